@@ -1,0 +1,1 @@
+"""Kernel + problem + config -> numbers, without compiling."""

@@ -1,0 +1,391 @@
+"""Facts about a kernel config without compiling it: what one program does, read from its TTIR text.
+
+TTIR is Triton's first stage: it exists after a few milliseconds, depends on the constexprs and on
+how the arguments specialise but not on warps and stages, and shows loads, dots, loops and tile
+shapes. It does not show data layouts, so bank conflicts and layout conversions are invisible here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forecast_autotune.features import ttir_tensors as tensors
+from forecast_autotune.features.ttir_parse import Block, FeatureError, Function, Op, parse
+from forecast_autotune.features.ttir_scalars import (
+    Environment,
+    Value,
+    bind,
+    evaluate,
+    lift,
+    mean,
+    trips,
+)
+
+if TYPE_CHECKING:
+    from forecast_autotune.records import Argument, Scalar
+
+__all__ = ["DEFAULT_TRIPS", "Facts", "FeatureError", "assignment_key", "facts"]
+
+DEFAULT_TRIPS = 16
+"""Iterations assumed for a loop whose bounds are known only at run time."""
+_DEEPEST_CALL = 8
+
+_EXACT_MATH = frozenset(
+    f"math.{name}"
+    for name in (
+        *("absf", "absi", "fma", "floor", "ceil", "round", "roundeven", "trunc"),
+        *("copysign", "ctpop", "ctlz", "cttz"),
+    )
+)
+_SPECIAL = frozenset(
+    ("arith.divf", "arith.remf", "tt.precise_sqrt", "tt.precise_divf", "tt.extern_elementwise")
+)
+_ELEMENTWISE = frozenset(
+    (
+        *("tt.addptr", "tt.clampf", "tt.fp_to_fp", "tt.int_to_ptr", "tt.ptr_to_int", "tt.mulhiui"),
+        "tt.elementwise_inline_asm",
+    )
+)
+_FREE = frozenset(("arith.constant", "arith.bitcast"))
+_CONVERSIONS = frozenset(("tt.trans", "tt.reshape", "tt.join", "tt.split", "tt.cat", "tt.gather"))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the mean program of a launch does. Counts are per program and include loop iterations."""
+
+    load_bytes: float = 0.0
+    """Elements times element size over all loads, masked lanes included."""
+    store_bytes: float = 0.0
+    load_ops: float = 0.0
+    store_ops: float = 0.0
+    dot_flops: float = 0.0
+    """2 M N K per dot, times its batch."""
+    dot_ops: float = 0.0
+    dot_input_bits: float = 0.0
+    """Operand width of the dots with the most FLOPs; 0 without dots."""
+    dot_shapes: tuple[tuple[int, int, int, float], ...] = ()
+    """Distinct (M, N, K, share of `dot_flops`), largest share first; shares sum to 1."""
+    elementwise: float = 0.0
+    """Elements through floating-point arithmetic, casts and selects on tensors."""
+    integer_ops: float = 0.0
+    """Elements through integer, boolean and pointer arithmetic on tensors."""
+    special: float = 0.0
+    """Elements through exp, log, sqrt, division, trigonometry and library functions."""
+    reduce_elements: float = 0.0
+    """Elements that go into reductions (and histograms)."""
+    scan_elements: float = 0.0
+    atomic_elements: float = 0.0
+    conversions: float = 0.0
+    """Elements through transposes, reshapes, joins, splits and gathers."""
+    pipelined_bytes: float = 0.0
+    """Bytes per iteration of all loads in the innermost loop that loads most."""
+    pipelined_dot_bytes: float = 0.0
+    """The part of such a loop that feeds a dot directly or through casts and transposes."""
+    largest_tile: float = 0.0
+    """Elements of the largest tensor."""
+    live_bytes: float = 0.0
+    """Most bytes of tensors alive at once; see `ttir_tensors.live_bytes`."""
+    accumulator_bytes: float = 0.0
+    """Floating-point tensors carried by one loop, the most over loops."""
+    loop_trips: float = 1.0
+    """Iterations of the loop that iterates most, outer loops multiplied in; 1 without loops."""
+    iterations: float = 1.0
+    """The same, summed over all innermost loops (which follow one another); 1 without loops."""
+    loop_depth: int = 0
+    serial_chain: float = 0.0
+    """Loads, dots, reductions, ... that wait for each other in one iteration of the heaviest loop."""
+    mean_contiguous: float = 1.0
+    """Neighbouring elements per access along the fastest dimension, weighted by bytes."""
+    masked_share: float = 0.0
+    """Share of loaded and stored bytes under a mask."""
+    unknown_trips: int = 0
+    """Loops whose trip count was assumed."""
+    ops: int = 0
+    """Operations in the module's text."""
+
+
+def assignment_key(kwargs: Mapping[str, Scalar]) -> str:
+    """The canonical name of a constexpr assignment: `A=1,B=2`, sorted by parameter name."""
+    return ",".join(f"{name}={kwargs[name]}" for name in sorted(kwargs))
+
+
+def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None) -> Facts:
+    """Read the facts of one program from TTIR text.
+
+    `arguments` are the call's arguments in the kernel's order (values of integers matter), `grid`
+    the launch grid or None when it is unknown. Bounds that depend on the program id count with
+    their mean over the grid; a branch on one counts with the share of programs that take it; a
+    branch on unknown data counts half. Raises `FeatureError` for text that is not a TTIR module.
+    """
+    functions = parse(text)
+    kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
+    walk = _Walk(functions, grid)
+    walk.function(kernel, bind(kernel, arguments), 1, 0)
+    return walk.facts(kernel)
+
+
+@dataclass
+class _Walk:
+    """One pass over a kernel in program order, adding up what each operation costs."""
+
+    functions: Mapping[str, Function]
+    grid: tuple[int, ...] | None
+    total: dict[str, float] = field(default_factory=dict)
+    values: Environment = field(default_factory=dict)
+    strides: dict[str, tensors.Strides] = field(default_factory=dict)
+    dots: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
+    loops: list[tuple[float, int, bool, Op]] = field(default_factory=list)
+    """(executions of the body, depth, is innermost, the loop)."""
+    contiguous_bytes: float = 0.0
+    masked_bytes: float = 0.0
+    largest: int = 1
+    unknown: int = 0
+    calls: int = 0
+
+    def add(self, name: str, amount: float) -> None:
+        self.total[name] = self.total.get(name, 0.0) + amount
+
+    def function(self, function: Function, values: Environment, weight: Value, depth: int) -> list[str]:
+        """Walk a function's blocks; returns the names of what it returns."""
+        self.values.update(values)
+        return self.region(function.blocks, weight, depth)
+
+    def region(self, blocks: Sequence[Block], weight: Value, depth: int) -> list[str]:
+        """Walk blocks, following early exits; returns the operands of the last terminator."""
+        share: dict[str, Value] = {blocks[0].label: weight} if blocks else {}
+        last: list[str] = []
+        for block in blocks:
+            here = share.get(block.label, 0)
+            scale = mean(here)
+            for op in block.ops:
+                self.op(op, here, scale, depth)
+            last = block.ops[-1].operands if block.ops else []
+            if block.ops and block.ops[-1].name in ("cf.br", "cf.cond_br"):
+                self._branch(block.ops[-1], here, share, blocks)
+        return last
+
+    def _branch(self, op: Op, here: Value, share: dict[str, Value], blocks: Sequence[Block]) -> None:
+        targets = [word.split("(")[0].rstrip(",") for word in op.text.split() if word.startswith("^")]
+        weights: list[Value] = [here]
+        if op.name == "cf.cond_br" and len(targets) == 2:
+            chosen = self.values.get(op.operands[0])
+            if chosen is not None:
+                weights = list(_split(here, chosen))
+            else:
+                # `if done: return` on unknown data: the way that has work to do is the usual one.
+                by_label = {block.label: block for block in blocks}
+                empty = [t in by_label and len(by_label[t].ops) <= 1 for t in targets]
+                parts = (0.5, 0.5) if empty[0] == empty[1] else (float(empty[1]), float(empty[0]))
+                weights = [lift(lambda w, part=part: w * part, here) for part in parts]
+        for target, weight in zip(targets, weights, strict=False):
+            share[target] = lift(lambda a, b: a + b, share.get(target, 0), weight)
+
+    def op(self, op: Op, weight: Value, scale: float, depth: int) -> None:
+        """Count one operation that runs `scale` times in the mean program."""
+        name = op.name
+        for type_ in op.outputs:
+            if type_.tensor:
+                self.largest = max(self.largest, type_.elements)
+        for result in op.results:
+            # Names of regions that have ended are used again by their siblings.
+            self.values.pop(result, None)
+            self.strides.pop(result, None)
+        if op.regions and name not in tensors.REGION_FUNCTIONS:
+            self._nested(op, weight, depth)
+            return
+        if len(op.outputs) == 1 and op.outputs[0].kind in ("int", "pointer"):
+            self._propagate(op)
+        if name in tensors.LOADS:
+            self._access(op, "load", op.outputs[0].nbytes, scale)
+        elif name in tensors.STORES:
+            stored = op.inputs[-1] if len(op.inputs) > 1 else op.inputs[0].loaded()
+            self._access(op, "store", stored.nbytes, scale)
+        elif name in tensors.DOTS:
+            self._dot(op, scale)
+        elif name == "tt.call":
+            self._call(op, weight, depth)
+        elif name == "tt.reduce" or name == "tt.histogram":
+            self.add("reduce_elements", op.inputs[0].elements * scale)
+        elif name == "tt.scan":
+            self.add("scan_elements", op.inputs[0].elements * scale)
+        elif name in tensors.ATOMICS:
+            self.add("atomic_elements", op.inputs[-1 if "descriptor" in name else 0].elements * scale)
+        elif name in _CONVERSIONS:
+            self.add("conversions", max(t.elements for t in op.inputs + op.outputs) * scale)
+        elif op.outputs and op.outputs[0].tensor:
+            self._arithmetic(op, scale)
+
+    def _propagate(self, op: Op) -> None:
+        if (value := evaluate(op, self.values, self.grid)) is not None:
+            self.values[op.results[0]] = value
+        if op.outputs[0].tensor and (steps := tensors.strides(op, self.strides, self.values)) is not None:
+            self.strides[op.results[0]] = steps
+
+    def _access(self, op: Op, what: str, nbytes: float, scale: float) -> None:
+        self.add(f"{what}_bytes", nbytes * scale)
+        self.add(f"{what}_ops", scale)
+        pointer = op.inputs[0] if op.inputs else op.outputs[0]
+        if pointer.kind == "block":
+            tile = pointer.loaded().shape or (1,)
+            run, masked = tile[-1], "boundaryCheck" in op.text
+        else:
+            run = tensors.contiguous(pointer.shape, self.strides.get(op.operands[0]))
+            masked = len(op.operands) > (1 if what == "load" else 2)
+        self.contiguous_bytes += run * nbytes * scale
+        self.masked_bytes += nbytes * scale if masked else 0.0
+
+    def _dot(self, op: Op, scale: float) -> None:
+        left, out = op.inputs[0], op.outputs[0]
+        *batch, m, n = out.shape
+        k = left.shape[-1] * (2 if "lhs = e2m1" in op.text else 1)
+        flops = 2.0 * math.prod(batch) * m * n * k * scale
+        bits = 4 if "lhs = e2m1" in op.text else left.bits
+        self.add("dot_flops", flops)
+        self.add("dot_ops", scale)
+        self.dots[m, n, k, bits] = self.dots.get((m, n, k, bits), 0.0) + flops
+
+    def _arithmetic(self, op: Op, scale: float) -> None:
+        name, elements = op.name, op.outputs[0].elements * scale
+        if name == "tt.map_elementwise":
+            body = [inner.name for inner in tensors.walk([b for region in op.regions for b in region])]
+            special = sum(map(_is_special, body))
+            self.add("special", elements * special)
+            self.add(
+                "elementwise", elements * (sum(n.startswith(("arith.", "math.")) for n in body) - special)
+            )
+        elif _is_special(name):
+            self.add("special", elements)
+        elif name in _ELEMENTWISE or (name.startswith(("arith.", "math.")) and name not in _FREE):
+            floating = any(type_.kind == "float" for type_ in op.inputs + op.outputs)
+            self.add("elementwise" if floating and name != "tt.addptr" else "integer_ops", elements)
+
+    def _call(self, op: Op, weight: Value, depth: int) -> None:
+        callee = self.functions.get(op.text.partition("@")[2].partition("(")[0].strip('"'))
+        if callee is None or self.calls >= _DEEPEST_CALL:
+            return
+        given = dict(zip(callee.blocks[0].arguments, op.operands, strict=False))
+        inner = _Walk(
+            self.functions,
+            self.grid,
+            total=self.total,
+            strides={to: self.strides[by] for to, by in given.items() if by in self.strides},
+            dots=self.dots,
+            loops=self.loops,
+            calls=self.calls + 1,
+        )
+        values = {to: self.values[by] for to, by in given.items() if by in self.values}
+        returned = inner.function(callee, values, weight, depth)
+        for result, name in zip(op.results, returned, strict=False):
+            if name in inner.values:
+                self.values[result] = inner.values[name]
+        self.contiguous_bytes += inner.contiguous_bytes
+        self.masked_bytes += inner.masked_bytes
+        self.largest, self.unknown = max(self.largest, inner.largest), self.unknown + inner.unknown
+
+    def _nested(self, op: Op, weight: Value, depth: int) -> None:
+        if op.name in ("scf.for", "scf.while"):
+            self._loop(op, weight, depth)
+        elif op.name == "scf.if":
+            self._if(op, weight, depth)
+        else:
+            for region in op.regions:
+                self.region(region, weight, depth)
+
+    def _if(self, op: Op, weight: Value, depth: int) -> None:
+        chosen = self.values.get(op.operands[0])
+        weights = (lift(lambda w: w / 2, weight),) * 2 if chosen is None else _split(weight, chosen)
+        yielded: list[list[Value | None]] = []
+        for region, share in zip(op.regions, weights, strict=False):
+            names = self.region(region, share, depth)
+            yielded.append([self.values.get(name) for name in names])
+        if chosen is None or len(yielded) < 2:
+            return
+        for result, a, b in zip(op.results, *yielded, strict=False):
+            if a is not None and b is not None:
+                self.values[result] = lift(lambda c, x, y: x if c else y, chosen, a, b)
+
+    def _loop(self, op: Op, weight: Value, depth: int) -> None:
+        body = op.regions[0][0] if op.name == "scf.for" else op.regions[-1][0]
+        count: Value | None = None
+        if op.name == "scf.for":
+            lower, upper, step = (self.values.get(name) for name in op.operands)
+            count = trips(lower, upper, step)
+            if count is not None and lower is not None and step is not None:
+                # The mean iteration stands for all: an inner bound linear in it keeps its mean.
+                self.values[body.arguments[0]] = lift(_middle, lower, step, count)
+        if count is None:
+            self.unknown += mean(weight) > 0
+            count = DEFAULT_TRIPS
+        carried = body.arguments[len(body.arguments) - len(op.inits) :]
+        for name, init in zip(carried, op.inits, strict=False):
+            self.values.pop(name, None)
+            self.strides.pop(name, None)
+            if init in self.strides:
+                # Pointers are advanced by equal amounts in all elements, so runs stay runs.
+                self.strides[name] = self.strides[init]
+        inside = lift(lambda w, n: w * n, weight, count)
+        known = len(self.loops)
+        for region in op.regions:
+            self.region(region, inside, depth + 1)
+        if mean(inside) > 0:
+            self.loops.append((mean(inside), depth + 1, len(self.loops) == known, op))
+        for result, init in zip(op.results, op.inits, strict=False):
+            if init in self.strides:
+                self.strides[result] = self.strides[init]
+
+    def facts(self, kernel: Function) -> Facts:
+        """Sum up after the walk."""
+        total = dict(self.total)
+        moved = total.get("load_bytes", 0.0) + total.get("store_bytes", 0.0)
+        flops = total.get("dot_flops", 0.0)
+        shapes: dict[tuple[int, int, int], float] = {}
+        for (m, n, k, _), part in self.dots.items():
+            if flops:
+                shapes[m, n, k] = shapes.get((m, n, k), 0.0) + part / flops
+        busiest = max(self.loops, key=lambda loop: loop[0] * len(loop[3].regions[-1][0].ops), default=None)
+        heavy = [b for r in busiest[3].regions for b in r] if busiest else kernel.blocks
+        buffers = [found for *_, loop in self.loops if (found := tensors.pipelined(loop)) is not None]
+        blocks = [block for function in self.functions.values() for block in function.blocks]
+        return Facts(
+            **total,
+            dot_input_bits=float(max(self.dots, key=lambda d: self.dots[d])[3]) if self.dots else 0.0,
+            dot_shapes=tuple(
+                (*shape, share) for shape, share in sorted(shapes.items(), key=lambda s: (-s[1], s[0]))
+            ),
+            pipelined_bytes=max((every for _, every in buffers), default=0.0),
+            pipelined_dot_bytes=max((feeding for feeding, _ in buffers), default=0.0),
+            largest_tile=float(self.largest),
+            live_bytes=tensors.live_bytes(kernel.blocks),
+            accumulator_bytes=max((_accumulators(loop) for *_, loop in self.loops), default=0.0),
+            loop_trips=max((count for count, *_ in self.loops), default=1.0),
+            iterations=sum(count for count, _, inner, _ in self.loops if inner) if self.loops else 1.0,
+            loop_depth=max((depth for _, depth, *_ in self.loops), default=0),
+            serial_chain=float(tensors.serial_chain(heavy)),
+            mean_contiguous=self.contiguous_bytes / moved if moved else 1.0,
+            masked_share=self.masked_bytes / moved if moved else 0.0,
+            unknown_trips=self.unknown,
+            ops=sum(1 for _ in tensors.walk(blocks)),
+        )
+
+
+def _is_special(name: str) -> bool:
+    return name in _SPECIAL or (name.startswith("math.") and name not in _EXACT_MATH)
+
+
+def _split(weight: Value, chosen: Value) -> tuple[Value, Value]:
+    """Divide a weight between the two ways of a branch whose condition is known per program."""
+    taken = lift(lambda w, c: w if c else 0, weight, chosen)
+    return taken, lift(lambda w, t: w - t, weight, taken)
+
+
+def _middle(lower: float, step: float, count: float) -> float:
+    middle = lower + step * max(count - 1, 0) / 2
+    return int(middle) if float(middle).is_integer() else middle
+
+
+def _accumulators(loop: Op) -> float:
+    return float(sum(t.nbytes for t in loop.regions[-1][0].types if t.tensor and t.kind == "float"))

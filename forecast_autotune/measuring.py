@@ -1,0 +1,51 @@
+"""What the tuner asks of whatever holds the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from forecast_autotune.records import Candidate
+from forecast_autotune.results import Measurement
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds used so far by a measurer."""
+
+    compile_s: float = 0.0
+    """Sum over candidates."""
+    timing_s: float = 0.0
+    compiled: int = 0
+    wall_s: float = 0.0
+    """Wall (or, in replay, simulated wall) seconds."""
+
+
+class Measurer(Protocol):
+    """Compiles and times candidates of one problem. Knows no model and no store."""
+
+    workers: int
+    """How many candidates it can compile at once."""
+
+    def measure(
+        self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
+    ) -> Iterator[Measurement]:
+        """Yield one measurement per candidate, each as soon as it exists, in any order.
+
+        `prefetch` may be compiled on idle workers, but is not timed. A candidate that fails yields
+        a measurement with its outcome; only a broken harness raises.
+        """
+        ...
+
+    def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        """Time these candidates again, interleaved, at full fidelity; in the order given."""
+        ...
+
+    def spent(self) -> Spent:
+        """What has been used so far."""
+        ...
+
+    def close(self) -> None:
+        """Cancel compilations nobody waits for, and free what is held."""
+        ...

@@ -1,0 +1,230 @@
+"""Forecasts -> Plan: what to measure next, and when to stop. Sees no clock, no store, no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.measuring import Spent
+from forecast_autotune.records import Candidate
+from forecast_autotune.results import Measurement, Plan
+from forecast_autotune.settings import Budget
+from forecast_autotune.surrogates.base import Array, Forecasts
+
+REFUSED = 0.9
+"""A candidate whose probability of failing is at least this is refused before compiling."""
+
+
+@dataclass(frozen=True)
+class State:
+    """All a policy may look at."""
+
+    forecasts: Forecasts
+    measured: Mapping[Candidate, Measurement]
+    """Labels known of this problem's candidates, stored ones included."""
+    new: int = 0
+    """How many were measured for this decision."""
+    round: int = 0
+    workers: int = 1
+    tolerance: float = 0.02
+    risk: float = 0.10
+    budget: Budget = Budget()
+    spent: Spent = Spent()
+    audit: float = 0.0
+    audited: bool = False
+    """The audit share of this decision has been drawn."""
+    seed: int = 0
+
+    def best(self) -> float:
+        """log2(milliseconds) of the incumbent; +inf when nothing has run."""
+        return min((math.log2(m.ms) for m in self.measured.values() if m.ok), default=math.inf)
+
+    def pending(self) -> npt.NDArray[np.intp]:
+        """Rows not measured, without the refused ones unless nothing else is left to try."""
+        unknown = np.array([c not in self.measured for c in self.forecasts.candidates], dtype=bool)
+        fit = unknown & (self.forecasts.p_fail < REFUSED)
+        if not fit.any() and math.isinf(self.best()):
+            return np.flatnonzero(unknown)
+        return np.flatnonzero(fit)
+
+    def room(self) -> int:
+        """How many more candidates the budget allows (large when there is no limit)."""
+        limit = self.budget
+        if limit.seconds is not None and self.spent.wall_s >= limit.seconds:
+            return 0
+        if limit.gpu_seconds is not None and self.spent.timing_s >= limit.gpu_seconds:
+            return 0
+        return len(self.forecasts) if limit.measurements is None else max(0, limit.measurements - self.new)
+
+
+class Policy(Protocol):
+    """Decides what to measure next. A pure function of the state: same state, same plan."""
+
+    @property
+    def name(self) -> str:
+        """Short name, part of a stored decision's digest."""
+        ...
+
+    def plan(self, state: State) -> Plan:
+        """The next round; an empty `measure` ends the decision."""
+        ...
+
+
+def stated_risk(state: State, rows: npt.NDArray[np.intp], samples: Array) -> float:
+    """P(some candidate of `rows` is faster than the incumbent by more than the tolerance).
+
+    `samples` [k, len(rows)] are joint draws of log2(milliseconds), +inf where the draw failed.
+    1.0 while nothing has been measured.
+    """
+    best = state.best()
+    if math.isinf(best):
+        return 1.0
+    if not len(rows):
+        return 0.0
+    return float((samples.min(axis=1) < best - math.log2(1 + state.tolerance)).mean())
+
+
+@dataclass(frozen=True)
+class RiskBounded:
+    """Measure the candidates that most probably beat the incumbent; stop when the risk is accepted.
+
+    The batch is chosen greedily by expected improvement over joint samples (the sampled form of
+    q-EI, Ginsbourger et al. 2010), so near-copies of a chosen candidate add little and the batch
+    spreads by itself. One extra candidate, far from the rest, lets a wrong forecast be escaped.
+    """
+
+    first: float = 0.05
+    """Share of candidates in the first round."""
+    least: int = 3
+    """Fewest candidates in the first round."""
+    share: float = 0.15
+    """Share of candidates measured at most, unless the budget says otherwise."""
+    floor: int = 8
+    """... but never capped below this many."""
+    draws: int = 512
+    considered: int = 256
+    """Joint draws are taken for the most promising rows only; the rest cannot win."""
+    name: str = "risk"
+
+    def cap(self, state: State) -> int:
+        """Most measurements for this decision."""
+        if state.budget.measurements is not None:
+            return state.budget.measurements
+        return max(self.floor, math.ceil(self.share * len(state.forecasts)))
+
+    def plan(self, state: State) -> Plan:
+        """One round; see the class."""
+        rows, samples = self._promising(state)
+        risk = stated_risk(state, rows, samples)
+        seen = sum(m.ok for m in state.measured.values())
+        room = min(state.room(), self.cap(state) - state.new, len(rows))
+        if not len(rows):
+            return Plan((), "every candidate that can launch is measured", risk)
+        enough = min(self.least, len(state.forecasts))
+        if seen >= enough and risk <= state.risk:
+            return self._audit(state, risk, rows)
+        if room <= 0:
+            return Plan((), f"budget reached with {risk:.0%} risk left", risk)
+        if state.new == 0 and not seen:
+            wanted = max(self.least, math.ceil(self.first * len(state.forecasts)))
+            reason = "first look: best forecasts and one spread start"
+        else:
+            wanted = max(1, math.ceil(self.first * len(state.forecasts) / 2))
+            reason = f"{risk:.0%} risk that a better one is untried"
+        wanted = min(wanted, room)
+        picked = self._greedy(state, samples, min(wanted + state.workers, len(rows)))
+        measure, later = picked[:wanted], picked[wanted:]
+        names = state.forecasts.candidates
+        return Plan(
+            tuple(names[rows[i]] for i in measure),
+            reason,
+            risk,
+            prefetch=tuple(names[rows[i]] for i in later[: max(0, state.workers - wanted)]),
+        )
+
+    def _promising(self, state: State) -> tuple[npt.NDArray[np.intp], Array]:
+        forecasts, rows = state.forecasts, state.pending()
+        if len(rows) > self.considered:
+            optimistic = forecasts.mean[rows] - 2 * forecasts.sd[rows]
+            rows = np.sort(rows[np.argsort(optimistic, kind="stable")[: self.considered]])
+        if not len(rows):
+            return rows, np.zeros((1, 0))
+        samples = forecasts.samples(rows, self.draws, state.seed)
+        failing = np.random.default_rng(state.seed + 1).random(samples.shape) < forecasts.p_fail[rows]
+        return rows, np.where(failing, np.inf, samples)
+
+    def _greedy(self, state: State, samples: Array, count: int) -> list[int]:
+        best = state.best()
+        # Before the first measurement every draw competes with its own typical candidate.
+        finite = np.where(np.isfinite(samples), samples, np.nanmax(samples[np.isfinite(samples)], initial=0))
+        bar = np.full(len(samples), best) if math.isfinite(best) else np.median(finite, axis=1)
+        picked: list[int] = []
+        gain = np.zeros(samples.shape[1])
+        for _ in range(count):
+            gain = np.maximum(0.0, bar[:, None] - samples).mean(axis=0)
+            gain[picked] = -1.0
+            choice = int(np.argmax(gain))
+            if gain[choice] <= 0.0:
+                # Nothing is expected to improve: take the best forecasts left, in order.
+                order = np.argsort(finite.mean(axis=0), kind="stable")
+                choice = next(int(i) for i in order if int(i) not in picked)
+            picked.append(choice)
+            bar = np.minimum(bar, samples[:, choice])
+        return picked
+
+    def _audit(self, state: State, risk: float, rows: npt.NDArray[np.intp]) -> Plan:
+        done = f"{risk:.0%} risk of more than {state.tolerance:.1%} regret is accepted"
+        if state.audit <= 0 or state.audited:
+            return Plan((), done, risk)
+        chance = np.random.default_rng([state.seed, len(state.forecasts)]).random(len(state.forecasts))
+        names = tuple(state.forecasts.candidates[int(i)] for i in rows if chance[i] < state.audit)
+        names = names[: state.room()]
+        if not names:
+            return Plan((), done, risk)
+        return Plan(names, f"audit of {len(names)} trusted candidates", risk, (), names, state.audit)
+
+
+@dataclass(frozen=True)
+class Exhaustive:
+    """Measure everything, the refused candidates too: an oracle must not depend on a forecast."""
+
+    name: str = "exhaustive"
+
+    def plan(self, state: State) -> Plan:
+        """All unmeasured candidates the budget allows, best forecast first."""
+        left = [
+            int(i) for i in state.forecasts.order() if state.forecasts.candidates[i] not in state.measured
+        ]
+        names = tuple(state.forecasts.candidates[i] for i in left[: state.room()])
+        risk = 0.0 if not left else 1.0
+        return Plan(names, "measure everything" if names else "everything is measured", risk)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A baseline that ignores the forecasts: `count` candidates at random or in the user's order."""
+
+    count: int
+    random: bool = False
+
+    @property
+    def name(self) -> str:
+        """`random` or `first`."""
+        return "random" if self.random else "first"
+
+    def plan(self, state: State) -> Plan:
+        """All of them in one round."""
+        total = len(state.forecasts)
+        order = np.random.default_rng(state.seed).permutation(total) if self.random else np.arange(total)
+        wanted = [state.forecasts.candidates[int(i)] for i in order[: self.count]]
+        left = [c for c in wanted if c not in state.measured][: state.room()]
+        if not left and math.isinf(state.best()):
+            # All of the fixed choice failed: go on in the same order until something runs.
+            rest = (state.forecasts.candidates[int(i)] for i in order)
+            left = [c for c in rest if c not in state.measured][:1]
+        return Plan(tuple(left), f"{self.name} {self.count}" if left else "the fixed choice is measured", 1.0)

@@ -1,0 +1,224 @@
+"""Run the tuner against recorded tables instead of a GPU, and score what it decides."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.policy import Policy
+from forecast_autotune.records import Candidate
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.base import Relative, Surrogate
+from forecast_autotune.table import Table, read_tables
+from forecast_autotune.testing import TableMeasurer, exhaustive_seconds
+from forecast_autotune.tuner import Task, tune
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem, replayed."""
+
+    id: str
+    kernel: str
+    label: str
+    candidates: int
+    measured: int
+    regret: float
+    """time(chosen) / time(oracle) - 1 by the table's own times."""
+    stated_risk: float
+    evidence: str
+    chosen: str
+    best_ms: float
+    chosen_ms: float
+    tune_s: float
+    """Simulated wall seconds (compiling in parallel, timing) plus the real seconds of forecasting."""
+    exhaustive_s: float
+    forecast_s: float
+    rounds: int
+    path: tuple[float, ...] = ()
+    """Regret of the incumbent after each measurement."""
+
+
+@dataclass
+class Report:
+    """All rows of a replay and what they add up to."""
+
+    policy: str
+    surrogate: str
+    prior: str
+    tolerance: float
+    risk: float
+    rows: list[Row] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """Figures over all problems; regrets are shares (0.02 is 2 %)."""
+        if not self.rows:
+            return {"problems": 0}
+        regrets = np.array([r.regret for r in self.rows])
+        shares = np.array([r.measured / r.candidates for r in self.rows])
+        beyond = regrets > self.tolerance + 1e-9
+        return {
+            "problems": len(self.rows),
+            "kernels": len({r.kernel for r in self.rows}),
+            "geomean_regret": float(np.exp(np.log1p(regrets).mean()) - 1),
+            "p95_regret": float(np.quantile(regrets, 0.95)),
+            "max_regret": float(regrets.max()),
+            "median_measured_share": float(np.median(shares)),
+            "median_measured": float(np.median([r.measured for r in self.rows])),
+            "beyond_tolerance_share": float(beyond.mean()),
+            "mean_stated_risk": float(np.mean([r.stated_risk for r in self.rows])),
+            "tune_s": float(sum(r.tune_s for r in self.rows)),
+            "exhaustive_s": float(sum(r.exhaustive_s for r in self.rows)),
+            "speedup": float(
+                sum(r.exhaustive_s for r in self.rows) / max(1e-9, sum(r.tune_s for r in self.rows))
+            ),
+            "policy": self.policy,
+            "surrogate": self.surrogate,
+            "prior": self.prior,
+            "tolerance": self.tolerance,
+            "risk": self.risk,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"problems": [...], "summary": {...}}`; the keys are stable."""
+        return {"problems": [asdict(r) for r in self.rows], "summary": self.summary()}
+
+
+def shipped() -> list[Path]:
+    """The recorded tables inside the package."""
+    folder = Path(str(files("forecast_autotune") / "assets" / "tables"))
+    return sorted(folder.glob("*.jsonl.gz"))
+
+
+def load(paths: Iterable[Path]) -> list[Table]:
+    """Tables of all files. Raises `RecordError` when none holds a problem with something to decide."""
+    tables = [table for path in paths for table in read_tables(path)]
+    usable = [t for t in tables if len(t.by_candidate()) > 1 and any(m.ok for m in t.by_candidate().values())]
+    if not usable:
+        raise RecordError("no problem with at least two candidates and one that ran: nothing to replay")
+    return usable
+
+
+class ReplayStore(Store):
+    """An empty memory store whose relatives are chosen by the caller."""
+
+    def __init__(self, relatives: Sequence[Relative]) -> None:
+        super().__init__(None)
+        self._given = list(relatives)
+
+    def relatives(self, problem: Any, limit: int = 8) -> list[Relative]:
+        """The relatives given, whatever the store has seen since."""
+        return self._given[:limit]
+
+
+def relatives_of(table: Table, tables: Sequence[Table], prior: str) -> list[Relative]:
+    """What may be known beforehand: nothing (`none`), or the kernel's other problems (`shapes`)."""
+    if prior == "none":
+        return []
+    from forecast_autotune.surrogates.analytic import distance
+
+    same = [t for t in tables if t.problem.kernel.name == table.problem.kernel.name and t is not table]
+    same = [t for t in same if t.problem.id != table.problem.id]
+    same.sort(key=lambda t: distance(table.problem, t.problem))
+    return [Relative(t.problem, t.measurements) for t in same]
+
+
+def replay_one(
+    table: Table,
+    *,
+    surrogate: Surrogate,
+    policy: Policy | None,
+    settings: Settings,
+    relatives: Sequence[Relative] = (),
+    workers: int = 16,
+) -> Row:
+    """Replay one problem; the surrogate sees nothing of its table but what the policy measures."""
+    rows = table.by_candidate()
+    names = list(rows)
+    best = min(m.ms for m in rows.values() if m.ok)
+    measurer = TableMeasurer(table, workers=workers)
+    seen: list[Candidate] = []
+    store = ReplayStore(relatives)
+    texts = table.problem.ttir
+    from dataclasses import replace
+
+    # The tuner gets the problem without its IR texts and asks for them, as it would live.
+    problem = replace(table.problem, ttir={})
+    task = Task(
+        problem,
+        names,
+        {c: m.grid for c, m in rows.items() if m.grid is not None},
+        trace=(lambda wanted: texts) if texts else None,
+    )
+    begin = time.perf_counter()
+    decision = tune(
+        task, lambda: measurer, store=store, surrogate=surrogate, settings=settings, policy=policy
+    )
+    real = time.perf_counter() - begin
+    seen = [m.candidate for m in store.measurements(problem)]
+    path, incumbent = [], math.inf
+    for candidate in seen:
+        m = rows[candidate]
+        incumbent = min(incumbent, m.ms if m.ok else math.inf)
+        path.append(incumbent / best - 1 if math.isfinite(incumbent) else math.inf)
+    chosen = rows[decision.chosen]
+    chosen_ms = chosen.ms if chosen.ok else math.inf
+    return Row(
+        id=table.problem.id,
+        kernel=table.problem.kernel.name,
+        label=str(table.problem.extra.get("label") or " ".join(table.problem.key)),
+        candidates=len(names),
+        measured=decision.measured,
+        # A forecast-only choice that cannot run costs the user a full re-tune: charge a tenfold time.
+        regret=chosen_ms / best - 1 if math.isfinite(chosen_ms) else 9.0,
+        stated_risk=decision.stated_risk,
+        evidence=str(decision.evidence),
+        chosen=str(decision.chosen),
+        best_ms=best,
+        chosen_ms=chosen_ms if math.isfinite(chosen_ms) else 10 * best,
+        tune_s=measurer.spent().wall_s + min(real, decision.cost.forecast_s),
+        exhaustive_s=exhaustive_seconds(table),
+        forecast_s=decision.cost.forecast_s,
+        rounds=len(decision.rounds),
+        path=tuple(x if math.isfinite(x) else 9.0 for x in path),
+    )
+
+
+def replay(
+    tables: Sequence[Table],
+    *,
+    surrogate: Surrogate,
+    policy: Callable[[Table], Policy | None],
+    settings: Settings,
+    prior: str = "none",
+    workers: int = 16,
+    progress: Callable[[Row], None] | None = None,
+) -> Report:
+    """Replay every table. `prior` is `none` (kernel unseen) or `shapes` (its other shapes known)."""
+    name = ""
+    report = Report("", f"{surrogate.name}/{surrogate.version}", prior, settings.tolerance, settings.risk)
+    for table in tables:
+        chosen = policy(table)
+        name = "default" if chosen is None else chosen.name
+        row = replay_one(
+            table,
+            surrogate=surrogate,
+            policy=chosen,
+            settings=settings,
+            relatives=relatives_of(table, tables, prior),
+            workers=workers,
+        )
+        report.rows.append(row)
+        if progress is not None:
+            progress(row)
+    report.policy = name
+    return report

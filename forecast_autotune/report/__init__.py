@@ -1,0 +1,1 @@
+"""Decisions and tables, shown: one line, a table, JSON, a picture."""

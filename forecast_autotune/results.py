@@ -1,0 +1,250 @@
+"""What the loop produces: `Measurement`, `Plan`, `Cost` and `Decision`.
+
+Illegal states cannot be built: a failed measurement has no time, an `ok` one has a finite positive
+one, and a decision that rests on nothing cannot claim to be measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import (
+    SCHEMA,
+    Candidate,
+    Config,
+    Evidence,
+    Extra,
+    Outcome,
+    check_line,
+)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One candidate tried for real: an outcome, and times in milliseconds if it ran."""
+
+    problem: str
+    candidate: Candidate
+    outcome: Outcome
+    median_ms: float | None = None
+    p20_ms: float | None = None
+    p80_ms: float | None = None
+    repeats: int = 0
+    compile_s: float | None = None
+    """Wall seconds spent compiling; None when the binary was already there."""
+    protocol: str = ""
+    """Which timing protocol gave the times; only equal protocols are compared closely."""
+    at: str = ""
+    """UTC time, ISO 8601."""
+    grid: tuple[int, ...] | None = None
+    extra: Extra = field(default_factory=dict, compare=False, repr=False)
+    """Unknown fields, and free-form facts such as `message`, `registers`, `spills`, `shared`."""
+
+    def __post_init__(self) -> None:
+        times = (self.median_ms, self.p20_ms, self.p80_ms)
+        if self.outcome is Outcome.OK:
+            if self.median_ms is None or not all(t is None or (math.isfinite(t) and t > 0) for t in times):
+                raise RecordError(f"an ok measurement needs finite positive times, got {times}")
+        elif any(t is not None for t in times):
+            raise RecordError(f"a measurement with outcome {self.outcome} cannot carry a time, got {times}")
+
+    @property
+    def ok(self) -> bool:
+        """Whether the candidate ran and has a time."""
+        return self.outcome is Outcome.OK
+
+    @property
+    def ms(self) -> float:
+        """The median in milliseconds; raises `RecordError` for a failure."""
+        if self.median_ms is None:
+            raise RecordError(f"{self.candidate} has outcome {self.outcome} and therefore no time")
+        return self.median_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """The `measurement` line of a table."""
+        data: dict[str, Any] = {
+            **dict(self.extra),
+            "type": "measurement",
+            "schema": SCHEMA,
+            "problem": self.problem,
+            "variant": self.candidate.variant,
+            "config": self.candidate.config.to_json(),
+            "outcome": str(self.outcome),
+            "median_ms": self.median_ms,
+            "p20_ms": self.p20_ms,
+            "p80_ms": self.p80_ms,
+            "repeats": self.repeats,
+            "compile_s": self.compile_s,
+            "protocol": self.protocol,
+            "at": self.at,
+        }
+        if self.grid is not None:
+            data["grid"] = list(self.grid)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
+        """Read a `measurement` line. Raises `RecordError` naming what is wrong."""
+        check_line(data, "measurement")
+        try:
+            return cls(
+                problem=str(data["problem"]),
+                candidate=Candidate(Config.from_json(data["config"]), str(data.get("variant", "base"))),
+                outcome=Outcome(data["outcome"]),
+                median_ms=_float(data.get("median_ms")),
+                p20_ms=_float(data.get("p20_ms")),
+                p80_ms=_float(data.get("p80_ms")),
+                repeats=int(data.get("repeats") or 0),
+                compile_s=_float(data.get("compile_s")),
+                protocol=str(data.get("protocol") or ""),
+                at=str(data.get("at") or ""),
+                grid=None if data.get("grid") is None else tuple(int(n) for n in data["grid"]),
+                extra={k: v for k, v in data.items() if k not in _MEASUREMENT_FIELDS},
+            )
+        except RecordError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RecordError(f"measurement line is malformed: {error!r} in {data!r:.160}") from error
+
+
+_MEASUREMENT_FIELDS = frozenset(
+    (
+        "type",
+        "schema",
+        "problem",
+        "variant",
+        "config",
+        "outcome",
+        "median_ms",
+        "p20_ms",
+        "p80_ms",
+        "repeats",
+        "compile_s",
+        "protocol",
+        "at",
+        "grid",
+    )
+)
+
+
+def _float(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RecordError(f"a time must be a number or null, not {value!r:.40}")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which candidates to measure next, and why. An empty `measure` means: stop, trust the rest."""
+
+    measure: tuple[Candidate, ...]
+    reason: str
+    """A sentence a user can read."""
+    risk: float
+    """P(the regret of what would be chosen now exceeds the tolerance), as the forecasts have it."""
+    prefetch: tuple[Candidate, ...] = ()
+    """Worth compiling on idle cores because the next round probably wants them."""
+    audit: tuple[Candidate, ...] = ()
+    """Members of `measure` that are there by chance, not by merit, to check the forecasts."""
+    audit_probability: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a decision took, in seconds of wall time unless said otherwise."""
+
+    wall_s: float = 0.0
+    forecast_s: float = 0.0
+    """Tracing, features, forecasts and planning."""
+    compile_s: float = 0.0
+    """Sum over candidates; runs in parallel, so it may exceed `wall_s`."""
+    timing_s: float = 0.0
+    compiled: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers by name."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was chosen, on what evidence, with what stated risk, and what it cost."""
+
+    problem: str
+    chosen: Candidate
+    evidence: Evidence
+    reason: str
+    stated_risk: float
+    tolerance: float
+    candidates: int
+    measured: int
+    """Candidates timed or found failing for this decision."""
+    known: int = 0
+    """Candidates whose measurement came from the store."""
+    trusted: int = 0
+    """Candidates decided without a measurement, except the refused ones."""
+    refused: int = 0
+    """Candidates never compiled because they cannot launch."""
+    median_ms: float | None = None
+    saved_s: float = 0.0
+    """Estimated seconds that measuring every candidate one by one would have taken on top."""
+    cost: Cost = Cost()
+    settings: str = ""
+    """Digest of candidates and settings the decision depends on; a stored one must match."""
+    at: str = ""
+    rounds: tuple[str, ...] = ()
+    """The plans' reasons, in order."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; `from_json` reads it back."""
+        return {
+            "type": "decision",
+            "schema": SCHEMA,
+            "problem": self.problem,
+            "variant": self.chosen.variant,
+            "config": self.chosen.config.to_json(),
+            "evidence": str(self.evidence),
+            "cost": self.cost.to_json(),
+            "rounds": list(self.rounds),
+            **{name: getattr(self, name) for name in _DECISION_PLAIN},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Decision:
+        """Read a stored decision. Raises `RecordError` if it is not one."""
+        check_line(data, "decision")
+        try:
+            return cls(
+                problem=str(data["problem"]),
+                chosen=Candidate(Config.from_json(data["config"]), str(data.get("variant", "base"))),
+                evidence=Evidence(data["evidence"]),
+                cost=Cost(**data.get("cost", {})),
+                rounds=tuple(str(r) for r in data.get("rounds", ())),
+                **{name: data[name] for name in _DECISION_PLAIN},
+            )
+        except RecordError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RecordError(f"decision is malformed: {error!r}") from error
+
+
+_DECISION_PLAIN = (
+    "reason",
+    "stated_risk",
+    "tolerance",
+    "candidates",
+    "measured",
+    "known",
+    "trusted",
+    "refused",
+    "median_ms",
+    "saved_s",
+    "settings",
+    "at",
+)

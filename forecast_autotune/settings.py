@@ -1,0 +1,183 @@
+"""Every FORECAST_AUTOTUNE_* variable: its name, type, rule, default and meaning, in one place.
+
+`python -m forecast_autotune doctor` prints this table with the values in force. An argument of the
+decorator beats the variable, the variable beats the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import SettingsError
+
+
+class Mode(StrEnum):
+    """What happens on a key that is not in memory."""
+
+    TUNE = "tune"
+    """Stored decision, else forecast, measure until the risk is met, decide."""
+    SKIP = "skip"
+    """Never measure: stored decision, else the best forecast."""
+    FROZEN = "frozen"
+    """Store only: a miss raises `FrozenMiss` (or, with on_miss=forecast, takes the best forecast)."""
+    EXHAUSTIVE = "exhaustive"
+    """Measure every candidate: for oracles and for harvesting."""
+    DETERMINISTIC = "deterministic"
+    """Neither clock nor store: the choice depends on the problem alone, so runs and ranks agree."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most one decision may spend. None means: no limit of this kind."""
+
+    measurements: int | None = None
+    """Candidates compiled and timed."""
+    seconds: float | None = None
+    """Wall seconds; checked between candidates, so it may be overrun by one candidate."""
+    gpu_seconds: float | None = None
+    """Seconds of timing on the device."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is not None and (isinstance(value, bool) or not value > 0):
+                raise SettingsError(f"budget.{f.name} must be a positive number or None, got {value!r}")
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:
+            raise ValueError(f"must lie in [{low:g}, {high:g}]")
+        return value
+
+    return parse
+
+
+def _count(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise ValueError(f"must be an integer >= {low}")
+        return value
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "": False}
+    known |= {"0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in known:
+        raise ValueError("must be 0 or 1")
+    return known[text.lower()]
+
+
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return text
+
+    return parse
+
+
+def _variable(name: str, parse: Callable[[str], Any], default: Any, doc: str) -> Any:
+    return field(
+        default=default, metadata={"variable": f"FORECAST_AUTOTUNE{name}", "parse": parse, "doc": doc}
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of one decision. Build with `Settings.from_environment()` and `with_`."""
+
+    enabled: bool = _variable("", _flag, False, "1: serve every triton.autotune in this process")
+    cache_dir: Path | None = _variable(
+        "_CACHE_DIR", Path, None, "where measurements are kept (default: the user's cache directory)"
+    )
+    mode: Mode = _variable("_MODE", Mode, Mode.TUNE, "tune | skip | frozen | exhaustive | deterministic")
+    on_miss: str = _variable(
+        "_ON_MISS", _choice("error", "forecast"), "error", "frozen mode: raise, or take the best forecast"
+    )
+    tolerance: float = _variable("_TOLERANCE", _number(0.0, 10.0), 0.02, "accepted regret, 0.02 is 2 %")
+    risk: float = _variable("_RISK", _number(0.0, 1.0), 0.10, "accepted probability of a larger regret")
+    max_measurements: int | None = _variable(
+        "_MAX_MEASUREMENTS", _count(1), None, "most candidates measured per decision (default: by the policy)"
+    )
+    max_seconds: float | None = _variable("_MAX_SECONDS", _number(0.001, 1e9), None, "most wall seconds")
+    max_gpu_seconds: float | None = _variable(
+        "_MAX_GPU_SECONDS", _number(0.001, 1e9), None, "most seconds of timing on the device"
+    )
+    audit: float = _variable(
+        "_AUDIT", _number(0.0, 1.0), 0.0, "share of trusted candidates measured anyway, to check forecasts"
+    )
+    bucket: str = _variable(
+        "_BUCKET", _choice("exact", "pow2"), "exact", "how integer key values are grouped: exact | pow2"
+    )
+    workers: int = _variable(
+        "_WORKERS", _count(0), 0, "compile threads; 0: one per core this process may use"
+    )
+    timeout_s: float = _variable(
+        "_TIMEOUT", _number(0.1, 1e6), 120.0, "seconds after which a compilation counts as hung"
+    )
+    lock_timeout_s: float = _variable(
+        "_LOCK_TIMEOUT",
+        _number(0.0, 1e6),
+        600.0,
+        "seconds to wait for another process tuning the same problem",
+    )
+    summary: bool = _variable("_SUMMARY", _flag, False, "1: print one line per decision to stderr")
+    seed: int = _variable("_SEED", _count(0), 0, "seed of audits and of random policies")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the variables. Raises `SettingsError` naming the variable, its value and its rule."""
+        source = os.environ if environment is None else environment
+        values: dict[str, Any] = {}
+        for f in fields(cls):
+            variable = f.metadata["variable"]
+            text = source.get(variable)
+            if text is None or (text == "" and f.name != "enabled"):
+                continue
+            try:
+                values[f.name] = f.metadata["parse"](text)
+            except ValueError as error:
+                raise SettingsError(f"{variable}={text!r}: {error} ({f.metadata['doc']})") from error
+        return cls(**values)
+
+    def with_(self, **changes: Any) -> Settings:
+        """A copy with every change that is not None applied; values obey the variables' rules."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        for f in fields(self):
+            if f.name in given and not isinstance(given[f.name], bool | Path | Mode):
+                try:
+                    given[f.name] = f.metadata["parse"](str(given[f.name]))
+                except ValueError as error:
+                    raise SettingsError(f"{f.name}={given[f.name]!r}: {error}") from error
+        return replace(self, **given)
+
+    @property
+    def budget(self) -> Budget:
+        """The budget made of the three `max_` settings."""
+        return Budget(self.max_measurements, self.max_seconds, self.max_gpu_seconds)
+
+    def worker_count(self) -> int:
+        """Compile threads to use: the setting, or the cores this process may run on."""
+        if self.workers:
+            return self.workers
+        if hasattr(os, "sched_getaffinity"):
+            return max(1, len(os.sched_getaffinity(0)))
+        return os.cpu_count() or 1
+
+    def describe(self) -> list[tuple[str, str, str]]:
+        """(variable, value in force, meaning) per setting, for `doctor` and the documentation."""
+        rows = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            rows.append((f.metadata["variable"], "" if value is None else str(value), f.metadata["doc"]))
+        return rows

@@ -1,0 +1,320 @@
+"""One kernel on one device class: its logs, its decisions, and what could not be written to them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune.errors import StoreError
+from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.store.files import (
+    Notes,
+    append,
+    flush_to_disk,
+    host_name,
+    problem_file,
+    release_lock,
+    take_lock,
+    write_whole,
+)
+from forecast_autotune.store.log import MALFORMED, Log, decode, encode
+from forecast_autotune.table import Table
+
+if TYPE_CHECKING:
+    from forecast_autotune.records import Problem
+
+_PATIENCE_S = 10.0
+"""Longest wait for another process's write, which takes well under a millisecond."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line to be stored; `measurement` is None when only the problem has to be known."""
+
+    problem: Problem
+    measurement: Measurement | None
+    line: bytes
+
+    @classmethod
+    def of(cls, problem: Problem, measurement: Measurement | None) -> Entry:
+        """Serialize. Raises `RecordError` for values that JSON cannot hold."""
+        return cls(problem, measurement, b"" if measurement is None else encode(measurement.to_json()))
+
+
+class Directory:
+    """The store's view of one `<device>/<kernel>` directory. `path` None: memory only."""
+
+    def __init__(self, path: Path | None, notes: Notes) -> None:
+        self.path = path
+        self._notes = notes
+        self._own = None if path is None else f"log-{host_name()}.jsonl"
+        self._logs: dict[str, Log] = {}
+        self._kept: list[Entry] = []
+        """What is not on disk: everything in memory-only mode, else what could not be written."""
+        self._decisions: dict[str, Decision] = {}
+        """Likewise for decisions."""
+        self._unsynced = False
+        self._patience_s = _PATIENCE_S
+        self._mutexes: dict[str, threading.Lock] = {}
+
+    def forget(self) -> None:
+        """Drop what can be read again; a forked child calls this, as it may have caught us mid-way."""
+        self._logs = {}
+        self._mutexes = {}
+
+    # --- reading ---
+
+    def refresh(self) -> None:
+        """Read what any process on any host appended since the last time."""
+        if self.path is None:
+            return
+        try:
+            names = {
+                p.name for p in self.path.iterdir() if p.name.startswith("log-") and p.suffix == ".jsonl"
+            }
+        except (FileNotFoundError, NotADirectoryError):
+            names = set()
+        except OSError as error:
+            self._notes.add(f"{self.path}: cannot be listed, going on with what is known: {error}")
+            return
+        self._logs = {name: log for name, log in self._logs.items() if name in names}
+        for name in sorted(names):
+            self._log(name).refresh()
+
+    def _log(self, name: str) -> Log:
+        if name not in self._logs:
+            assert self.path is not None
+            self._logs[name] = Log(self.path / name, self._notes)
+        return self._logs[name]
+
+    def measurements(self, problem_id: str) -> list[Measurement]:
+        """What is known of one problem after the last refresh, oldest first.
+
+        Hosts are merged by time; a measurement without a time counts as older than all others.
+        """
+        found = [m for log in self._logs.values() for m in log.measurements.get(problem_id, ())]
+        stored = set(found) if self._kept and found else set()
+        for entry in self._kept:
+            m = entry.measurement
+            # A write that failed late (at close, on a network) may have arrived all the same.
+            if m is not None and m.problem == problem_id and m not in stored:
+                found.append(m)
+        return sorted(found, key=lambda m: m.at)
+
+    def problems(self) -> dict[str, Problem]:
+        """Every problem known after the last refresh, by id, in order of first appearance."""
+        known: dict[str, Problem] = {}
+        for log in self._logs.values():
+            known |= {name: problem for name, problem in log.problems.items() if name not in known}
+        for entry in self._kept:
+            known.setdefault(entry.problem.id, entry.problem)
+        return known
+
+    def tables(self) -> Iterator[Table]:
+        """Every problem with at least one measurement, after the last refresh."""
+        for problem in self.problems().values():
+            if measurements := self.measurements(problem.id):
+                yield Table(problem, measurements)
+
+    # --- writing ---
+
+    def add(self, entries: list[Entry], *, unique: bool = False) -> int:
+        """Append entries in one write; returns how many were added.
+
+        `unique` leaves out what is held already. What cannot be written is kept in memory, reported,
+        and written together with the next entry that can be.
+        """
+        if self.path is None or self._own is None:
+            fresh = self._unknown(entries) if unique else entries
+            self._kept += fresh
+            return len(fresh)
+        lock = None
+        fresh = entries
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            own = self._log(self._own)
+            try:
+                lock = take_lock(own.lock_path, self._patience_s, 0.002)
+            except TimeoutError:
+                self._patience_s = 0.0
+                self._notes.add(f"{own.lock_path}: held for {_PATIENCE_S:.0f} s by another process, ignored")
+            if unique:
+                self.refresh()
+                fresh = self._unknown(entries)
+            own.refresh(locked=lock is not None)
+            if payload := self._payload(own, fresh):
+                append(own.path, payload, exclusive=lock is not None)
+                self._unsynced = True
+                own.refresh(locked=lock is not None)
+            self._kept = []
+        except OSError as error:
+            fresh = self._unknown(entries) if unique else entries
+            self._kept += fresh
+            self._unsaved(error)
+        finally:
+            release_lock(lock)
+        return len(fresh)
+
+    def _unsaved(self, error: OSError) -> None:
+        self._notes.add(
+            f"the measurement store cannot write to {self.path} ({error}); results stay in memory "
+            "only: free space there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
+            topic="unsaved",
+        )
+
+    def _payload(self, own: Log, fresh: list[Entry]) -> bytes:
+        lines: list[bytes] = []
+        written = set(own.problems)
+        arrived = [e for e in self._kept if e.measurement in own.measurements.get(e.problem.id, ())]
+        for entry in [*(e for e in self._kept if e not in arrived), *fresh]:
+            if entry.problem.id not in written:
+                written.add(entry.problem.id)
+                lines.append(encode(entry.problem.to_json()))
+            lines.append(entry.line)
+        return b"".join(lines)
+
+    def _unknown(self, entries: list[Entry]) -> list[Entry]:
+        """Entries whose (problem, candidate, time of day, median) is not held yet."""
+
+        def name(m: Measurement) -> tuple[object, ...]:
+            return m.problem, m.candidate.id, m.outcome, m.at, m.median_ms
+
+        held = {name(m) for i in {e.problem.id for e in entries} for m in self.measurements(i)}
+        new: list[Entry] = []
+        for entry in entries:
+            if entry.measurement is not None and (key := name(entry.measurement)) not in held:
+                held.add(key)
+                new.append(entry)
+        return new
+
+    def sync(self) -> None:
+        """Make what was appended survive a power cut."""
+        if self.path is None or self._own is None or not self._unsynced:
+            return
+        try:
+            flush_to_disk(self.path / self._own)
+        except OSError as error:
+            self._notes.add(f"{self.path / self._own}: not flushed to disk: {error}")
+        self._unsynced = False
+
+    # --- decisions ---
+
+    def decision(self, problem_id: str) -> Decision | None:
+        """The decision on file, or the one that could not be filed."""
+        if problem_id in self._decisions or self.path is None:
+            return self._decisions.get(problem_id)
+        return self._read_decision(self.path / "decisions" / f"{problem_file(problem_id)}.json", problem_id)
+
+    def _read_decision(self, path: Path, problem_id: str | None = None) -> Decision | None:
+        try:
+            decision = Decision.from_json(decode(path.read_bytes()))
+            hash(decision.chosen)
+            if problem_id not in (None, decision.problem):
+                raise ValueError(f"it is about problem {decision.problem!r}, not {problem_id!r}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self._notes.add(f"{path}: cannot be read: {error}")
+            return None
+        except MALFORMED as error:
+            self._notes.add(f"{path}: ignored, not a decision ({type(error).__name__}: {error})"[:300])
+            return None
+        return decision
+
+    def put_decision(self, problem: Problem, decision: Decision) -> None:
+        """File a decision, and its problem with it, so that it can be shown later."""
+        payload = encode(decision.to_json())
+        if self.path is None:
+            self._decisions[problem.id] = decision
+        else:
+            try:
+                write_whole(self.path / "decisions" / f"{problem_file(problem.id)}.json", payload)
+                self._decisions.pop(problem.id, None)
+            except OSError as error:
+                self._decisions[problem.id] = decision
+                self._unsaved(error)
+        self.refresh()
+        if problem.id not in self.problems():
+            self.add([Entry.of(problem, None)])
+
+    def decisions(self) -> Iterator[tuple[Problem, Decision]]:
+        """Every decision with its problem, after the last refresh."""
+        found = dict(self._decisions)
+        if self.path is not None:
+            for path in sorted((self.path / "decisions").glob("[!.]*.json")):
+                if (decision := self._read_decision(path)) is not None:
+                    found.setdefault(decision.problem, decision)
+        problems = self.problems()
+        for name, decision in sorted(found.items()):
+            if name in problems:
+                yield problems[name], decision
+            else:
+                self._notes.add(f"{self.path}: the decision on problem {name} has lost its problem line")
+
+    # --- locks, removal ---
+
+    @contextlib.contextmanager
+    def tuning_lock(self, problem_id: str, timeout_s: float) -> Iterator[bool]:
+        """Hold the right to tune one problem. Yields False where it could not be had."""
+        if self.path is None:
+            mutex = self._mutexes.setdefault(problem_id, threading.Lock())
+            held = mutex.acquire(timeout=max(timeout_s, 0.0))
+            try:
+                yield held
+            finally:
+                if held:
+                    mutex.release()
+            return
+        lock = None
+        # Busy and impossible are both a plain False here.
+        with contextlib.suppress(OSError):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = take_lock(self.path / f"tuning-{problem_file(problem_id)}.lock", timeout_s, 0.02)
+        try:
+            yield lock is not None
+        finally:
+            release_lock(lock)
+
+    def clear(self) -> int:
+        """Empty all logs and remove all decisions.
+
+        Lock files stay, as removing one would split its waiters, and so does a line per log that tells
+        other processes to forget what they have read.
+
+        Returns the number of measurements removed. Raises `StoreError` when a file cannot be removed.
+        """
+        self.refresh()
+        count = sum(len(self.measurements(name)) for name in self._ids())
+        self._kept, self._decisions = [], {}
+        if self.path is None:
+            return count
+        try:
+            for log in list(self._logs.values()):
+                lock = take_lock(log.lock_path, _PATIENCE_S, 0.002)
+                try:
+                    log.clear()
+                finally:
+                    release_lock(lock)
+            for path in _children(self.path / "decisions"):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"cannot clear {self.path}: {error}; stop the processes that use it, or remove it by hand"
+            ) from error
+        self._logs = {}
+        return count
+
+    def _ids(self) -> Iterable[str]:
+        logged = {name for log in self._logs.values() for name in log.measurements}
+        return logged | {entry.problem.id for entry in self._kept}
+
+
+def _children(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,143 @@
+"""The small file-system parts of the store: names, locks, and writes that a kill cannot spoil."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import threading
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class StoreWarning(UserWarning):
+    """Something in the store was skipped or could not be saved; tuning goes on without it."""
+
+
+class Notes:
+    """Human-readable notes; each distinct one is kept and issued as a `StoreWarning` once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._seen: set[str] = set()
+
+    def add(self, text: str, topic: str | None = None) -> None:
+        """Keep and issue `text`, unless it, or an earlier note on the same `topic`, was issued before."""
+        if (topic or text) in self._seen:
+            return
+        self._seen.add(topic or text)
+        self.texts.append(text)
+        warnings.warn(text, StoreWarning, stacklevel=4)
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def kernel_directory(name: str) -> str:
+    """A readable directory name that differs for different kernel names: at most 93 characters."""
+    return f"{_UNSAFE.sub('-', name).strip('-.')[:80] or 'kernel'}-{_hashed(name)}"
+
+
+def device_directory(slug: str) -> str:
+    """The device slug itself, or a shortened and hashed one where a file system would refuse it."""
+    return slug if len(slug.encode()) <= 120 else f"{_UNSAFE.sub('-', slug)[:80]}-{_hashed(slug)}"
+
+
+def problem_file(problem_id: str) -> str:
+    """A file name for a problem id.
+
+    Ids come out of imported files too, so one that could leave the directory is replaced by its hash.
+    """
+    return problem_id if _PLAIN.fullmatch(problem_id) else f"id-{_hashed(problem_id)}"
+
+
+def host_name() -> str:
+    """This host, as part of a file name. Two hosts never append to one file."""
+    return _UNSAFE.sub("-", platform.node()).strip("-.")[:80] or "localhost"
+
+
+def take_lock(path: Path, timeout_s: float, poll_s: float) -> BaseFileLock | None:
+    """Take an exclusive lock that dies with its holder.
+
+    Returns None where no lock can be had at all (read-only directory, no support for locks). Raises
+    `TimeoutError` when somebody else kept it for `timeout_s` seconds.
+    """
+    import filelock
+
+    lock = filelock.FileLock(path, poll_interval=poll_s)
+    try:
+        lock.acquire(timeout=max(timeout_s, 0.0))
+    except TimeoutError:
+        raise
+    except (OSError, NotImplementedError):
+        return None
+    return lock
+
+
+def release_lock(lock: BaseFileLock | None) -> None:
+    """Give a lock back. A file system that vanished meanwhile has given it back already."""
+    if lock is not None:
+        try:
+            lock.release()
+        except OSError as error:
+            warnings.warn(f"a lock was not released cleanly: {error}", StoreWarning, stacklevel=2)
+
+
+def append(path: Path, payload: bytes, *, exclusive: bool) -> None:
+    """Append complete lines to a log in one write, on a line of their own.
+
+    Opens by path each time, so that a log that was cleared meanwhile is started anew. With
+    `exclusive` (the caller holds the log's lock), a write that fails half-way is undone. Raises
+    `OSError` when the bytes could not be written.
+    """
+    with path.open("ab+", buffering=0) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        if size:
+            stream.seek(size - 1)
+            if stream.read(1) != b"\n":
+                # A kill tore the last line: end it, or its text would swallow ours.
+                payload = b"\n" + payload
+        try:
+            done = stream.write(payload)
+            while done < len(payload):  # only a full disk or a quota cuts a write: asking again says which
+                done += stream.write(payload[done:])
+        except OSError:
+            if exclusive:
+                stream.truncate(size)
+            raise
+
+
+def write_whole(path: Path, payload: bytes) -> None:
+    """Replace a small file atomically: readers see the old or the new bytes, never a mixture.
+
+    Raises `OSError` when that is impossible; the old file then stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{host_name()}.{os.getpid()}.{threading.get_ident()}.part")
+    try:
+        part.write_bytes(payload)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def flush_to_disk(path: Path) -> None:
+    """Make a file's bytes, and its name in the directory, survive a power cut. Raises `OSError`."""
+    with path.open("rb+") as stream:
+        os.fsync(stream.fileno())
+    if os.name == "posix":  # elsewhere a directory cannot be opened
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

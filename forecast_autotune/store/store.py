@@ -1,0 +1,272 @@
+"""`Store`: every measurement and decision, shared by all processes that use one directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.store.directory import Directory, Entry
+from forecast_autotune.store.files import Notes, device_directory, kernel_directory
+from forecast_autotune.store.similar import nearness
+from forecast_autotune.store.watch import crashed, watching
+
+if TYPE_CHECKING:
+    from forecast_autotune.records import Candidate, Problem
+    from forecast_autotune.results import Decision, Measurement
+    from forecast_autotune.surrogates.base import Relative
+    from forecast_autotune.table import Table
+
+_VERSION = "v1"
+"""Directory below the root; a layout that older releases cannot read gets another one."""
+
+
+class Store:
+    """Append-only measurements, decisions and locks below one directory.
+
+    Safe to share between threads, processes and, on a network file system, hosts. Trouble with the
+    disk never raises from the methods that tuning uses: it is noted, and memory takes over.
+
+    Args:
+        root: the cache directory, created when first written to; None keeps everything in memory.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self.root = None if root is None else Path(root).absolute()
+        self._notes = Notes()
+        self._mutex = threading.RLock()
+        self._directories: dict[tuple[str, str], Directory] = {}
+        _STORES.add(self)
+
+    @classmethod
+    def default(cls, root: Path | None = None) -> Store:
+        """The process-wide store of a directory.
+
+        Without `root` that is FORECAST_AUTOTUNE_CACHE_DIR or, if unset or empty, the user's cache
+        directory for `forecast-autotune`.
+        """
+        if root is None:
+            if chosen := os.environ.get("FORECAST_AUTOTUNE_CACHE_DIR"):
+                root = Path(chosen).expanduser()
+            else:
+                import platformdirs
+
+                root = platformdirs.user_cache_path("forecast-autotune", appauthor=False)
+        root = root.absolute()
+        with _DEFAULTS_MUTEX:
+            if root not in _DEFAULTS:
+                _DEFAULTS[root] = cls(root)
+            return _DEFAULTS[root]
+
+    @property
+    def problems_reported(self) -> list[str]:
+        """Notes on what was skipped or not saved; each was also issued once as a `StoreWarning`."""
+        return list(self._notes.texts)
+
+    # --- one problem ---
+
+    def measurements(self, problem: Problem) -> list[Measurement]:
+        """Everything measured of this problem by any process so far, oldest first."""
+        with self._mutex:
+            directory = self._directory(problem)
+            directory.refresh()
+            return directory.measurements(problem.id)
+
+    def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
+        """Up to `limit` other problems of this kernel name and device class with an ok measurement.
+
+        Most similar first: same source hash before others, then the distance of `similar.distance`.
+        """
+        from forecast_autotune.surrogates.base import Relative
+
+        with self._mutex:
+            directory = self._directory(problem)
+            directory.refresh()
+            tables = [t for t in directory.tables() if t.problem.id != problem.id]
+        tables = [t for t in tables if any(m.ok for m in t.measurements)]
+        tables.sort(key=lambda t: nearness(problem, t.problem))
+        return [Relative(t.problem, tuple(t.measurements)) for t in tables[: max(limit, 0)]]
+
+    def add(self, problem: Problem, measurement: Measurement) -> None:
+        """Commit one measurement: on return, a kill cannot lose it (a power cut can, until `sync`).
+
+        When the disk refuses, it is kept in memory and the store warns once. Raises `RecordError` if
+        the measurement is about another problem, or holds values that JSON cannot.
+        """
+        entry = _entry(problem, measurement)
+        with self._mutex:
+            self._directory(problem).add([entry])
+
+    def decision(self, problem: Problem) -> Decision | None:
+        """The stored decision: one small file is opened. A damaged file is noted and counts as none."""
+        with self._mutex:
+            return self._directory(problem).decision(problem.id)
+
+    def put_decision(self, problem: Problem, decision: Decision) -> None:
+        """Store a decision atomically, in place of an earlier one.
+
+        When the disk refuses, it is kept in memory and the store warns once. Raises `RecordError` if
+        it is about another problem.
+        """
+        if decision.problem != problem.id:
+            raise RecordError(
+                f"a decision is filed under its own problem: it is about {decision.problem!r}, not "
+                f"{problem.id!r}; pass the problem it was made for"
+            )
+        with self._mutex:
+            self._directory(problem).put_decision(problem, decision)
+
+    def tuning_lock(self, problem: Problem, timeout_s: float) -> contextlib.AbstractContextManager[bool]:
+        """The right to tune one problem, among all threads and processes; best effort between hosts.
+
+        The context yields True while it is held, and False, without raising, when it could not be had
+        within `timeout_s` seconds or at all. It dies with its holder. In memory-only mode it holds
+        between threads.
+        """
+        with self._mutex:
+            directory = self._directory(problem)
+        return directory.tuning_lock(problem.id, timeout_s)
+
+    def watch(self, problem: Problem, candidate: Candidate) -> contextlib.AbstractContextManager[None]:
+        """Remember whom a process was launching, should it die inside the `with` block."""
+        return watching(self._directory(problem).path, problem, candidate)
+
+    def recover(self, problem: Problem) -> list[Measurement]:
+        """Record and return the candidates whose launch took a process of this host down."""
+        found = crashed(self._directory(problem).path, problem)
+        for measurement in found:
+            self.add(problem, measurement)
+        return found
+
+    # --- everything ---
+
+    def tables(self, kernel: str | None = None, device: str | None = None) -> Iterator[Table]:
+        """Everything measured, one table per problem, whatever host measured it.
+
+        `kernel` and `device` are substrings, in any case, of the kernel's name and of the device's
+        name or slug.
+        """
+        for directory in self._matching(kernel, device):
+            with self._mutex:
+                tables = list(directory.tables())
+            yield from tables
+
+    def decisions(
+        self, kernel: str | None = None, device: str | None = None
+    ) -> Iterator[tuple[Problem, Decision]]:
+        """Every stored decision with its problem; filters as in `tables`."""
+        for directory in self._matching(kernel, device):
+            with self._mutex:
+                found = list(directory.decisions())
+            yield from found
+
+    def clear(self, kernel: str | None = None, device: str | None = None) -> int:
+        """Remove measurements and decisions; filters as in `tables`.
+
+        Returns the number of measurements removed. Raises `StoreError` if a file cannot be removed.
+        """
+        with self._mutex:
+            return sum(directory.clear() for directory in self._matching(kernel, device))
+
+    def import_tables(self, tables: Iterable[Table]) -> int:
+        """Add the measurements that are not held yet; returns how many.
+
+        Held is what agrees in problem, candidate, outcome, time of day and median. Raises
+        `RecordError` if a table's measurement names another problem than its table.
+        """
+        count = 0
+        for table in tables:
+            entries = [_entry(table.problem, m) for m in table.measurements]
+            with self._mutex:
+                count += self._directory(table.problem).add(entries, unique=True)
+        return count
+
+    def sync(self) -> None:
+        """Make everything this process appended survive a power cut; call once per decision."""
+        with self._mutex:
+            for directory in self._directories.values():
+                directory.sync()
+
+    # --- directories ---
+
+    def _directory(self, problem: Problem) -> Directory:
+        return self._named(problem.device.slug, problem.kernel.name)
+
+    def _named(self, slug: str, kernel: str) -> Directory:
+        return self._at(device_directory(slug), kernel_directory(kernel))
+
+    def _at(self, device: str, kernel: str) -> Directory:
+        name = (device, kernel)
+        if name not in self._directories:
+            path = None if self.root is None else self.root / _VERSION / device / kernel
+            self._directories[name] = Directory(path, self._notes)
+        return self._directories[name]
+
+    def _matching(self, kernel: str | None, device: str | None) -> list[Directory]:
+        """Directories that hold a problem passing both filters, read up to date."""
+        with self._mutex:
+            for path in self._on_disk():
+                self._at(path.parent.name, path.name)
+            found = []
+            for (slug, _), directory in sorted(self._directories.items()):
+                directory.refresh()
+                # All problems of a directory share kernel name and device slug.
+                problem = next(iter(directory.problems().values()), None)
+                if problem is None:
+                    # Nothing to show or to match by, but `clear()` of everything includes it.
+                    if kernel is None and device is None:
+                        found.append(directory)
+                elif _holds(kernel, problem.kernel.name) and _holds(
+                    device, slug, problem.device.slug, problem.device.name
+                ):
+                    found.append(directory)
+            return found
+
+    def _on_disk(self) -> list[Path]:
+        if self.root is None:
+            return []
+        try:
+            return sorted(path for path in (self.root / _VERSION).glob("*/*") if path.is_dir())
+        except OSError as error:
+            self._notes.add(f"{self.root}: cannot be listed: {error}")
+            return []
+
+    def _after_fork(self) -> None:
+        # Another thread may have held the mutex, or been half-way through a file, when we were forked.
+        self._mutex = threading.RLock()
+        for directory in self._directories.values():
+            directory.forget()
+
+
+def _entry(problem: Problem, measurement: Measurement) -> Entry:
+    if measurement.problem != problem.id:
+        raise RecordError(
+            f"a measurement is filed under its own problem: it is about {measurement.problem!r}, not "
+            f"{problem.id!r}; pass the problem it was measured for"
+        )
+    return Entry.of(problem, measurement)
+
+
+def _holds(part: str | None, *names: str) -> bool:
+    return part is None or any(part.lower() in name.lower() for name in names)
+
+
+_STORES: weakref.WeakSet[Store] = weakref.WeakSet()
+_DEFAULTS: dict[Path, Store] = {}
+_DEFAULTS_MUTEX = threading.Lock()
+
+
+def _reset_after_fork() -> None:
+    global _DEFAULTS_MUTEX
+    _DEFAULTS_MUTEX = threading.Lock()
+    for store in list(_STORES):
+        store._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)

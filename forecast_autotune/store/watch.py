@@ -1,0 +1,79 @@
+"""Who was being launched when a process died: a crash is recorded although nobody survived to tell.
+
+Around a candidate's first launch a small file says what runs. If the process dies there (a kernel that
+takes the process down, or hangs until somebody kills it), the file stays behind; the next process that
+tunes the problem turns it into a failed measurement and does not try that candidate again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Candidate, Config, Outcome, Problem
+from forecast_autotune.results import Measurement
+from forecast_autotune.store.files import host_name, problem_file
+
+
+@contextlib.contextmanager
+def watching(directory: Path | None, problem: Problem, candidate: Candidate) -> Iterator[None]:
+    """Leave a note while the block runs. Any ordinary way out, an exception too, removes it."""
+    path = None if directory is None else directory / _name(problem, os.getpid())
+    text = json.dumps({"variant": candidate.variant, "config": candidate.config.to_json()})
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError:
+            path = None  # a read-only store cannot watch; the launch goes on
+    try:
+        yield
+    finally:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def crashed(directory: Path | None, problem: Problem) -> list[Measurement]:
+    """What dead processes of this host left behind, as failed measurements; removes the notes."""
+    found: list[Measurement] = []
+    if directory is None or not directory.is_dir():
+        return found
+    for path in directory.glob(_name(problem, None)):
+        pid = path.stem.rpartition("-")[2]
+        if not pid.isdigit() or _alive(int(pid)):
+            continue
+        with contextlib.suppress(OSError, ValueError, RecordError, KeyError, TypeError):
+            data = json.loads(path.read_text(encoding="utf-8"))
+            found.append(
+                Measurement(
+                    problem.id,
+                    Candidate(Config.from_json(data["config"]), str(data["variant"])),
+                    Outcome.RUNTIME_ERROR,
+                    protocol="watch",
+                    at=datetime.now(UTC).isoformat(timespec="seconds"),
+                    extra={"message": "the process died or was killed during the first launch"},
+                )
+            )
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return found
+
+
+def _name(problem: Problem, pid: int | None) -> str:
+    return f"running-{problem_file(problem.id)}-{host_name()}-{'*' if pid is None else pid}.json"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's process: it exists
+    return True

@@ -1,0 +1,1 @@
+"""Surrogates: anything that forecasts without running the candidate."""

@@ -1,0 +1,269 @@
+"""The surrogate of this release: an untrained cost formula, corrected by what has been measured.
+
+log2(time) = formula + intercept + slope terms + smooth residual over the configs' coordinates: a
+Gaussian process (Rasmussen & Williams 2006, ch. 2) whose prior mean is the formula. The slope terms
+let measurements scale the formula, or one of its parts, away when it is wrong; measurements of the
+same kernel at other shapes enter as correlated observations with intercepts of their own, so a
+similar shape teaches much and a different regime little. numpy only: importing scikit-learn alone
+would cost more than all forecasts of a decision together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.features.devices import known as device_known
+from forecast_autotune.features.encode import Encoder
+from forecast_autotune.records import Candidate, Outcome, Problem
+from forecast_autotune.results import Measurement
+from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative
+from forecast_autotune.surrogates.prior import VERSION, Prior, prior
+from forecast_autotune.table import latest
+
+Rows = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Standard deviations in log2 units and length scales in doublings; see `Encoder`."""
+
+    intercept: float = 2.0
+    slope: float = 0.35
+    """Of the formula's total."""
+    part_slope: float = 0.12
+    """Of each of its parts."""
+    additive: float = 0.35
+    joint: float = 0.35
+    rough: float = 0.06
+    """What no neighbour can tell about a config."""
+    noise: float = 0.02
+    additive_scale: float = 1.5
+    joint_scale: float = 2.0
+    uninformed: float = 1.8
+    """Factor on the residual when there is no TTIR."""
+    unknown_device: float = 1.3
+    relative: float = 0.9
+    """Correlation of residuals between two problems of one kernel at distance zero."""
+    reach: float = 3.0
+    """Distance (mean doublings of sizes) at which that correlation has fallen by 1/e."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Observed residuals: own rows first, then the relatives'."""
+
+    points: Array
+    slopes: Array
+    residual: Array
+    group: npt.NDArray[np.intp]
+    """0 for this problem, 1.. for each relative."""
+    correlation: Array
+    """Of each group's residual with this problem's, [groups]."""
+
+
+class Analytic:
+    """Formula + Gaussian-process update; see the module."""
+
+    name = "analytic"
+    version = VERSION
+
+    def __init__(self, hyper: Hyper | None = None, *, relatives: int = 4, rows: int = 64) -> None:
+        self.hyper = hyper or Hyper()
+        self.relatives = relatives
+        self.rows = rows
+
+    def forecast(self, query: Query) -> Forecasts:
+        """Forecast all candidates; never raises for odd problems, it widens instead."""
+        candidates = list(query.candidates)
+        before = prior(query.problem, candidates, query.grids, query.ttir)
+        encoder = Encoder.of(candidates)
+        points = encoder(candidates)
+        centre = before.mean.mean() if before.informed else 0.0
+        part_centre = before.parts.mean(axis=0)
+        slopes = np.concatenate([(before.mean - centre)[:, None], before.parts - part_centre], axis=1)
+        known = self._observations(query, encoder, before, slopes, centre, part_centre)
+        scale = self._scale(query.problem, before)
+        p_fail = _failures(before, candidates, points, query.measured)
+        if not len(known.residual):
+            kernel = self._kernel(points, slopes, points[:0], slopes[:0], scale)
+        else:
+            scale = self._fit_scale(known, scale)
+            kernel = self._kernel(points, slopes, known.points, known.slopes, scale)
+        oo = self._covariance(known, scale)
+        oo[np.diag_indices_from(oo)] += self.hyper.noise**2 + (scale * self.hyper.rough) ** 2
+        cross = kernel * known.correlation[known.group] + self.hyper.intercept**2 * (known.group == 0)
+        factor = np.linalg.cholesky(oo) if len(oo) else np.zeros((0, 0))
+        half = np.linalg.solve(factor, cross.T) if len(oo) else np.zeros((0, len(candidates)))
+        white = np.linalg.solve(factor, known.residual) if len(oo) else np.zeros(0)
+        mean = before.mean + half.T @ white
+        own = self._diagonal(points, slopes, scale)
+        loose = (scale * self.hyper.rough) ** 2 * np.where(before.exact | (not before.informed), 1.0, 9.0)
+        variance = np.maximum(own + self.hyper.intercept**2 - (half**2).sum(axis=0), 1e-8) + loose
+
+        def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
+            block = self._kernel(points[rows], slopes[rows], points[rows], slopes[rows], scale)
+            block = block + self.hyper.intercept**2 - half[:, rows].T @ half[:, rows]
+            block[np.diag_indices_from(block)] += loose[rows] + 1e-8
+            values, vectors = np.linalg.eigh(block)
+            root = vectors * np.sqrt(np.maximum(values, 0.0))
+            return np.asarray(mean[rows] + generator.standard_normal((count, len(rows))) @ root.T)
+
+        return Forecasts(candidates, mean, np.sqrt(variance), p_fail, sample, self._reason(before, known))
+
+    def _reason(self, before: Prior, known: _Known) -> str:
+        basis = "cost formula on TTIR" if before.informed else "no TTIR: config coordinates only"
+        own = int((known.group == 0).sum())
+        others = len(known.group) - own
+        return f"{basis}; {own} own and {others} related measurements"
+
+    def _scale(self, problem: Problem, before: Prior) -> float:
+        scale = 1.0 if before.informed else self.hyper.uninformed
+        return scale if device_known(problem.device) else scale * self.hyper.unknown_device
+
+    def _observations(
+        self,
+        query: Query,
+        encoder: Encoder,
+        before: Prior,
+        slopes: Array,
+        centre: float,
+        part_centre: Array,
+    ) -> _Known:
+        row = {c: i for i, c in enumerate(query.candidates)}
+        mine = [m for m in latest(query.measured).values() if m.ok and m.candidate in row]
+        index = np.array([row[m.candidate] for m in mine], dtype=np.intp)
+        points = [encoder([m.candidate for m in mine])] if mine else []
+        tilt = [slopes[index]] if mine else []
+        residual = [np.array([math.log2(m.ms) for m in mine]) - before.mean[index]] if mine else []
+        group = [np.zeros(len(mine), dtype=np.intp)] if mine else []
+        correlation = [1.0]
+        for relative in list(query.relatives)[: self.relatives]:
+            rows = [m for m in latest(relative.measurements).values() if m.ok]
+            rows = sorted(rows, key=lambda m: m.ms)
+            if len(rows) > self.rows:  # keep the fast half whole, thin the slow tail
+                keep = self.rows // 2
+                rows = rows[:keep] + rows[keep :: max(1, (len(rows) - keep) // keep)][:keep]
+            if not rows:
+                continue
+            there, parts = _relative_prior(relative, rows, before)
+            points.append(encoder([m.candidate for m in rows]))
+            tilt.append(np.concatenate([(there - there.mean())[:, None], parts - parts.mean(axis=0)], axis=1))
+            residual.append(np.array([math.log2(m.ms) for m in rows]) - there)
+            correlation.append(
+                self.hyper.relative * math.exp(-distance(query.problem, relative.problem) / self.hyper.reach)
+            )
+            group.append(np.full(len(rows), len(correlation) - 1, dtype=np.intp))
+        width = max(1, encoder.width)
+        return _Known(
+            np.concatenate(points) if points else np.zeros((0, width)),
+            np.concatenate(tilt) if tilt else np.zeros((0, slopes.shape[1])),
+            np.concatenate(residual) if residual else np.zeros(0),
+            np.concatenate(group) if group else np.zeros(0, dtype=np.intp),
+            np.array(correlation),
+        )
+
+    def _weights(self, width: int) -> Array:
+        weights = np.full(width, self.hyper.part_slope**2)
+        weights[0] = self.hyper.slope**2
+        return weights
+
+    def _kernel(self, a: Array, fa: Array, b: Array, fb: Array, scale: float) -> Array:
+        h = self.hyper
+        step = (a[:, None, :] - b[None, :, :]) ** 2
+        additive = np.exp(-0.5 * step / h.additive_scale**2).mean(axis=2)
+        joint = np.exp(-0.5 * step.sum(axis=2) / h.joint_scale**2)
+        slope = (fa * self._weights(fa.shape[1])) @ fb.T
+        return np.asarray(scale**2 * (h.additive**2 * additive + h.joint**2 * joint) + slope)
+
+    def _diagonal(self, points: Array, slopes: Array, scale: float) -> Array:
+        h = self.hyper
+        flat = scale**2 * (h.additive**2 + h.joint**2)
+        return np.asarray(flat + (slopes**2 * self._weights(slopes.shape[1])).sum(axis=1))
+
+    def _covariance(self, known: _Known, scale: float) -> Array:
+        base = self._kernel(known.points, known.slopes, known.points, known.slopes, scale)
+        same = known.group[:, None] == known.group[None, :]
+        across = known.correlation[known.group]
+        # Two relatives are tied through this problem: their correlation is the product of both ties.
+        tie = np.where(same, 1.0, across[:, None] * across[None, :])
+        return np.asarray(base * tie + self.hyper.intercept**2 * same)
+
+    def _fit_scale(self, known: _Known, scale: float) -> float:
+        """The residual's size that explains the measurements best, within a factor of four."""
+        best, choice = -math.inf, scale
+        for factor in (0.5, 0.7, 1.0, 1.4, 2.0):
+            matrix = self._covariance(known, scale * factor)
+            rough = self.hyper.noise**2 + (scale * factor * self.hyper.rough) ** 2
+            matrix[np.diag_indices_from(matrix)] += rough
+            root = np.linalg.cholesky(matrix)
+            white = np.linalg.solve(root, known.residual)
+            # A log-normal prior of one doubling keeps few measurements from shrinking the doubt.
+            likelihood = -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
+            likelihood -= 0.5 * math.log2(factor) ** 2 / 0.5
+            if likelihood > best:
+                best, choice = likelihood, scale * factor
+        return choice
+
+
+def distance(a: Problem, b: Problem) -> float:
+    """How far apart two problems of one kernel are: mean |log2 ratio| of their sizes."""
+    sizes_a, sizes_b = _sizes(a), _sizes(b)
+    shared = sizes_a.keys() & sizes_b.keys()
+    if not shared:
+        return 2.0
+    steps = sorted((abs(math.log2(sizes_a[k] / sizes_b[k])) for k in shared), reverse=True)
+    # Strides and sizes repeat each other, so the few largest steps describe the change best.
+    top = steps[: max(1, len(steps) // 3)]
+    other = 0.0 if a.kernel.source_sha256 == b.kernel.source_sha256 else 1.0
+    dtypes = {x.name: x.dtype for x in a.arguments} != {x.name: x.dtype for x in b.arguments}
+    return sum(top) / len(top) + other + float(dtypes)
+
+
+def _sizes(problem: Problem) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for a in problem.arguments:
+        if a.kind == "tensor":
+            found |= {f"{a.name}[{i}]": float(n) for i, n in enumerate(a.shape) if n > 0}
+        elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.value > 0:
+            found[a.name] = float(a.value)
+    return found
+
+
+def _relative_prior(relative: Relative, rows: Sequence[Measurement], before: Prior) -> tuple[Array, Array]:
+    """Formula and parts at the relative's own problem, or flat where its TTIR is not known."""
+    names = [m.candidate for m in rows]
+    grids = {m.candidate: m.grid for m in rows if m.grid is not None}
+    there = prior(relative.problem, names, grids, relative.problem.ttir)
+    if there.informed == before.informed:
+        return there.mean, there.parts
+    return np.zeros(len(rows)), np.zeros((len(rows), before.parts.shape[1]))
+
+
+def _failures(
+    before: Prior, candidates: Sequence[Candidate], points: Array, measured: Sequence[Measurement]
+) -> Array:
+    """P(failure) after what was seen: shared memory is monotone, other failures spread to neighbours."""
+    p_fail = before.p_fail.copy()
+    row = {c: i for i, c in enumerate(candidates)}
+    for m in latest(measured).values():
+        i = row.get(m.candidate)
+        if i is None:
+            continue
+        if m.ok:
+            if before.informed:
+                p_fail[before.shared <= before.shared[i]] *= 0.5
+            continue
+        if m.outcome is Outcome.OUT_OF_RESOURCES and before.informed and before.shared[i] > 0:
+            worse = before.shared >= before.shared[i]
+            p_fail[worse] = np.maximum(p_fail[worse], 0.8)
+        near = np.exp(-((points - points[i]) ** 2).sum(axis=1))
+        p_fail = np.maximum(p_fail, 0.9 * near)
+    for m in latest(measured).values():
+        if m.candidate in row:
+            p_fail[row[m.candidate]] = 0.0 if m.ok else 1.0
+    return p_fail

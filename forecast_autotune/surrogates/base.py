@@ -1,0 +1,132 @@
+"""What a surrogate is asked (`Query`) and what it answers (`Forecasts`).
+
+A surrogate sees no store and no clock: the tuner hands it everything that is known. It must be a
+pure function of the query, so that ranks of a distributed job agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.records import Candidate, Problem
+from forecast_autotune.results import Measurement
+
+Array = npt.NDArray[np.float64]
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Probability levels of the quantiles in a `Forecast`."""
+_Z = np.array([-1.6448536269514722, -0.6744897501960817, 0.0, 0.6744897501960817, 1.6448536269514722])
+
+
+@dataclass(frozen=True)
+class Relative:
+    """What is known of the same kernel elsewhere: another shape, dtype, toolchain or source."""
+
+    problem: Problem
+    measurements: Sequence[Measurement]
+
+
+@dataclass(frozen=True)
+class Query:
+    """One question to a surrogate: how fast would these candidates of this problem run?"""
+
+    problem: Problem
+    candidates: Sequence[Candidate]
+    grids: Mapping[Candidate, tuple[int, ...]] = field(default_factory=dict)
+    """Launch grid per candidate, where it is known."""
+    measured: Sequence[Measurement] = ()
+    """This problem's own measurements so far, failures included."""
+    relatives: Sequence[Relative] = ()
+    ttir: Mapping[str, str] = field(default_factory=dict)
+    """TTIR by `features.ttir.assignment_key`; may be empty or partial."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The predictive distribution of one candidate: log2 milliseconds, and failure."""
+
+    candidate: Candidate
+    quantiles: tuple[float, ...]
+    """Quantiles of log2(milliseconds), given that it runs, at `LEVELS`."""
+    p_fail: float
+
+    @property
+    def point(self) -> float:
+        """Median of log2(milliseconds)."""
+        return self.quantiles[len(LEVELS) // 2]
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of log2(milliseconds) that a normal with these quartiles would have."""
+        return (self.quantiles[3] - self.quantiles[1]) / (2 * float(_Z[3]))
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """Forecasts of many candidates at once, with their dependence.
+
+    Arrays have shape [n], one entry per candidate: `mean` and `sd` of log2(milliseconds) given that
+    the candidate runs, and `p_fail` in [0, 1]. `draw(k, seed)` gives joint samples [k, n] of
+    log2(milliseconds); the default draws independently.
+    """
+
+    candidates: Sequence[Candidate]
+    mean: Array
+    sd: Array
+    p_fail: Array
+    sampler: Callable[[npt.NDArray[np.intp], int, np.random.Generator], Array] | None = None
+    """Joint samples [k, len(rows)] for the given rows; None means independent."""
+    reason: str = ""
+    """Why the surrogate is as sure as it is, or why it abstains; shown to users."""
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def __getitem__(self, index: int) -> Forecast:
+        quantiles = self.mean[index] + self.sd[index] * _Z
+        return Forecast(self.candidates[index], tuple(float(q) for q in quantiles), float(self.p_fail[index]))
+
+    def samples(self, rows: npt.NDArray[np.intp], count: int, seed: int = 0) -> Array:
+        """Joint samples [count, len(rows)] of log2(milliseconds), the same for the same seed."""
+        generator = np.random.default_rng(seed)
+        if self.sampler is not None:
+            return self.sampler(rows, count, generator)
+        noise = generator.standard_normal((count, len(rows)))
+        return np.asarray(self.mean[rows] + self.sd[rows] * noise)
+
+    def p_within(self, tolerance: float, count: int = 512, seed: int = 0) -> Array:
+        """P(time <= (1 + tolerance) x the fastest of these candidates) per candidate, shape [n]."""
+        rows = np.arange(len(self))
+        drawn = self.samples(rows, count, seed)
+        failed = np.random.default_rng(seed + 1).random(drawn.shape) < self.p_fail
+        drawn = np.where(failed, np.inf, drawn)
+        limit = drawn.min(axis=1, keepdims=True) + math.log2(1 + tolerance)
+        return np.asarray(((drawn <= limit) & np.isfinite(drawn)).mean(axis=0))
+
+    def order(self) -> npt.NDArray[np.intp]:
+        """Row numbers from best to worst: expected time, with the probability of failing as a penalty.
+
+        A failure is charged as a slowdown of 2^6, so a candidate that surely fails comes last.
+        """
+        return np.argsort(self.mean + 6.0 * self.p_fail, kind="stable")
+
+
+@runtime_checkable
+class Surrogate(Protocol):
+    """Anything that forecasts without running the candidate."""
+
+    name: str
+    version: str
+
+    def forecast(self, query: Query) -> Forecasts:
+        """Forecast every candidate of the query, in its order.
+
+        Must not raise for odd problems: where nothing can be said, it answers with a wide `sd`.
+        """
+        ...

@@ -1,0 +1,150 @@
+"""What is believed of each candidate before anything was measured: the cost formula, or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.features.cost import PARTS, VERSION, Cost, cost
+from forecast_autotune.features.devices import card
+from forecast_autotune.features.encode import Encoder
+from forecast_autotune.features.ttir import Facts, FeatureError, assignment_key, facts
+from forecast_autotune.records import Argument, Candidate, Device, Problem
+from forecast_autotune.surrogates.base import Array
+
+__all__ = ["VERSION", "Prior", "prior"]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Arrays over candidates, shape [n] unless said otherwise."""
+
+    mean: Array
+    """log2(milliseconds) by the cost formula; zeros where there is none."""
+    parts: Array
+    """log2 of the formula's parts, shape [n, len(PARTS)]."""
+    shared: Array
+    """Estimated shared memory, bytes."""
+    p_fail: Array
+    informed: bool
+    """False when no candidate had TTIR: the means say nothing."""
+    exact: npt.NDArray[np.bool_]
+    """Rows whose own TTIR was read; the others are interpolated from their neighbours."""
+
+
+def ttir_names(problem: Problem, candidate: Candidate) -> str:
+    """The `ttir` key of a candidate: its constexpr assignment."""
+    return assignment_key(dict(candidate.config.kwargs))
+
+
+def prior(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    grids: Mapping[Candidate, tuple[int, ...]],
+    ttir: Mapping[str, str],
+) -> Prior:
+    """Evaluate the cost formula for every candidate; facts of untraced ones are interpolated."""
+    known: dict[int, Facts] = {}
+    for i, candidate in enumerate(candidates):
+        text = ttir.get(ttir_names(problem, candidate))
+        read = None if text is None else _facts(text, problem.arguments, grids.get(candidate, problem.grid))
+        if read is not None:
+            known[i] = read
+    n = len(candidates)
+    if not known:
+        zero = np.zeros(n)
+        return Prior(zero, np.zeros((n, len(PARTS))), zero, np.full(n, 0.03), False, np.zeros(n, dtype=bool))
+    every = known if len(known) == n else _interpolate(candidates, known)
+    unique = sum(_tensor_bytes(a) for a in problem.arguments)
+    costs = [
+        _cost(every[i], grids.get(c, problem.grid), c, problem.device, unique)
+        for i, c in enumerate(candidates)
+    ]
+    shared = np.array([c.shared_bytes for c in costs])
+    return Prior(
+        np.array([math.log2(c.total_ms) for c in costs]),
+        np.array([c.parts() for c in costs]),
+        shared,
+        _failure(shared, np.array([c.registers for c in costs]), card(problem.device).shared_memory_bytes),
+        True,
+        np.array([i in known for i in range(n)]),
+    )
+
+
+def _failure(shared: Array, registers: Array, limit: int) -> Array:
+    """P(failure): certain well past the shared-memory limit, unsure around it, rare below."""
+    ratio = shared / max(limit, 1)
+    steep = 1.0 / (1.0 + np.exp(-40.0 * (ratio - 1.03)))
+    heavy = 0.05 * (registers > 512)
+    return np.clip(0.01 + 0.98 * steep + heavy, 0.0, 0.99)
+
+
+@lru_cache(maxsize=4096)
+def _facts(text: str, arguments: tuple[Argument, ...], grid: tuple[int, ...] | None) -> Facts | None:
+    try:
+        return facts(text, arguments, grid)
+    except FeatureError:
+        return None
+
+
+def _cost(
+    read: Facts, grid: tuple[int, ...] | None, candidate: Candidate, device: Device, unique: float
+) -> Cost:
+    return cost(read, grid, candidate.config, card(device), unique)
+
+
+def _tensor_bytes(argument: Argument) -> float:
+    if argument.kind != "tensor":
+        return 0.0
+    return math.prod(argument.shape) * element_bytes(argument.dtype)
+
+
+def element_bytes(dtype: str) -> float:
+    """Bytes of one element of a dtype by name; 4 when the name tells nothing."""
+    digits = "".join(c for c in dtype.split("_")[0].split("e")[0] if c.isdigit())
+    if dtype.startswith("bool"):
+        return 1.0
+    if "float8" in dtype or "f8" in dtype:
+        return 1.0
+    return max(1.0, int(digits) / 8.0) if digits else 4.0
+
+
+def _interpolate(candidates: Sequence[Candidate], known: Mapping[int, Facts]) -> dict[int, Facts]:
+    """Facts of every candidate: the traced ones, and a log-linear fit in the meta-parameters.
+
+    Each numeric fact is regressed (ridge, with squares) on the log2 coordinates of the
+    meta-parameters; a candidate's dot shapes come from its nearest traced neighbour. Closed forms
+    are not reliable (many facts bend), so these rows only decide what is traced next.
+    """
+    bare = [Candidate(replace(c.config, num_warps=4, num_stages=3)) for c in candidates]
+    points = Encoder.of(bare)(bare)
+    rows = np.array(sorted(known))
+    centre = points[rows].mean(axis=0)
+    shifted = points - centre
+    design = np.concatenate([np.ones((len(points), 1)), shifted, shifted**2], axis=1)
+    names = [f.name for f in fields(Facts) if f.name != "dot_shapes"]
+    table = np.array([[float(getattr(known[int(i)], name)) for name in names] for i in rows])
+    logs = np.log2(1.0 + np.maximum(table, 0.0))
+    gram = design[rows].T @ design[rows] + 1e-2 * np.eye(design.shape[1])
+    fitted = design @ np.linalg.solve(gram, design[rows].T @ logs)
+    # A fit must not leave the range that was seen by more than a factor of four.
+    fitted = np.clip(fitted, logs.min(axis=0) - 2.0, logs.max(axis=0) + 2.0)
+    values = np.maximum(2.0**fitted - 1.0, 0.0)
+    distance = ((points[:, None, :] - points[rows][None, :, :]) ** 2).sum(axis=2)
+    nearest = rows[np.argmin(distance, axis=1)]
+    return {
+        i: known[i]
+        if i in known
+        else _with(known[int(nearest[i])], dict(zip(names, map(float, values[i]), strict=True)))
+        for i in range(len(candidates))
+    }
+
+
+def _with(read: Facts, changes: Mapping[str, Any]) -> Facts:
+    return replace(read, **changes)

@@ -1,0 +1,128 @@
+"""The measurement table: JSON Lines on disk (`.jsonl`, `.jsonl.gz`), `Table`s in memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Candidate, Problem
+from forecast_autotune.results import Measurement
+
+
+@dataclass
+class Table:
+    """One problem and what was measured of it, at most one measurement per candidate that counts."""
+
+    problem: Problem
+    measurements: list[Measurement] = field(default_factory=list)
+
+    def by_candidate(self) -> dict[Candidate, Measurement]:
+        """The measurement that counts per candidate: the last one that is a label."""
+        return latest(self.measurements)
+
+
+def latest(measurements: Iterable[Measurement]) -> dict[Candidate, Measurement]:
+    """The last label per candidate, in order of first appearance; infrastructure faults never count."""
+    kept: dict[Candidate, Measurement] = {}
+    for m in measurements:
+        if m.outcome.is_label:
+            kept[m.candidate] = m
+    return kept
+
+
+def _open(path: Path) -> IO[str]:
+    if str(path) == "-":
+        return sys.stdin
+    with path.open("rb") as probe:
+        packed = probe.read(2) == b"\x1f\x8b"
+    if packed:
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object) of a table file; `-` reads standard input.
+
+    Raises `RecordError` with file and line for text that is not one JSON object per line.
+    """
+    with _open(path) as stream:
+        try:
+            for number, text in enumerate(stream, 1):
+                if not text.strip():
+                    continue
+                try:
+                    data = json.loads(text)
+                except ValueError as error:
+                    raise RecordError(f"{path}:{number}: not JSON ({error})") from error
+                if not isinstance(data, dict):
+                    raise RecordError(f"{path}:{number}: expected an object, got {text[:60]!r}")
+                yield number, data
+        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+            raise RecordError(f"{path}: unreadable or cut off: {error}") from error
+
+
+def read_tables(path: Path) -> list[Table]:
+    """Read every problem of a table file, in order of appearance.
+
+    Lines of other types are ignored, so that a newer file can carry more. Raises `RecordError` for
+    malformed lines and for measurements whose problem line has not come before them.
+    """
+    tables: dict[str, Table] = {}
+    for number, data in read_lines(path):
+        try:
+            if data.get("type") == "problem":
+                problem = Problem.from_json(data)
+                tables.setdefault(problem.id, Table(problem))
+            elif data.get("type") == "measurement":
+                measurement = Measurement.from_json(data)
+                if measurement.problem not in tables:
+                    raise RecordError(f"no problem line for {measurement.problem!r} before this one")
+                tables[measurement.problem].measurements.append(measurement)
+        except RecordError as error:
+            raise RecordError(f"{path}:{number}: {error}") from error
+    return list(tables.values())
+
+
+def dump_line(data: dict[str, Any]) -> str:
+    """One JSON object on one line, without NaN or infinity."""
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def table_lines(tables: Iterable[Table]) -> Iterator[str]:
+    """The lines of a table file."""
+    for table in tables:
+        yield dump_line(table.problem.to_json())
+        for measurement in table.measurements:
+            yield dump_line(measurement.to_json())
+
+
+def write_tables(path: Path, tables: Iterable[Table]) -> int:
+    """Write a table file (gzip when the name ends in `.gz`; `-` is standard output), atomically.
+
+    Returns the number of measurements written.
+    """
+    tables = list(tables)
+    count = sum(len(t.measurements) for t in tables)
+    if str(path) == "-":
+        sys.stdout.writelines(table_lines(tables))
+        return count
+    part = path.with_name(f".{path.name}.part")
+    try:
+        if path.suffix == ".gz":
+            # mtime=0: the same table gives the same bytes, so a repository sees no false change.
+            with part.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
+                packed.writelines(line.encode() for line in table_lines(tables))
+        else:
+            with part.open("w", encoding="utf-8") as stream:
+                stream.writelines(table_lines(tables))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return count

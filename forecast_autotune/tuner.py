@@ -1,0 +1,429 @@
+"""The whole loop on one page: store -> forecast -> plan -> measure -> update -> decide."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+import numpy as np
+
+from forecast_autotune.errors import FrozenMiss, NothingLaunches
+from forecast_autotune.measuring import Measurer, Spent
+from forecast_autotune.policy import REFUSED, Exhaustive, Policy, RiskBounded, State, stated_risk
+from forecast_autotune.records import Candidate, Evidence, Outcome, Problem, digest
+from forecast_autotune.results import Cost, Decision, Measurement, Plan
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.surrogates.base import Forecasts, Query, Relative, Surrogate
+from forecast_autotune.table import latest
+from forecast_autotune.tracing import Traces
+
+FINALISTS = 4
+"""How many of the fastest are timed again side by side."""
+CLOSE = 0.06
+"""... if they are within this share of the fastest: farther ones cannot be a matter of noise."""
+
+
+class Memory(Protocol):
+    """The part of a store that the tuner uses."""
+
+    def measurements(self, problem: Problem) -> list[Measurement]:
+        """Everything measured of a problem."""
+        ...
+
+    def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
+        """The same kernel's other problems, most similar first."""
+        ...
+
+    def add(self, problem: Problem, measurement: Measurement) -> None:
+        """Commit one measurement; on return a kill cannot lose it."""
+        ...
+
+    def decision(self, problem: Problem) -> Decision | None:
+        """The stored decision, if any."""
+        ...
+
+    def put_decision(self, problem: Problem, decision: Decision) -> None:
+        """Replace the stored decision."""
+        ...
+
+    def tuning_lock(self, problem: Problem, timeout_s: float) -> AbstractContextManager[bool]:
+        """The right to tune a problem, among processes; yields whether it is held."""
+        ...
+
+    def recover(self, problem: Problem) -> list[Measurement]:
+        """Record candidates whose launch took a process down."""
+        ...
+
+    def sync(self) -> None:
+        """Make what was added survive a power cut."""
+        ...
+
+
+@dataclass
+class Task:
+    """One decision to make."""
+
+    problem: Problem
+    candidates: Sequence[Candidate]
+    grids: Mapping[Candidate, tuple[int, ...]] = field(default_factory=dict)
+    trace: Callable[[Sequence[Candidate]], Mapping[str, str]] | None = None
+    """Gives TTIR by assignment key for the candidates asked for; None when there is no IR."""
+    fingerprint: str = ""
+    """Digest of the candidates; computed when empty."""
+
+    def settings_digest(self, settings: Settings, policy: Policy) -> str:
+        """Names everything a stored decision depends on besides the problem."""
+        mark = self.fingerprint or fingerprint(self.candidates)
+        return digest(mark, policy.name, settings.tolerance, settings.risk, repr(settings.budget))
+
+
+def fingerprint(candidates: Sequence[Candidate]) -> str:
+    """One digest for a list of candidates, whatever their order."""
+    return digest(*sorted(c.id for c in candidates))
+
+
+def tune(
+    task: Task,
+    measurer: Callable[[], Measurer],
+    *,
+    store: Memory,
+    surrogate: Surrogate,
+    settings: Settings,
+    policy: Policy | None = None,
+) -> Decision:
+    """Decide one problem. Raises `FrozenMiss` in frozen mode and `NothingLaunches` if all fail.
+
+    `measurer` is called only if something has to be timed. Every measurement is in the store before
+    the next one starts, so an interruption at any point loses nothing.
+    """
+    chosen = Exhaustive() if settings.mode is Mode.EXHAUSTIVE else policy or RiskBounded()
+    mark = task.settings_digest(settings, chosen)
+    if settings.mode is Mode.DETERMINISTIC:
+        return _untimed(task, [], [], surrogate, settings, mark, "deterministic mode: no clock, no store")
+    if (stored := usable(store.decision(task.problem), task, settings, mark)) is not None:
+        return stored
+    if settings.mode in (Mode.SKIP, Mode.FROZEN):
+        return _from_store_alone(task, store, surrogate, settings, mark)
+    with store.tuning_lock(task.problem, settings.lock_timeout_s):
+        # Another process may have decided, or measured a part, while we waited.
+        if (stored := usable(store.decision(task.problem), task, settings, mark)) is not None:
+            return stored
+        store.recover(task.problem)
+        decision = _Search(task, store, surrogate, chosen, settings, mark).run(measurer)
+        store.put_decision(task.problem, decision)
+        store.sync()
+        return decision
+
+
+def usable(decision: Decision | None, task: Task, settings: Settings, mark: str) -> Decision | None:
+    """The stored decision if it answers this task under these settings, marked as stored."""
+    if decision is None:
+        return None
+    lenient = settings.mode in (Mode.SKIP, Mode.FROZEN) and decision.chosen in set(task.candidates)
+    if decision.settings != mark and not lenient:
+        return None
+    return replace(decision, evidence=Evidence.STORED, measured=0, known=decision.known + decision.measured)
+
+
+class _Search:
+    """State of one decision in the making."""
+
+    def __init__(
+        self, task: Task, store: Memory, surrogate: Surrogate, policy: Policy, settings: Settings, mark: str
+    ) -> None:
+        self.task, self.store, self.surrogate, self.policy = task, store, surrogate, policy
+        self.settings, self.mark = settings, mark
+        self.problem = task.problem
+        self.start = time.perf_counter()
+        self.forecast_s = 0.0
+        wanted = set(task.candidates)
+        self.rows = [m for m in store.measurements(task.problem) if m.candidate in wanted]
+        self.measured = latest(self.rows)
+        self.known = len(self.measured)
+        self.tried: dict[Candidate, Measurement] = {}
+        """What happened in this decision, infrastructure faults included."""
+        self.traces = Traces(task.candidates, task.trace)
+        self.relatives = store.relatives(task.problem)
+        self.reasons: list[str] = []
+        self.audited = False
+        self.place = {c: i for i, c in enumerate(task.candidates)}
+
+    def run(self, make: Callable[[], Measurer]) -> Decision:
+        measurer: Measurer | None = None
+        try:
+            while True:
+                state = self._state(measurer)
+                plan = self._plan(state)
+                self.reasons.append(plan.reason)
+                if not plan.measure:
+                    break
+                measurer = measurer or make()
+                self._measure(measurer, plan, state)
+            self._settle(measurer)
+            return self._decide(state, plan, measurer)
+        finally:
+            if measurer is not None:
+                measurer.close()
+
+    def _state(self, measurer: Measurer | None) -> State:
+        begin = time.perf_counter()
+        forecasts = self._forecast()
+        spent = measurer.spent() if measurer is not None else Spent()
+        self.forecast_s += time.perf_counter() - begin
+        return State(
+            forecasts,
+            # A candidate that met a broken harness is not a label, but must not be tried again now.
+            {**self.tried, **self.measured},
+            new=len(self.tried),
+            round=len(self.reasons),
+            workers=measurer.workers if measurer is not None else self.settings.worker_count(),
+            tolerance=self.settings.tolerance,
+            risk=self.settings.risk,
+            budget=self.settings.budget,
+            spent=spent,
+            audit=self.settings.audit,
+            audited=self.audited,
+            seed=self.settings.seed,
+        )
+
+    def _forecast(self) -> Forecasts:
+        try:
+            if not self.reasons:
+                self._trace_first()
+            forecasts = self._ask()
+            if self.traces.extend(forecasts.order()):
+                forecasts = self._ask()
+            return forecasts
+        except Exception as error:
+            # Correct first: without forecasts we measure as triton.autotune would, and say so.
+            warnings.warn(
+                f"surrogate {self.surrogate.name} failed ({error!r}): measuring everything", stacklevel=2
+            )
+            self.policy = Exhaustive()
+            return flat(self.task.candidates, f"no forecast: {error}")
+
+    def _trace_first(self) -> None:
+        if self.settings.mode is not Mode.EXHAUSTIVE:
+            self.traces.begin()
+            return
+        # A harvest is replayed and refitted later, without the kernel: it takes its IR along.
+        self.traces.begin(everything=True)
+        self.problem = replace(self.problem, ttir=self.traces.texts)
+
+    def _ask(self) -> Forecasts:
+        return self.surrogate.forecast(
+            Query(
+                self.task.problem,
+                self.task.candidates,
+                self.task.grids,
+                self.rows,
+                self.relatives,
+                self.traces.texts,
+            )
+        )
+
+    def _plan(self, state: State) -> Plan:
+        begin = time.perf_counter()
+        plan = self.policy.plan(state)
+        self.audited = self.audited or bool(plan.audit)
+        self.forecast_s += time.perf_counter() - begin
+        return plan
+
+    def _measure(self, measurer: Measurer, plan: Plan, state: State) -> None:
+        row = {c: i for i, c in enumerate(state.forecasts.candidates)}
+        audits = set(plan.audit)
+        for m in measurer.measure(plan.measure, prefetch=plan.prefetch):
+            forecast = state.forecasts[row[m.candidate]]
+            noted: dict[str, object] = {
+                "forecast": {
+                    "surrogate": f"{self.surrogate.name}/{self.surrogate.version}",
+                    "log2_ms": round(forecast.point, 4),
+                    "sd": round(forecast.spread, 4),
+                    "p_fail": round(forecast.p_fail, 4),
+                }
+            }
+            if m.candidate in audits:
+                noted["audit_probability"] = plan.audit_probability
+            grid = m.grid or self.task.grids.get(m.candidate)
+            self._keep(replace(m, grid=grid, extra={**m.extra, **noted}))
+
+    def _keep(self, m: Measurement) -> None:
+        self.store.add(self.problem, m)
+        self.rows.append(m)
+        self.tried[m.candidate] = m
+        self.measured = latest(self.rows)
+
+    def _settle(self, measurer: Measurer | None) -> None:
+        """Time the fastest again side by side: single timings crown the luckiest, not the best."""
+        fast = self._fastest()
+        close = [m for m in fast if m.ms <= fast[0].ms * (1 + CLOSE)][:FINALISTS]
+        if measurer is None or len(close) < 2:
+            return
+        for m in measurer.compare([m.candidate for m in close]):
+            self.store.add(self.problem, m)
+            self.rows.append(m)
+        self.measured = latest(self.rows)
+
+    def _fastest(self) -> list[Measurement]:
+        """Those that ran, fastest first; ties go to the earlier candidate, as in Triton."""
+        ran = [m for m in self.measured.values() if m.ok]
+        return sorted(ran, key=lambda m: (m.ms, m.p20_ms or m.ms, m.p80_ms or m.ms, self.place[m.candidate]))
+
+    def _decide(self, state: State, plan: Plan, measurer: Measurer | None) -> Decision:
+        fast = self._fastest()
+        spent = measurer.spent() if measurer is not None else Spent()
+        wall = time.perf_counter() - self.start
+        cost = Cost(max(wall, spent.wall_s), self.forecast_s, spent.compile_s, spent.timing_s, spent.compiled)
+        refused = int(
+            sum(
+                p >= REFUSED and c not in self.measured
+                for c, p in zip(state.forecasts.candidates, state.forecasts.p_fail, strict=True)
+            )
+        )
+        new = len(self.tried)
+        if not fast:
+            return self._nothing_ran(state, cost)
+        best = fast[0]
+        share = f"measured {new} of {len(self.task.candidates)}"
+        if self.known:
+            share += f", {self.known} known before"
+        evidence = Evidence.MEASURED if best.candidate in self.tried else Evidence.STORED
+        untimed = len(self.task.candidates) - len(self.measured) - refused
+        each = (spent.compile_s + spent.timing_s) / new if new else 0.0
+        return Decision(
+            problem=self.task.problem.id,
+            chosen=best.candidate,
+            evidence=evidence,
+            reason=f"{share}; {plan.reason}",
+            stated_risk=self._final_risk(state, plan),
+            tolerance=self.settings.tolerance,
+            candidates=len(self.task.candidates),
+            measured=new,
+            known=self.known,
+            trusted=untimed,
+            refused=refused,
+            median_ms=best.ms,
+            saved_s=max(0.0, (untimed + refused) * each + spent.compile_s + spent.timing_s - cost.wall_s),
+            cost=cost,
+            settings=self.mark,
+            at=now(),
+            rounds=tuple(self.reasons),
+        )
+
+    def _final_risk(self, state: State, plan: Plan) -> float:
+        """The risk as the last forecasts have it, also for policies that do not look at it."""
+        if isinstance(self.policy, RiskBounded):
+            return plan.risk
+        rows = state.pending()
+        return stated_risk(state, rows, state.forecasts.samples(rows, 512, state.seed))
+
+    def _nothing_ran(self, state: State, cost: Cost) -> Decision:
+        faults = [m for m in self.tried.values() if m.outcome is Outcome.INFRASTRUCTURE]
+        if faults:
+            # The harness is broken, not the candidates: launch the best forecast, as skip mode would.
+            why = faults[0].extra.get("message", "no message")
+            warnings.warn(f"nothing could be timed ({why}): using the best forecast", stacklevel=2)
+            return _from_forecasts(self.task, state.forecasts, self.settings, "", f"not timed: {why}", cost)
+        counted: dict[str, int] = {}
+        for m in self.measured.values():
+            counted[str(m.outcome)] = counted.get(str(m.outcome), 0) + 1
+        shown = ", ".join(f"{n} {name}" for name, n in sorted(counted.items()))
+        messages = {str(m.extra.get("message", ""))[:200] for m in self.measured.values()} - {""}
+        raise NothingLaunches(
+            f"kernel {self.task.problem.kernel.name}: none of {len(self.task.candidates)} candidates ran "
+            f"({shown}). Give at least one config that fits {self.task.problem.device.name}; "
+            f"`forecast-autotune clear` forgets these outcomes. Seen: {'; '.join(sorted(messages)[:3])}"
+        )
+
+
+def flat(candidates: Sequence[Candidate], reason: str) -> Forecasts:
+    """Forecasts that say nothing: every candidate alike, eightfold either way."""
+    n = len(candidates)
+    return Forecasts(candidates, np.zeros(n), np.full(n, 3.0), np.full(n, 0.05), None, reason)
+
+
+def _from_store_alone(
+    task: Task, store: Memory, surrogate: Surrogate, settings: Settings, mark: str
+) -> Decision:
+    wanted = set(task.candidates)
+    rows = [m for m in store.measurements(task.problem) if m.candidate in wanted]
+    fast = sorted((m for m in latest(rows).values() if m.ok), key=lambda m: m.ms)
+    if settings.mode is Mode.FROZEN and not fast and settings.on_miss == "error":
+        raise FrozenMiss(
+            f"frozen mode: the store holds nothing for kernel {task.problem.kernel.name} with key "
+            f"{task.problem.key} on {task.problem.device.name}. Tune once with "
+            "FORECAST_AUTOTUNE_MODE=tune, or set FORECAST_AUTOTUNE_ON_MISS=forecast"
+        )
+    relatives = store.relatives(task.problem)
+    return _untimed(task, rows, relatives, surrogate, settings, mark, f"{settings.mode} mode: not timed")
+
+
+def _untimed(
+    task: Task,
+    rows: Sequence[Measurement],
+    relatives: Sequence[Relative],
+    surrogate: Surrogate,
+    settings: Settings,
+    mark: str,
+    reason: str,
+) -> Decision:
+    begin = time.perf_counter()
+    traces = Traces(task.candidates, task.trace)
+    try:
+        traces.begin()
+        forecasts = surrogate.forecast(
+            Query(task.problem, task.candidates, task.grids, rows, relatives, traces.texts)
+        )
+    except Exception as error:
+        warnings.warn(f"surrogate {surrogate.name} failed ({error!r}): using the first config", stacklevel=2)
+        forecasts = flat(task.candidates, f"no forecast: {error}")
+    cost = Cost(wall_s=time.perf_counter() - begin, forecast_s=time.perf_counter() - begin)
+    return _from_forecasts(task, forecasts, settings, mark, reason, cost, latest(rows))
+
+
+def _from_forecasts(
+    task: Task,
+    forecasts: Forecasts,
+    settings: Settings,
+    mark: str,
+    reason: str,
+    cost: Cost,
+    measured: Mapping[Candidate, Measurement] | None = None,
+) -> Decision:
+    measured = measured or {}
+    state = State(forecasts, measured, tolerance=settings.tolerance, seed=settings.seed)
+    fast = sorted((m for m in measured.values() if m.ok), key=lambda m: m.ms)
+    chosen = fast[0].candidate if fast else task.candidates[int(forecasts.order()[0])]
+    if fast:
+        rows = state.pending()
+        risk = stated_risk(state, rows, forecasts.samples(rows, 512, settings.seed))
+    else:
+        within = forecasts.p_within(settings.tolerance, seed=settings.seed)
+        risk = 1.0 - float(within[list(task.candidates).index(chosen)])
+    return Decision(
+        problem=task.problem.id,
+        chosen=chosen,
+        evidence=Evidence.STORED if fast else Evidence.FORECAST,
+        reason=reason,
+        stated_risk=risk if math.isfinite(risk) else 1.0,
+        tolerance=settings.tolerance,
+        candidates=len(task.candidates),
+        measured=0,
+        known=len(measured),
+        trusted=len(task.candidates) - len(measured),
+        median_ms=fast[0].ms if fast else None,
+        cost=cost,
+        settings=mark,
+        at=now(),
+    )
+
+
+def now() -> str:
+    """UTC time to the second, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

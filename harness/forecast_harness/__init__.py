@@ -1,0 +1,1 @@
+"""Offline search, problem packs and verification (grows with the Harness issue)."""

@@ -1,0 +1,1 @@
+"""Frameworks that ask for a tuned kernel: Triton now, torch.compile next."""

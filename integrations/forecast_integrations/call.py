@@ -1,0 +1,80 @@
+"""One call of a tuned kernel, frozen: what to compile, launch, and surround with hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forecast_autotune.records import Candidate, Outcome
+
+
+@dataclass
+class Call:
+    """The arguments of one call, and the tuner whose hooks surround every launch of it."""
+
+    tuner: Any
+    """A `triton.runtime.autotuner.Autotuner`."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    """As Triton passes them: `grid` and `warmup` among them."""
+    configs: Mapping[Candidate, Any]
+    """Candidate -> `triton.Config`."""
+    functions: Mapping[str, Any] = field(default_factory=dict)
+    """Variant name -> kernel, for variants other than the user's own source."""
+
+    def function(self, candidate: Candidate) -> Any:
+        """The kernel that runs a candidate."""
+        return self.functions.get(candidate.variant, self.tuner.fn)
+
+    def named(self) -> dict[str, Any]:
+        """Every argument of the call by name, `grid` and `warmup` included."""
+        return {**dict(zip(self.tuner.arg_names, self.args, strict=False)), **self.kwargs}
+
+    def current(self, candidate: Candidate) -> dict[str, Any]:
+        """Keyword arguments of a launch of this candidate."""
+        return {**self.kwargs, **self.configs[candidate].all_kwargs()}
+
+    def compile(self, candidate: Candidate) -> Any:
+        """Compile without launching; returns Triton's CompiledKernel."""
+        current = self.current(candidate)
+        current.pop("warmup", None)
+        return self.function(candidate).warmup(*self.args, **current)
+
+    def before(self, candidate: Candidate) -> dict[str, Any]:
+        """Run the hooks that precede a launch; returns what the hooks after it want."""
+        config = self.configs[candidate]
+        full = {**self.named(), **self.current(candidate)}
+        if config.pre_hook is not None:
+            config.pre_hook(full)
+        self.tuner.pre_hook(full)
+        return full
+
+    def launch(self, candidate: Candidate) -> Any:
+        """Launch once, without hooks."""
+        return self.function(candidate).run(*self.args, **self.current(candidate))
+
+    def after(self, full: dict[str, Any], exception: BaseException | None = None) -> None:
+        """Run the hook that follows a launch."""
+        self.tuner.post_hook(full, exception=exception)
+
+
+def outcome_of(error: BaseException) -> Outcome | None:
+    """The outcome an exception stands for; None for an error that is the caller's, not the config's.
+
+    Triton itself forgives three types and lets everything else abort the sweep. We forgive every
+    failure of compiling or launching, but not a wrong call (TypeError, KeyError, ...): that would
+    fail for every config and belongs in front of the user.
+    """
+    from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    if isinstance(error, OutOfResources):
+        return Outcome.OUT_OF_RESOURCES
+    if isinstance(error, CompileTimeAssertionFailure | PTXASError | CompilationError):
+        return Outcome.COMPILE_ERROR
+    if type(error).__name__ == "OutOfMemoryError":
+        return Outcome.INFRASTRUCTURE
+    if isinstance(error, RuntimeError | AssertionError | NotImplementedError):
+        return Outcome.RUNTIME_ERROR
+    return None

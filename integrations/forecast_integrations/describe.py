@@ -1,0 +1,180 @@
+"""A live kernel call -> `Problem`, candidates and launch grids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from forecast_autotune.records import Argument, Candidate, Config, Kernel, Problem, digest, plain
+from forecast_integrations.device import current_device, toolchain
+from forecast_integrations.source import innermost, source_hash, source_of
+
+
+def to_config(config: Any) -> Config:
+    """Our twin of a `triton.Config`."""
+    return Config.of(
+        config.kwargs,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        num_ctas=config.num_ctas,
+        maxnreg=getattr(config, "maxnreg", None),
+        ir_override=getattr(config, "ir_override", None),
+    )
+
+
+def candidates(configs: Sequence[Any], variants: Sequence[str] = ()) -> dict[Candidate, Any]:
+    """Candidate -> `triton.Config`, without duplicates, in order.
+
+    Configs that differ only in their `pre_hook` are different to Triton; they get variants of their own.
+    """
+    found: dict[Candidate, Any] = {}
+    for config in configs:
+        twin = to_config(config)
+        candidate, number = Candidate(twin), 1
+        while candidate in found and found[candidate].pre_hook is not config.pre_hook:
+            number += 1
+            candidate = Candidate(twin, f"base hook {number}")
+        found.setdefault(candidate, config)
+    for name in variants:
+        found |= {
+            Candidate(c.config, name): config for c, config in list(found.items()) if c.variant == "base"
+        }
+    return found
+
+
+def arguments(fn: Any, named: Mapping[str, Any]) -> list[Argument]:
+    """The call's arguments in the kernel's order; those that the config supplies are left out."""
+    constexprs = {p.name for p in getattr(innermost(fn), "params", ()) if p.is_constexpr}
+    return [_argument(name, named[name], name in constexprs) for name in fn.arg_names if name in named]
+
+
+def _argument(name: str, value: Any, constexpr: bool) -> Argument:
+    if constexpr:
+        return Argument(name, "constexpr", value=plain(getattr(value, "value", value)))
+    if value is None:
+        return Argument(name, "none")
+    if hasattr(value, "data_ptr") and hasattr(value, "shape"):
+        return Argument(
+            name,
+            "tensor",
+            dtype=str(value.dtype).removeprefix("torch."),
+            shape=tuple(int(n) for n in value.shape),
+            stride=tuple(int(n) for n in value.stride()),
+            aligned=value.data_ptr() % 16 == 0,
+        )
+    if hasattr(value, "base") and hasattr(value, "block_shape"):  # a host-side TMA descriptor
+        inner = _argument(name, value.base, False)
+        return Argument(
+            name, "tensor", inner.dtype, inner.shape, inner.stride, inner.aligned, extra={"descriptor": True}
+        )
+    if isinstance(value, bool):
+        return Argument(name, "scalar", dtype="i1", value=value)
+    if isinstance(value, int):
+        return Argument(name, "scalar", dtype="i32" if -(2**31) <= value < 2**31 else "i64", value=value)
+    if isinstance(value, float):
+        return Argument(name, "scalar", dtype="fp32", value=plain(value))
+    return Argument(name, "scalar", dtype=type(value).__name__, value=plain(value))
+
+
+def identity(given: Sequence[Argument], key: Sequence[object]) -> list[object]:
+    """What tells two problems apart: the key exactly, and of the rest what code and speed depend on.
+
+    A scalar that is not in the key counts by its specialisation (1, multiple of 16, other): a seed
+    must not make every process tune anew. A tensor's shape counts in powers of two.
+    """
+    shown: list[object] = [digest(list(map(str, key)))]
+    for a in given:
+        if a.kind == "tensor":
+            shape = [int(n - 1).bit_length() if n > 0 else -1 for n in a.shape]
+            shown.append([a.name, a.dtype, shape, [s == 1 for s in a.stride], a.aligned])
+        elif a.kind == "constexpr":
+            shown.append([a.name, a.value])
+        elif isinstance(a.value, int) and not isinstance(a.value, bool):
+            special = "1" if a.value == 1 else "16" if a.value % 16 == 0 else "n"
+            shown.append([a.name, a.dtype, special])
+        else:
+            shown.append([a.name, a.kind, a.dtype])
+    return shown
+
+
+def grid_of(grid: Any, named: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The launch grid under these parameters; None when the grid function cannot say."""
+    if not callable(grid):
+        return tuple(int(n) for n in grid) if isinstance(grid, Sequence) else None
+    try:
+        return tuple(int(n) for n in grid({**named, **parameters}))
+    except Exception:
+        # A user's grid function may need what only the launcher binds (heuristics, defaults); a
+        # forecast without a grid is still a forecast.
+        return None
+
+
+def kernel_record(fn: Any) -> Kernel:
+    """Name, source and dependency-aware hash of a kernel."""
+    jit = innermost(fn)
+    python = getattr(jit, "fn", jit)
+    name = str(getattr(jit, "__name__", None) or getattr(python, "__name__", "kernel"))
+    module = getattr(python, "__module__", "") or ""
+    return Kernel(name, "triton", source_of(fn), source_hash(fn), {"module": module})
+
+
+def describe(
+    fn: Any,
+    kernel: Kernel,
+    named: Mapping[str, Any],
+    key: Sequence[object],
+    grid: Any,
+) -> Problem:
+    """The problem of one call. `named` holds positional and keyword arguments by name."""
+    given = arguments(fn, named)
+    fixed = None if callable(grid) else grid_of(grid, named, {})
+    return Problem.of(
+        kernel,
+        given,
+        current_device(),
+        key=[str(k) for k in key],
+        grid=fixed,
+        toolchain=toolchain(),
+        identity=identity(given, key),
+    )
+
+
+def grids(
+    found: Mapping[Candidate, Any],
+    grid: Any,
+    named: Mapping[str, Any],
+    heuristics: Callable[[dict[str, Any]], dict[str, Any]],
+) -> dict[Candidate, tuple[int, ...]]:
+    """Grid per candidate, for those where it is known; empty when it does not depend on the config."""
+    if not callable(grid):
+        return {}
+    shown: dict[Candidate, tuple[int, ...]] = {}
+    for candidate, config in found.items():
+        extent = grid_of(grid, named, heuristics({**named, **config.all_kwargs()}))
+        if extent is not None:
+            shown[candidate] = extent
+    return shown
+
+
+def heuristic_values(fn: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A function that adds what the `@heuristics` under a tuner compute to a dict of arguments."""
+    layers = []
+    while hasattr(fn, "fn"):
+        if hasattr(fn, "values") and isinstance(fn.values, dict):
+            layers.append(fn.values)
+        fn = fn.fn
+
+    def apply(named: dict[str, Any]) -> dict[str, Any]:
+        for layer in layers:
+            for name, compute in layer.items():
+                named[name] = compute(named)
+        return named
+
+    def safely(named: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return apply(dict(named))
+        except Exception:
+            # Heuristics are the user's code; what fails here fails again, visibly, at the launch.
+            return named
+
+    return safely if layers else lambda named: named

@@ -1,0 +1,57 @@
+"""Zero-code adoption: serve every `triton.autotune` of a process, also those of libraries.
+
+The patch replaces `Autotuner.run` on the class. That reaches tuners made before and after it, names
+imported with `from triton import autotune`, and subclasses of libraries that call `super().run`;
+their type, their attributes and their own overrides stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner
+
+from forecast_integrations.engine import Engine, Options
+from forecast_integrations.triton import ForecastAutotuner, tuning_key
+
+_original: Any = None
+
+
+def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(self, ForecastAutotuner):
+        return self.run(*args, **kwargs)
+    configs = self.configs
+    engine: Engine | None = self.__dict__.get("_forecast_engine")
+    if engine is None:
+        engine = self.__dict__["_forecast_engine"] = Engine(Options())
+    if len(configs) > 1:
+        key = tuning_key(self, args, kwargs)
+        config = self.cache.get(key)
+        if config is None:
+            config = configs[0] if engine.busy() else engine.resolve(self, key, args, kwargs)
+    else:
+        config = configs[0]
+    self.best_config = config
+    if config.pre_hook is not None:
+        config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
+    return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+
+_run.forecast_autotune = True  # type: ignore[attr-defined]
+
+
+def patch_triton() -> None:
+    """Serve every Triton autotuner in this process. Calling it twice changes nothing."""
+    global _original
+    if _original is None:
+        _original = Autotuner.run
+        Autotuner.run = _run
+
+
+def unpatch_triton() -> None:
+    """Give Triton its own tuning back. What is decided already stays decided."""
+    global _original
+    if _original is not None:
+        if Autotuner.run is _run:
+            Autotuner.run = _original
+        _original = None

@@ -1,0 +1,91 @@
+"""A dependency-aware hash of a kernel's source that does not change when the kernel moves in its file.
+
+Triton's own `cache_key` contains the line number, so adding a comment above a kernel would make every
+measurement stale. This one covers the function, every JIT function it reaches, and the values of the
+globals they read.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def innermost(fn: Any) -> Any:
+    """The JITFunction (or InterpretedFunction) under heuristics and tuners."""
+    while hasattr(fn, "fn") and not inspect.isfunction(fn.fn):
+        fn = fn.fn
+    return fn
+
+
+def source_of(fn: Any) -> str:
+    """Source text of a kernel, from its `def` on; empty where Python cannot find it."""
+    jit = innermost(fn)
+    text = getattr(jit, "src", None)
+    if isinstance(text, str):
+        return text
+    try:
+        text = textwrap.dedent(inspect.getsource(getattr(jit, "fn", jit)))
+    except (OSError, TypeError):
+        return ""
+    start = text.find("def ")
+    return text[start:] if start >= 0 else text
+
+
+def source_hash(fn: Any) -> str:
+    """sha256 over the kernel, what it calls and the globals it reads."""
+    jit = innermost(fn)
+    parts: list[str] = []
+    _collect(jit, parts, set())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _collect(jit: Any, parts: list[str], seen: set[int]) -> None:
+    if id(jit) in seen:
+        return
+    seen.add(id(jit))
+    text = source_of(jit)
+    parts.append(text)
+    python = getattr(jit, "fn", jit)
+    scope = _scope(python)
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return
+    for name, value in sorted(_references(tree, scope).items()):
+        inner = innermost(value)
+        if hasattr(inner, "src") or type(inner).__name__ == "InterpretedFunction":
+            _collect(inner, parts, seen)
+        elif type(value).__name__ == "constexpr":
+            parts.append(f"{name}={value.value!r}")
+        elif isinstance(value, int | float | str | bool | None):
+            parts.append(f"{name}={value!r}")
+
+
+def _scope(python: Callable[..., Any]) -> Mapping[str, Any]:
+    scope = dict(getattr(python, "__globals__", {}))
+    code = getattr(python, "__code__", None)
+    for name, cell in zip(
+        getattr(code, "co_freevars", ()), getattr(python, "__closure__", None) or (), strict=False
+    ):
+        try:
+            scope[name] = cell.cell_contents
+        except ValueError:  # a cell not yet filled: the name is not used before it is
+            continue
+    return scope
+
+
+def _references(tree: ast.AST, scope: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in scope:
+            found[node.id] = scope[node.id]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = scope.get(node.value.id)
+            if inspect.ismodule(owner) and not owner.__name__.startswith("triton"):
+                found[f"{node.value.id}.{node.attr}"] = getattr(owner, node.attr, None)
+    return {name: value for name, value in found.items() if not inspect.ismodule(value)}

@@ -1,0 +1,305 @@
+"""`@forecast_autotune`: the drop-in for `triton.autotune`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner, Config
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.policy import Policy
+from forecast_autotune.settings import Budget, Mode
+from forecast_autotune.space import Space
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.base import Surrogate
+from forecast_integrations.engine import Bucket, Engine, Options
+
+_PLAIN = frozenset({int, float, bool, str, type(None)})
+"""Types that surely have no `.dtype`: asking them would raise and catch an AttributeError each time."""
+_DTYPE_NAMES: dict[Any, str] = {}
+_UPSTREAM_RUN = Autotuner.run if Autotuner.run.__module__ == "triton.runtime.autotuner" else None
+
+
+def tuning_key(tuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The in-memory key, element for element as `triton.autotune` builds it.
+
+    Values of the names in `key` that the call supplies, then the dtype of every argument that has
+    one, positional arguments first.
+    """
+    names = tuner.arg_names
+    places = {name: i for i, name in enumerate(names)}
+    key = []
+    for name in tuner.keys:
+        at = places.get(name)
+        if at is None:
+            continue
+        if name in kwargs:
+            key.append(kwargs[name])
+        elif at < len(args):
+            key.append(args[at])
+    _append_dtypes(key, args, kwargs, places)
+    return tuple(key)
+
+
+def _append_dtypes(
+    key: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], places: Mapping[str, int]
+) -> None:
+    known = _DTYPE_NAMES
+    for value in args:
+        if type(value) not in _PLAIN and hasattr(value, "dtype"):
+            dtype = value.dtype
+            try:
+                key.append(known[dtype])
+            except (KeyError, TypeError):
+                key.append(_dtype_name(dtype))
+    for name, value in kwargs.items():
+        if name in places and type(value) not in _PLAIN and hasattr(value, "dtype"):
+            if places[name] < len(args):
+                continue  # given twice: the launch will say so
+            key.append(_dtype_name(value.dtype))
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = str(dtype)
+    try:
+        _DTYPE_NAMES[dtype] = name
+    except TypeError:
+        return name
+    return name
+
+
+def pow2(name: str, value: Any) -> Any:
+    """Group integers by the next power of two; everything else stays as it is."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return 1 << (value - 1).bit_length()
+    return value
+
+
+class _Unexpanded:
+    """A list of configs and a `Space`, not yet joined into one list."""
+
+    def __init__(self, listed: Sequence[Any], space: Space) -> None:
+        self.listed, self.space = listed, space
+
+    def expand(self) -> list[Any]:
+        """The user's list first, then the space."""
+        space = self.space
+        found = list(self.listed)
+        for given in space.assignments():
+            launch = {name: given[name] for name in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
+            meta = {name: value for name, value in given.items() if name not in launch}
+            found.append(Config(meta, pre_hook=space.pre_hook, **launch))
+        if not found:
+            raise SettingsError("the Space's constraints leave no candidate: relax `where` or add values")
+        return found
+
+
+class ForecastAutotuner(Autotuner):
+    """A `triton.runtime.autotuner.Autotuner` that decides by forecasts and few measurements.
+
+    Every attribute others rely on is kept. `nargs` is one per thread: Triton's is shared and breaks
+    when two threads launch one kernel.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str],
+        configs: Any,
+        *args: Any,
+        options: Options,
+        space: Space | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._local = threading.local()
+        self._configs: Any = None
+        super().__init__(fn, arg_names, configs, *args, **kwargs)
+        self._engine = Engine(options)
+        self._places = {name: i for i, name in enumerate(self.arg_names)}
+        self._bucket = _bucket(options)
+        self._devices: bool | None = None
+        if space is not None:
+            self._configs = _Unexpanded(tuple(configs or ()), space)
+
+    @property
+    def nargs(self) -> Any:
+        """Positional arguments by name while this thread is inside a decision; else None."""
+        return getattr(self._local, "nargs", None)
+
+    @nargs.setter
+    def nargs(self, value: Any) -> None:
+        self._local.nargs = value
+
+    @property
+    def configs(self) -> Any:
+        """The candidates as a list; a `Space` is expanded when this is first read."""
+        if isinstance(self._configs, _Unexpanded):
+            self._configs = self._configs.expand()
+        return self._configs
+
+    @configs.setter
+    def configs(self, value: Any) -> None:
+        self._configs = value
+
+    @property
+    def decision(self) -> Any:
+        """The latest `Decision` of this tuner, or None."""
+        return self._engine.last
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch with the config of this call's key, deciding it first on a miss."""
+        upstream = Autotuner.run
+        if upstream is not _UPSTREAM_RUN and not getattr(upstream, "forecast_autotune", False):
+            # Somebody replaced `Autotuner.run` for every tuner (vLLM's forced first config): obey.
+            return upstream(self, *args, **kwargs)
+        configs = self._configs
+        if configs.__class__ is not list:
+            configs = self.configs
+        if len(configs) > 1 or self._engine.options.variants:
+            key: list[Any] = []
+            places = self._places
+            given = len(args)
+            for name in self.keys:
+                if name in kwargs:
+                    if name in places:
+                        key.append(kwargs[name])
+                elif name in places and places[name] < given:
+                    key.append(args[places[name]])
+            if self._bucket is not None:
+                supplied = [n for n in self.keys if n in places and (n in kwargs or places[n] < given)]
+                key = [self._bucket(n, v) for n, v in zip(supplied, key, strict=True)]
+            _append_dtypes(key, args, kwargs, places)
+            if self._devices is not False:
+                self._add_device(key)
+            mark = tuple(key)
+            config = self.cache.get(mark)
+            if config is None:
+                # Busy: a hook of this very decision launches the kernel again.
+                engine = self._engine
+                config = configs[0] if engine.busy() else engine.resolve(self, mark, args, kwargs)
+        else:
+            config = configs[0]
+        self.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook(
+                {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
+            )
+        fn = self.fn
+        if self._engine.options.variants:
+            fn = self._engine.options.variants.get(getattr(config, "forecast_variant", ""), fn)
+        return fn.run(*args, **kwargs, **config.all_kwargs())
+
+    def _add_device(self, key: list[Any]) -> None:
+        from forecast_integrations.device import current_device, mixed_devices
+
+        self._devices = mixed_devices()
+        if self._devices:
+            key.append(current_device().slug)
+
+
+def _bucket(options: Options) -> Callable[[str, Any], Any] | None:
+    chosen: Bucket = options.bucket if options.bucket is not None else options.settings().bucket
+    if callable(chosen):
+        return chosen
+    return pow2 if chosen == "pow2" else None
+
+
+def autotune(
+    configs: Sequence[Config] | Space,
+    key: Sequence[str],
+    prune_configs_by: dict[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
+    *,
+    tolerance: float | None = None,
+    risk: float | None = None,
+    budget: Budget | None = None,
+    surrogate: Surrogate | None = None,
+    store: Store | Path | str | bool | None = None,
+    policy: Policy | None = None,
+    space: Space | None = None,
+    variants: Mapping[str, Any] | None = None,
+    bucket: Bucket | None = None,
+    mode: Mode | str | None = None,
+) -> Callable[[Any], ForecastAutotuner]:
+    """Decorate a Triton kernel: `triton.autotune`'s parameters in its order, and ours by keyword.
+
+    Args:
+        configs: a list of `triton.Config`, or a `Space`.
+        key: names of arguments whose change asks for a new decision.
+        prune_configs_by: as in Triton: `early_config_prune`, `perf_model`, `top_k`.
+        reset_to_zero: names of tensors zeroed before each timed launch.
+        restore_value: names of tensors restored after each timed launch.
+        pre_hook: replaces the built-in reset/restore before a timed launch.
+        post_hook: replaces the built-in restore after a timed launch.
+        warmup: deprecated by Triton; selects its own benchmark function.
+        rep: deprecated by Triton; selects its own benchmark function.
+        use_cuda_graph: deprecated by Triton; selects its own benchmark function.
+        do_bench: your benchmark function `(kernel_call, quantiles) -> times in ms`; used as it is.
+        cache_results: accepted; our store keeps every measurement in any case.
+        tolerance: accepted regret, 0.02 is 2 % (FORECAST_AUTOTUNE_TOLERANCE).
+        risk: accepted probability of a larger regret (FORECAST_AUTOTUNE_RISK).
+        budget: the most measurements, wall seconds or device seconds per decision.
+        surrogate: what forecasts; default: the one that ships with this release.
+        store: a `Store`, a directory, or False for memory only.
+        policy: what plans the measurements; default: `policy.RiskBounded()`.
+        space: a `Space` to search besides `configs`.
+        variants: other sources of the kernel by name, with the same arguments; you vouch for them.
+        bucket: how key values are grouped: "exact", "pow2" or a function (name, value) -> value.
+        mode: tune, skip, frozen, exhaustive or deterministic (FORECAST_AUTOTUNE_MODE).
+
+    Returns:
+        A decorator that turns a JIT function (or heuristics over one) into a `ForecastAutotuner`.
+
+    Raises:
+        SettingsError: a value outside its rule.
+        ValueError: names in `key`, `reset_to_zero` or `restore_value` that are no arguments (3.9+).
+    """
+    options = Options(
+        tolerance=tolerance,
+        risk=risk,
+        budget=budget,
+        surrogate=surrogate,
+        store=store,
+        policy=policy,
+        mode=None if mode is None else Mode(mode),
+        bucket=bucket,
+        variants=dict(variants or {}),
+    )
+    options.settings()  # a wrong value fails here, where it was written, not at the first launch
+    wide, listed = (configs, []) if isinstance(configs, Space) else (space, configs)
+
+    def decorator(fn: Any) -> ForecastAutotuner:
+        return ForecastAutotuner(
+            fn,
+            fn.arg_names,
+            listed,
+            key,
+            reset_to_zero,
+            restore_value,
+            pre_hook=pre_hook,
+            post_hook=post_hook,
+            prune_configs_by=prune_configs_by,
+            warmup=warmup,
+            rep=rep,
+            use_cuda_graph=use_cuda_graph,
+            do_bench=do_bench,
+            cache_results=cache_results,
+            options=options,
+            space=wide,
+        )
+
+    return decorator
+
+
+forecast_autotune = autotune

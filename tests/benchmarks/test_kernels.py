@@ -1,0 +1,158 @@
+"""The benchmark kernels: right on ragged shapes, compilable for sm_90, honest about their work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.kernels import FAMILIES, Case, cases, configs, mismatch, reset
+
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).with_name("kernel_worker.py")
+CASES = cases()
+
+
+def work(mode: str, names: list[str], cache: Path) -> dict[str, list[dict[str, Any]]]:
+    """What the worker reports, by case."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "TRITON_INTERPRET": "1" if mode == "interpret" else "0",
+        "TRITON_CACHE_DIR": str(cache),
+        "TRITON_DEFAULT_FP_FUSION": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(WORKER), mode, *names],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in done.stdout.splitlines():
+        result = json.loads(line)
+        found.setdefault(result["case"], []).append(result)
+    return found
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return work("interpret", [], tmp_path_factory.mktemp("interpreted"))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    first = [next(c.name for c in CASES if c.name.startswith(f"{family}/")) for family in FAMILIES]
+    return work("compile", first, tmp_path_factory.mktemp("compiled"))
+
+
+def by_name(case: Case) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", CASES, ids=by_name)
+def test_small_shapes_agree_with_the_reference(
+    case: Case, interpreted: dict[str, list[dict[str, Any]]]
+) -> None:
+    results = interpreted[case.name]
+    assert len({r["config"] for r in results}) >= (3 if case.wide is None else 5)
+    assert [r for r in results if r["error"]] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kernel_compiles_for_sm_90(family: str, compiled: dict[str, list[dict[str, Any]]]) -> None:
+    (name,) = [n for n in compiled if n.startswith(f"{family}/")]
+    assert all("cubin" in result["stages"] for result in compiled[name])
+
+
+@pytest.mark.parametrize("case", CASES, ids=by_name)
+def test_space_is_a_plausible_list_without_duplicates(case: Case) -> None:
+    found = configs(case)
+    assert 50 <= len(found) <= 110
+    assert len({str(c) for c in found}) == len(found)
+    assert {name for c in found for name in c.kwargs} <= set(case.kernel.arg_names)
+
+
+def test_matmul_space_is_the_product_that_published_numbers_refer_to() -> None:
+    (case,) = cases(["matmul/4096x4096x4096"])
+    sides = [64, 128, 256]
+    expected = list(itertools.product(sides, sides, [32, 64], [8], [4, 8], [3, 4]))
+    got = [(*c.kwargs.values(), c.num_warps, c.num_stages) for c in configs(case)]
+    assert len(got) == 72
+    assert got == expected
+    assert list(configs(case)[0].kwargs) == ["BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"]
+
+
+@pytest.mark.parametrize("family", ["matmul", "attention"])
+def test_wide_spaces_vary_the_same_parameters(family: str) -> None:
+    case = cases([family])[0]
+    wide = configs(case, wide=True)
+    assert len({str(c) for c in wide}) == len(wide) >= 1000
+    assert set(wide[0].kwargs) == set(configs(case)[0].kwargs)
+
+
+def test_a_case_without_a_wide_space_says_so() -> None:
+    with pytest.raises(ValueError, match="softmax/8192x32768 has no wide space"):
+        configs(cases(["softmax/8192x32768"])[0], wide=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=by_name)
+def test_names_and_work_match_the_arguments(case: Case) -> None:
+    names = case.kernel.arg_names
+    assert case.key
+    assert {*case.key, *case.reset_to_zero} <= set(names)
+    data = case.make("meta")
+    tensors = [a for a in data["args"] if isinstance(a, torch.Tensor)]
+    assert case.bytes == sum(t.numel() * t.element_size() for t in tensors)
+    assert all(any(output is t for t in tensors) for output in data["outputs"])
+    # Positional arguments, named ones and a config's own fill the signature; heuristics may add more.
+    given = {*names[: len(data["args"])], *data["kwargs"], *configs(case)[0].kwargs}
+    assert set(names) - given <= {"EVEN_K"}
+    grid = data["grid"](configs(case)[0].kwargs)
+    assert 1 <= len(grid) <= 3
+    assert all(isinstance(n, int) and n >= 1 for n in grid)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_inputs_are_the_same_every_time_and_wrong_outputs_are_noticed(family: str) -> None:
+    case = cases([family])[0]
+    data, again = case.make("cpu", small=True), case.make("cpu", small=True)
+    outputs = {id(o) for o in data["outputs"]}
+    for one, two in zip(data["args"], again["args"], strict=True):
+        if isinstance(one, torch.Tensor) and id(one) not in outputs:
+            assert torch.equal(one, two)
+
+    reset(case, data)
+    assert mismatch(case, data), "outputs that nobody wrote must not pass"
+    expected = case.reference(data)
+    for output, want in zip(data["outputs"], expected, strict=True):
+        output.copy_(want)
+    assert mismatch(case, data) == ""
+    data["outputs"][-1].view(-1)[-1] += 1.0
+    assert f"output {len(expected) - 1}: 1 of " in mismatch(case, data, expected)
+
+
+def test_reset_zeroes_what_a_kernel_adds_into() -> None:
+    (case,) = cases(["splitk_gemv/1024x8192"])
+    data = case.make("cpu", small=True)
+    data["outputs"][0].fill_(7.0)
+    reset(case, data)
+    assert torch.equal(data["outputs"][0], torch.zeros(33))
+
+
+def test_cases_are_found_by_name_and_by_family() -> None:
+    chosen = cases(["transpose", "matmul/2048x2048x2048"])
+    assert [c.name for c in chosen][:1] == ["matmul/2048x2048x2048"]
+    assert {c.name.partition("/")[0] for c in chosen} == {"matmul", "transpose"}
+    assert len({c.name for c in CASES}) == len(CASES)
+    with pytest.raises(ValueError, match=r"no case or family is named \['matmull'\]"):
+        cases(["matmul", "matmull"])

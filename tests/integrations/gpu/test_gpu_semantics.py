@@ -1,0 +1,344 @@
+"""Triton's behaviour with real kernels, a real clock and a real driver; the rest is in `interpreted/`."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.runtime.autotuner import Autotuner
+
+from tests.integrations.gpu.kernels import accumulate, add, matmul
+
+pytestmark = pytest.mark.gpu
+
+Decorator = Callable[..., Callable[[Any], Autotuner]]
+N = 100_000
+TOO_LARGE = triton.Config({"BM": 256, "BN": 256, "BK": 128}, num_warps=8, num_stages=4)
+"""512 KiB of shared memory: no GPU of this decade launches it."""
+
+
+def ours(**extra: Any) -> Decorator:
+    """Our decorator, keeping what it learns in memory unless a store is given."""
+    from forecast_autotune import autotune
+
+    options = {"store": False, **extra}
+    return lambda *args, **kwargs: autotune(*args, **kwargs, **options)
+
+
+@pytest.fixture(params=["triton", "forecast"])
+def autotune(request: pytest.FixtureRequest) -> Decorator:
+    """Triton's decorator, then ours as users get it."""
+    return triton.autotune if request.param == "triton" else ours()
+
+
+@pytest.fixture(params=["triton", "forecast"])
+def exhaustive(request: pytest.FixtureRequest) -> Decorator:
+    """Triton's decorator, then ours measuring every config."""
+    return triton.autotune if request.param == "triton" else ours(mode="exhaustive")
+
+
+@pytest.fixture
+def forecast() -> Decorator:
+    """Only our decorator."""
+    return ours()
+
+
+class Sweeps:
+    """Counts sweeps through `early_config_prune`, which called once for each; prunes nothing."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+
+    @property
+    def option(self) -> dict[str, Any]:
+        """For `prune_configs_by`."""
+        return {"early_config_prune": self.prune}
+
+    def prune(self, configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        self.keys.append(nargs["n"])
+        return configs
+
+
+def blocks(*sizes: int, **options: Any) -> list[triton.Config]:
+    """One config per BLOCK size."""
+    return [triton.Config({"BLOCK": size}, **options) for size in sizes]
+
+
+def grid(meta: Any) -> tuple[int]:
+    """As many programs as cover `n`."""
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def pair(n: int = N, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two random vectors and an empty one."""
+    x, y = (torch.randn(n, device="cuda").to(dtype) for _ in range(2))
+    return x, y, torch.full_like(x, math.nan)
+
+
+def multiply(tuner: Any, m: int, n: int, k: int) -> None:
+    """Launch a matrix product and compare it with torch's."""
+    a = torch.randn(m, k, device="cuda", dtype=torch.float16)
+    b = torch.randn(k, n, device="cuda", dtype=torch.float16)
+    c = torch.full((m, n), math.nan, device="cuda", dtype=torch.float16)
+    tuner[lambda meta: (m // meta["BM"], n // meta["BN"])](a, b, c, m, n, k)
+    torch.testing.assert_close(c, a @ b, rtol=2e-2, atol=2e-1)
+
+
+def tuned_matmul(decorator: Decorator, configs: list[triton.Config]) -> Any:
+    """The matrix product with EVEN_K computed below the tuner from each candidate's BK."""
+    even = triton.heuristics({"EVEN_K": lambda args: args["K"] % args["BK"] == 0})(matmul)
+    return decorator(configs=configs, key=["M", "N", "K"])(even)
+
+
+def test_values_right_after_tuning(autotune: Decorator) -> None:
+    """The call that tunes leaves the right result, and so does the next one."""
+    tuner = autotune(configs=blocks(128, 512, 1024), key=["n"])(add)
+    for _ in range(2):
+        x, y, out = pair()
+        tuner[grid](x, y, out, N)
+        torch.testing.assert_close(out, x + y)
+    assert tuner.best_config in tuner.configs
+
+
+def test_hits_do_not_tune(autotune: Decorator) -> None:
+    """One sweep per key and dtype; hits add none."""
+    sweeps = Sweeps()
+    tuner = autotune(configs=blocks(128, 512), key=["n"], prune_configs_by=sweeps.option)(add)
+    for n, dtype in ((N, torch.float32), (N, torch.float32), (777, torch.float32), (N, torch.float16)) * 2:
+        x, y, out = pair(n, dtype)
+        tuner[grid](x, y, out, n)
+        torch.testing.assert_close(out, x + y)
+    assert sweeps.keys == [N, 777, N]
+    assert {key[:2] for key in tuner.cache} == {
+        (N, "torch.float32"),
+        (777, "torch.float32"),
+        (N, "torch.float16"),
+    }
+
+
+def test_every_config_is_timed(exhaustive: Decorator) -> None:
+    """An exhaustive sweep leaves a finite time for each config, and its least one is chosen."""
+    tuner = exhaustive(configs=blocks(128, 512, 1024), key=["n"])(add)
+    x, y, out = pair()
+    tuner[grid](x, y, out, N)
+    assert set(tuner.configs_timings) == set(tuner.configs)
+    assert all(math.isfinite(t) and t > 0 for times in tuner.configs_timings.values() for t in times)
+    assert tuner.best_config == min(tuner.configs_timings, key=tuner.configs_timings.get)
+    assert tuner.bench_time > 0
+
+
+def test_users_clock_is_used(exhaustive: Decorator) -> None:
+    """A `do_bench` given by the user times every config, with Triton's quantiles."""
+    asked: list[Any] = []
+
+    def bench(call: Callable[[], object], quantiles: Any) -> Any:
+        asked.append(tuple(quantiles))
+        return triton.testing.do_bench(call, warmup=1, rep=5, quantiles=quantiles)
+
+    tuner = exhaustive(configs=blocks(128, 512), key=["n"], do_bench=bench)(add)
+    x, y, out = pair()
+    tuner[grid](x, y, out, N)
+    torch.testing.assert_close(out, x + y)
+    assert asked == [(0.5, 0.2, 0.8)] * 2
+
+
+def test_restore_value_in_place(autotune: Decorator) -> None:
+    """An in-place kernel's argument is as the caller left it when the chosen config runs."""
+    tuner = autotune(configs=blocks(128, 512, 1024), key=["n"], restore_value=["acc"])(accumulate)
+    x = torch.randn(N, device="cuda")
+    acc = torch.full_like(x, 5.0)
+    tuner[grid](acc, x, N)
+    torch.testing.assert_close(acc, 5.0 + x)
+    tuner[grid](acc, x, N)
+    torch.testing.assert_close(acc, 5.0 + 2 * x)
+
+
+def test_reset_to_zero_in_place(autotune: Decorator) -> None:
+    """An accumulator is zero when the chosen config runs after tuning, and kept on hits."""
+    tuner = autotune(configs=blocks(128, 512, 1024), key=["n"], reset_to_zero=["acc"])(accumulate)
+    x = torch.randn(N, device="cuda")
+    acc = torch.full_like(x, 5.0)
+    tuner[grid](acc, x, N)
+    torch.testing.assert_close(acc, x)
+    tuner[grid](acc, x, N)
+    torch.testing.assert_close(acc, 2 * x)
+
+
+def test_config_hook_on_every_launch(autotune: Decorator) -> None:
+    """A config's own `pre_hook` runs before cached launches too."""
+    tuner = autotune(configs=blocks(128, 512, pre_hook=lambda kwargs: kwargs["acc"].zero_()), key=["n"])(
+        accumulate
+    )
+    x = torch.randn(N, device="cuda")
+    acc = torch.full_like(x, 5.0)
+    for _ in range(2):
+        tuner[grid](acc, x, N)
+        torch.testing.assert_close(acc, x)
+
+
+def test_matmul_with_heuristics(autotune: Decorator) -> None:
+    """EVEN_K follows the candidate's BK: K = 96 is even for 32, uneven for 64."""
+    configs = [triton.Config({"BM": 64, "BN": 64, "BK": bk}, num_stages=2) for bk in (32, 64)]
+    tuner = tuned_matmul(autotune, configs)
+    multiply(tuner, 256, 128, 96)
+    multiply(tuner, 128, 256, 256)
+    multiply(tuner, 256, 128, 96)
+    assert len(tuner.cache) == 2
+
+
+def test_config_out_of_resources_is_survived(autotune: Decorator) -> None:
+    """A config that the GPU cannot launch is never chosen, wherever it stands in the list."""
+    fits = triton.Config({"BM": 64, "BN": 64, "BK": 32}, num_stages=2)
+    for configs in ([TOO_LARGE, fits], [fits, TOO_LARGE]):
+        tuner = tuned_matmul(autotune, configs)
+        multiply(tuner, 256, 256, 512)
+        assert tuner.best_config == fits
+
+
+def test_config_out_of_resources_shows_as_inf(exhaustive: Decorator) -> None:
+    """Its entry in `configs_timings` is inf."""
+    fits = [triton.Config({"BM": 64, "BN": 64, "BK": bk}, num_stages=2) for bk in (32, 64)]
+    tuner = tuned_matmul(exhaustive, [TOO_LARGE, *fits])
+    multiply(tuner, 256, 256, 512)
+    assert list(tuner.configs_timings[TOO_LARGE]) == [math.inf] * 3
+    assert tuner.best_config in fits
+
+
+def test_return_value_is_the_compiled_kernel(autotune: Decorator) -> None:
+    """Users read `.asm` and `.metadata` of what a launch returns."""
+    tuner = autotune(configs=blocks(128, 512), key=["n"])(add)
+    x, y, out = pair()
+    for _ in range(2):
+        kernel = tuner[grid](x, y, out, N)
+        assert "ptx" in kernel.asm
+        assert kernel.metadata.num_warps == tuner.best_config.num_warps
+
+
+def test_warmup_compiles_every_config(autotune: Decorator) -> None:
+    """`warmup` returns one compiled kernel per config and runs none of them."""
+    tuner = autotune(configs=blocks(128, 512, 1024), key=["n"])(add)
+    x, y, out = pair()
+    kernels = tuner.warmup(x, y, out, N, grid=(1,))
+    assert len(kernels) == 3
+    assert all("ptx" in kernel.asm for kernel in kernels)
+    assert bool(out.isnan().all())
+    assert tuner.cache == {}
+
+
+def test_torch_compile(autotune: Decorator) -> None:
+    """A tuned kernel is part of a compiled graph: dynamo recognises the class, without a graph break."""
+    tuner = autotune(configs=blocks(128, 512), key=["n"])(add)
+
+    def twice_the_sum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        tuner[grid](x, y, out, x.numel())
+        return 2 * out
+
+    torch._dynamo.reset()
+    compiled = torch.compile(twice_the_sum, fullgraph=True)
+    x, y, _ = pair()
+    torch.testing.assert_close(compiled(x, y), 2 * (x + y))
+
+
+def test_kernel_used_eagerly_and_compiled(autotune: Decorator) -> None:
+    """A tuner that has tuned eagerly still works inside a compiled graph, and the other way round."""
+    tuner = autotune(configs=blocks(128, 512), key=["n"])(add)
+
+    def total(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        tuner[grid](x, y, out, x.numel())
+        return out
+
+    torch._dynamo.reset()
+    x, y, _ = pair()
+    for function in (total, torch.compile(total, fullgraph=True), total):
+        torch.testing.assert_close(function(x, y), x + y)
+
+
+def test_tuned_kernel_in_a_cuda_graph(autotune: Decorator) -> None:
+    """A kernel tuned beforehand is captured and replayed with new data."""
+    tuner = autotune(configs=blocks(128, 512), key=["n"])(add)
+    x, y, out = pair()
+    tuner[grid](x, y, out, N)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tuner[grid](x, y, out, N)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(out, x + y)
+
+
+def test_untuned_kernel_in_a_cuda_graph(forecast: Decorator) -> None:
+    """Nothing can be timed during capture: ours says so, and works once it was called outside."""
+    from forecast_autotune.errors import CaptureError
+
+    tuner = forecast(configs=blocks(128, 512), key=["n"])(add)
+    x, y, out = pair()
+    torch.cuda.synchronize()
+    with pytest.raises(CaptureError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        tuner[grid](x, y, out, N)
+    assert tuner.cache == {}
+    tuner[grid](x, y, out, N)
+    torch.testing.assert_close(out, x + y)
+
+
+def test_stored_decision_in_a_cuda_graph(tmp_path: Path) -> None:
+    """A decision that another tuner stored is used during capture."""
+    options: dict[str, Any] = {"configs": blocks(128, 512), "key": ["n"]}
+    first, second = (ours(store=tmp_path)(**options)(add) for _ in range(2))
+    x, y, out = pair()
+    first[grid](x, y, out, N)
+    torch.cuda.synchronize()
+    out.fill_(math.nan)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        second[grid](x, y, out, N)
+    graph.replay()
+    torch.testing.assert_close(out, x + y)
+    assert second.best_config == first.best_config
+
+
+def test_threads(forecast: Decorator) -> None:
+    """Eight threads on their own streams, three keys: right results and one sweep per key."""
+    sweeps = Sweeps()
+    tuner = forecast(configs=blocks(128, 512), key=["n"], prune_configs_by=sweeps.option)(add)
+    sizes = (N, 777, 4096)
+    start = threading.Barrier(8)
+    failures: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            start.wait()
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for turn in range(len(sizes)):
+                    n = sizes[(i + turn) % len(sizes)]
+                    x, y, out = pair(n)
+                    tuner[grid](x, y, out, n)
+                    torch.testing.assert_close(out, x + y)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert sorted(sweeps.keys) == sorted(sizes)
+
+
+def test_nothing_launches() -> None:
+    """If no config fits the GPU, ours raises before a launch can fail, naming the outcome."""
+    from forecast_autotune.errors import NothingLaunches
+
+    other = triton.Config({"BM": 256, "BN": 256, "BK": 128}, num_warps=8, num_stages=5)
+    tuner = tuned_matmul(ours(mode="exhaustive"), [TOO_LARGE, other])
+    with pytest.raises(NothingLaunches, match="out_of_resources"):
+        multiply(tuner, 256, 256, 512)

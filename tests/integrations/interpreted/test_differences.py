@@ -1,0 +1,296 @@
+"""Where ours differs from Triton on purpose: failures, the interpreter, threads."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.runtime.errors import OutOfResources
+from triton.runtime.jit import KernelInterface
+
+from forecast_autotune.errors import NothingLaunches
+from tests.integrations.interpreted.kernels import accumulate, double, double_even
+from tests.integrations.interpreted.support import Clock, Decorator, Vector, block_of, blocks, grid
+
+
+@pytest.mark.parametrize("where", ["pruning", "conflict", "key"])
+def test_nargs_is_none_after_an_exception(forecast: Decorator, where: str) -> None:
+    """Triton keeps the arguments of a failed call alive; ours lets them go."""
+    vector = Vector()
+
+    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        raise LookupError("no rule for this shape")
+
+    options = {"prune_configs_by": {"early_config_prune": prune}} if where == "pruning" else {}
+    tuner = forecast(configs=blocks(16, 32), key=["n"], do_bench=Clock(vector.tag), **options)(double)
+    args = (*vector.args[:3], [40]) if where == "key" else vector.args
+    extra = {"BLOCK": 64} if where == "conflict" else {}
+    with pytest.raises((LookupError, ValueError, TypeError)):
+        tuner[grid](*args, **extra)
+    assert tuner.nargs is None
+
+
+def test_nothing_launches(forecast_exhaustive: Decorator) -> None:
+    """Where Triton silently chooses the first config, ours raises, naming what happened to the candidates."""
+    vector = Vector()
+    failure = OutOfResources(300_000, 200_000, "shared memory")
+    clock = Clock(vector.tag, {16: failure, 32: failure})
+    tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"], do_bench=clock)(double)
+    with pytest.raises(NothingLaunches, match="out_of_resources"):
+        tuner[grid](*vector.args)
+    assert tuner.cache == {}
+    assert tuner.nargs is None
+
+
+def test_tuner_works_after_nothing_launched(forecast_exhaustive: Decorator) -> None:
+    """A key for which all failed does not spoil the next key."""
+    small, large = Vector(40), Vector(50)
+    failure = OutOfResources(300_000, 200_000, "shared memory")
+    tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"])(double)
+    tuner.do_bench = Clock(small.tag, {16: failure, 32: failure})
+    with pytest.raises(NothingLaunches):
+        tuner[grid](*small.args)
+    tuner.do_bench = Clock(large.tag)
+    tuner[grid](*large.args)
+    assert large.doubled()
+
+
+def test_runtime_error_of_one_config_is_survived(forecast_exhaustive: Decorator) -> None:
+    """Where Triton aborts the sweep, ours records the failure and chooses among the others."""
+    vector = Vector()
+    clock = Clock(vector.tag, {16: RuntimeError("misaligned address"), 32: 2.0, 64: 3.0})
+    tuner = forecast_exhaustive(configs=blocks(16, 32, 64), key=["n"], do_bench=clock)(double)
+    tuner[grid](*vector.args)
+    assert vector.block == 32
+    assert vector.doubled()
+    timings = {block_of(c): list(t) for c, t in tuner.configs_timings.items()}
+    assert timings == {16: [math.inf] * 3, 32: [2.0] * 3, 64: [3.0] * 3}
+
+
+def test_runtime_errors_of_all_configs_are_reported(forecast_exhaustive: Decorator) -> None:
+    """If every config fails at run time the user is told so, with the error's words."""
+    vector = Vector()
+    failure = RuntimeError("misaligned address")
+    clock = Clock(vector.tag, {16: failure, 32: failure})
+    tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"], do_bench=clock)(double)
+    with pytest.raises(NothingLaunches, match="misaligned address"):
+        tuner[grid](*vector.args)
+
+
+def test_interpreter_without_a_clock(forecast: Decorator) -> None:
+    """Interpreted times mean nothing: without a `do_bench`, a config is launched and none is timed.
+
+    Triton asks the driver for a clock and fails on a machine without a GPU.
+    """
+    vector = Vector()
+    stacked = triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})(double_even)
+    tuner = forecast(configs=blocks(16, 32, 64), key=["n"])(stacked)
+    tuner[grid](*vector.args)
+    assert vector.doubled()
+    assert tuner.best_config in tuner.configs
+    chosen = vector.block
+    vector.out.zero_()
+    tuner[grid](*vector.args)
+    assert vector.doubled()
+    assert vector.block == chosen
+
+
+def test_interpreter_without_a_clock_launches_once(forecast: Decorator) -> None:
+    """No candidate runs beside the one for the caller, so in-place kernels need no care."""
+    vector = Vector()
+    acc = torch.zeros_like(vector.x)
+    tuner = forecast(configs=blocks(16, 32, 64), key=["n"])(accumulate)
+    tuner[grid](acc, vector.x, vector.tag, vector.n)
+    assert torch.equal(acc[:40], vector.x[:40])
+
+
+def test_interpreter_without_a_clock_prunes(forecast: Decorator) -> None:
+    """The user's pruning still rules out configs."""
+    vector = Vector()
+    tuner = forecast(
+        configs=blocks(16, 32, 64),
+        key=["n"],
+        prune_configs_by={"early_config_prune": lambda configs, nargs, **kwargs: configs[2:]},
+    )(double)
+    tuner[grid](*vector.args)
+    assert vector.block == 64
+
+
+def test_a_hook_may_launch_the_kernel_that_is_being_tuned(forecast_exhaustive: Decorator) -> None:
+    """A launch of the same tuner, for another key, from within its tuning: Triton loses `nargs`."""
+    vector, other = Vector(), Vector(8)
+
+    def again(kwargs: dict[str, Any], reset_only: bool = False) -> None:
+        if kwargs["n"] == 40:
+            tuner[grid](*other.args)
+
+    tuner: Any = forecast_exhaustive(
+        configs=blocks(16, 32), key=["n"], pre_hook=again, do_bench=Clock(vector.tag)
+    )(double)
+    tuner[grid](*vector.args)
+    assert vector.doubled()
+    assert other.doubled()
+
+
+REPLACED_BEFORE_IMPORT = """
+from triton.runtime.autotuner import Autotuner
+
+def force_first(self, *args, **kwargs):
+    return self.fn.run(*args, **kwargs, **self.configs[0].all_kwargs())
+
+Autotuner.run = force_first
+from tests.integrations.interpreted.kernels import double
+from tests.integrations.interpreted.support import Clock, Vector, blocks, decorator, grid
+vector = Vector()
+clock = Clock(vector.tag, {128: 9.0})
+tuned = decorator("forecast", exhaustive=True)(configs=blocks(128, 16), key=["n"], do_bench=clock)(double)
+tuned[grid](*vector.args)
+print(vector.block, clock.timed, vector.doubled())
+"""
+
+
+def test_run_replaced_on_the_class_before_our_import() -> None:
+    """vLLM may have replaced `Autotuner.run` before this package was imported."""
+    command = [sys.executable, "-c", REPLACED_BEFORE_IMPORT]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split("\n")[0] == "128 [] True", done.stderr
+
+
+class OneAtATime(KernelInterface):  # type: ignore[misc]
+    """Triton's interpreter keeps global state, so launches take turns here; tuning does not."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+        self.arg_names = fn.arg_names
+        self.turn = threading.Lock()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with self.turn:
+            return self.fn.run(*args, **kwargs)
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run `work(i)` in `count` threads at once, and raise what the first failing one raised."""
+    start = threading.Barrier(count)
+    raised: list[BaseException] = []
+
+    def body(i: int) -> None:
+        try:
+            start.wait()
+            work(i)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=body, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]
+
+
+def test_threads_share_one_tuning_per_key(forecast_exhaustive: Decorator) -> None:
+    """Eight threads, three keys at once: right results, each key tuned once, `nargs` never mixed up."""
+    sizes = (40, 50, 60)
+    pruned: list[int] = []
+    timed: list[float] = []
+
+    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        pruned.append(nargs["n"])
+        time.sleep(0.002)
+        return configs
+
+    def bench(call: Callable[[], object], quantiles: Any) -> list[float]:
+        call()
+        time.sleep(0.002)  # lets another thread in
+        timed.append(1.0)
+        return [1.0, 1.0, 1.0]
+
+    tuner = forecast_exhaustive(
+        configs=blocks(16, 32, 64),
+        key=["n"],
+        restore_value=["acc"],
+        do_bench=bench,
+        prune_configs_by={"early_config_prune": prune},
+    )(OneAtATime(accumulate))
+
+    def work(i: int) -> None:
+        for turn in range(len(sizes)):
+            vector = Vector(sizes[(i + turn) % len(sizes)])
+            acc = torch.full_like(vector.x, float(i))
+            tuner[grid](acc, vector.x, vector.tag, vector.n)
+            assert torch.equal(acc[: vector.n], i + vector.x[: vector.n])
+
+    in_threads(8, work)
+    assert sorted(pruned) == sorted(sizes)
+    assert len(timed) == len(sizes) * 3
+    assert sorted(key[0] for key in tuner.cache) == sorted(sizes)
+
+
+def test_threads_on_hits(forecast: Decorator) -> None:
+    """Hits from many threads launch with each caller's own arguments."""
+    first = Vector()
+    tuner = forecast(configs=blocks(16, 32), key=["n"], do_bench=Clock(first.tag))(OneAtATime(double))
+    tuner[grid](*first.args)
+
+    def work(i: int) -> None:
+        for _ in range(5):
+            vector = Vector()
+            vector.x += i
+            tuner[grid](*vector.args)
+            assert vector.doubled()
+
+    in_threads(8, work)
+    assert len(tuner.cache) == 1
+
+
+def test_a_failed_tuning_lets_the_next_thread_try(forecast_exhaustive: Decorator) -> None:
+    """Threads that wait for a tuning which then fails do not hang; each gets a result or an error."""
+    failing = threading.Event()
+    failing.set()
+
+    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        time.sleep(0.005)
+        if failing.is_set():
+            failing.clear()
+            raise LookupError("first attempt")
+        return configs
+
+    def bench(call: Callable[[], object], quantiles: Any) -> list[float]:
+        call()
+        return [1.0, 1.0, 1.0]
+
+    tuner = forecast_exhaustive(
+        configs=blocks(16, 32),
+        key=["n"],
+        do_bench=bench,
+        prune_configs_by={"early_config_prune": prune},
+    )(OneAtATime(double))
+    outcomes: list[str] = []
+
+    def work(i: int) -> None:
+        vector = Vector()
+        try:
+            tuner[grid](*vector.args)
+        except LookupError:
+            outcomes.append("error")
+        else:
+            assert vector.doubled()
+            outcomes.append("result")
+
+    in_threads(4, work)
+    assert len(outcomes) == 4
+    vector = Vector()
+    tuner[grid](*vector.args)
+    assert vector.doubled()

@@ -1,0 +1,289 @@
+"""`prune_configs_by`: what the user's functions are given, and what survives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from triton.runtime import errors
+
+from tests.integrations.interpreted.kernels import double
+from tests.integrations.interpreted.support import (
+    VERSION,
+    Clock,
+    Decorator,
+    Vector,
+    block_of,
+    blocks,
+    grid,
+)
+
+
+def first_two(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+    """An `early_config_prune` that keeps the first two configs."""
+    return configs[:2]
+
+
+def prefer_large(**kwargs: Any) -> float:
+    """A `perf_model` that forecasts 1000 / BLOCK."""
+    return 1000.0 / float(kwargs["BLOCK"])
+
+
+def test_early_config_prune_arguments(autotune: Decorator) -> None:
+    """It gets the configs, the positional arguments by name, and the call's keywords with grid and warmup."""
+    vector = Vector()
+    calls: list[tuple[Any, Any, dict[str, Any]]] = []
+
+    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        calls.append((list(configs), dict(nargs), kwargs))
+        return configs
+
+    tuner = autotune(
+        configs=blocks(16, 32),
+        key=["n"],
+        do_bench=Clock(vector.tag),
+        prune_configs_by={"early_config_prune": prune},
+    )(double)
+    tuner[grid](vector.x, vector.out, tag=vector.tag, n=40)
+    ((configs, nargs, kwargs),) = calls
+    assert configs == blocks(16, 32)
+    assert list(nargs) == ["x", "out"]
+    assert nargs["x"] is vector.x
+    assert set(kwargs) == {"grid", "warmup", "tag", "n"}
+    assert kwargs["grid"] is grid
+    assert kwargs["warmup"] is False
+    assert kwargs["n"] == 40
+
+
+def test_early_config_prune_runs_once_per_miss(autotune: Decorator) -> None:
+    """A hit does not prune; a new key does."""
+    vector, other = Vector(40), Vector(50)
+    calls: list[int] = []
+
+    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        calls.append(nargs["n"])
+        return configs
+
+    tuner = autotune(
+        configs=blocks(16, 32),
+        key=["n"],
+        do_bench=Clock(vector.tag),
+        prune_configs_by={"early_config_prune": prune},
+    )(double)
+    for v in (vector, vector, other, other, vector):
+        tuner[grid](*v.args)
+    assert calls == [40, 50]
+
+
+def test_pruned_configs_are_never_launched(autotune: Decorator) -> None:
+    """Only survivors are timed, and one of them is chosen."""
+    vector = Vector()
+    clock = Clock(vector.tag, {64: 0.1, 128: 0.1})
+    tuner = autotune(
+        configs=blocks(16, 32, 64, 128),
+        key=["n"],
+        do_bench=clock,
+        prune_configs_by={"early_config_prune": first_two},
+    )(double)
+    tuner[grid](*vector.args)
+    assert vector.block in (16, 32)
+    assert set(clock.timed) <= {16, 32}
+
+
+def test_survivors_all_compete(exhaustive: Decorator) -> None:
+    """Each survivor is timed and has its entry in `configs_timings`."""
+    vector = Vector()
+    clock = Clock(vector.tag, {16: 2.0, 32: 1.0})
+    tuner = exhaustive(
+        configs=blocks(16, 32, 64),
+        key=["n"],
+        do_bench=clock,
+        prune_configs_by={"early_config_prune": first_two},
+    )(double)
+    tuner[grid](*vector.args)
+    assert sorted(clock.timed) == [16, 32]
+    assert {block_of(c) for c in tuner.configs_timings} == {16, 32}
+    assert vector.block == 32
+
+
+@pytest.mark.skipif(VERSION < (3, 6), reason="Triton raises AutotunerError from 3.6 on")
+def test_pruning_everything_is_an_error(autotune: Decorator) -> None:
+    """An `early_config_prune` that returns nothing raises AutotunerError."""
+    vector = Vector()
+    tuner = autotune(
+        configs=blocks(16, 32),
+        key=["n"],
+        do_bench=Clock(vector.tag),
+        prune_configs_by={"early_config_prune": lambda configs, nargs, **kwargs: []},
+    )(double)
+    with pytest.raises(errors.AutotunerError, match="should return at least one config"):
+        tuner[grid](*vector.args)
+
+
+@pytest.mark.skipif(VERSION < (3, 8), reason="Triton timed single survivors before 3.8")
+def test_single_survivor_is_not_timed(autotune: Decorator) -> None:
+    """Pruned to one config, that config is cached and launched without a clock."""
+    vector = Vector()
+    clock = Clock(vector.tag)
+    tuner = autotune(
+        configs=blocks(16, 32),
+        key=["n"],
+        do_bench=clock,
+        prune_configs_by={"early_config_prune": lambda configs, nargs, **kwargs: configs[1:]},
+    )(double)
+    tuner[grid](*vector.args)
+    assert (vector.block, clock.timed) == (32, [])
+    assert [block_of(c) for c in tuner.cache.values()] == [32]
+    assert block_of(tuner.best_config) == 32
+
+
+def test_errors_of_the_users_pruning_reach_the_user(autotune: Decorator) -> None:
+    """An exception inside `early_config_prune` is not swallowed."""
+
+    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        raise LookupError("no rule for this shape")
+
+    tuner = autotune(configs=blocks(16, 32), key=["n"], prune_configs_by={"early_config_prune": prune})(
+        double
+    )
+    with pytest.raises(LookupError, match="no rule for this shape"):
+        tuner[grid](*Vector().args)
+
+
+def test_perf_model_arguments(autotune: Decorator) -> None:
+    """It gets every argument by name, grid and warmup, the config's values and its launch options."""
+    vector = Vector()
+    calls: list[dict[str, Any]] = []
+
+    def model(**kwargs: Any) -> float:
+        calls.append(kwargs)
+        return prefer_large(**kwargs)
+
+    tuner = autotune(
+        configs=blocks(16, 32, 64, num_warps=8),
+        key=["n"],
+        do_bench=Clock(vector.tag),
+        prune_configs_by={"perf_model": model, "top_k": 2},
+    )(double)
+    tuner[grid](vector.x, vector.out, tag=vector.tag, n=40)
+    assert sorted(call["BLOCK"] for call in calls) == [16, 32, 64]
+    for call in calls:
+        names = {"x", "out", "tag", "n", "grid", "warmup", "BLOCK", "num_warps", "num_ctas", "num_stages"}
+        assert set(call) == names
+        assert isinstance(call["x"], torch.Tensor)
+        assert (call["num_warps"], call["num_ctas"], call["num_stages"]) == (8, 1, 3)
+
+
+def test_perf_model_keeps_the_top_k(exhaustive: Decorator) -> None:
+    """An integer top_k keeps that many of the best forecasts, and only these are timed."""
+    vector = Vector()
+    clock = Clock(vector.tag, {16: 0.1, 64: 2.0, 128: 3.0})
+    tuner = exhaustive(
+        configs=blocks(16, 32, 64, 128),
+        key=["n"],
+        do_bench=clock,
+        prune_configs_by={"perf_model": prefer_large, "top_k": 2},
+    )(double)
+    tuner[grid](*vector.args)
+    assert sorted(clock.timed) == [64, 128]
+    assert vector.block == 64
+
+
+def pruned(tuner: Any, vector: Vector) -> list[int]:
+    """BLOCKs left by `prune_configs`, called as vLLM's warm-up does: with `nargs` set by hand."""
+    x, out, tag, n = vector.args
+    tuner.nargs = {}
+    left = tuner.prune_configs({"x": x, "out": out, "tag": tag, "n": n, "grid": grid, "warmup": False})
+    return [block_of(config) for config in left]
+
+
+def test_prune_configs_can_be_called_by_hand(autotune: Decorator) -> None:
+    """`kernel.nargs = {}; kernel.prune_configs(dict(kwargs))` returns the survivors, best forecast first."""
+    tuner = autotune(
+        configs=blocks(16, 32, 64, 128),
+        key=["n"],
+        prune_configs_by={"perf_model": prefer_large, "top_k": 3},
+    )(double)
+    assert pruned(tuner, Vector()) == [128, 64, 32]
+
+
+def test_prune_configs_without_rules_returns_all(autotune: Decorator) -> None:
+    """Without `prune_configs_by` every config survives, in order."""
+    tuner = autotune(configs=blocks(32, 16, 64), key=["n"])(double)
+    assert pruned(tuner, Vector()) == [32, 16, 64]
+
+
+def test_perf_model_is_not_asked_when_all_fit(autotune: Decorator) -> None:
+    """With no more configs than top_k the model is not called, and the order stays."""
+    asked: list[Any] = []
+    tuner = autotune(
+        configs=blocks(16, 32),
+        key=["n"],
+        prune_configs_by={"perf_model": lambda **kwargs: asked.append(kwargs), "top_k": 2},
+    )(double)
+    assert pruned(tuner, Vector()) == [16, 32]
+    assert asked == []
+
+
+def test_perf_model_sees_only_early_survivors(autotune: Decorator) -> None:
+    """`early_config_prune` comes first."""
+    tuner = autotune(
+        configs=blocks(16, 32, 64, 128),
+        key=["n"],
+        prune_configs_by={"early_config_prune": first_two, "perf_model": prefer_large, "top_k": 1},
+    )(double)
+    assert pruned(tuner, Vector()) == [32]
+
+
+def test_fractional_top_k_of_all_configs(autotune: Decorator) -> None:
+    """A float up to 1.0 is a fraction of the configs, rounded down."""
+    for fraction, left in ((1.0, 4), (0.9, 3), (0.5, 2), (0.25, 1)):
+        tuner = autotune(
+            configs=blocks(16, 32, 64, 128),
+            key=["n"],
+            prune_configs_by={"perf_model": prefer_large, "top_k": fraction},
+        )(double)
+        assert len(pruned(tuner, Vector())) == left
+
+
+def test_fractional_top_k_of_early_survivors(autotune: Decorator) -> None:
+    """From 3.9 the fraction counts what `early_config_prune` left, before that all configs."""
+    tuner = autotune(
+        configs=blocks(16, 32, 64, 128),
+        key=["n"],
+        prune_configs_by={"early_config_prune": first_two, "perf_model": prefer_large, "top_k": 0.5},
+    )(double)
+    assert len(pruned(tuner, Vector())) == (1 if VERSION >= (3, 9) else 2)
+
+
+@pytest.mark.skipif(VERSION < (3, 9), reason="a fraction below one config pruned everything before 3.9")
+def test_fractional_top_k_keeps_at_least_one(autotune: Decorator) -> None:
+    """From 3.9 a small fraction of few configs keeps one."""
+    tuner = autotune(
+        configs=blocks(16, 32, 64, 128),
+        key=["n"],
+        prune_configs_by={"perf_model": prefer_large, "top_k": 0.1},
+    )(double)
+    assert pruned(tuner, Vector()) == [128]
+
+
+@pytest.mark.parametrize("top_k", ["2", 1.5, None])
+def test_top_k_of_another_type_is_refused(autotune: Decorator, top_k: object) -> None:
+    """Anything but a fraction or an integer is a TypeError at the first call."""
+    tuner = autotune(
+        configs=blocks(16, 32), key=["n"], prune_configs_by={"perf_model": prefer_large, "top_k": top_k}
+    )(double)
+    with pytest.raises(TypeError, match="top_k must be either"):
+        tuner[grid](*Vector().args)
+
+
+def test_top_k_alone_prunes_nothing(exhaustive: Decorator) -> None:
+    """Without a perf_model there is nothing to rank by."""
+    vector = Vector()
+    clock = Clock(vector.tag)
+    tuner = exhaustive(configs=blocks(16, 32, 64), key=["n"], do_bench=clock, prune_configs_by={"top_k": 1})(
+        double
+    )
+    tuner[grid](*vector.args)
+    assert sorted(clock.timed) == [16, 32, 64]

@@ -1,0 +1,188 @@
+"""What a drop-in shows before it is called: signature, class, attributes, refusals at decoration."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import triton
+from triton.runtime.autotuner import Autotuner
+
+from tests.integrations.interpreted.kernels import double, double_even
+from tests.integrations.interpreted.support import VERSION, Decorator, Vector, blocks, grid
+
+EXTRAS = [
+    "tolerance",
+    "risk",
+    "budget",
+    "surrogate",
+    "store",
+    "policy",
+    "space",
+    "variants",
+    "bucket",
+    "mode",
+]
+
+
+def test_positional_parameters_are_tritons() -> None:
+    """Names, order and defaults of the positional parameters equal `triton.autotune`'s."""
+    from forecast_autotune import autotune
+
+    theirs = list(inspect.signature(triton.autotune).parameters.values())
+    ours = list(inspect.signature(autotune).parameters.values())
+    described = [(p.name, p.default, p.kind) for p in theirs]
+    assert [(p.name, p.default, p.kind) for p in ours[: len(theirs)]] == described
+
+
+def test_extras_are_keyword_only_and_off() -> None:
+    """Every parameter beyond Triton's is keyword-only and None unless asked for."""
+    from forecast_autotune import autotune
+
+    parameters = list(inspect.signature(autotune).parameters.values())
+    extras = parameters[len(inspect.signature(triton.autotune).parameters) :]
+    assert [p.name for p in extras] == EXTRAS
+    assert {(p.kind, p.default) for p in extras} == {(inspect.Parameter.KEYWORD_ONLY, None)}
+
+
+def test_parameters_can_be_given_by_position(autotune: Decorator) -> None:
+    """All twelve parameters work positionally, in Triton's order."""
+
+    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        return configs
+
+    def pre(kwargs: Any, reset_only: bool = False) -> None: ...
+
+    def post(kwargs: Any, exception: Any) -> None: ...
+
+    def bench(call: Any, quantiles: Any) -> list[float]:
+        return [1.0, 1.0, 1.0]
+
+    pruning = {"early_config_prune": prune}
+    tuner = autotune(
+        blocks(16, 32), ["n"], pruning, ["out"], ["x"], pre, post, None, None, False, bench, False
+    )(double)
+    assert (tuner.keys, tuner.reset_to_zero, tuner.restore_value) == (["n"], ["out"], ["x"])
+    assert (tuner.early_config_prune, tuner.pre_hook, tuner.post_hook) == (prune, pre, post)
+    assert tuner.do_bench is bench
+
+
+def test_undecorated_use(autotune: Decorator) -> None:
+    """`autotune(configs=..., key=...)(kernel)` is how unsloth applies it."""
+    vector = Vector()
+    tuner = autotune(configs=blocks(16), key=["n"])(double)
+    tuner[grid](*vector.args)
+    assert vector.doubled()
+
+
+def test_is_an_autotuner(autotune: Decorator) -> None:
+    """torch.compile and others recognise tuned kernels by `isinstance`."""
+    tuner = autotune(configs=blocks(16, 32), key=["n"])(double)
+    assert isinstance(tuner, Autotuner)
+
+
+@pytest.mark.parametrize("configs", [[], None])
+def test_empty_configs_become_the_default_config(autotune: Decorator, configs: Any) -> None:
+    """No configs means one config: nothing but the default launch options."""
+    tuner = autotune(configs=configs, key=[])(double)
+    assert tuner.configs == [triton.Config({}, num_warps=4, num_stages=3, num_ctas=1)]
+
+
+def test_default_attributes(autotune: Decorator) -> None:
+    """What vLLM, torch, FLA and gemlite read on a tuner that was given configs and a key only."""
+    configs = blocks(16, 32)
+    tuner = autotune(configs=configs, key=["n"])(double)
+    assert tuner.configs == configs
+    assert tuner.keys == ["n"]
+    assert tuner.cache == {}
+    assert tuner.arg_names == ["x", "out", "tag", "n", "BLOCK"]
+    assert tuner.fn is double
+    assert tuner.perf_model is None
+    assert tuner.early_config_prune is None
+    assert tuner.configs_top_k == 1.0
+    assert tuner.reset_to_zero == []
+    assert tuner.restore_value == []
+    assert (tuner.user_defined_pre_hook, tuner.user_defined_post_hook) == (False, False)
+    assert (tuner.num_warmups, tuner.num_reps) == (None, None)
+    assert tuner.use_cuda_graph is False
+    assert tuner.cache_results is False
+    tuner.pre_hook({}, reset_only=True)
+    tuner.post_hook({}, exception=None)
+
+
+def test_given_attributes(autotune: Decorator) -> None:
+    """What was given is readable under the names that torch reads."""
+
+    def model(**kwargs: Any) -> float:
+        return 1.0
+
+    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        return configs
+
+    tuner = autotune(
+        configs=blocks(16, 32),
+        key=["n"],
+        prune_configs_by={"perf_model": model, "top_k": 3, "early_config_prune": prune},
+        reset_to_zero=("out",),
+        restore_value=("x",),
+    )(double)
+    assert (tuner.perf_model, tuner.configs_top_k, tuner.early_config_prune) == (model, 3, prune)
+    assert (tuner.reset_to_zero, tuner.restore_value) == (["out"], ["x"])
+    assert (tuner.user_defined_pre_hook, tuner.user_defined_post_hook) == (False, False)
+
+
+def test_user_hooks_are_declared(autotune: Decorator) -> None:
+    """torch refuses kernels whose `user_defined_*` flags are set, so they must be right."""
+
+    def pre(kwargs: Any, reset_only: bool = False) -> None: ...
+
+    def post(kwargs: Any, exception: Any) -> None: ...
+
+    tuner = autotune(configs=blocks(16, 32), key=[], pre_hook=pre, post_hook=post)(double)
+    assert (tuner.user_defined_pre_hook, tuner.user_defined_post_hook) == (True, True)
+    assert (tuner.pre_hook, tuner.post_hook) == (pre, post)
+
+
+def test_base_fn_is_the_python_function(autotune: Decorator) -> None:
+    """`base_fn` is found through heuristics; the tuner itself has no `__name__`."""
+    stacked = triton.heuristics({"EVEN": lambda args: False})(double_even)
+    tuner = autotune(configs=blocks(16, 32), key=[])(stacked)
+    assert tuner.fn is stacked
+    assert inspect.isfunction(tuner.base_fn)
+    assert tuner.base_fn.__name__ == "double_even"
+    assert not hasattr(tuner, "__name__")
+
+
+@pytest.mark.parametrize("option", [{"warmup": 5}, {"rep": 7}, {"use_cuda_graph": True}])
+def test_deprecated_timing_options_warn(autotune: Decorator, option: dict[str, Any]) -> None:
+    """`warmup`, `rep` and `use_cuda_graph` still work, with a DeprecationWarning."""
+    with pytest.warns(DeprecationWarning, match="warmup, rep, and use_cuda_graph"):
+        tuner = autotune(configs=blocks(16, 32), key=[], **option)(double)
+    assert tuner.num_warmups == option.get("warmup")
+    assert tuner.num_reps == option.get("rep")
+    assert tuner.use_cuda_graph == option.get("use_cuda_graph", False)
+    assert callable(tuner.do_bench)
+
+
+def test_ordinary_use_does_not_warn(autotune: Decorator) -> None:
+    """No DeprecationWarning without a deprecated option."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        autotune(configs=blocks(16, 32), key=["n"])(double)
+
+
+@pytest.mark.skipif(VERSION < (3, 9), reason="Triton rejects unknown names from 3.9 on")
+@pytest.mark.parametrize("parameter", ["key", "reset_to_zero", "restore_value"])
+def test_unknown_names_are_refused(autotune: Decorator, parameter: str) -> None:
+    """A name that is no kernel argument is a ValueError at decoration, naming it."""
+    given: dict[str, Any] = {"key": ["n"], parameter: ["n", "m"]}
+    with pytest.raises(ValueError, match=f"{parameter} contains names that are not kernel arguments: m"):
+        autotune(configs=blocks(16, 32), **given)(double)
+
+
+@pytest.mark.skipif(VERSION < (3, 6), reason="before 3.6 an explicit cache_results=True won")
+def test_results_are_not_cached_on_disk_under_the_interpreter(autotune: Decorator) -> None:
+    """`cache_results=True` is forced off: interpreted timings mean nothing to a later process."""
+    assert autotune(configs=blocks(16, 32), key=["n"], cache_results=True)(double).cache_results is False

@@ -1,0 +1,1 @@
+"""From the store to better surrogates (grows with the Trainer issue)."""
