@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.measuring import Spent
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, Outcome, digest
 from forecast_autotune.results import Measurement, Plan
 from forecast_autotune.settings import Budget
 from forecast_autotune.surrogates.base import Array, Forecasts
@@ -39,6 +39,8 @@ class State:
     audited: bool = False
     """The audit share of this decision has been drawn."""
     seed: int = 0
+    problem: str = ""
+    """The problem's id: two problems with equally many candidates must not draw the same audits."""
 
     def best(self) -> float:
         """log2(milliseconds) of the incumbent; +inf when nothing has run."""
@@ -52,14 +54,29 @@ class State:
             return np.flatnonzero(unknown)
         return np.flatnonzero(fit)
 
+    def stuck(self) -> bool:
+        """Every candidate tried so far failed by its own fault: no limit may end the decision here.
+
+        A launch needs a config that works, so until there is one, candidates are tried one by one as
+        Triton would. Faults of the harness end that: more of them would follow.
+        """
+        faults = any(m.outcome is Outcome.INFRASTRUCTURE for m in self.measured.values())
+        return math.isinf(self.best()) and not faults
+
     def room(self) -> int:
-        """How many more candidates the budget allows (large when there is no limit)."""
-        limit = self.budget
-        if limit.seconds is not None and self.spent.wall_s >= limit.seconds:
-            return 0
-        if limit.gpu_seconds is not None and self.spent.timing_s >= limit.gpu_seconds:
-            return 0
-        return len(self.forecasts) if limit.measurements is None else max(0, limit.measurements - self.new)
+        """How many more candidates the budget allows (all when there is no limit, one when stuck)."""
+        least = int(self.stuck())
+        if exhausted(self.budget, self.spent):
+            return least
+        limit = self.budget.measurements
+        return len(self.forecasts) if limit is None else max(least, limit - self.new)
+
+
+def exhausted(budget: Budget, spent: Spent) -> bool:
+    """Whether the seconds of a budget are used up."""
+    return (budget.seconds is not None and spent.wall_s >= budget.seconds) or (
+        budget.gpu_seconds is not None and spent.timing_s >= budget.gpu_seconds
+    )
 
 
 class Policy(Protocol):
@@ -122,7 +139,7 @@ class RiskBounded:
         rows, samples = self._promising(state)
         risk = stated_risk(state, rows, samples)
         seen = sum(m.ok for m in state.measured.values())
-        room = min(state.room(), self.cap(state) - state.new, len(rows))
+        room = min(state.room(), max(self.cap(state) - state.new, int(state.stuck())), len(rows))
         if not len(rows):
             return Plan((), "every candidate that can launch is measured", risk)
         enough = min(self.least, len(state.forecasts))
@@ -181,7 +198,8 @@ class RiskBounded:
         done = f"{risk:.0%} risk of more than {state.tolerance:.1%} regret is accepted"
         if state.audit <= 0 or state.audited:
             return Plan((), done, risk)
-        chance = np.random.default_rng([state.seed, len(state.forecasts)]).random(len(state.forecasts))
+        drawn = np.random.default_rng([state.seed, int(digest(state.problem), 16)])
+        chance = drawn.random(len(state.forecasts))
         names = tuple(state.forecasts.candidates[int(i)] for i in rows if chance[i] < state.audit)
         names = names[: state.room()]
         if not names:
@@ -202,7 +220,8 @@ class Exhaustive:
         ]
         names = tuple(state.forecasts.candidates[i] for i in left[: state.room()])
         risk = 0.0 if not left else 1.0
-        return Plan(names, "measure everything" if names else "everything is measured", risk)
+        done = "budget reached before everything was measured" if left else "everything is measured"
+        return Plan(names, "measure everything" if names else done, risk)
 
 
 @dataclass(frozen=True)
@@ -223,7 +242,7 @@ class Fixed:
         order = np.random.default_rng(state.seed).permutation(total) if self.random else np.arange(total)
         wanted = [state.forecasts.candidates[int(i)] for i in order[: self.count]]
         left = [c for c in wanted if c not in state.measured][: state.room()]
-        if not left and math.isinf(state.best()):
+        if not left and state.stuck():
             # All of the fixed choice failed: go on in the same order until something runs.
             rest = (state.forecasts.candidates[int(i)] for i in order)
             left = [c for c in rest if c not in state.measured][:1]

@@ -50,20 +50,30 @@ class Budget:
 
 
 def _number(low: float, high: float) -> Callable[[str], float]:
+    rule = f"must be a number in [{low:g}, {high:g}]"
+
     def parse(text: str) -> float:
-        value = float(text)
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(rule) from None
         if not low <= value <= high:
-            raise ValueError(f"must lie in [{low:g}, {high:g}]")
+            raise ValueError(rule)
         return value
 
     return parse
 
 
 def _count(low: int) -> Callable[[str], int]:
+    rule = f"must be an integer >= {low}"
+
     def parse(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(rule) from None
         if value < low:
-            raise ValueError(f"must be an integer >= {low}")
+            raise ValueError(rule)
         return value
 
     return parse
@@ -86,6 +96,15 @@ def _choice(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _mode(text: str) -> Mode:
+    return Mode(_choice(*Mode)(text))
+
+
+def _directory(text: str) -> Path:
+    # A shell expands ~, but a container's or a service's environment file does not.
+    return Path(text).expanduser()
+
+
 def _variable(name: str, parse: Callable[[str], Any], default: Any, doc: str) -> Any:
     return field(
         default=default, metadata={"variable": f"FORECAST_AUTOTUNE{name}", "parse": parse, "doc": doc}
@@ -98,9 +117,9 @@ class Settings:
 
     enabled: bool = _variable("", _flag, False, "1: serve every triton.autotune in this process")
     cache_dir: Path | None = _variable(
-        "_CACHE_DIR", Path, None, "where measurements are kept (default: the user's cache directory)"
+        "_CACHE_DIR", _directory, None, "where measurements are kept (default: the user's cache directory)"
     )
-    mode: Mode = _variable("_MODE", Mode, Mode.TUNE, "tune | skip | frozen | exhaustive | deterministic")
+    mode: Mode = _variable("_MODE", _mode, Mode.TUNE, "tune | skip | frozen | exhaustive | deterministic")
     on_miss: str = _variable(
         "_ON_MISS", _choice("error", "forecast"), "error", "frozen mode: raise, or take the best forecast"
     )
@@ -120,7 +139,10 @@ class Settings:
         "_BUCKET", _choice("exact", "pow2"), "exact", "how integer key values are grouped: exact | pow2"
     )
     workers: int = _variable(
-        "_WORKERS", _count(0), 0, "compile threads; 0: one per core this process may use"
+        "_WORKERS", _count(0), 0, "compilations at a time; 0: one per core this process may use"
+    )
+    compiler: str = _variable(
+        "_COMPILER", _choice("auto", "fork", "threads"), "auto", "how to compile: auto | fork | threads"
     )
     timeout_s: float = _variable(
         "_TIMEOUT", _number(0.1, 1e6), 120.0, "seconds after which a compilation counts as hung"
@@ -154,11 +176,14 @@ class Settings:
         """A copy with every change that is not None applied; values obey the variables' rules."""
         given = {name: value for name, value in changes.items() if value is not None}
         for f in fields(self):
-            if f.name in given and not isinstance(given[f.name], bool | Path | Mode):
+            flag = isinstance(f.default, bool) and isinstance(given.get(f.name), bool)
+            if f.name in given and not flag:
                 try:
                     given[f.name] = f.metadata["parse"](str(given[f.name]))
                 except ValueError as error:
-                    raise SettingsError(f"{f.name}={given[f.name]!r}: {error}") from error
+                    raise SettingsError(
+                        f"{f.name}={given[f.name]!r}: {error} ({f.metadata['doc']})"
+                    ) from error
         return replace(self, **given)
 
     @property

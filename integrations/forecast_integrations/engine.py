@@ -320,7 +320,7 @@ def _measurer(call: Call, problem: Problem, settings: Settings, store: Store) ->
         timeout_s=settings.timeout_s,
         guard=guard,
         say=say,
-        precompile=has_device() and not _interpreting(),
+        compiler=settings.compiler if has_device() and not _interpreting() else "none",
         bench=bench,
     )
 

@@ -1,16 +1,15 @@
 """Timing on the device: compile in parallel, time each candidate as it is ready, race, compare.
 
 The protocol is `do_bench`'s (L2 flushed before each launch, device events around it, median and
-20/80 percentiles) with three differences: hooks run outside the timed region, a candidate that
-cannot win stops after a few launches, and the finalists are timed again in turns.
+20/80 percentiles) with four differences: hooks run outside the timed region, launches during which
+the host was held up do not count, a candidate that cannot win stops after a few launches, and the
+finalists are timed again in turns.
 """
 
 from __future__ import annotations
 
 import math
-import queue
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.results import Measurement
 from forecast_autotune.tuner import now
 from forecast_integrations.call import Call, outcome_of
-from forecast_integrations.triton_compile import Compiled, CompilePool
+from forecast_integrations.triton_compile import Compiled, CompilePool, make_pool
 
 _LOOK_MS = 6.0
 """Device milliseconds of a first look at a candidate."""
@@ -33,8 +32,8 @@ _CONTENDER = 1.25
 """A candidate slower than this multiple of the fastest so far is not timed further."""
 _HOPELESS = 2.0
 """... and beyond this multiple the three launches of the estimate are enough."""
-_SWITCH_S = 0.0005
-"""GIL switch interval while compile threads run: a launch must not wait 5 ms for the interpreter."""
+_HELD_UP_S = 5e-5
+"""A launch that kept the host this much longer than three usual ones was disturbed."""
 
 
 class TritonMeasurer:
@@ -53,19 +52,21 @@ class TritonMeasurer:
         timeout_s: float,
         guard: Callable[[Candidate], Any],
         say: Callable[[Candidate], None],
-        precompile: bool = True,
+        compiler: str = "auto",
         bench: bool = False,
     ) -> None:
+        """`compiler` is `auto`, `fork`, `threads`, or `none` where nothing is compiled (the interpreter)."""
         self.workers = workers
         self._call, self._problem, self._timeout_s = call, problem, timeout_s
-        self._guard, self._say, self._precompile = guard, say, precompile
+        self._guard, self._say = guard, say
         self._timer: _Bench | _Events = _Bench(call) if bench else _Events(call)
         self._begin = time.perf_counter()
         self._timing_s = 0.0
         self._best_ms = math.inf
         self._lost: str | None = None
-        self._interval = sys.getswitchinterval()
-        self._pool = CompilePool(call.compile, workers, _device_selector())
+        self._pool: CompilePool | None = None
+        if compiler != "none":
+            self._pool = make_pool(call.compile, workers, timeout_s, compiler)
         self._ready: dict[Candidate, Compiled] = {}
         """Compiled ahead, not asked for yet."""
 
@@ -78,28 +79,24 @@ class TritonMeasurer:
         self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
     ) -> Iterator[Measurement]:
         """Yield measurements in the order in which compilations finish."""
-        if not self._precompile:
+        if self._pool is None:
             for candidate in candidates:
                 yield self._time(Compiled(candidate))
                 self._check()
             return
+        self._pool.submit([*candidates, *(prefetch if self._pool.quiet else ())])
         wanted = dict.fromkeys(candidates)
-        sys.setswitchinterval(min(_SWITCH_S, self._interval))
-        # What an earlier round prefetched may be ready already.
-        self._pool.submit([*candidates, *prefetch])
-        for candidate in list(wanted):
-            if candidate in self._ready:
+        while wanted:
+            ready = [c for c in wanted if c in self._ready]
+            # Where compiling disturbs timing, everything is compiled before anything is timed.
+            if not ready or (not self._pool.quiet and len(ready) < len(wanted)):
+                result = self._pool.next()
+                self._ready[result.candidate] = result
+                continue
+            for candidate in ready:
                 del wanted[candidate]
                 yield self._time(self._ready.pop(candidate))
                 self._check()
-        while wanted:
-            result = self._next()
-            if result.candidate not in wanted:
-                self._ready[result.candidate] = result
-                continue
-            del wanted[result.candidate]
-            yield self._time(result)
-            self._check()
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         """Time in turns. A user's own benchmark function has had its say: it is not called again."""
@@ -121,40 +118,33 @@ class TritonMeasurer:
 
     def spent(self) -> Spent:
         """Seconds so far; `timing_s` is wall time spent on the device."""
-        return Spent(
-            self._pool.compile_s, self._timing_s, self._pool.finished, time.perf_counter() - self._begin
-        )
+        compile_s, finished = (0.0, 0) if self._pool is None else (self._pool.compile_s, self._pool.finished)
+        return Spent(compile_s, self._timing_s, finished, time.perf_counter() - self._begin)
 
     def close(self) -> None:
-        """Let running compilations end unattended and give the GIL its interval back."""
-        self._pool.close()
-        sys.setswitchinterval(self._interval)
+        """Give up compilations nobody waits for, and free the flush buffer."""
+        if self._pool is not None:
+            self._pool.close()
         self._timer.close()
-
-    def _next(self) -> Compiled:
-        while True:
-            try:
-                return self._pool.done.get(timeout=0.5)
-            except queue.Empty:
-                for candidate in self._pool.hung(self._timeout_s):
-                    self._pool.abandon(candidate)
-                    error = TimeoutError(f"not compiled after {self._timeout_s:g} s")
-                    return Compiled(candidate, error=error, seconds=self._timeout_s)
 
     def _time(self, compiled: Compiled) -> Measurement:
         candidate = compiled.candidate
-        facts: dict[str, Any] = _facts(compiled.kernel)
-        seconds = compiled.seconds if self._precompile else None
+        seconds = compiled.seconds if self._pool is not None else None
         if compiled.error is not None:
-            return self._failed(candidate, compiled.error, seconds, facts, compiling=True)
+            raise compiled.error
+        if compiled.outcome is not None:
+            return self._no_time(candidate, compiled.outcome, seconds, {"message": compiled.message})
         self._say(candidate)
+        facts: dict[str, Any] = {}
         begin = time.perf_counter()
         try:
+            if self._pool is not None:
+                facts = _facts(self._call.compile(candidate))
             with self._guard(candidate):
                 self._timer.first(candidate, self._timeout_s)
             times = self._timer.race(candidate, self._best_ms)
         except Exception as error:
-            return self._failed(candidate, error, seconds, facts, compiling=False)
+            return self._failed(candidate, error, seconds, facts)
         finally:
             self._timing_s += time.perf_counter() - begin
         if times is None:
@@ -164,27 +154,14 @@ class TritonMeasurer:
         return self._ok(candidate, times, self._timer.protocol, {**facts, "compile_s": seconds})
 
     def _failed(
-        self,
-        candidate: Candidate,
-        error: BaseException,
-        seconds: float | None,
-        facts: dict[str, Any],
-        *,
-        compiling: bool,
+        self, candidate: Candidate, error: Exception, seconds: float | None, facts: dict[str, Any]
     ) -> Measurement:
-        if isinstance(error, TimeoutError):
-            outcome: Outcome | None = Outcome.TIMEOUT
-            if not compiling:
-                self._lost = (
-                    f"{candidate} did not finish within {self._timeout_s:g} s and still holds the device"
-                )
-        else:
-            outcome = outcome_of(error)
-            if compiling and outcome is Outcome.RUNTIME_ERROR:
-                outcome = Outcome.COMPILE_ERROR
+        outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else outcome_of(error)
         if outcome is None:
             raise error
-        if outcome is Outcome.RUNTIME_ERROR and not self._timer.alive():
+        if outcome is Outcome.TIMEOUT:
+            self._lost = f"{candidate} did not finish in {self._timeout_s:g} s and still holds the device"
+        elif outcome is Outcome.RUNTIME_ERROR and not self._timer.alive():
             self._lost = f"{candidate} broke the device context ({str(error)[:200]})"
         message = f"{type(error).__name__}: {str(error)[:500]}"
         return self._no_time(candidate, outcome, seconds, {**facts, "message": message})
@@ -192,12 +169,13 @@ class TritonMeasurer:
     def _no_time(
         self, candidate: Candidate, outcome: Outcome, seconds: float | None, extra: dict[str, Any]
     ) -> Measurement:
+        protocol = self._timer.protocol
         return Measurement(
             self._problem,
             candidate,
             outcome,
             compile_s=seconds,
-            protocol=self._timer.protocol,
+            protocol=protocol,
             at=now(),
             extra=extra,
         )
@@ -245,16 +223,6 @@ def _facts(kernel: Any) -> dict[str, Any]:
     metadata = getattr(kernel, "metadata", None)
     shared = getattr(metadata, "shared", None)
     return {} if shared is None else {"shared": int(shared)}
-
-
-def _device_selector() -> Callable[[], None]:
-    """A function for compile threads: a new thread starts on device 0, whatever its parent uses."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return lambda: None
-    index = torch.cuda.current_device()
-    return lambda: torch.cuda.set_device(index)
 
 
 class _Bench:
@@ -353,24 +321,24 @@ class _Events:
         self._call.after(full)
 
     def _launches(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        pairs: list[list[tuple[Any, Any]]] = [[] for _ in candidates]
-        call = self._call
-        # A few flushes first: the device works on them while the host queues the launches, so a
-        # host that loses the interpreter lock for a moment does not show up in the times.
-        for _ in range(6):
+        pairs: list[list[tuple[Any, Any, float]]] = [[] for _ in candidates]
+        call, clock = self._call, time.perf_counter
+        # A few flushes first: the device works on them while the host queues the launches ahead of it.
+        for _ in range(4):
             self._flush()
         for _ in range(rounds):
             for slot, candidate in zip(pairs, candidates, strict=True):
                 full = call.before(candidate)
                 self._flush()
                 start, end = self._event(), self._event()
+                begin = clock()
                 start.record()
                 call.launch(candidate)
                 end.record()
+                slot.append((start, end, clock() - begin))
                 call.after(full)
-                slot.append((start, end))
         self._interface.synchronize()
-        return [[start.elapsed_time(end) for start, end in slot] for slot in pairs]
+        return [_undisturbed(slot) for slot in pairs]
 
     def alive(self) -> bool:
         """False when an earlier launch has broken the context for good."""
@@ -383,6 +351,19 @@ class _Events:
     def close(self) -> None:
         """Free the flush buffer."""
         self._flush = lambda: None
+
+
+def _undisturbed(slot: list[tuple[Any, Any, float]]) -> list[float]:
+    """Milliseconds of the launches during which the host was not held up.
+
+    If the host stalls between recording the first event and launching, the device waits and the wait
+    counts as kernel time. Such samples are dropped, unless that would leave fewer than half.
+    """
+    usual = statistics.median(host for *_, host in slot)
+    kept = [(start, end) for start, end, host in slot if host < 3 * usual + _HELD_UP_S]
+    if 2 * len(kept) < len(slot):
+        kept = [(start, end) for start, end, _ in slot]
+    return [start.elapsed_time(end) for start, end in kept]
 
 
 def _count(budget_ms: float, estimate_ms: float, least: int) -> int:
