@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import kernels
 from benchmarks.report_environment import environment
 from forecast_autotune import autotune
+from forecast_autotune.records import Candidate
 from forecast_autotune.store import Store
 from forecast_autotune.table import Table, write_tables
+from forecast_integrations.describe import to_config
 
 
 def harvest_case(case: kernels.Case, store: Store, device: str) -> dict[str, Any]:
@@ -91,7 +94,7 @@ def main() -> int:
             failed.append(f"{case.name}: {type(error).__name__}: {error}"[:600])
             print("FAILED", failed[-1], flush=True)
     names = {row["problem"]: row["case"] for row in rows}
-    tables = [Table(_named(t.problem, names), t.measurements) for t in store.tables()]
+    tables = [in_list_order(t, names[t.problem.id]) for t in store.tables() if t.problem.id in names]
     written = write_tables(arguments.out / f"tables-{index}.jsonl.gz", tables)
     print(f"{len(tables)} problems, {written} measurements", flush=True)
     report = {"environment": environment(), "cases": rows, "failed": failed}
@@ -99,10 +102,15 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _named(problem: Any, names: dict[str, str]) -> Any:
-    from dataclasses import replace
+def in_list_order(table: Table, label: str) -> Table:
+    """A table named after its case, rows in the order of the case's config list.
 
-    return replace(problem, extra={**problem.extra, "label": names.get(problem.id, "")})
+    They were measured best forecast first; a baseline that takes "the first k" must not see that.
+    """
+    case = kernels.cases([label])[0]
+    place = {Candidate(to_config(c)): i for i, c in enumerate(kernels.configs(case))}
+    rows = sorted(table.measurements, key=lambda m: (place[m.candidate], m.at))
+    return Table(replace(table.problem, extra={**table.problem.extra, "label": label}), rows)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Importing this package loads neither torch nor triton; they load when a name that needs them is used.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on first use
@@ -42,3 +43,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("FORECAST_AUTOTUNE", "") not in ("", "0"):
+    from forecast_autotune.activate import install
+
+    install()

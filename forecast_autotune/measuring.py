@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,10 @@ class Measurer(Protocol):
 
     workers: int
     """How many candidates it can compile at once."""
+
+    def ready(self) -> Collection[Candidate]:
+        """Candidates that an earlier decision has compiled."""
+        ...
 
     def measure(
         self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,8 @@ class State:
     audited: bool = False
     """The audit share of this decision has been drawn."""
     seed: int = 0
+    ready: Collection[Candidate] = ()
+    """Candidates that an earlier decision has compiled: measuring them costs little."""
     problem: str = ""
     """The problem's id: two problems with equally many candidates must not draw the same audits."""
 
@@ -95,15 +97,16 @@ class Policy(Protocol):
 def stated_risk(state: State, rows: npt.NDArray[np.intp], samples: Array) -> float:
     """P(some candidate of `rows` is faster than the incumbent by more than the tolerance).
 
-    `samples` [k, len(rows)] are joint draws of log2(milliseconds), +inf where the draw failed.
-    1.0 while nothing has been measured.
+    `samples` [k, len(rows)] are joint draws of log2(milliseconds), +inf where the draw failed. The
+    share of draws is passed through the surrogate's calibration. 1.0 while nothing has been measured.
     """
     best = state.best()
     if math.isinf(best):
         return 1.0
     if not len(rows):
         return 0.0
-    return float((samples.min(axis=1) < best - math.log2(1 + state.tolerance)).mean())
+    share = float((samples.min(axis=1) < best - math.log2(1 + state.tolerance)).mean())
+    return state.forecasts.calibrate(share)
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ class RiskBounded:
     """Share of candidates measured at most, unless the budget says otherwise."""
     floor: int = 8
     """... but never capped below this many."""
+    cheap: float = 3.0
+    """Factor on the gain of a candidate that is compiled already: expected improvement per cost."""
     draws: int = 512
     considered: int = 256
     """Joint draws are taken for the most promising rows only; the rest cannot win."""
@@ -154,9 +159,10 @@ class RiskBounded:
             wanted = max(1, math.ceil(self.first * len(state.forecasts) / 2))
             reason = f"{risk:.0%} risk that a better one is untried"
         wanted = min(wanted, room)
-        picked = self._greedy(state, samples, min(wanted + state.workers, len(rows)))
-        measure, later = picked[:wanted], picked[wanted:]
         names = state.forecasts.candidates
+        weight = np.array([self.cheap if names[int(i)] in state.ready else 1.0 for i in rows])
+        picked = self._greedy(state, samples, weight, min(wanted + state.workers, len(rows)))
+        measure, later = picked[:wanted], picked[wanted:]
         return Plan(
             tuple(names[rows[i]] for i in measure),
             reason,
@@ -175,7 +181,7 @@ class RiskBounded:
         failing = np.random.default_rng(state.seed + 1).random(samples.shape) < forecasts.p_fail[rows]
         return rows, np.where(failing, np.inf, samples)
 
-    def _greedy(self, state: State, samples: Array, count: int) -> list[int]:
+    def _greedy(self, state: State, samples: Array, weight: Array, count: int) -> list[int]:
         best = state.best()
         # Before the first measurement every draw competes with its own typical candidate.
         finite = np.where(np.isfinite(samples), samples, np.nanmax(samples[np.isfinite(samples)], initial=0))
@@ -183,7 +189,7 @@ class RiskBounded:
         picked: list[int] = []
         gain = np.zeros(samples.shape[1])
         for _ in range(count):
-            gain = np.maximum(0.0, bar[:, None] - samples).mean(axis=0)
+            gain = weight * np.maximum(0.0, bar[:, None] - samples).mean(axis=0)
             gain[picked] = -1.0
             choice = int(np.argmax(gain))
             if gain[choice] <= 0.0:

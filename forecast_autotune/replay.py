@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.policy import Policy
-from forecast_autotune.records import Candidate
+from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Relative, Surrogate
@@ -120,16 +120,27 @@ class ReplayStore(Store):
         return self._given[:limit]
 
 
-def relatives_of(table: Table, tables: Sequence[Table], prior: str) -> list[Relative]:
-    """What may be known beforehand: nothing (`none`), or the kernel's other problems (`shapes`)."""
+def relatives_of(
+    table: Table,
+    tables: Sequence[Table],
+    prior: str,
+    tuned: Mapping[str, Sequence[Measurement]] | None = None,
+) -> list[Relative]:
+    """What may be known beforehand of the kernel's other problems, nearest first.
+
+    `none`: nothing. `tuned`: what the tuner itself measured there (`tuned`, by problem id).
+    `shapes`: their whole tables.
+    """
     if prior == "none":
         return []
     from forecast_autotune.surrogates.analytic import distance
 
-    same = [t for t in tables if t.problem.kernel.name == table.problem.kernel.name and t is not table]
-    same = [t for t in same if t.problem.id != table.problem.id]
+    name, own = table.problem.kernel.name, table.problem.id
+    same = [t for t in tables if t.problem.kernel.name == name and t.problem.id != own]
     same.sort(key=lambda t: distance(table.problem, t.problem))
-    return [Relative(t.problem, t.measurements) for t in same]
+    if prior == "shapes":
+        return [Relative(t.problem, t.measurements) for t in same]
+    return [Relative(t.problem, (tuned or {}).get(t.problem.id, ())) for t in same]
 
 
 def replay_one(
@@ -140,23 +151,23 @@ def replay_one(
     settings: Settings,
     relatives: Sequence[Relative] = (),
     workers: int = 16,
-) -> Row:
-    """Replay one problem; the surrogate sees nothing of its table but what the policy measures."""
+) -> tuple[Row, list[Measurement]]:
+    """Replay one problem; the surrogate sees nothing of its table but what the policy measures.
+
+    Returns the score and the measurements that were made.
+    """
     rows = table.by_candidate()
     names = list(rows)
     best = min(m.ms for m in rows.values() if m.ok)
     measurer = TableMeasurer(table, workers=workers)
-    seen: list[Candidate] = []
     store = ReplayStore(relatives)
     texts = table.problem.ttir
-    from dataclasses import replace
-
     # The tuner gets the problem without its IR texts and asks for them, as it would live.
     problem = replace(table.problem, ttir={})
     task = Task(
         problem,
         names,
-        {c: m.grid for c, m in rows.items() if m.grid is not None},
+        {m.candidate: m.grid for m in table.measurements if m.grid is not None},
         trace=(lambda wanted: texts) if texts else None,
     )
     begin = time.perf_counter()
@@ -164,15 +175,14 @@ def replay_one(
         task, lambda: measurer, store=store, surrogate=surrogate, settings=settings, policy=policy
     )
     real = time.perf_counter() - begin
-    seen = [m.candidate for m in store.measurements(problem)]
+    seen = store.measurements(problem)
     path, incumbent = [], math.inf
-    for candidate in seen:
-        m = rows[candidate]
+    for m in seen:
         incumbent = min(incumbent, m.ms if m.ok else math.inf)
         path.append(incumbent / best - 1 if math.isfinite(incumbent) else math.inf)
     chosen = rows[decision.chosen]
     chosen_ms = chosen.ms if chosen.ok else math.inf
-    return Row(
+    row = Row(
         id=table.problem.id,
         kernel=table.problem.kernel.name,
         label=str(table.problem.extra.get("label") or " ".join(table.problem.key)),
@@ -191,6 +201,7 @@ def replay_one(
         rounds=len(decision.rounds),
         path=tuple(x if math.isfinite(x) else 9.0 for x in path),
     )
+    return row, seen
 
 
 def replay(
@@ -203,22 +214,22 @@ def replay(
     workers: int = 16,
     progress: Callable[[Row], None] | None = None,
 ) -> Report:
-    """Replay every table. `prior` is `none` (kernel unseen) or `shapes` (its other shapes known)."""
-    name = ""
-    report = Report("", f"{surrogate.name}/{surrogate.version}", prior, settings.tolerance, settings.risk)
-    for table in tables:
+    """Replay every table. `prior` says what may be known of a kernel's other problems: `relatives_of`."""
+    report = Report(
+        "default", f"{surrogate.name}/{surrogate.version}", prior, settings.tolerance, settings.risk
+    )
+
+    def play(table: Table, relatives: Sequence[Relative]) -> tuple[Row, list[Measurement]]:
         chosen = policy(table)
-        name = "default" if chosen is None else chosen.name
-        row = replay_one(
-            table,
-            surrogate=surrogate,
-            policy=chosen,
-            settings=settings,
-            relatives=relatives_of(table, tables, prior),
-            workers=workers,
+        report.policy = "default" if chosen is None else chosen.name
+        return replay_one(
+            table, surrogate=surrogate, policy=chosen, settings=settings, relatives=relatives, workers=workers
         )
+
+    tuned = {t.problem.id: play(t, [])[1] for t in tables} if prior == "tuned" else {}
+    for table in tables:
+        row, _ = play(table, relatives_of(table, tables, prior, tuned))
         report.rows.append(row)
         if progress is not None:
             progress(row)
-    report.policy = name
     return report

@@ -2,67 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import replace
 
-import numpy as np
-
-from forecast_autotune.errors import FrozenMiss, NothingLaunches
+from forecast_autotune.errors import NothingLaunches
 from forecast_autotune.measuring import Measurer, Spent
-from forecast_autotune.policy import REFUSED, Exhaustive, Policy, RiskBounded, State, stated_risk
-from forecast_autotune.records import Candidate, Evidence, Outcome, Problem, digest
+from forecast_autotune.policy import REFUSED, Exhaustive, Policy, RiskBounded, State, exhausted, stated_risk
+from forecast_autotune.records import Candidate, Evidence, Outcome
 from forecast_autotune.results import Cost, Decision, Measurement, Plan
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.surrogates.base import Forecasts, Query, Relative, Surrogate
+from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
 from forecast_autotune.table import latest
+from forecast_autotune.task import Memory, Task, checked, fingerprint, flat, now
 from forecast_autotune.tracing import Traces
+from forecast_autotune.untimed import from_forecasts, from_store_alone, untimed
+
+__all__ = ["Memory", "Task", "fingerprint", "now", "tune", "usable"]
 
 FINALISTS = 4
 """How many of the fastest are timed again side by side."""
 CLOSE = 0.06
 """... if they are within this share of the fastest: farther ones cannot be a matter of noise."""
-
-
-class Memory(Protocol):
-    """The part of a store that the tuner uses."""
-
-    def measurements(self, problem: Problem) -> list[Measurement]:
-        """Everything measured of a problem."""
-        ...
-
-    def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
-        """The same kernel's other problems, most similar first."""
-        ...
-
-    def add(self, problem: Problem, measurement: Measurement) -> None:
-        """Commit one measurement; on return a kill cannot lose it."""
-        ...
-
-    def decision(self, problem: Problem) -> Decision | None:
-        """The stored decision, if any."""
-        ...
-
-    def put_decision(self, problem: Problem, decision: Decision) -> None:
-        """Replace the stored decision."""
-        ...
-
-    def tuning_lock(self, problem: Problem, timeout_s: float) -> AbstractContextManager[bool]:
-        """The right to tune a problem, among processes; yields whether it is held."""
-        ...
-
-    def recover(self, problem: Problem) -> list[Measurement]:
-        """Record candidates whose launch took a process down."""
-        ...
-
-    def sync(self) -> None:
-        """Make what was added survive a power cut."""
-        ...
 
 
 def tune(
@@ -82,18 +44,20 @@ def tune(
     chosen = Exhaustive() if settings.mode is Mode.EXHAUSTIVE else policy or RiskBounded()
     mark = task.settings_digest(settings, chosen)
     if settings.mode is Mode.DETERMINISTIC:
-        return _untimed(task, [], [], surrogate, settings, mark, "deterministic mode: no clock, no store")
+        return untimed(task, [], [], surrogate, settings, mark, "deterministic mode: no clock, no store")
     if (stored := usable(store.decision(task.problem), task, settings, mark)) is not None:
         return stored
     if settings.mode in (Mode.SKIP, Mode.FROZEN):
-        return _from_store_alone(task, store, surrogate, settings, mark)
+        return from_store_alone(task, store, surrogate, settings, mark)
     with store.tuning_lock(task.problem, settings.lock_timeout_s):
         # Another process may have decided, or measured a part, while we waited.
         if (stored := usable(store.decision(task.problem), task, settings, mark)) is not None:
             return stored
         store.recover(task.problem)
         decision = _Search(task, store, surrogate, chosen, settings, mark).run(measurer)
-        store.put_decision(task.problem, decision)
+        if decision.evidence is not Evidence.FORECAST:
+            # A guess made while the harness was broken must not replace, or pass for, a decision.
+            store.put_decision(task.problem, decision)
         store.sync()
         return decision
 
@@ -129,6 +93,7 @@ class _Search:
         self.relatives = store.relatives(task.problem)
         self.reasons: list[str] = []
         self.audited = False
+        self.finalists: set[Candidate] = set()
         self.place = {c: i for i, c in enumerate(task.candidates)}
 
     def run(self, make: Callable[[], Measurer]) -> Decision:
@@ -140,7 +105,13 @@ class _Search:
                 self.reasons.append(plan.reason)
                 if not plan.measure:
                     break
-                measurer = measurer or make()
+                if measurer is None:
+                    measurer = make()
+                    if measurer.ready():
+                        # Binaries from an earlier decision: plan again, knowing that they cost nothing.
+                        state = self._state(measurer)
+                        plan = self._plan(state)
+                        self.reasons[-1] = plan.reason
                 self._measure(measurer, plan, state)
             self._settle(measurer)
             return self._decide(state, plan, measurer)
@@ -167,6 +138,8 @@ class _Search:
             audit=self.settings.audit,
             audited=self.audited,
             seed=self.settings.seed,
+            ready=measurer.ready() if measurer is not None else (),
+            problem=self.problem.id,
         )
 
     def _forecast(self) -> Forecasts:
@@ -194,16 +167,9 @@ class _Search:
         self.problem = replace(self.problem, ttir=self.traces.texts)
 
     def _ask(self) -> Forecasts:
-        return self.surrogate.forecast(
-            Query(
-                self.task.problem,
-                self.task.candidates,
-                self.task.grids,
-                self.rows,
-                self.relatives,
-                self.traces.texts,
-            )
-        )
+        task = self.task
+        query = Query(task.problem, task.candidates, task.grids, self.rows, self.relatives, self.traces.texts)
+        return checked(self.surrogate.forecast(query), task.candidates)
 
     def _plan(self, state: State) -> Plan:
         begin = time.perf_counter()
@@ -229,6 +195,8 @@ class _Search:
                 noted["audit_probability"] = plan.audit_probability
             grid = m.grid or self.task.grids.get(m.candidate)
             self._keep(replace(m, grid=grid, extra={**m.extra, **noted}))
+            if exhausted(self.settings.budget, measurer.spent()):
+                break  # the policy hears of it next, and ends the decision
 
     def _keep(self, m: Measurement) -> None:
         self.store.add(self.problem, m)
@@ -243,13 +211,17 @@ class _Search:
         if measurer is None or len(close) < 2:
             return
         for m in measurer.compare([m.candidate for m in close]):
+            m = replace(m, grid=m.grid or self.task.grids.get(m.candidate))
             self.store.add(self.problem, m)
             self.rows.append(m)
+            # Only these were timed alike: the winner is one of them.
+            self.finalists.add(m.candidate)
         self.measured = latest(self.rows)
 
     def _fastest(self) -> list[Measurement]:
         """Those that ran, fastest first; ties go to the earlier candidate, as in Triton."""
-        ran = [m for m in self.measured.values() if m.ok]
+        final = self.finalists
+        ran = [m for m in self.measured.values() if m.ok and (not final or m.candidate in final)]
         return sorted(ran, key=lambda m: (m.ms, m.p20_ms or m.ms, m.p80_ms or m.ms, self.place[m.candidate]))
 
     def _decide(self, state: State, plan: Plan, measurer: Measurer | None) -> Decision:
@@ -304,9 +276,9 @@ class _Search:
         faults = [m for m in self.tried.values() if m.outcome is Outcome.INFRASTRUCTURE]
         if faults:
             # The harness is broken, not the candidates: launch the best forecast, as skip mode would.
-            why = faults[0].extra.get("message", "no message")
+            why = f"not timed: {faults[0].extra.get('message', 'no message')}"
             warnings.warn(f"nothing could be timed ({why}): using the best forecast", stacklevel=2)
-            return _from_forecasts(self.task, state.forecasts, self.settings, "", f"not timed: {why}", cost)
+            return from_forecasts(self.task, state.forecasts, self.settings, "", why, cost, self.measured)
         counted: dict[str, int] = {}
         for m in self.measured.values():
             counted[str(m.outcome)] = counted.get(str(m.outcome), 0) + 1

@@ -19,8 +19,10 @@ VERSION = "cost-1"
 
 _LOAD_LATENCY = 700.0
 """Cycles from a global load to its use (DRAM, loaded machine)."""
-_STAGE_LATENCY = 120.0
+_STAGE_LATENCY = 150.0
 """Cycles of one dependent dot, reduction or barrier within an iteration."""
+_ISSUE = 0.6
+"""Cycles per counted arithmetic cycle: the compiler folds a good part of what TTIR spells out."""
 _LAUNCH_MS = 0.003
 _REGISTERS = 65536.0
 _THREADS = 2048.0
@@ -80,7 +82,7 @@ def cost(
     programs = max(1.0, programs)
     clock = device.clock_ghz * 1e6  # cycles per millisecond
 
-    registers = 24.0 + facts.live_bytes / 4.0 / threads
+    registers = _registers(facts, threads)
     shared = shared_bytes(facts, config)
     by_registers = _REGISTERS / (min(registers, 255.0) * threads)
     by_shared = device.shared_memory_bytes / max(shared, 1024.0)
@@ -94,40 +96,72 @@ def cost(
     l2_rate = 2.2 * device.memory_gb_s * 1e6 / device.multiprocessors / clock  # bytes per cycle and SM
     memory = moved / l2_rate + 8.0 * facts.atomic_elements
     dot = _dot_cycles(facts, config, device)
-    spilled = max(0.0, registers - 255.0)
-    spill = spilled * threads * 8.0 / 64.0 * max(1.0, facts.loop_trips)
     alu = (facts.elementwise + 0.5 * facts.conversions) / device.fp32_lanes
     alu += facts.integer_ops / 64.0 + facts.special / 16.0
-    alu += (facts.reduce_elements + 2.0 * facts.scan_elements) / 64.0 + spill
+    alu += (facts.reduce_elements + 2.0 * facts.scan_elements) / 64.0
+    alu *= _ISSUE
+    if _rows_split(facts, config):
+        alu += (facts.reduce_elements + facts.elementwise) / 64.0
+    spill = _spill_cycles(facts, registers, threads)
 
-    # Latency of the iterations that pipelining and other resident programs do not hide.
-    ahead = max(1.0, config.num_stages - 1.0) if facts.pipelined_dot_bytes else 1.5
+    # Latency of the iterations that pipelining does not hide; other resident programs may.
+    ahead = max(1.0, config.num_stages - 1.0) if facts.pipelined_dot_bytes else 1.0
     chain = max(1.0, facts.serial_chain)
-    latency = (facts.iterations + 1.0) * (_LOAD_LATENCY / ahead + _STAGE_LATENCY * (chain - 1.0))
-    latency += _LOAD_LATENCY
+    latency = facts.iterations * (_LOAD_LATENCY / ahead + _STAGE_LATENCY * (chain - 1.0))
 
-    busy = _soft_max(memory, dot, alu)
-    per_wave = max(resident * busy, latency + busy)
+    busy = _soft_max(memory, dot, alu) + spill
+    alone = _soft_max(busy, latency) + _LOAD_LATENCY
+    per_wave = _soft_max(resident * busy, alone)
     full = math.floor(waves)
     tail = waves - full
     cycles = full * per_wave
     if tail > 0:
-        rest = max(1.0, math.ceil(tail * resident))
-        cycles += max(rest * busy, latency + busy)
+        cycles += _soft_max(max(1.0, math.ceil(tail * resident)) * busy, alone)
     dram = unique_bytes / (device.memory_gb_s * 1e6 * 0.9)
-    total = max(cycles / clock, dram) + _LAUNCH_MS
+    # Near the bandwidth limit everything else still shows a little, hence no hard maximum.
+    total = _soft_max(cycles / clock, dram) + _LAUNCH_MS
     scale = programs / device.multiprocessors / clock
     return Cost(
         total,
         max(memory * scale, dram),
         dot * scale,
-        alu * scale,
+        (alu + spill) * scale,
         latency * math.ceil(waves) / clock,
         resident,
         max(waves, 1e-3),
         registers,
         shared,
     )
+
+
+def _rows_split(facts: Facts, config: Config) -> bool:
+    """Whether a row of a product lies in several warp groups: reductions then go through shared memory."""
+    rows = max((m for m, *_ in facts.dot_shapes), default=0)
+    return bool(rows and facts.reduce_elements and config.num_warps / 4.0 > max(1.0, rows / 64.0))
+
+
+def _registers(facts: Facts, threads: float) -> float:
+    """Registers per thread before the limit: accumulators whole, the rest as far as it must be held.
+
+    Pipelined dot operands stay in shared memory, and of a tile of pointers only one per vector is held.
+    """
+    if not facts.dot_flops or facts.dot_ops >= 1.5 * facts.iterations:
+        # No dots, or several per iteration (attention): the products in between are held as well.
+        return 24.0 + facts.live_bytes / 4.0 / threads
+    rest = max(0.0, facts.live_bytes - facts.accumulator_bytes - facts.pipelined_dot_bytes)
+    return 24.0 + (facts.accumulator_bytes + 0.35 * rest) / 4.0 / threads
+
+
+def _spill_cycles(facts: Facts, registers: float, threads: float) -> float:
+    """Local-memory traffic of one program: a spilt accumulator is read and written every iteration."""
+    excess = registers - 255.0
+    if excess <= 0:
+        return 0.0
+    # ptxas gives up whole tiles rather than single registers, up to the entire accumulator.
+    spilt = 4.0 * excess * threads
+    if facts.dot_flops:
+        spilt = max(spilt, min(4.0 * spilt, facts.accumulator_bytes))
+    return 2.0 * spilt / 64.0 * max(1.0, facts.iterations)
 
 
 def _dot_cycles(facts: Facts, config: Config, device: Card) -> float:

@@ -22,6 +22,7 @@ from forecast_autotune.features.encode import Encoder
 from forecast_autotune.records import Candidate, Outcome, Problem
 from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative
+from forecast_autotune.surrogates.calibration import shipped
 from forecast_autotune.surrogates.prior import VERSION, Prior, prior
 from forecast_autotune.table import latest
 
@@ -39,18 +40,22 @@ class Hyper:
     """Of each of its parts."""
     additive: float = 0.35
     joint: float = 0.35
-    rough: float = 0.06
-    """What no neighbour can tell about a config."""
+    rough: float = 0.1
+    """What no neighbour can tell about a config, though the same config at another shape can."""
     noise: float = 0.02
     additive_scale: float = 1.5
     joint_scale: float = 2.0
     uninformed: float = 1.8
     """Factor on the residual when there is no TTIR."""
     unknown_device: float = 1.3
-    relative: float = 0.9
+    relative: float = 0.95
     """Correlation of residuals between two problems of one kernel at distance zero."""
-    reach: float = 3.0
+    reach: float = 8.0
     """Distance (mean doublings of sizes) at which that correlation has fallen by 1/e."""
+    knee: float = 1.5
+    """Slowdowns beyond 2^knee are compressed: how slow a slow config is must not bend the fast end."""
+    beyond: float = 0.25
+    """... by this factor."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,15 @@ class _Known:
     """0 for this problem, 1.. for each relative."""
     correlation: Array
     """Of each group's residual with this problem's, [groups]."""
+    best: float
+    """log2 milliseconds of this problem's fastest; +inf when nothing has run."""
 
 
 class Analytic:
     """Formula + Gaussian-process update; see the module."""
 
     name = "analytic"
-    version = VERSION
+    version = f"{VERSION}-gp-1"
 
     def __init__(self, hyper: Hyper | None = None, *, relatives: int = 4, rows: int = 64) -> None:
         self.hyper = hyper or Hyper()
@@ -83,10 +90,10 @@ class Analytic:
         before = prior(query.problem, candidates, query.grids, query.ttir)
         encoder = Encoder.of(candidates)
         points = encoder(candidates)
-        centre = before.mean.mean() if before.informed else 0.0
-        part_centre = before.parts.mean(axis=0)
-        slopes = np.concatenate([(before.mean - centre)[:, None], before.parts - part_centre], axis=1)
-        known = self._observations(query, encoder, before, slopes, centre, part_centre)
+        floor = float(before.mean.min())
+        believed = self._compress(before.mean, floor)
+        slopes = _slopes(believed, before.parts)
+        known = self._observations(query, encoder, before, believed, slopes)
         scale = self._scale(query.problem, before)
         p_fail = _failures(before, candidates, points, query.measured)
         if not len(known.residual):
@@ -95,25 +102,56 @@ class Analytic:
             scale = self._fit_scale(known, scale)
             kernel = self._kernel(points, slopes, known.points, known.slopes, scale)
         oo = self._covariance(known, scale)
-        oo[np.diag_indices_from(oo)] += self.hyper.noise**2 + (scale * self.hyper.rough) ** 2
+        oo[np.diag_indices_from(oo)] += self.hyper.noise**2
         cross = kernel * known.correlation[known.group] + self.hyper.intercept**2 * (known.group == 0)
         factor = np.linalg.cholesky(oo) if len(oo) else np.zeros((0, 0))
         half = np.linalg.solve(factor, cross.T) if len(oo) else np.zeros((0, len(candidates)))
         white = np.linalg.solve(factor, known.residual) if len(oo) else np.zeros(0)
-        mean = before.mean + half.T @ white
+        mean = believed + half.T @ white
         own = self._diagonal(points, slopes, scale)
-        loose = (scale * self.hyper.rough) ** 2 * np.where(before.exact | (not before.informed), 1.0, 9.0)
+        # Facts that were interpolated from neighbours are worth less.
+        loose = (scale * self.hyper.rough) ** 2 * np.where(before.exact | (not before.informed), 0.0, 8.0)
         variance = np.maximum(own + self.hyper.intercept**2 - (half**2).sum(axis=0), 1e-8) + loose
+
+        anchored = math.isfinite(known.best)
+        floor = known.best if anchored else floor
+        common = 0.0 if anchored else self.hyper.intercept
+        variance -= common**2
 
         def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
             block = self._kernel(points[rows], slopes[rows], points[rows], slopes[rows], scale)
-            block = block + self.hyper.intercept**2 - half[:, rows].T @ half[:, rows]
+            block = block + self.hyper.intercept**2 - common**2 - half[:, rows].T @ half[:, rows]
             block[np.diag_indices_from(block)] += loose[rows] + 1e-8
             values, vectors = np.linalg.eigh(block)
             root = vectors * np.sqrt(np.maximum(values, 0.0))
-            return np.asarray(mean[rows] + generator.standard_normal((count, len(rows))) @ root.T)
+            drawn = mean[rows] + generator.standard_normal((count, len(rows))) @ root.T
+            # Before anything has run, the level is unknown, but it is the same for all candidates.
+            return self._expand(drawn, floor) + common * generator.standard_normal((count, 1))
 
-        return Forecasts(candidates, mean, np.sqrt(variance), p_fail, sample, self._reason(before, known))
+        sd = np.sqrt(np.maximum(variance, 1e-8))
+        # The slow end was squeezed: undo that for the spread as well as for the mean.
+        spread = (self._expand(mean + sd, floor) - self._expand(mean - sd, floor)) / 2
+        return Forecasts(
+            candidates,
+            self._expand(mean, floor),
+            np.hypot(spread, common),
+            p_fail,
+            sample,
+            self._reason(before, known),
+            shipped(f"{self.name}/{self.version}"),
+        )
+
+    def _compress(self, log2_ms: Array, floor: float) -> Array:
+        """Slowdowns over `floor` (log2) with the slow end squeezed together; monotone."""
+        over = log2_ms - floor
+        bent = self.hyper.knee + self.hyper.beyond * (over - self.hyper.knee)
+        return np.asarray(floor + np.where(over > self.hyper.knee, bent, over))
+
+    def _expand(self, log2_ms: Array, floor: float) -> Array:
+        """The inverse of `_compress`."""
+        over = log2_ms - floor
+        bent = self.hyper.knee + (over - self.hyper.knee) / self.hyper.beyond
+        return np.asarray(floor + np.where(over > self.hyper.knee, bent, over))
 
     def _reason(self, before: Prior, known: _Known) -> str:
         basis = "cost formula on TTIR" if before.informed else "no TTIR: config coordinates only"
@@ -126,45 +164,41 @@ class Analytic:
         return scale if device_known(problem.device) else scale * self.hyper.unknown_device
 
     def _observations(
-        self,
-        query: Query,
-        encoder: Encoder,
-        before: Prior,
-        slopes: Array,
-        centre: float,
-        part_centre: Array,
+        self, query: Query, encoder: Encoder, before: Prior, believed: Array, slopes: Array
     ) -> _Known:
         row = {c: i for i, c in enumerate(query.candidates)}
         mine = [m for m in latest(query.measured).values() if m.ok and m.candidate in row]
         index = np.array([row[m.candidate] for m in mine], dtype=np.intp)
-        points = [encoder([m.candidate for m in mine])] if mine else []
-        tilt = [slopes[index]] if mine else []
-        residual = [np.array([math.log2(m.ms) for m in mine]) - before.mean[index]] if mine else []
-        group = [np.zeros(len(mine), dtype=np.intp)] if mine else []
+        times = np.array([math.log2(m.ms) for m in mine])
+        best = float(times.min()) if mine else math.inf
+        points = [encoder([m.candidate for m in mine])]
+        tilt = [slopes[index]]
+        residual = [self._compress(times, best) - believed[index]]
+        group = [np.zeros(len(mine), dtype=np.intp)]
         correlation = [1.0]
         for relative in list(query.relatives)[: self.relatives]:
-            rows = [m for m in latest(relative.measurements).values() if m.ok]
-            rows = sorted(rows, key=lambda m: m.ms)
+            rows = sorted((m for m in latest(relative.measurements).values() if m.ok), key=lambda m: m.ms)
             if len(rows) > self.rows:  # keep the fast half whole, thin the slow tail
                 keep = self.rows // 2
                 rows = rows[:keep] + rows[keep :: max(1, (len(rows) - keep) // keep)][:keep]
             if not rows:
                 continue
             there, parts = _relative_prior(relative, rows, before)
+            there = self._compress(there, float(there.min()))
+            seen = np.array([math.log2(m.ms) for m in rows])
             points.append(encoder([m.candidate for m in rows]))
-            tilt.append(np.concatenate([(there - there.mean())[:, None], parts - parts.mean(axis=0)], axis=1))
-            residual.append(np.array([math.log2(m.ms) for m in rows]) - there)
-            correlation.append(
-                self.hyper.relative * math.exp(-distance(query.problem, relative.problem) / self.hyper.reach)
-            )
+            tilt.append(_slopes(there, parts))
+            residual.append(self._compress(seen, float(seen.min())) - there)
+            away = distance(query.problem, relative.problem) / self.hyper.reach
+            correlation.append(self.hyper.relative * math.exp(-away))
             group.append(np.full(len(rows), len(correlation) - 1, dtype=np.intp))
-        width = max(1, encoder.width)
         return _Known(
-            np.concatenate(points) if points else np.zeros((0, width)),
-            np.concatenate(tilt) if tilt else np.zeros((0, slopes.shape[1])),
-            np.concatenate(residual) if residual else np.zeros(0),
-            np.concatenate(group) if group else np.zeros(0, dtype=np.intp),
+            np.concatenate(points),
+            np.concatenate(tilt),
+            np.concatenate(residual),
+            np.concatenate(group),
             np.array(correlation),
+            best,
         )
 
     def _weights(self, width: int) -> Array:
@@ -175,14 +209,16 @@ class Analytic:
     def _kernel(self, a: Array, fa: Array, b: Array, fb: Array, scale: float) -> Array:
         h = self.hyper
         step = (a[:, None, :] - b[None, :, :]) ** 2
+        far = step.sum(axis=2)
         additive = np.exp(-0.5 * step / h.additive_scale**2).mean(axis=2)
-        joint = np.exp(-0.5 * step.sum(axis=2) / h.joint_scale**2)
+        joint = np.exp(-0.5 * far / h.joint_scale**2)
         slope = (fa * self._weights(fa.shape[1])) @ fb.T
-        return np.asarray(scale**2 * (h.additive**2 * additive + h.joint**2 * joint) + slope)
+        smooth = h.additive**2 * additive + h.joint**2 * joint + h.rough**2 * (far < 1e-9)
+        return np.asarray(scale**2 * smooth + slope)
 
     def _diagonal(self, points: Array, slopes: Array, scale: float) -> Array:
         h = self.hyper
-        flat = scale**2 * (h.additive**2 + h.joint**2)
+        flat = scale**2 * (h.additive**2 + h.joint**2 + h.rough**2)
         return np.asarray(flat + (slopes**2 * self._weights(slopes.shape[1])).sum(axis=1))
 
     def _covariance(self, known: _Known, scale: float) -> Array:
@@ -198,8 +234,7 @@ class Analytic:
         best, choice = -math.inf, scale
         for factor in (0.5, 0.7, 1.0, 1.4, 2.0):
             matrix = self._covariance(known, scale * factor)
-            rough = self.hyper.noise**2 + (scale * factor * self.hyper.rough) ** 2
-            matrix[np.diag_indices_from(matrix)] += rough
+            matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2
             root = np.linalg.cholesky(matrix)
             white = np.linalg.solve(root, known.residual)
             # A log-normal prior of one doubling keeps few measurements from shrinking the doubt.
@@ -208,6 +243,11 @@ class Analytic:
             if likelihood > best:
                 best, choice = likelihood, scale * factor
         return choice
+
+
+def _slopes(total: Array, parts: Array) -> Array:
+    """Centred columns that the regression terms multiply: the formula's total, then its parts."""
+    return np.concatenate([(total - total.mean())[:, None], parts - parts.mean(axis=0)], axis=1)
 
 
 def distance(a: Problem, b: Problem) -> float:
@@ -260,7 +300,7 @@ def _failures(
             continue
         if m.outcome is Outcome.OUT_OF_RESOURCES and before.informed and before.shared[i] > 0:
             worse = before.shared >= before.shared[i]
-            p_fail[worse] = np.maximum(p_fail[worse], 0.8)
+            p_fail[worse] = np.maximum(p_fail[worse], 0.95)
         near = np.exp(-((points - points[i]) ** 2).sum(axis=1))
         p_fail = np.maximum(p_fail, 0.9 * near)
     for m in latest(measured).values():

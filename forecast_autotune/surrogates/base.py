@@ -84,6 +84,8 @@ class Forecasts:
     """Joint samples [k, len(rows)] for the given rows; None means independent."""
     reason: str = ""
     """Why the surrogate is as sure as it is, or why it abstains; shown to users."""
+    calibrate: Callable[[float], float] = float
+    """Stated risk -> how often it came true on recorded problems; the identity by default."""
 
     def __len__(self) -> int:
         return len(self.candidates)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from forecast_autotune.records import Candidate, Outcome
@@ -41,6 +42,17 @@ class Call:
         current.pop("warmup", None)
         return self.function(candidate).warmup(*self.args, **current)
 
+    def hooked(self, candidate: Candidate) -> bool:
+        """Whether anything has to run before or after a timed launch of this candidate."""
+        tuner = self.tuner
+        return bool(
+            self.configs[candidate].pre_hook is not None
+            or tuner.user_defined_pre_hook
+            or tuner.user_defined_post_hook
+            or tuner.reset_to_zero
+            or tuner.restore_value
+        )
+
     def before(self, candidate: Candidate) -> dict[str, Any]:
         """Run the hooks that precede a launch; returns what the hooks after it want."""
         config = self.configs[candidate]
@@ -50,9 +62,9 @@ class Call:
         self.tuner.pre_hook(full)
         return full
 
-    def launch(self, candidate: Candidate) -> Any:
-        """Launch once, without hooks."""
-        return self.function(candidate).run(*self.args, **self.current(candidate))
+    def launcher(self, candidate: Candidate) -> Callable[[], Any]:
+        """A function that launches once, without hooks, and with as little work on the host as possible."""
+        return partial(self.function(candidate).run, *self.args, **self.current(candidate))
 
     def after(self, full: dict[str, Any], exception: BaseException | None = None) -> None:
         """Run the hook that follows a launch."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.records import Argument, Candidate, Config, Kernel, Problem, digest, plain
-from forecast_integrations.device import current_device, toolchain
+from forecast_integrations.device import current_device, device_index, toolchain
 from forecast_integrations.source import innermost, source_hash, source_of
 
 
@@ -97,6 +97,25 @@ def identity(given: Sequence[Argument], key: Sequence[object]) -> list[object]:
     return shown
 
 
+def kind(problem: Problem, fn: Any) -> str:
+    """Digest of what the generated code depends on: calls of one kind share binaries and TTIR.
+
+    Heuristics may turn any argument into a constexpr, so with them every value counts.
+    """
+    exact = _layers(fn) != []
+    shown: list[object] = [problem.device.slug, device_index()]
+    for a in problem.arguments:
+        if exact:
+            shown.append(a.to_json())
+        elif a.kind == "tensor":
+            shown.append([a.name, a.dtype, a.aligned, dict(a.extra)])
+        elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.kind == "scalar":
+            shown.append([a.name, a.dtype, a.value == 1, a.value % 16 == 0])
+        else:
+            shown.append([a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None])
+    return digest(shown)
+
+
 def grid_of(grid: Any, named: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The launch grid under these parameters; None when the grid function cannot say."""
     if not callable(grid):
@@ -156,13 +175,19 @@ def grids(
     return shown
 
 
-def heuristic_values(fn: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A function that adds what the `@heuristics` under a tuner compute to a dict of arguments."""
+def _layers(fn: Any) -> list[dict[str, Callable[[dict[str, Any]], Any]]]:
+    """The `values` of every `@heuristics` under a tuner, outermost first."""
     layers = []
     while hasattr(fn, "fn"):
-        if hasattr(fn, "values") and isinstance(fn.values, dict):
+        if isinstance(getattr(fn, "values", None), dict):
             layers.append(fn.values)
         fn = fn.fn
+    return layers
+
+
+def heuristic_values(fn: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A function that adds what the `@heuristics` under a tuner compute to a dict of arguments."""
+    layers = _layers(fn)
 
     def apply(named: dict[str, Any]) -> dict[str, Any]:
         for layer in layers:

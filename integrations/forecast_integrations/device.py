@@ -57,6 +57,13 @@ def has_device() -> bool:
     return _null() is not None or bool(torch.cuda.is_available())
 
 
+def device_index() -> int:
+    """The number of the current accelerator; 0 where there is none."""
+    import torch
+
+    return int(torch.cuda.current_device()) if torch.cuda.is_available() else 0
+
+
 def current_device() -> Device:
     """The current accelerator; the host's CPU where there is none (the interpreter)."""
     import torch

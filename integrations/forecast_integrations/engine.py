@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,10 @@ class Engine:
     _kernel: Kernel | None = None
     _listed: tuple[list[Any], dict[Candidate, Any], str] | None = None
     _running: threading.local = field(default_factory=threading.local)
+    _compiled: dict[str, set[Candidate]] = field(default_factory=dict)
+    """Candidates compiled in this process, by the kind of arguments (`describe.kind`) and device."""
+    _traced: dict[str, dict[str, str]] = field(default_factory=dict)
+    """TTIR texts by the kind of arguments, then by assignment."""
 
     def busy(self) -> bool:
         """Whether this thread is inside a decision of this very tuner (a hook called it again)."""
@@ -127,7 +131,7 @@ class Engine:
         settings = _without_clock(settings, tuner)
         if capturing() and settings.mode is not Mode.SKIP:
             settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
-        problem, task = self._task(call, key, mark)
+        problem, task, kind = self._task(call, key, mark)
         store = self.options.open_store(settings)
         if getattr(_depth, "value", 1) > 1:
             # Inside another decision of this process: never wait for another process here.
@@ -136,7 +140,7 @@ class Engine:
         measurers: list[Any] = []
 
         def measurer() -> Any:
-            measurers.append(_measurer(call, problem, settings, store))
+            measurers.append(_measurer(call, problem, settings, store, self._compiled.get(kind, ())))
             return measurers[-1]
 
         try:
@@ -156,6 +160,8 @@ class Engine:
                     "FORECAST_AUTOTUNE_MODE=skip to take the best forecast"
                 ) from miss
             raise
+        if measurers:
+            self._compiled.setdefault(kind, set()).update(measurers[0].built)
         self.last = decision
         config = self._chosen(configs, decision.chosen)
         tuner.cache[key] = config
@@ -179,7 +185,7 @@ class Engine:
             config.forecast_variant = chosen.variant
         return config
 
-    def _task(self, call: Call, key: tuple[Any, ...], mark: str) -> tuple[Problem, Task]:
+    def _task(self, call: Call, key: tuple[Any, ...], mark: str) -> tuple[Problem, Task, str]:
         tuner = call.tuner
         if self._kernel is None:
             self._kernel = describe.kernel_record(tuner.fn)
@@ -187,10 +193,12 @@ class Engine:
         grid = named.pop("grid", None)
         named.pop("warmup", None)
         problem = describe.describe(tuner.fn, self._kernel, named, key, grid)
-        task = Task(problem, _Lazy(call.configs), trace=_tracer(call, named), fingerprint=mark)
+        kind = describe.kind(problem, tuner.fn)
+        trace = _tracer(call, self._traced.setdefault(kind, {}))
+        task = Task(problem, _Lazy(call.configs), trace=trace, fingerprint=mark)
         heuristics = describe.heuristic_values(tuner.fn)
         task.grids = _LazyGrids(lambda: describe.grids(call.configs, grid, named, heuristics))
-        return problem, task
+        return problem, task, kind
 
 
 class _Lazy(Sequence[Candidate]):
@@ -280,25 +288,29 @@ def _without_clock(settings: Settings, tuner: Any) -> Settings:
     return settings
 
 
-def _tracer(
-    call: Call, named: Mapping[str, Any]
-) -> Callable[[Sequence[Candidate]], Mapping[str, str]] | None:
+def _tracer(call: Call, known: dict[str, str]) -> Callable[[Sequence[Candidate]], Mapping[str, str]] | None:
+    """Traces candidates, remembering texts in `known`: another shape of the same kind has the same."""
     if _interpreting():
         return None
 
     def trace(wanted: Sequence[Candidate]) -> dict[str, str]:
         from forecast_autotune.features.trace import trace_many
+        from forecast_autotune.features.ttir import assignment_key
 
         base = [c for c in wanted if c.variant not in call.functions]
+        keys = [assignment_key(dict(c.config.kwargs)) for c in base]
+        missing = [c for c, key in zip(base, keys, strict=True) if key not in known]
         kwargs = {k: v for k, v in call.kwargs.items() if k not in ("grid", "warmup")}
-        values = [dict(call.configs[c].kwargs) for c in base]
-        found = trace_many(call.tuner.fn, call.args, kwargs, values)
-        return {key: text for key, text in found if isinstance(text, str)}
+        found = trace_many(call.tuner.fn, call.args, kwargs, [dict(call.configs[c].kwargs) for c in missing])
+        known.update((key, text) for key, text in found if isinstance(text, str))
+        return {key: known[key] for key in keys if key in known}
 
     return trace
 
 
-def _measurer(call: Call, problem: Problem, settings: Settings, store: Store) -> Any:
+def _measurer(
+    call: Call, problem: Problem, settings: Settings, store: Store, compiled: Collection[Candidate]
+) -> Any:
     from forecast_integrations.triton_timer import TritonMeasurer
 
     bench = _own_bench(call.tuner)
@@ -321,6 +333,7 @@ def _measurer(call: Call, problem: Problem, settings: Settings, store: Store) ->
         guard=guard,
         say=say,
         compiler=settings.compiler if has_device() and not _interpreting() else "none",
+        compiled=[c for c in compiled if c in call.configs],
         bench=bench,
     )
 

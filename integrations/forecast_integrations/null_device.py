@@ -99,23 +99,26 @@ class _Utils:
 
     def load_binary(
         self, name: str, binary: bytes, shared: int, device: int
-    ) -> tuple[int, int, int, int, int]:
-        return 1, 1, 64, 0, 1024
-
-    def unload_module(self, module: Any) -> None:
-        return None
+    ) -> tuple[None, int, int, int, int]:
+        # No module, so that nothing is unloaded: a kernel may outlive the null device, and unloading
+        # would then ask for a real driver in the midst of a garbage collection.
+        return None, 1, 64, 0, 1024
 
 
 class _Event:
     def __init__(self, device: NullDevice) -> None:
         self._device = device
         self.at = 0.0
+        self._asked = False
 
     def record(self, stream: Any = None) -> None:
         self.at = self._device.now_ms
+        self._asked = False
 
     def query(self) -> bool:
-        return True
+        # Done when asked a second time: a device is always a little behind its host.
+        before, self._asked = self._asked, True
+        return before
 
     def synchronize(self) -> None:
         return None
@@ -125,14 +128,19 @@ class _Event:
 
 
 @contextmanager
-def null_device(clock: Clock = by_shape) -> Iterator[NullDevice]:
+def null_device(clock: Clock = by_shape, *, shared_memory_bytes: int = 232448) -> Iterator[NullDevice]:
     """Make a null device Triton's active driver for the length of a `with` block."""
+    from triton.compiler import compiler
     from triton.runtime.driver import driver
 
+    # Triton remembers a device's limit by its number, whichever driver it was asked of.
+    forget = getattr(getattr(compiler, "max_shared_mem", None), "cache_clear", lambda: None)
     before = driver._active
-    device = NullDevice(clock)
+    device = NullDevice(clock, shared_memory_bytes=shared_memory_bytes)
     driver.set_active(device)
+    forget()
     try:
         yield device
     finally:
         driver._active = before
+        forget()

@@ -15,11 +15,14 @@ from forecast_integrations.engine import Engine, Options
 from forecast_integrations.triton import ForecastAutotuner, tuning_key
 
 _original: Any = None
+_serving = False
 
 
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(self, ForecastAutotuner):
-        return self.run(*args, **kwargs)
+    if not _serving or isinstance(self, ForecastAutotuner):
+        # Somebody wrapped this function: it was taken back since, or one of our own tuners obeys the
+        # wrapper and must not be sent round in a circle.
+        return _original(self, *args, **kwargs)
     configs = self.configs
     engine: Engine | None = self.__dict__.get("_forecast_engine")
     if engine is None:
@@ -42,7 +45,8 @@ _run.forecast_autotune = True  # type: ignore[attr-defined]
 
 def patch_triton() -> None:
     """Serve every Triton autotuner in this process. Calling it twice changes nothing."""
-    global _original
+    global _original, _serving
+    _serving = True
     if _original is None:
         _original = Autotuner.run
         Autotuner.run = _run
@@ -50,8 +54,8 @@ def patch_triton() -> None:
 
 def unpatch_triton() -> None:
     """Give Triton its own tuning back. What is decided already stays decided."""
-    global _original
-    if _original is not None:
-        if Autotuner.run is _run:
-            Autotuner.run = _original
+    global _original, _serving
+    _serving = False
+    if _original is not None and Autotuner.run is _run:
+        Autotuner.run = _original
         _original = None

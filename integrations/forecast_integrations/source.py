@@ -81,11 +81,15 @@ def _scope(python: Callable[..., Any]) -> Mapping[str, Any]:
 
 def _references(tree: ast.AST, scope: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in scope:
+    nodes = list(ast.walk(tree))
+    # A notebook's global `n` is none of a kernel's business whose argument is called `n`.
+    local = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    local |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id in scope and node.id not in local:
             found[node.id] = scope[node.id]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            owner = scope.get(node.value.id)
-            if inspect.ismodule(owner) and not owner.__name__.startswith("triton"):
+            owner = None if node.value.id in local else scope.get(node.value.id)
+            if inspect.ismodule(owner) and owner.__name__.partition(".")[0] != "triton":
                 found[f"{node.value.id}.{node.attr}"] = getattr(owner, node.attr, None)
     return {name: value for name, value in found.items() if not inspect.ismodule(value)}

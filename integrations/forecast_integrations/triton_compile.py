@@ -62,6 +62,10 @@ class CompilePool(Protocol):
         """Wait for the next finished (or given up) compilation."""
         ...
 
+    def done(self) -> list[Compiled]:
+        """Whatever has finished by now, without waiting."""
+        ...
+
     def close(self) -> None:
         """Give up whatever is still queued or running."""
         ...
@@ -88,6 +92,7 @@ class ForkPool:
         self._waiting: deque[Candidate] = deque()
         self._submitted: set[Candidate] = set()
         self._children: dict[int, _Child] = {}
+        self._unstarted: deque[Compiled] = deque()
         self._selector = selectors.DefaultSelector()
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -102,18 +107,33 @@ class ForkPool:
         """Wait for a child; one that exceeds the timeout is killed and counts as hung."""
         while True:
             self._fill()
-            for ready, _ in self._selector.select(timeout=0.25):
-                child = self._children[ready.fd]
-                block = os.read(child.pipe, 1 << 16)
-                child.received += block
-                if not block:
-                    return self._reap(child)
+            if self._unstarted:
+                return self._unstarted.popleft()
+            if heard := self._selector.select(timeout=0.25):
+                if (result := self._listen(self._children[heard[0][0].fd])) is not None:
+                    return result
+                # Only a silent child can hang: others may have waited long for us to listen.
+                continue
             limit = time.perf_counter() - self._timeout_s
             for child in list(self._children.values()):
                 if child.began < limit:
                     self._kill(child)
                     message = f"TimeoutError: not compiled after {self._timeout_s:g} s"
                     return Compiled(child.candidate, self._timeout_s, Outcome.TIMEOUT, message)
+
+    def done(self) -> list[Compiled]:
+        """Collect the children that have finished by now."""
+        found = list(self._unstarted)
+        self._unstarted.clear()
+        while heard := self._selector.select(timeout=0):
+            found += [r for key, _ in heard if (r := self._listen(self._children[key.fd])) is not None]
+        return found
+
+    def _listen(self, child: _Child) -> Compiled | None:
+        """Take what a child has to say; its result once it has closed its end."""
+        block = os.read(child.pipe, 1 << 16)
+        child.received += block
+        return None if block else self._reap(child)
 
     def close(self) -> None:
         """Kill the children: what they were compiling is not wanted any more."""
@@ -124,7 +144,12 @@ class ForkPool:
 
     def _fill(self) -> None:
         while self._waiting and len(self._children) < self._workers:
-            self._start(self._waiting.popleft())
+            candidate = self._waiting.popleft()
+            try:
+                self._start(candidate)
+            except OSError as error:  # no more processes, memory or descriptors: not the candidate's fault
+                message = f"no child could be started: {error}"
+                self._unstarted.append(Compiled(candidate, 0.0, Outcome.INFRASTRUCTURE, message))
 
     def _start(self, candidate: Candidate) -> None:
         inward, outward = os.pipe()
@@ -132,7 +157,12 @@ class ForkPool:
         with warnings.catch_warnings():
             # Python 3.12 warns of forking with threads; see the module's docstring for what the child avoids.
             warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:
+                os.close(inward)
+                os.close(outward)
+                raise
         if pid == 0:
             code = 1
             try:
@@ -165,7 +195,10 @@ class ForkPool:
             self._compile(candidate)
         except BaseException as error:
             outcome = outcome_of(error)
-            answer = {"outcome": outcome and str(outcome), "message": f"{type(error).__name__}: {error}"[:2000]}
+            answer = {
+                "outcome": outcome and str(outcome),
+                "message": f"{type(error).__name__}: {error}"[:2000],
+            }
         return {**answer, "seconds": time.perf_counter() - begin}
 
     def _reap(self, child: _Child) -> Compiled:
@@ -175,9 +208,12 @@ class ForkPool:
         try:
             answer = json.loads(child.received)
         except ValueError:
-            # It died without a word: an abort inside the compiler.
+            # It died without a word: an abort inside the compiler, unless somebody else (the kernel
+            # when memory is short, say) killed it.
             how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {status >> 8}"
-            result.outcome, result.message = Outcome.COMPILE_ERROR, f"the compiler died ({how})"
+            aborted = os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL
+            result.outcome = Outcome.COMPILE_ERROR if aborted else Outcome.INFRASTRUCTURE
+            result.message = f"the compiler died ({how})"
             return result
         result.seconds = float(answer["seconds"])
         self.compile_s += result.seconds
@@ -261,6 +297,14 @@ class ThreadPool:
                     message = f"TimeoutError: not compiled after {self._timeout_s:g} s"
                     return Compiled(candidate, self._timeout_s, Outcome.TIMEOUT, message)
 
+    def done(self) -> list[Compiled]:
+        """Collect what the threads have finished by now."""
+        found: list[Compiled] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._done.get_nowait())
+        return found
+
     def close(self) -> None:
         """Drop what has not started, and wait for what has: a compiler cannot be interrupted."""
         self._closed = True
@@ -275,7 +319,13 @@ class ThreadPool:
         threading.Thread(target=self._work, name="forecast-compile", daemon=True).start()
 
     def _work(self) -> None:
-        self._prepare()
+        try:
+            self._prepare()
+        except Exception as error:
+            while (candidate := self._waiting.get()) is not None and not self._closed:
+                message = f"a compile thread could not select the device: {error}"
+                self._done.put(Compiled(candidate, 0.0, Outcome.INFRASTRUCTURE, message))
+            return
         while (candidate := self._waiting.get()) is not None and not self._closed:
             begin = self._running[candidate] = time.perf_counter()
             result = Compiled(candidate)
@@ -311,7 +361,9 @@ class _Target:
         return 0
 
 
-def make_pool(compile_one: Callable[[Candidate], Any], workers: int, timeout_s: float, how: str) -> CompilePool:
+def make_pool(
+    compile_one: Callable[[Candidate], Any], workers: int, timeout_s: float, how: str
+) -> CompilePool:
     """`how` is `fork`, `threads`, or `auto`: children where they can hand their binaries over."""
     from triton import knobs
     from triton.runtime.driver import driver

@@ -1,9 +1,9 @@
 """Timing on the device: compile in parallel, time each candidate as it is ready, race, compare.
 
 The protocol is `do_bench`'s (L2 flushed before each launch, device events around it, median and
-20/80 percentiles) with four differences: hooks run outside the timed region, launches during which
-the host was held up do not count, a candidate that cannot win stops after a few launches, and the
-finalists are timed again in turns.
+20/80 percentiles) with four differences: hooks run outside the timed region, launches that the host
+queued too late do not count, a candidate that cannot win stops after a few launches, and the finalists
+are timed again in turns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from forecast_autotune.errors import DeviceLost
@@ -22,18 +22,20 @@ from forecast_autotune.tuner import now
 from forecast_integrations.call import Call, outcome_of
 from forecast_integrations.triton_compile import Compiled, CompilePool, make_pool
 
-_LOOK_MS = 6.0
+_LOOK_MS = 5.0
 """Device milliseconds of a first look at a candidate."""
-_FULL_MS = 30.0
+_FULL_MS = 20.0
 """... and in all, for one that may still win."""
-_COMPARE_MS = 60.0
+_COMPARE_MS = 40.0
 """Per finalist, when they are timed in turns."""
 _CONTENDER = 1.25
 """A candidate slower than this multiple of the fastest so far is not timed further."""
 _HOPELESS = 2.0
 """... and beyond this multiple the three launches of the estimate are enough."""
-_HELD_UP_S = 5e-5
-"""A launch that kept the host this much longer than three usual ones was disturbed."""
+_WAKE_S = 0.03
+"""Seconds of load before the first timing."""
+_MOST_FLUSHES = 8
+"""Flushes between launches at most, for hosts that cannot keep ahead of the device."""
 
 
 class TritonMeasurer:
@@ -53,9 +55,13 @@ class TritonMeasurer:
         guard: Callable[[Candidate], Any],
         say: Callable[[Candidate], None],
         compiler: str = "auto",
+        compiled: Collection[Candidate] = (),
         bench: bool = False,
     ) -> None:
-        """`compiler` is `auto`, `fork`, `threads`, or `none` where nothing is compiled (the interpreter)."""
+        """`compiler` is `auto`, `fork`, `threads`, or `none` where nothing is compiled (the interpreter).
+
+        `compiled` are candidates that this process has compiled for arguments of the same kind.
+        """
         self.workers = workers
         self._call, self._problem, self._timeout_s = call, problem, timeout_s
         self._guard, self._say = guard, say
@@ -67,13 +73,25 @@ class TritonMeasurer:
         self._pool: CompilePool | None = None
         if compiler != "none":
             self._pool = make_pool(call.compile, workers, timeout_s, compiler)
-        self._ready: dict[Candidate, Compiled] = {}
+        self._earlier = frozenset(compiled)
+        self._ready = {c: Compiled(c) for c in compiled}
         """Compiled ahead, not asked for yet."""
+        self._timed: set[Candidate] = set()
 
     @property
     def raw(self) -> dict[Candidate, Any]:
         """What a user's own benchmark function returned per candidate; empty with ours."""
         return self._timer.raw if isinstance(self._timer, _Bench) else {}
+
+    @property
+    def built(self) -> set[Candidate]:
+        """Candidates this measurer knows to be compiled: timed, or ready to be. Asked after `close`."""
+        ahead = {c for c, done in self._ready.items() if done.outcome is None and done.error is None}
+        return ahead | self._timed
+
+    def ready(self) -> Collection[Candidate]:
+        """What an earlier decision of this process has compiled."""
+        return self._earlier
 
     def measure(
         self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
@@ -84,7 +102,8 @@ class TritonMeasurer:
                 yield self._time(Compiled(candidate))
                 self._check()
             return
-        self._pool.submit([*candidates, *(prefetch if self._pool.quiet else ())])
+        ahead = prefetch if self._pool.quiet else ()
+        self._pool.submit([c for c in (*candidates, *ahead) if c not in self._ready])
         wanted = dict.fromkeys(candidates)
         while wanted:
             ready = [c for c in wanted if c in self._ready]
@@ -124,6 +143,7 @@ class TritonMeasurer:
     def close(self) -> None:
         """Give up compilations nobody waits for, and free the flush buffer."""
         if self._pool is not None:
+            self._ready |= {done.candidate: done for done in self._pool.done()}
             self._pool.close()
         self._timer.close()
 
@@ -138,10 +158,10 @@ class TritonMeasurer:
         facts: dict[str, Any] = {}
         begin = time.perf_counter()
         try:
-            if self._pool is not None:
-                facts = _facts(self._call.compile(candidate))
+            kernel = None if self._pool is None else self._call.compile(candidate)
             with self._guard(candidate):
                 self._timer.first(candidate, self._timeout_s)
+            facts = _facts(kernel)
             times = self._timer.race(candidate, self._best_ms)
         except Exception as error:
             return self._failed(candidate, error, seconds, facts)
@@ -151,6 +171,7 @@ class TritonMeasurer:
             message = "the benchmark function returned inf"
             return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, {**facts, "message": message})
         self._best_ms = min(self._best_ms, statistics.median(times))
+        self._timed.add(candidate)
         return self._ok(candidate, times, self._timer.protocol, {**facts, "compile_s": seconds})
 
     def _failed(
@@ -220,9 +241,14 @@ def quantiles(times: list[float]) -> tuple[float, float, float]:
 
 
 def _facts(kernel: Any) -> dict[str, Any]:
+    """What the compiler made of it: shared memory in bytes, registers per thread, spilled bytes."""
     metadata = getattr(kernel, "metadata", None)
-    shared = getattr(metadata, "shared", None)
-    return {} if shared is None else {"shared": int(shared)}
+    found = {
+        "shared": getattr(metadata, "shared", None),
+        "registers": getattr(kernel, "n_regs", None),
+        "spills": getattr(kernel, "n_spills", None),
+    }
+    return {name: int(value) for name, value in found.items() if value is not None}
 
 
 class _Bench:
@@ -268,6 +294,7 @@ class _Events:
         self._interface = driver.active.get_device_interface()
         self._flush, self.protocol = self._flusher(driver)
         self._estimates: dict[Candidate, float] = {}
+        self._flushes = 1
 
     def _flusher(self, driver: Any) -> tuple[Callable[[], None], str]:
         import torch
@@ -297,14 +324,26 @@ class _Events:
 
     def race(self, candidate: Candidate, best_ms: float) -> list[float] | None:
         """Milliseconds per launch: few for a candidate that cannot win, many for a contender."""
-        times = self._launches([candidate], 3)[0]
-        estimate = self._estimates[candidate] = max(statistics.median(times), 1e-3)
+        if not self._estimates:
+            self._wake()
+        self._launches([candidate], 1)
+        times = self._launches([candidate], 5)[0]
+        # The fastest of five decides whether it is hopeless: a disturbance only ever adds time.
+        estimate = self._estimates[candidate] = max(min(times), 1e-3)
         if estimate > _HOPELESS * best_ms:
             return times
-        times = self._launches([candidate], _count(_LOOK_MS, estimate, 5))[0]
+        times = self._launches([candidate], _count(_LOOK_MS, estimate, 7))[0]
         if statistics.median(times) > _CONTENDER * best_ms:
             return times
-        return times + self._launches([candidate], _count(_FULL_MS - _LOOK_MS, estimate, 5))[0]
+        return times + self._launches([candidate], _count(_FULL_MS - _LOOK_MS, estimate, 7))[0]
+
+    def _wake(self) -> None:
+        """Load an idle device for a moment, so that the first candidate does not meet low clocks."""
+        limit = time.perf_counter() + _WAKE_S
+        while time.perf_counter() < limit:
+            for _ in range(50):
+                self._flush()
+            self._interface.synchronize()
 
     def in_turns(self, candidates: Sequence[Candidate]) -> list[list[float]]:
         """Interleaved launches, so that drifting clocks meet all candidates alike."""
@@ -314,31 +353,53 @@ class _Events:
     def _once(self, candidate: Candidate) -> None:
         full = self._call.before(candidate)
         try:
-            self._call.launch(candidate)
+            self._call.launcher(candidate)()
         except Exception as error:
             self._call.after(full, error)
             raise
         self._call.after(full)
 
     def _launches(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        pairs: list[list[tuple[Any, Any, float]]] = [[] for _ in candidates]
-        call, clock = self._call, time.perf_counter
-        # A few flushes first: the device works on them while the host queues the launches ahead of it.
+        """Milliseconds of `rounds` launches of each candidate, in turns."""
+        while True:
+            slots = self._queue(candidates, rounds)
+            self._interface.synchronize()
+            clean = [[(start, end) for start, end, late in slot if not late] for slot in slots]
+            if all(2 * len(kept) >= rounds for kept in clean) or self._flushes >= _MOST_FLUSHES:
+                break
+            self._flushes *= 2  # the device outran the host: give it more to do between launches
+        return [
+            [start.elapsed_time(end) for start, end in (kept or [(s, e) for s, e, _ in slot])]
+            for kept, slot in zip(clean, slots, strict=True)
+        ]
+
+    def _queue(self, candidates: Sequence[Candidate], rounds: int) -> list[list[tuple[Any, Any, bool]]]:
+        """Queue launches between events; the third entry tells whether a launch came late.
+
+        If the device has passed the first event before the launch is queued, it waited for the host,
+        and the wait would count as kernel time.
+        """
+        call, flush = self._call, self._flush
+        launchers = [call.launcher(c) for c in candidates]
+        hooked = [call.hooked(c) for c in candidates]
+        events = [[(self._event(), self._event()) for _ in range(rounds)] for _ in candidates]
+        slots: list[list[tuple[Any, Any, bool]]] = [[] for _ in candidates]
         for _ in range(4):
-            self._flush()
-        for _ in range(rounds):
-            for slot, candidate in zip(pairs, candidates, strict=True):
-                full = call.before(candidate)
-                self._flush()
-                start, end = self._event(), self._event()
-                begin = clock()
+            flush()
+        for i in range(rounds):
+            for j, candidate in enumerate(candidates):
+                full = call.before(candidate) if hooked[j] else None
+                for _ in range(self._flushes):
+                    flush()
+                start, end = events[j][i]
                 start.record()
-                call.launch(candidate)
+                launchers[j]()
+                late = start.query()
                 end.record()
-                slot.append((start, end, clock() - begin))
-                call.after(full)
-        self._interface.synchronize()
-        return [_undisturbed(slot) for slot in pairs]
+                slots[j].append((start, end, late))
+                if full is not None:
+                    call.after(full)
+        return slots
 
     def alive(self) -> bool:
         """False when an earlier launch has broken the context for good."""
@@ -351,19 +412,6 @@ class _Events:
     def close(self) -> None:
         """Free the flush buffer."""
         self._flush = lambda: None
-
-
-def _undisturbed(slot: list[tuple[Any, Any, float]]) -> list[float]:
-    """Milliseconds of the launches during which the host was not held up.
-
-    If the host stalls between recording the first event and launching, the device waits and the wait
-    counts as kernel time. Such samples are dropped, unless that would leave fewer than half.
-    """
-    usual = statistics.median(host for *_, host in slot)
-    kept = [(start, end) for start, end, host in slot if host < 3 * usual + _HELD_UP_S]
-    if 2 * len(kept) < len(slot):
-        kept = [(start, end) for start, end, _ in slot]
-    return [start.elapsed_time(end) for start, end in kept]
 
 
 def _count(budget_ms: float, estimate_ms: float, least: int) -> int:

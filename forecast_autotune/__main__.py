@@ -1,0 +1,8 @@
+"""`python -m forecast_autotune`: the command line without its console script."""
+
+import sys
+
+from forecast_autotune.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""`export`, `import` and `clear`: measurements out of the store, into it, and gone."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune.cli.output import Failure, Output, Usage
+from forecast_autotune.cli.show import open_store
+from forecast_autotune.records import Device
+from forecast_autotune.store.triton_cache import import_triton_cache
+from forecast_autotune.table import Table, read_tables, write_tables
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from forecast_autotune.store import Store
+
+
+def export(options: argparse.Namespace, output: Output) -> int:
+    """Write tables to a file or to stdout."""
+    name: str = options.file
+    form = options.format or ("parquet" if name.endswith(".parquet") else "jsonl")
+    if name == "-" and form == "parquet":
+        raise Usage("parquet is not written to stdout: give FILE")
+    if name == "-" and output.as_json:
+        raise Usage("the table itself goes to stdout, which --json needs: give FILE")
+    path = Path(name)
+    if name != "-" and not path.absolute().parent.is_dir():
+        raise Usage(f"{name}: there is no directory {path.parent}")
+    tables = list(open_store(options).tables(options.kernel, options.device))
+    if form == "parquet":
+        from forecast_autotune.store.export import write_parquet
+
+        count = write_parquet(path, tables)
+    else:
+        if name == "-" and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as the format has it, whatever the terminal's
+        count = write_tables(path, tables)
+    if name == "-":
+        output.remark(f"{_counted(count, 'measurement')} of {_counted(len(tables), 'problem')}")
+        return 0
+    data = {"file": name, "format": form, "problems": len(tables), "measurements": count}
+    output.emit(
+        data, f"wrote {_counted(count, 'measurement')} of {_counted(len(tables), 'problem')}", _plain(name)
+    )
+    return 0
+
+
+def import_(options: argparse.Namespace, output: Output) -> int:
+    """Read table files and Triton caches, and add what the store does not hold."""
+    if not options.files and options.triton_cache is None:
+        raise Usage("nothing to import: give table files, a Triton cache directory, or --triton-cache")
+    files = [Path(name) for name in options.files]
+    caches = [path for path in files if path.is_dir()]
+    if options.triton_cache is not None:
+        caches.append(_triton_cache(options.triton_cache))
+    for cache in caches:
+        if not cache.is_dir():
+            raise Usage(f"{cache} is no directory: name the Triton cache, as in TRITON_CACHE_DIR")
+    tables = [table for path in files if not path.is_dir() for table in read_tables(path)]
+    if caches:
+        device = _device(options.device_name)
+        tables += [table for cache in caches for table in import_triton_cache(cache, device)]
+    store = open_store(options)
+    found = sum(len(table.measurements) for table in tables)
+    added = store.import_tables(tables)
+    store.sync()
+    _check_saved(store)
+    data = {"problems": len(tables), "measurements": found, "added": added, "store": str(store.root)}
+    new = f"added {_counted(added, 'measurement')} of {_counted(len(tables), 'problem')}"
+    known = "" if found == added else f"; {found - added} known already"
+    output.emit(data, new + known, _plain(str(store.root)))
+    return 0
+
+
+def clear(options: argparse.Namespace, output: Output) -> int:
+    """Remove measurements and decisions, after asking."""
+    store = open_store(options)
+    tables = list(store.tables(options.kernel, options.device))
+    count = sum(len(table.measurements) for table in tables)
+    decisions = sum(1 for _ in store.decisions(options.kernel, options.device))
+    if not options.yes and (count or decisions) and not _agreed(tables, count, decisions, store, output):
+        output.remark("nothing removed")
+        return 1
+    removed = store.clear(options.kernel, options.device)
+    data = {"measurements": removed, "decisions": decisions, "store": str(store.root)}
+    output.emit(
+        data,
+        f"removed {_counted(removed, 'measurement')} and {_counted(decisions, 'decision')}",
+        _plain(str(store.root)),
+    )
+    return 0
+
+
+def _agreed(tables: list[Table], count: int, decisions: int, store: Store, output: Output) -> bool:
+    kernels = len({table.problem.kernel.name for table in tables})
+    what = (
+        f"{_counted(count, 'measurement')} of {_counted(kernels, 'kernel')} and "
+        f"{_counted(decisions, 'decision')} from {store.root}"
+    )
+    if output.as_json or not sys.stdin.isatty():
+        raise Usage(f"this would remove {what}: pass --yes where nobody can be asked")
+    print(f"Remove {what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _triton_cache(given: str) -> Path:
+    return Path(given or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache").expanduser()
+
+
+def _device(name: str | None) -> Device:
+    if name:
+        return Device(name)
+    remedy = "say where the cache was measured: --device-name 'NVIDIA H100 80GB HBM3', for example"
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None:
+        raise Usage(f"the device cannot be asked without torch and triton; {remedy}")
+    from forecast_integrations.device import current_device, has_device
+
+    if not has_device():
+        raise Usage(f"there is no accelerator here; {remedy}")
+    return current_device()
+
+
+def _check_saved(store: Store) -> None:
+    unsaved = [note for note in store.problems_reported if "cannot write" in note]
+    if unsaved:
+        raise Failure(unsaved[0])
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _plain(text: str) -> Text:
+    """A path as dim text: never read as markup."""
+    from rich.text import Text
+
+    return Text(text, style="dim")

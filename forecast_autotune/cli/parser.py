@@ -1,0 +1,190 @@
+"""The grammar of the command line. Loads neither rich nor numpy: `--help` must be instant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from forecast_autotune import __version__
+from forecast_autotune.cli.output import Usage
+from forecast_autotune.settings import Mode
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        # Abbreviations would change their meaning with every option that is added later.
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Leave printing to `main`, so that all errors look alike."""
+        raise Usage(f"{message} (`{self.prog} --help` explains)")
+
+
+_RUN_FLAGS = ("--summary", "--json", "-h", "--help")
+_RUN_VALUES = ("--mode", "--store", "--tolerance", "--risk", "--max-measurements")
+
+
+def split_run(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a `run` command line before the program's own arguments: (ours, theirs).
+
+    The first word that is neither an option of ours nor an option's value is SCRIPT; `-m MODULE` ends
+    our part likewise. argparse alone would take `run script.py --json` for our `--json`.
+    """
+    position = 1
+    while position < len(arguments):
+        word = arguments[position]
+        if word == "--":
+            ours, rest = list(arguments[:position]), list(arguments[position + 1 :])
+            return [*ours, *rest[:1]], rest[1:]
+        if word == "-m":
+            end = position + 2
+        elif word in _RUN_VALUES:
+            position += 2
+            continue
+        elif word.startswith("-") and word != "-" and not word.startswith("-m"):
+            position += 1
+            continue
+        else:
+            end = position + 1
+        return list(arguments[:end]), list(arguments[end:])
+    return list(arguments), []
+
+
+def build() -> argparse.ArgumentParser:
+    """The parser of all commands; the result names the `module` and `function` to call."""
+    parser = _Parser(
+        prog="forecast-autotune",
+        description="Tune Triton kernels by forecast: measure only the configs a forecast is unsure about.",
+    )
+    parser.add_argument("--version", action="version", version=f"forecast-autotune {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _run(commands)
+    _replay(commands)
+    _stored(commands)
+    _exchange(commands)
+    doctor = _command(commands, "doctor", "doctor", "doctor", "check this installation, and say what to do")
+    _store_option(doctor)
+    demo = _command(
+        commands, "demo", "demo", "demo", "tune a matmul live, against triton.autotune (needs a GPU)"
+    )
+    demo.add_argument("--size", type=int, default=4096, metavar="N", help="rows and columns of the matrices")
+    return parser
+
+
+def _command(commands: Any, name: str, module: str, function: str, text: str, **options: Any) -> _Parser:
+    parser: _Parser = commands.add_parser(name, help=text, description=text, **options)
+    parser.set_defaults(module=module, function=function)
+    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout")
+    return parser
+
+
+def _store_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store",
+        metavar="DIR",
+        help="where measurements are kept (default: FORECAST_AUTOTUNE_CACHE_DIR, else the user's cache)",
+    )
+
+
+def _filters(parser: argparse.ArgumentParser) -> None:
+    _store_option(parser)
+    parser.add_argument("--kernel", metavar="TEXT", help="only kernels whose name contains this")
+    parser.add_argument("--device", metavar="TEXT", help="only devices whose name contains this")
+
+
+def _run(commands: Any) -> None:
+    run = _command(
+        commands,
+        "run",
+        "run",
+        "run",
+        "run a Python program, every triton.autotune in it served by forecasts",
+        usage="forecast-autotune run [options] (SCRIPT | -m MODULE) [arguments of the program ...]",
+        epilog="All arguments behind SCRIPT or MODULE belong to the program. With --json, the program's "
+        "standard output goes to stderr and the summary to stdout.",
+    )
+    what = run.add_mutually_exclusive_group(required=True)
+    what.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python file, directory or zip file")
+    what.add_argument("-m", dest="run_module", metavar="MODULE", help="a module, as in `python -m`")
+    run.add_argument("--mode", help=" | ".join(Mode))
+    _store_option(run)
+    run.add_argument("--summary", action="store_true", help="print one line per decision to stderr")
+    run.add_argument("--tolerance", metavar="SHARE", help="accepted regret, 0.02 is 2 %%")
+    run.add_argument("--risk", metavar="P", help="accepted probability of a larger regret")
+    run.add_argument("--max-measurements", metavar="N", help="most candidates measured per decision")
+
+
+def _replay(commands: Any) -> None:
+    replay = _command(
+        commands, "replay", "replay", "replay", "run the tuner against recorded tables instead of a GPU"
+    )
+    replay.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
+    replay.add_argument(
+        "--policy",
+        choices=("default", "exhaustive", "random", "first"),
+        default="default",
+        help="what to measure",
+    )
+    replay.add_argument(
+        "--max-measurements",
+        type=int,
+        metavar="N",
+        help="most candidates per problem (random, first: exactly so many; default: 10 %%, at least 3)",
+    )
+    replay.add_argument("--tolerance", type=float, metavar="SHARE", help="accepted regret, 0.02 is 2 %%")
+    replay.add_argument("--risk", type=float, metavar="P", help="accepted probability of a larger regret")
+    replay.add_argument("--seed", type=int, help="seed of random policies")
+    replay.add_argument(
+        "--prior",
+        choices=("none", "tuned", "shapes"),
+        default="none",
+        help="known beforehand: nothing, or the kernel's other problems in the same tables",
+    )
+    replay.add_argument("--workers", type=int, default=16, metavar="N", help="simulated compile threads")
+    replay.add_argument("--plot", metavar="FILE", help="also draw a picture (.png) or a page (.html)")
+
+
+def _stored(commands: Any) -> None:
+    show = _command(commands, "show", "show", "show", "list what the store holds, per kernel and device")
+    _filters(show)
+    explain = _command(commands, "explain", "show", "explain", "say why a kernel got its configs")
+    explain.add_argument("kernel", metavar="KERNEL", help="the kernel's name")
+    explain.add_argument(
+        "--key",
+        nargs="+",
+        default=[],
+        metavar="VALUE",
+        help="only keys that hold these values, in this order",
+    )
+    explain.add_argument("--top", type=int, default=8, metavar="N", help="list so many of the fastest")
+    _store_option(explain)
+
+
+def _exchange(commands: Any) -> None:
+    export = _command(commands, "export", "exchange", "export", "write stored measurements as a table")
+    export.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help=".jsonl, .jsonl.gz or .parquet; - is stdout"
+    )
+    export.add_argument("--format", choices=("jsonl", "parquet"), help="default: by the file's name")
+    _filters(export)
+
+    imports = _command(commands, "import", "exchange", "import_", "add tables of others to the store")
+    imports.add_argument(
+        "files", nargs="*", metavar="FILE", help="table files; a directory is a Triton cache; - is stdin"
+    )
+    imports.add_argument(
+        "--triton-cache",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="import Triton's *.autotune.json (default: TRITON_CACHE_DIR, else ~/.triton/cache)",
+    )
+    imports.add_argument(
+        "--device-name", metavar="NAME", help="where a Triton cache was measured (default: this device)"
+    )
+    _store_option(imports)
+
+    clear = _command(commands, "clear", "exchange", "clear", "remove measurements and decisions")
+    _filters(clear)
+    clear.add_argument("--yes", action="store_true", help="do not ask")

@@ -1,0 +1,131 @@
+"""`replay`: what the tuner would have decided on recorded tables, in seconds and without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune.cli.output import Failure, Output, Usage
+from forecast_autotune.policy import Exhaustive, Fixed, Policy
+from forecast_autotune.replay import Report, load, shipped
+from forecast_autotune.replay import replay as replay_tables
+from forecast_autotune.report.table import replay_panel, replay_table
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forecast_autotune.replay import Row
+
+_PICTURES = (".png", ".html", ".htm")
+
+
+def replay(options: argparse.Namespace, output: Output) -> int:
+    """Replay tables, print the report, and draw it if asked to."""
+    picture = None if options.plot is None else _picture_path(options.plot)
+    if options.workers < 1:
+        raise Usage(f"--workers must be at least 1, got {options.workers}")
+    policy, settings = _policy(options), _settings(options)
+    paths = [Path(name) for name in options.tables] or shipped()
+    if not paths:
+        raise Failure("this installation ships no recorded tables: give TABLE files, for example of `export`")
+    report = _replay(load(paths), options, settings, policy, output)
+    if picture is not None:
+        _draw(report, picture)
+    plain = not output.as_json and output.console.options.ascii_only
+    width = 0 if output.as_json else output.console.width
+    shown = () if output.as_json else (replay_table(report, width=width, plain=plain), replay_panel(report))
+    output.emit(report.to_json(), *shown)
+    if picture is not None:
+        output.remark(f"drawn: {picture}")
+    return 0
+
+
+def _picture_path(name: str) -> Path:
+    path = Path(name)
+    if path.suffix.lower() not in _PICTURES:
+        raise Usage(f"--plot {name}: the name must end in .png (a picture) or .html (a page)")
+    if not path.absolute().parent.is_dir():
+        raise Usage(f"--plot {name}: there is no directory {path.parent}")
+    return path
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    given = options.max_measurements
+    fixed = options.policy in ("random", "first")
+    return Settings.from_environment().with_(
+        mode=Mode.TUNE,
+        tolerance=options.tolerance,
+        risk=options.risk,
+        seed=options.seed,
+        # For a fixed count this is the count; as a budget too, it would end the search for one that runs.
+        max_measurements=None if fixed else given,
+    )
+
+
+def _policy(options: argparse.Namespace) -> Callable[[Table], Policy | None]:
+    given, name = options.max_measurements, options.policy
+    if given is not None and given < 1:
+        raise Usage(f"--max-measurements must be at least 1, got {given}")
+    if name == "default":
+        return lambda table: None
+    if name == "exhaustive":
+        return lambda table: Exhaustive()
+
+    def fixed(table: Table) -> Policy:
+        count = given or max(3, math.ceil(0.1 * len(table.by_candidate())))
+        return Fixed(count, random=name == "random")
+
+    return fixed
+
+
+def _replay(
+    tables: list[Table],
+    options: argparse.Namespace,
+    settings: Settings,
+    policy: Callable[[Table], Policy | None],
+    output: Output,
+) -> Report:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from forecast_autotune.surrogates.analytic import Analytic
+
+    with Progress(
+        TextColumn("replaying"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False, style="dim"),
+        console=output.errors,
+        transient=True,
+        disable=not output.errors.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=len(tables))
+
+        def done(row: Row) -> None:
+            progress.update(task, advance=1, description=row.label)
+
+        return replay_tables(
+            tables,
+            surrogate=Analytic(),
+            policy=policy,
+            settings=settings,
+            prior=options.prior,
+            workers=options.workers,
+            progress=done,
+        )
+
+
+def _draw(report: Report, path: Path) -> None:
+    from forecast_autotune.report.plot import png
+
+    picture = png(report)
+    if path.suffix.lower() == ".png":
+        path.write_bytes(picture)
+        return
+    from forecast_autotune.report.page import page
+
+    path.write_text(page(report, picture), encoding="utf-8")

@@ -1,0 +1,237 @@
+"""Tables and panels for the terminal, made with rich. Names from outside are never read as markup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from forecast_autotune.replay import Report, Row
+from forecast_autotune.report.chart import bar, milliseconds, percent, seconds, sparkline
+
+_NARROW = 110
+"""Below so many columns the charts give way to the figures."""
+
+
+def table(*columns: str, title: str = "") -> Table:
+    """An airy table; a column whose name starts with `>` is aligned to the right."""
+    made = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title=title or None, title_justify="left", header_style="bold"
+    )
+    for name in columns:
+        right = name.startswith(">")
+        made.add_column(name.removeprefix(">"), justify="right" if right else "left", no_wrap=right)
+    return made
+
+
+def facts(pairs: Iterable[tuple[str, str | Text]]) -> Table:
+    """Names and values in two columns without lines."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column()
+    for name, value in pairs:
+        made.add_row(name, value if isinstance(value, Text) else Text(value))
+    return made
+
+
+def checklist(rows: Iterable[tuple[str, str, str, str]]) -> Table:
+    """`doctor`'s lines: status, name, detail, remedy."""
+    colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    made = Table.grid(padding=(0, 2))
+    for status, name, detail, remedy in rows:
+        made.add_row(
+            Text(status, style=colours[status]),
+            Text(name, style="bold"),
+            Text(detail),
+            Text(remedy, style=colours[status]),
+        )
+    return made
+
+
+def settings_table(rows: Iterable[tuple[str, str, str]]) -> Table:
+    """Variables, the values in force, and what they mean."""
+    made = Table.grid(padding=(0, 2))
+    for variable, value, meaning in rows:
+        made.add_row(Text(variable), Text(value or "-", style="bold"), Text(meaning, style="dim"))
+    return made
+
+
+def _colour(regret: float, tolerance: float) -> str:
+    if regret <= tolerance + 1e-9:
+        return "green"
+    return "yellow" if regret <= max(0.1, 5 * tolerance) else "red"
+
+
+def replay_table(report: Report, *, width: int = 132, plain: bool = False) -> RenderableType:
+    """One line per problem, with its regret after each measurement as a sparkline.
+
+    `width` is the terminal's; `plain` uses ASCII only.
+    """
+    wide = width >= _NARROW
+    made = table(
+        "problem",
+        ">measured",
+        *(["share", "regret, falling"] if wide else []),
+        ">regret",
+        *([">stated risk"] if wide else []),
+        ">tuned in",
+        ">all configs",
+        *([">faster"] if wide else []),
+    )
+    for row in report.rows:
+        made.add_row(*_cells(row, report.tolerance, wide, plain))
+    if not wide:
+        return made
+    low, high = ("_", "#") if plain else ("▁", "█")
+    limit = percent(64 * max(report.tolerance, 0.005))
+    legend = (
+        "regret, falling: of the best config so far, after each measurement; "
+        f"{low} within {percent(report.tolerance)}, each step doubles it, {high} above {limit}"
+    )
+    return Group(made, Padding(Text(legend, style="dim"), (0, 0, 1, 0)))
+
+
+def _cells(row: Row, tolerance: float, wide: bool, plain: bool) -> list[Text]:
+    colour = _colour(row.regret, tolerance)
+    counts = [Text(row.label or row.kernel), Text(f"{row.measured} of {row.candidates}")]
+    regret = Text(percent(row.regret), style=colour)
+    times = [Text(seconds(row.tune_s)), Text(seconds(row.exhaustive_s), style="dim")]
+    if not wide:
+        return [*counts, regret, *times]
+    return [
+        *counts,
+        Text(bar(row.measured / row.candidates, plain=plain), style="cyan on grey23"),
+        Text(sparkline(row.path, tolerance, plain=plain), style=colour),
+        regret,
+        Text(percent(row.stated_risk)),
+        *times,
+        Text(f"{row.exhaustive_s / max(row.tune_s, 1e-9):.0f}x"),
+    ]
+
+
+def replay_panel(report: Report) -> RenderableType:
+    """What all rows add up to."""
+    s = report.summary()
+    shares = {name: percent(value) for name, value in s.items() if isinstance(value, float)}
+    beyond = sum(row.regret > report.tolerance + 1e-9 for row in report.rows)
+    speed = Text(f"{seconds(s['tune_s'])} instead of {seconds(s['exhaustive_s'])}: ")
+    speed.append(f"{s['speedup']:.1f}x faster", style="bold green" if s["speedup"] > 1 else "bold red")
+    regrets = f"{shares['geomean_regret']} geometric mean, {shares['p95_regret']} at the 95th percentile"
+    pairs: list[tuple[str, str | Text]] = [
+        ("problems", f"{s['problems']} of {s['kernels']} kernels"),
+        ("measured", f"{shares['median_measured_share']} of the configs, median"),
+        ("regret", f"{regrets}, {shares['max_regret']} at worst"),
+        (
+            "beyond tolerance",
+            f"{beyond} of {s['problems']} ended more than {shares['tolerance']} above the best config",
+        ),
+        ("risk", f"{shares['beyond_tolerance_share']} came true, {shares['mean_stated_risk']} was stated"),
+        ("tuning", speed),
+        ("with", f"policy {s['policy']}, surrogate {s['surrogate']}, prior {s['prior']}"),
+    ]
+    return Panel(facts(pairs), title="replay", title_align="left", border_style="dim", expand=False)
+
+
+def store_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """What a store holds, per kernel and device."""
+    made = table(
+        "kernel", "device", ">problems", ">decided", ">candidates", ">ok", ">failed", ">best", "last measured"
+    )
+    for row in rows:
+        made.add_row(
+            Text(row["kernel"], style="bold"),
+            Text(row["device"]),
+            str(row["problems"]),
+            Text(str(row["decided"]), style="green" if row["decided"] == row["problems"] else "yellow"),
+            str(row["candidates"]),
+            str(row["ok"]),
+            Text(str(row["failed"]), style="red" if row["failed"] else "dim"),
+            milliseconds(row["best_ms"]),
+            Text(str(row["last"]), style="dim"),
+        )
+    return made
+
+
+_EVIDENCE = {
+    "measured": "measured: it was timed for this decision",
+    "forecast": "forecast: it was never timed",
+    "stored": "stored: earlier measurements were enough",
+    "only": "only: there was nothing to decide",
+}
+
+
+def explanation(problem: Mapping[str, Any], top: int) -> RenderableType:
+    """Why one problem got its config; `problem` is an entry of `explain --json`."""
+    title = Text.assemble(
+        (problem["kernel"], "bold"), "  ", " ".join(problem["key"]), "  ", (problem["device"], "dim")
+    )
+    parts: list[RenderableType] = [title, Padding(facts(_decision_facts(problem["decision"])), (0, 0, 0, 2))]
+    ran = [m for m in problem["measurements"] if m["outcome"] == "ok"]
+    if ran:
+        made = table("", "config", ">measured", ">forecast", ">90 % range", ">off by")
+        for place, m in enumerate(ran[:top], 1):
+            chosen = problem["decision"] is not None and m["candidate"] == problem["decision"]["candidate"]
+            made.add_row(f"{place}", *_forecast_cells(m, ran[0]["median_ms"]), style="bold" if chosen else "")
+        parts.append(Padding(made, (0, 0, 0, 2)))
+    failed: dict[str, int] = {}
+    for m in problem["measurements"]:
+        if m["outcome"] != "ok":
+            failed[m["outcome"]] = failed.get(m["outcome"], 0) + 1
+    remarks = [f"{len(ran) - top} slower ones ran, too"] if len(ran) > top else []
+    remarks += [f"{count} {outcome}" for outcome, count in sorted(failed.items())]
+    if remarks:
+        parts.append(Padding(Text("; ".join(remarks), style="dim"), (0, 0, 1, 2)))
+    return Group(*parts)
+
+
+def _forecast_cells(m: Mapping[str, Any], best_ms: float) -> list[Text]:
+    slower = m["median_ms"] / best_ms - 1
+    measured = Text(milliseconds(m["median_ms"]))
+    measured.append(f"  +{percent(slower)}" if slower > 0 else "  best", style="dim")
+    cells = [Text(m["shown"]), measured]
+    forecast = m["forecast"]
+    if forecast is None:
+        return [*cells, Text("-"), Text("-"), Text("-")]
+    low, high = forecast["low_ms"], forecast["high_ms"]
+    inside = low <= m["median_ms"] <= high
+    return [
+        *cells,
+        Text(milliseconds(forecast["ms"], 3)),
+        Text(f"{milliseconds(low, 2)} - {milliseconds(high, 2)}", style="dim"),
+        Text(f"{forecast['ms'] / m['median_ms']:.2f}x", style="green" if inside else "yellow"),
+    ]
+
+
+def _decision_facts(decision: Mapping[str, Any] | None) -> list[tuple[str, str | Text]]:
+    if decision is None:
+        return [("decision", Text("none stored: measured, imported or interrupted", style="yellow"))]
+    cost = decision["cost"]
+    spent = (
+        f"{seconds(cost['wall_s'])}: {seconds(cost['forecast_s'])} forecasting, {seconds(cost['compile_s'])} "
+        f"compiling ({cost['compiled']} configs, in parallel), {seconds(cost['timing_s'])} timing"
+    )
+    if decision["saved_s"] >= 1:
+        spent += f"; about {seconds(decision['saved_s'])} saved"
+    chosen = Text(decision["shown"], style="bold green")
+    if decision["median_ms"] is not None:
+        chosen.append(f"   {milliseconds(decision['median_ms'])}", style="bold")
+    tolerance = percent(decision["tolerance"])
+    risk = f"{percent(decision['stated_risk'])} that another config is more than {tolerance} faster"
+    counts = f"{decision['candidates']}: {decision['measured']} measured, {decision['known']} known before, "
+    counts += f"{decision['trusted']} trusted to be slower, {decision['refused']} refused as unable to launch"
+    pairs: list[tuple[str, str | Text]] = [
+        ("chosen", chosen),
+        ("evidence", _EVIDENCE.get(decision["evidence"], decision["evidence"])),
+        ("because", decision["reason"]),
+        ("stated risk", risk),
+        ("candidates", counts),
+        ("cost", spent),
+        ("decided", decision["at"]),
+    ]
+    return pairs + [(f"round {i}", text) for i, text in enumerate(decision["rounds"], 1)]

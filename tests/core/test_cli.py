@@ -1,0 +1,324 @@
+"""The command line: stored measurements, exit statuses and streams."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune import __version__
+from forecast_autotune.cli import main
+from forecast_autotune.cli.show import first_forecasts, holds
+from forecast_autotune.records import Candidate, Config, Outcome
+from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.table import Table, write_tables
+from forecast_autotune.testing import TableMeasurer, example_table
+from forecast_autotune.tuner import Task, tune
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A store of its own for every test, and no variable from outside."""
+    for name in [n for n in os.environ if n.startswith("FORECAST_AUTOTUNE")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "150")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def tuned(root: Path) -> Table:
+    """A store in which one problem has been tuned by the real tuner."""
+    table = example_table()
+    task = Task(table.problem, list(table.by_candidate()))
+    tune(
+        task,
+        lambda: TableMeasurer(table, workers=2),
+        store=Store(root),
+        surrogate=Analytic(),
+        settings=Settings(),
+    )
+    return table
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "table.jsonl"
+    write_tables(path, [example_table()])
+    return path
+
+
+def shown(capture: Capture) -> dict[str, Any]:
+    """The one JSON object on stdout."""
+    data = json.loads(capture.readouterr().out)
+    assert isinstance(data, dict)
+    return data
+
+
+def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
+def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return python("-m", "forecast_autotune", *arguments, **options)
+
+
+# --- help, versions, errors ---
+
+
+def test_version_and_help(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"forecast-autotune {__version__}\n"
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in ("run", "replay", "show", "explain", "export", "import", "clear", "doctor", "demo"):
+        assert f"\n    {name} " in text
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_and_version_load_nothing_heavy(argument: str) -> None:
+    code = (
+        "import sys; from forecast_autotune.cli import main; status = main(sys.argv[1:]);"
+        "print(sorted({'numpy', 'torch', 'triton', 'rich', 'matplotlib'} & set(sys.modules)), status)"
+    )
+    done = python("-c", code, argument)
+    assert done.stdout.splitlines()[-1] == "[] 0"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["show", "--nonsense"],
+        ["show", "--kern", "x"],
+        ["run"],
+        ["run", "--mode"],
+        ["explain"],
+        ["explain", "k", "--top", "0"],
+        ["import"],
+        ["import", "/nowhere/table.jsonl"],
+        ["import", "--triton-cache", "/nowhere", "--device-name", "card"],
+        ["export", "/nowhere/table.jsonl"],
+        ["export", "--json"],
+        ["export", "--format", "parquet"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_and_bad_input_exit_2_with_one_line(arguments: Sequence[str], capsys: Capture) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("forecast-autotune: error: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_variable_that_breaks_its_rule_is_named(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_RISK", "certainly")
+    assert main(["replay", str(file)]) == 2
+    assert "FORECAST_AUTOTUNE_RISK='certainly'" in capsys.readouterr().err
+
+
+# --- show, explain ---
+
+
+def test_show_counts_what_was_measured_and_decided(tuned: Table, root: Path, capsys: Capture) -> None:
+    rows = Store(root).measurements(tuned.problem)
+    assert main(["show", "--json"]) == 0
+    data = shown(capsys)
+    (row,) = data["kernels"]
+    assert data["store"] == str(root)
+    assert (row["kernel"], row["device"]) == ("example", "example GPU")
+    assert (row["problems"], row["decided"]) == (1, 1)
+    assert row["candidates"] == row["ok"] + row["failed"] == len(rows)
+    assert row["best_ms"] == min(m.ms for m in rows if m.ok)
+    assert main(["show"]) == 0
+    assert "example GPU" in capsys.readouterr().out
+
+
+def test_filters_and_another_store(tuned: Table, tmp_path: Path, capsys: Capture) -> None:
+    for arguments, count in (
+        (["--kernel", "EXAM"], 1),
+        (["--kernel", "other"], 0),
+        (["--device", "gpu"], 1),
+        (["--device", "mi300"], 0),
+        (["--store", str(tmp_path / "empty")], 0),
+    ):
+        assert main(["show", "--json", *arguments]) == 0
+        assert len(shown(capsys)["kernels"]) == count, arguments
+    assert main(["show", "--kernel", "other"]) == 0
+    assert "nothing that matches" in capsys.readouterr().out
+
+
+def test_explain_gives_the_decision_with_its_evidence_and_forecasts(
+    tuned: Table, root: Path, capsys: Capture
+) -> None:
+    decision = Store(root).decision(tuned.problem)
+    assert decision is not None
+    assert main(["explain", "example", "--json"]) == 0
+    (problem,) = shown(capsys)["problems"]
+    assert Decision.from_json(problem["decision"]) == decision
+    listed = problem["measurements"]
+    times = [m["median_ms"] for m in listed if m["outcome"] == "ok"]
+    assert times == sorted(times)
+    assert listed[0]["candidate"] == problem["decision"]["candidate"]
+    for m in listed:
+        assert m["forecast"]["low_ms"] < m["forecast"]["ms"] < m["forecast"]["high_ms"]
+    assert main(["explain", "example", "--top", "2"]) == 0
+    text = capsys.readouterr().out
+    assert str(decision.chosen) in text
+    assert decision.reason in text
+    assert f"{len(times) - 2} slower ones ran" in text
+
+
+def test_an_unknown_kernel_gets_the_nearest_names(tuned: Table, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["explain", "exampel"]) == 1
+    assert capsys.readouterr().err.endswith("nearest: example\n")
+    assert main(["explain", "example", "--store", str(tmp_path / "empty")]) == 1
+    assert "holds no kernel yet" in capsys.readouterr().err
+    assert main(["explain", "example", "--key", "8192"]) == 1
+    assert "stored keys: 4096" in capsys.readouterr().err
+
+
+def test_a_key_is_matched_in_order_and_without_torch() -> None:
+    key = ("64", "128", "torch.float16", "torch.float32")
+    assert holds(key, [])
+    assert holds(key, ["64", "float16"])
+    assert holds(key, ["torch.float16", "float32"])
+    assert not holds(key, ["128", "64"])
+    assert not holds(key, ["64", "64"])
+    assert not holds(key, ["float"])
+
+
+def test_forecasts_are_those_made_before_the_first_measurement() -> None:
+    def row(ms: float, forecast: object, size: int = 1) -> Measurement:
+        name = Candidate(Config.of({"B": size}))
+        extra = {} if forecast is None else {"forecast": forecast}
+        return Measurement("p", name, Outcome.OK, ms, extra=extra)
+
+    first, later = {"log2_ms": 1.0, "sd": 1.0, "p_fail": 0.1}, {"log2_ms": 5.0, "sd": 1.0, "p_fail": 0.1}
+    found = first_forecasts([row(1.0, first), row(1.1, None), row(1.2, later)])
+    (forecast,) = found.values()
+    assert forecast["ms"] == 2.0
+    assert forecast["low_ms"] * forecast["high_ms"] == pytest.approx(4.0)
+    odd = [{"log2_ms": "x"}, {"log2_ms": 1e9, "sd": 1, "p_fail": 0}, [1, 2], "forecast"]
+    assert first_forecasts([row(1.0, value, size) for size, value in enumerate(odd)]) == {}
+
+
+# --- doctor, demo ---
+
+
+def test_doctor_reports_every_part_with_a_remedy_where_one_is_needed(root: Path, capsys: Capture) -> None:
+    status = main(["doctor", "--json"])
+    data = shown(capsys)
+    checks = {check["name"]: check for check in data["checks"]}
+    assert {"numpy", "torch", "triton", "store", "settings", "surrogate", "replay tables"} <= set(checks)
+    assert data["ok"] == (status == 0) == all(check["status"] != "fail" for check in checks.values())
+    assert all(check["remedy"] for check in checks.values() if check["status"] != "ok")
+    assert checks["store"]["detail"].startswith(str(root))
+    assert [row["variable"] for row in data["settings"]] == [row[0] for row in Settings().describe()]
+    assert list(root.iterdir()) == []
+
+
+def test_doctor_fails_for_a_bad_setting_and_an_unusable_store(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain").write_text("", encoding="utf-8")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "fast")
+    assert main(["doctor", "--store", str(tmp_path / "plain"), "--json"]) == 1
+    failed = {check["name"] for check in shown(capsys)["checks"] if check["status"] == "fail"}
+    assert failed == {"settings", "store"}
+
+
+def test_doctor_notices_a_misspelt_variable(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_TOLERANCES", "0.1")
+    main(["doctor"])
+    assert "unknown: FORECAST_AUTOTUNE_TOLERANCES" in capsys.readouterr().out
+
+
+@needs_triton
+def test_the_demo_needs_a_device(capsys: Capture) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    assert main(["demo"]) == 1
+    assert "replay" in capsys.readouterr().err
+
+
+NULL_DEMO = """
+import gc, sys
+from forecast_autotune.cli import main
+from forecast_integrations import demo
+from forecast_integrations.null_device import null_device
+
+every = demo.configs()
+assert len(every) == len({str(c) for c in every}) == 72
+demo.configs = lambda: [c for c in every if c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"] <= 8192][:4]
+with null_device():
+    status = main(["demo", "--size", "128", *sys.argv[1:]])
+    gc.collect()
+sys.exit(status)
+"""
+
+
+@needs_triton
+def test_the_demo_compares_both_tuners_on_one_problem() -> None:
+    done = python("-c", NULL_DEMO, "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["candidates"] == data["exhaustive"]["measured"] == 4
+    assert 1 <= data["forecast"]["measured"] <= 4
+    # The null device's clock is a function of the config: no noise, so the best is known to both.
+    assert data["exhaustive"]["ms"] <= data["forecast"]["ms"]
+    assert data["regret"] == pytest.approx(data["forecast"]["ms"] / data["exhaustive"]["ms"] - 1)
+    assert data["speedup"] == pytest.approx(data["exhaustive"]["seconds"] / data["forecast"]["seconds"])
+
+
+# --- pipes ---
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = example_table(sizes=range(1, 400), warps=(1, 2, 4, 8))
+    path = tmp_path / "large.jsonl"
+    write_tables(path, [table])
+    assert main(["import", str(path)]) == 0
+    # Unbuffered, Python itself loses the rest of a large write that the pipe took in part.
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    for arguments in (["export"], ["explain", "example", "--top", "2000"], ["explain", "example", "--json"]):
+        words = [sys.executable, "-m", "forecast_autotune", *arguments]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.read(1)
+            process.stdout.close()
+            errors = process.stderr.read()
+        assert process.returncode == 141
+        assert "Traceback" not in errors
+        assert "BrokenPipe" not in errors
+
+
+def test_output_that_is_not_unicode_stays_readable(tuned: Table) -> None:
+    done = command("explain", "example", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert "because" in done.stdout

@@ -1,0 +1,178 @@
+"""`export`, `import` and `clear`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.cli import main
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.table import Table, read_tables, write_tables
+from forecast_autotune.testing import TableMeasurer, example_table
+from forecast_autotune.tuner import Task, tune
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A store of its own for every test, and no variable from outside."""
+    for name in [n for n in os.environ if n.startswith("FORECAST_AUTOTUNE")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "150")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def tuned(root: Path) -> Table:
+    """A store in which one problem has been tuned by the real tuner."""
+    table = example_table()
+    task = Task(table.problem, list(table.by_candidate()))
+    tune(
+        task,
+        lambda: TableMeasurer(table, workers=2),
+        store=Store(root),
+        surrogate=Analytic(),
+        settings=Settings(),
+    )
+    return table
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "table.jsonl"
+    write_tables(path, [example_table()])
+    return path
+
+
+def shown(capture: Capture) -> dict[str, Any]:
+    """The one JSON object on stdout."""
+    data = json.loads(capture.readouterr().out)
+    assert isinstance(data, dict)
+    return data
+
+
+def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
+def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return python("-m", "forecast_autotune", *arguments, **options)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+def test_what_was_exported_can_be_imported(
+    name: str, file: Path, tmp_path: Path, root: Path, capsys: Capture
+) -> None:
+    assert main(["import", str(file), "--json"]) == 0
+    assert shown(capsys) == {"problems": 1, "measurements": 15, "added": 15, "store": str(root)}
+    out = tmp_path / name
+    assert main(["export", str(out), "--json"]) == 0
+    assert shown(capsys) == {"file": str(out), "format": "jsonl", "problems": 1, "measurements": 15}
+    assert read_tables(out)[0].measurements == example_table().measurements
+    other = tmp_path / "other"
+    assert main(["import", str(out), "--store", str(other), "--json"]) == 0
+    assert shown(capsys)["added"] == 15
+    assert main(["import", str(out), "--store", str(other)]) == 0
+    assert "added 0 measurements of 1 problem; 15 known already" in capsys.readouterr().out
+
+
+def test_export_writes_the_table_to_stdout(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    main(["import", str(file)])
+    capsys.readouterr()
+    assert main(["export"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "15 measurements of 1 problem\n"
+    again = tmp_path / "again.jsonl"
+    again.write_text(captured.out, encoding="utf-8")
+    assert read_tables(again)[0].measurements == example_table().measurements
+    assert main(["export", "--kernel", "other"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_table_is_read_from_stdin(file: Path) -> None:
+    done = command("import", "-", "--json", input=file.read_text(encoding="utf-8"))
+    assert json.loads(done.stdout)["added"] == 15
+
+
+def test_parquet_by_name_and_by_option(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    main(["import", str(file)])
+    for name, option in (("a.parquet", []), ("b.table", ["--format", "parquet"])):
+        assert main(["export", str(tmp_path / name), *option]) == 0
+        assert parquet.read_table(tmp_path / name).num_rows == 15
+
+
+def test_a_triton_cache_is_imported_for_a_named_device(tmp_path: Path, capsys: Capture) -> None:
+    cache = tmp_path / "cache" / "HASH"
+    cache.mkdir(parents=True)
+    config = {"kwargs": {"BLOCK": 64}, "num_warps": 4, "num_ctas": 1, "num_stages": 2, "maxnreg": None}
+    data = {"key": ["4096", "torch.float16"], "configs_timings": [[config, [0.2, 0.19, 0.21]]]}
+    (cache / "softmax.autotune.json").write_text(json.dumps(data), encoding="utf-8")
+    for way in ([str(cache.parent)], ["--triton-cache", str(cache.parent)]):
+        assert main(["import", *way, "--device-name", "NVIDIA A100", "--json"]) == 0
+        assert shown(capsys)["problems"] == 1
+    assert main(["show", "--json"]) == 0
+    (row,) = shown(capsys)["kernels"]
+    assert (row["kernel"], row["device"], row["ok"], row["best_ms"]) == ("softmax", "NVIDIA A100", 1, 0.2)
+
+
+@needs_triton
+def test_without_a_gpu_a_triton_cache_needs_the_devices_name(tmp_path: Path, capsys: Capture) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine knows its device")
+    assert main(["import", str(tmp_path)]) == 2
+    assert "--device-name" in capsys.readouterr().err
+
+
+def test_import_into_a_place_that_cannot_be_written_fails(
+    file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "plain").write_text("", encoding="utf-8")
+    assert main(["import", str(file), "--store", str(tmp_path / "plain")]) == 1
+    assert "cannot write" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_clear_wants_a_yes_and_tells_the_number(tuned: Table, root: Path, capsys: Capture) -> None:
+    count = len(Store(root).measurements(tuned.problem))
+    done = command("clear", stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert f"{count} measurements of 1 kernel and 1 decision" in done.stderr
+    assert main(["clear", "--kernel", "other", "--yes", "--json"]) == 0
+    assert shown(capsys)["measurements"] == 0
+    assert len(Store(root).measurements(tuned.problem)) == count
+    assert main(["clear", "--yes", "--json"]) == 0
+    assert shown(capsys) == {"measurements": count, "decisions": 1, "store": str(root)}
+    assert Store(root).measurements(tuned.problem) == []
+    assert main(["clear"]) == 0
+    assert "removed 0 measurements" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("answer", "status", "left"), [("n", 1, True), ("", 1, True), ("y", 0, False)])
+def test_clear_asks_on_a_terminal(tuned: Table, root: Path, answer: str, status: int, left: bool) -> None:
+    keyboard, terminal = pty.openpty()
+    try:
+        os.write(keyboard, f"{answer}\n".encode())
+        done = command("clear", stdin=terminal)
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert done.returncode == status
+    assert "[y/N]" in done.stderr
+    assert bool(Store(root).measurements(tuned.problem)) == left

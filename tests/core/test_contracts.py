@@ -1,0 +1,52 @@
+"""Every implementation that ships obeys the contract that plug-ins are held to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.base import Surrogate
+from forecast_autotune.testing import PolicyContract, StoreContract, SurrogateContract
+
+
+class TestAnalytic(SurrogateContract):
+    def make(self) -> Surrogate:
+        return Analytic()
+
+
+class TestRiskBounded(PolicyContract):
+    def make(self) -> Policy:
+        return RiskBounded()
+
+
+class TestExhaustive(PolicyContract):
+    def make(self) -> Policy:
+        return Exhaustive()
+
+
+class TestFirst(PolicyContract):
+    def make(self) -> Policy:
+        return Fixed(4)
+
+
+class TestRandom(PolicyContract):
+    def make(self) -> Policy:
+        return Fixed(4, random=True)
+
+
+class TestMemoryStore(StoreContract):
+    def make(self) -> Store:
+        return Store(None)
+
+
+class TestDirectoryStore(StoreContract):
+    @pytest.fixture(autouse=True)
+    def directory(self, tmp_path: Path) -> None:
+        self.root = tmp_path
+
+    def make(self) -> Store:
+        return Store(self.root)

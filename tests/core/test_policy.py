@@ -1,0 +1,189 @@
+"""Plans: what is measured next, when it stops, budgets, audits, refusals."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forecast_autotune.measuring import Spent
+from forecast_autotune.policy import (
+    REFUSED,
+    Exhaustive,
+    Fixed,
+    RiskBounded,
+    State,
+    exhausted,
+    stated_risk,
+)
+from forecast_autotune.records import Candidate, Config, Outcome
+from forecast_autotune.results import Measurement
+from forecast_autotune.settings import Budget
+from forecast_autotune.surrogates.base import Forecasts
+
+NAMES = [Candidate(Config.of({"N": n})) for n in range(40)]
+
+
+def ran(row: int, ms: float) -> tuple[Candidate, Measurement]:
+    return NAMES[row], Measurement("p", NAMES[row], Outcome.OK, ms)
+
+
+def failed(row: int, outcome: Outcome = Outcome.OUT_OF_RESOURCES) -> tuple[Candidate, Measurement]:
+    return NAMES[row], Measurement("p", NAMES[row], outcome)
+
+
+def forecasts(means: list[float], sd: float = 0.1, p_fail: float = 0.0) -> Forecasts:
+    n = len(means)
+    return Forecasts(NAMES[:n], np.array(means), np.full(n, sd), np.full(n, p_fail))
+
+
+def rows_of(plan_members: tuple[Candidate, ...]) -> list[int]:
+    return [NAMES.index(c) for c in plan_members]
+
+
+def test_the_first_round_holds_the_best_forecasts() -> None:
+    state = State(forecasts([5.0, 1.0, 5.0, 1.1, 5.0, 5.0, 1.2, 5.0]), {})
+    plan = RiskBounded().plan(state)
+    assert sorted(rows_of(plan.measure)) == [1, 3, 6]
+    assert plan.risk == 1.0
+
+
+def test_it_stops_when_nothing_can_beat_the_incumbent() -> None:
+    state = State(forecasts([0.0, 0.1, 0.2, 3.0, 4.0]), dict([ran(0, 1.0), ran(1, 1.1), ran(2, 1.2)]), new=3)
+    plan = RiskBounded().plan(state)
+    assert plan.measure == ()
+    assert plan.risk == 0.0
+    assert "accepted" in plan.reason
+
+
+def test_it_goes_on_while_one_may_be_better() -> None:
+    known = dict([ran(0, 4.0), ran(1, 4.0), ran(2, 4.0)])
+    plan = RiskBounded().plan(State(forecasts([2.0, 2.0, 2.0, 2.5, 1.0]), known, new=3))
+    assert rows_of(plan.measure) == [4]
+    assert plan.risk > 0.9
+
+
+def test_a_tolerance_wide_enough_ends_it() -> None:
+    known = dict([ran(0, 1.0), ran(1, 1.0), ran(2, 1.0)])
+    state = State(forecasts([0.0, 0.0, 0.0, -0.2], sd=0.01), known, new=3)
+    assert RiskBounded().plan(state).measure
+    assert not RiskBounded().plan(replace(state, tolerance=0.3)).measure
+
+
+def test_joint_samples_keep_copies_out_of_a_batch() -> None:
+    """Row 1 is row 0 again; a batch of two spends its second place on row 2, which may win by itself."""
+
+    def sampler(rows: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:  # type: ignore[type-arg]
+        noise = generator.standard_normal((count, 3))
+        noise[:, 1] = noise[:, 0]
+        means = np.array([0.0, 0.0, 0.1])
+        return np.asarray((means + noise)[:, rows])
+
+    tied = Forecasts(NAMES[:3], np.array([0.0, 0.0, 0.1]), np.ones(3), np.zeros(3), sampler)
+    plan = RiskBounded(least=2).plan(State(tied, {}, budget=Budget(measurements=2)))
+    assert sorted(rows_of(plan.measure)) in ([0, 2], [1, 2])
+
+
+def test_certain_failures_are_refused_unless_nothing_else_is_left() -> None:
+    made = forecasts([0.0, 1.0, 2.0, 3.0])
+    made.p_fail[0] = REFUSED
+    state = State(made, {})
+    assert 0 not in rows_of(RiskBounded().plan(state).measure)
+    known = dict([failed(1), failed(2), failed(3)])
+    assert rows_of(RiskBounded().plan(replace(state, measured=known, new=3)).measure) == [0]
+    known = dict([ran(1, 1.0), failed(2), failed(3)])
+    assert RiskBounded().plan(replace(state, measured=known, new=3)).measure == ()
+    assert rows_of(Exhaustive().plan(state).measure)[-1] == 0, "an oracle measures refused ones too, last"
+
+
+def test_the_share_caps_a_decision_and_failures_do_not() -> None:
+    n = 40
+    made = forecasts([0.0] * n, sd=1.0)
+    measured = dict(ran(i, 1.0) for i in range(8))
+    plan = RiskBounded().plan(State(made, measured, new=8))
+    assert plan.measure == ()
+    assert "budget" in plan.reason
+    measured = dict(failed(i) for i in range(8))
+    assert RiskBounded().plan(State(made, measured, new=8)).measure
+
+
+@pytest.mark.parametrize("budget", [Budget(measurements=5), Budget(seconds=3.0), Budget(gpu_seconds=2.0)])
+def test_a_budget_ends_every_policy(budget: Budget) -> None:
+    measured = dict(ran(i, 1.0) for i in range(5))
+    spent = Spent(timing_s=2.0, wall_s=3.0)
+    state = State(forecasts([-3.0] * 40), measured, new=5, budget=budget, spent=spent)
+    for policy in (RiskBounded(), Exhaustive(), Fixed(9), Fixed(9, random=True)):
+        assert policy.plan(state).measure == (), policy.name
+    assert "budget" in Exhaustive().plan(state).reason
+
+
+def test_seconds_below_the_budget_are_not_the_end() -> None:
+    assert not exhausted(Budget(seconds=3.0, gpu_seconds=2.0), Spent(timing_s=1.9, wall_s=2.9))
+    assert exhausted(Budget(seconds=3.0), Spent(wall_s=3.0))
+    assert exhausted(Budget(gpu_seconds=2.0), Spent(timing_s=2.0))
+
+
+def test_stated_risk_is_the_share_of_draws_below_the_bar() -> None:
+    state = State(forecasts([0.0, 0.0]), dict([ran(0, 1.0)]), tolerance=0.0)
+    samples = np.array([[-0.1], [0.1], [math.inf], [-1.0]])
+    assert stated_risk(state, np.array([1]), samples) == 0.5
+    assert stated_risk(state, np.array([], dtype=np.intp), np.zeros((1, 0))) == 0.0
+    assert stated_risk(replace(state, measured={}), np.array([1]), samples) == 1.0
+
+
+def audit_of(state: State) -> tuple[Candidate, ...]:
+    plan = RiskBounded().plan(state)
+    assert plan.audit == plan.measure
+    assert plan.audit_probability == (state.audit if plan.audit else 0.0)
+    return plan.audit
+
+
+def test_audits_are_drawn_once_a_decision_is_made_and_within_the_budget() -> None:
+    known = dict([ran(0, 1.0), ran(1, 1.1), ran(2, 1.2)])
+    state = State(forecasts([0.0] * 3 + [5.0] * 37), known, new=3, audit=0.5, problem="a")
+    drawn = audit_of(state)
+    assert 5 < len(drawn) < 32
+    assert not set(drawn) & set(known)
+    assert audit_of(replace(state, audited=True)) == ()
+    assert len(audit_of(replace(state, budget=Budget(measurements=5)))) == 2
+    assert audit_of(replace(state, audit=1.0)) == tuple(NAMES[3:])
+
+
+def test_audits_differ_between_problems_and_keep_their_probability() -> None:
+    """Drawn by problem: otherwise the same configs of a kernel would be audited at every shape."""
+    known = dict([ran(0, 1.0), ran(1, 1.1), ran(2, 1.2)])
+    state = State(forecasts([0.0] * 3 + [5.0] * 7), known, new=3, audit=0.3)
+    counted: Counter[Candidate] = Counter()
+    for number in range(400):
+        counted.update(audit_of(replace(state, problem=f"problem {number}")))
+    for name in NAMES[3:10]:
+        assert 75 < counted[name] < 165, "0.3 of 400 is 120; 45 is five standard deviations"
+
+
+def test_fixed_baselines_take_their_count() -> None:
+    state = State(forecasts([0.0] * 20), {})
+    assert rows_of(Fixed(4).plan(state).measure) == [0, 1, 2, 3]
+    drawn = rows_of(Fixed(4, random=True).plan(state).measure)
+    assert len(set(drawn)) == 4
+    assert drawn != rows_of(Fixed(4, random=True).plan(replace(state, seed=1)).measure)
+    known = dict(ran(i, 1.0) for i in range(3))
+    assert rows_of(Fixed(4).plan(replace(state, measured=known, new=3)).measure) == [3]
+
+
+def test_a_huge_space_is_planned_from_its_promising_part() -> None:
+    n = 3000
+    names = [Candidate(Config.of({"N": i})) for i in range(n)]
+    mean = np.linspace(10.0, 0.0, n)
+    asked: list[int] = []
+
+    def sampler(rows: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:  # type: ignore[type-arg]
+        asked.append(len(rows))
+        return np.asarray(mean[rows] + 0.1 * generator.standard_normal((count, len(rows))))
+
+    wide = Forecasts(names, mean, np.full(n, 0.1), np.zeros(n), sampler)
+    plan = RiskBounded().plan(State(wide, {}))
+    assert asked == [RiskBounded().considered], "joint draws grow with the square of the rows"
+    assert names[-1] in plan.measure

@@ -1,0 +1,254 @@
+"""Charts, tables, pictures and pages of a report."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import struct
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console, RenderableType
+
+from forecast_autotune.replay import Report, Row
+from forecast_autotune.report import chart
+from forecast_autotune.report.page import page
+from forecast_autotune.report.plot import MissingPlotLibrary, median_path, png
+from forecast_autotune.report.table import checklist, explanation, replay_panel, replay_table, store_table
+
+
+def row(label: str = "matmul/64", path: tuple[float, ...] = (1.5, 0.4, 0.01), **changes: object) -> Row:
+    fields: dict[str, object] = {
+        "id": "1",
+        "kernel": "matmul",
+        "label": label,
+        "candidates": 20,
+        "measured": len(path),
+        "regret": path[-1],
+        "stated_risk": 0.08,
+        "evidence": "measured",
+        "chosen": "BLOCK=64 warps=4 stages=3",
+        "best_ms": 0.2,
+        "chosen_ms": 0.2 * (1 + path[-1]),
+        "tune_s": 2.0,
+        "exhaustive_s": 30.0,
+        "forecast_s": 0.1,
+        "rounds": 2,
+        "path": path,
+    }
+    return Row(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def report(*rows: Row) -> Report:
+    return Report(
+        "risk", "analytic/1", "none", 0.02, 0.1, list(rows or (row(), row("softmax/8", (9.0, 0.0))))
+    )
+
+
+def rendered(shown: RenderableType, width: int = 140) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None).print(shown)
+    return stream.getvalue()
+
+
+# --- figures ---
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0, "0 %"), (0.0004, "0 %"), (0.0234, "2.3 %"), (0.02, "2 %"), (0.355, "36 %"), (24.1, "2410 %")],
+)
+def test_percent(share: float, text: str) -> None:
+    assert chart.percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.839, "0.84 s"), (12.34, "12.3 s"), (100.2, "100 s"), (158.0, "2 min 38 s"), (7500.0, "2 h 5 min")],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert chart.seconds(value) == text
+
+
+def test_times_change_their_unit_and_nothing_is_a_dash() -> None:
+    assert chart.milliseconds(0.0284321) == "28.43 µs"
+    assert chart.milliseconds(0.19360000640153885) == "0.1936 ms"
+    assert chart.milliseconds(3.80912, 2) == "3.8 ms"
+    assert chart.milliseconds(None) == "-"
+
+
+def test_a_step_of_the_sparkline_is_a_doubling_beyond_the_tolerance() -> None:
+    assert [chart.step(r, 0.02) for r in (0.0, 0.02, 0.021, 0.039, 0.041, 0.081, 900.0)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        3,
+        7,
+    ]
+    assert chart.step(0.0, 0.0) == 0
+    assert chart.step(0.001, 0.0) == 1
+
+
+def test_a_sparkline_falls_with_the_regret_and_keeps_its_end() -> None:
+    assert chart.sparkline((9.0, 0.1, 0.0), 0.02) == "█▄▁"
+    assert chart.sparkline((9.0, 0.1, 0.0), 0.02, plain=True) == "#-_"
+    long = chart.sparkline([9.0] * 99 + [0.0], 0.02, width=10)
+    assert long == "█" * 9 + "▁"
+    assert chart.sparkline((), 0.02) == ""
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_bar_has_its_width_and_shows_that_something_is_there(plain: bool) -> None:
+    for share in (0.0, 0.001, 0.33, 0.5, 1.0, 7.0):
+        assert len(chart.bar(share, 10, plain=plain)) == 10
+    empty, little, full = (chart.bar(share, 10, plain=plain) for share in (0.0, 0.001, 1.0))
+    assert empty != little
+    assert len(set(full)) == 1
+
+
+# --- the terminal ---
+
+
+def test_the_table_shows_share_path_regret_and_factor() -> None:
+    text = rendered(replay_table(report()))
+    line = next(line for line in text.splitlines() if "matmul/64" in line)
+    for part in ("3 of 20", "█▆▁", "1 %", "8 %", "2.00 s", "30.0 s", "15x"):
+        assert part in line
+    assert "within 2 %" in text
+
+
+def test_a_narrow_terminal_gets_the_figures_whole() -> None:
+    text = rendered(replay_table(report(), width=80), 80)
+    assert "matmul/64" in text
+    assert "30.0 s" in text
+    assert "…" not in text
+    assert "█" not in text
+
+
+def test_labels_are_text_and_never_markup() -> None:
+    odd = "[bold]x[/bold] [/]"
+    assert odd in rendered(replay_table(report(row(odd))))
+    facts = {"kernel": odd, "device": odd, "problems": 1, "decided": 0, "candidates": 2, "ok": 1}
+    assert rendered(store_table([{**facts, "failed": 1, "best_ms": 0.2, "last": ""}])).count(odd) == 2
+    assert odd in rendered(checklist([("ok", "store", odd, "")]))
+
+
+def test_the_panel_counts_what_went_beyond_the_tolerance() -> None:
+    text = rendered(replay_panel(report(row("a", (0.5, 0.0)), row("b", (0.5, 0.3)))))
+    assert "1 of 2 ended more than 2 % above" in text
+    assert "50 % came true, 8 % was stated" in text
+    assert "15.0x faster" in text
+
+
+def test_an_explanation_without_a_decision_says_so() -> None:
+    text = rendered(
+        explanation(
+            {
+                "kernel": "k",
+                "key": ["64"],
+                "device": "card",
+                "decision": None,
+                "measurements": [
+                    {"candidate": "1", "shown": "B=1", "outcome": "ok", "median_ms": 0.5, "forecast": None},
+                    {
+                        "candidate": "2",
+                        "shown": "B=2",
+                        "outcome": "timeout",
+                        "median_ms": None,
+                        "forecast": None,
+                    },
+                ],
+            },
+            8,
+        )
+    )
+    assert "none stored" in text
+    assert "0.5 ms" in text
+    assert "1 timeout" in text
+
+
+# --- the picture ---
+
+
+def size(picture: bytes) -> tuple[int, int]:
+    width, height = struct.unpack(">II", picture[16:24])
+    return width, height
+
+
+def test_the_picture_is_a_png_that_grows_with_the_problems() -> None:
+    few, many = (size(png(report(*[row(f"p{i}") for i in range(n)]), dpi=40)) for n in (2, 40))
+    assert few[0] == many[0] > 400
+    assert many[1] > few[1]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row(path=(0.0,), measured=1)],
+        [row(path=(9.0, 9.0), regret=9.0)],
+        [row(label=""), row(path=(0.3,), measured=0)],
+        [row(f"p{i}") for i in range(60)],
+    ],
+    ids=["at once", "never good", "odd", "many"],
+)
+def test_odd_reports_can_be_drawn(rows: list[Row]) -> None:
+    assert png(report(*rows), dpi=30).startswith(b"\x89PNG")
+
+
+def test_the_median_path_goes_through_the_middle_problem() -> None:
+    rows = [row(path=(4.0, 0.0)), row(path=(2.0, 1.0, 0.5, 0.25)), row(path=(8.0, 8.0, 8.0, 8.0))]
+    shares, middle = median_path(rows, points=4)
+    # 20 candidates each: after 1, 2, 3 and 4 measurements.
+    assert shares == pytest.approx([0.05, 0.1, 0.15, 0.2])
+    assert middle == pytest.approx([4.0, 1.0, 0.5, 0.25])
+
+
+def test_without_matplotlib_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingPlotLibrary, match=re.escape("pip install 'forecast-autotune[plot]'")):
+        png(report())
+
+
+# --- the page ---
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes that load something, and the text of cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_holds_the_picture_and_loads_nothing() -> None:
+    picture = b"\x89PNG picture"
+    reader = Reader()
+    reader.feed(page(report(), picture))
+    assert reader.loads == ["data:image/png;base64," + base64.b64encode(picture).decode()]
+    assert not {"script", "link", "iframe", "object"} & set(reader.tags)
+    assert reader.tags.count("tr") == 3
+    assert not re.search(r"url\(|@import", page(report(), picture))
+
+
+def test_everything_on_the_page_is_escaped() -> None:
+    evil = "<script>alert(1)</script>&\"'"
+    text = page(report(row(evil, chosen=evil)), b"")
+    assert "<script" not in text
+    reader = Reader()
+    reader.feed(text)
+    assert reader.text.count(evil) == 2

@@ -1,0 +1,142 @@
+"""Settings: variables, their rules, and messages that name variable, value and rule."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.settings import Budget, Mode, Settings
+
+GOOD: dict[str, tuple[str, Any]] = {
+    "enabled": ("1", True),
+    "cache_dir": ("/some/where", Path("/some/where")),
+    "mode": ("frozen", Mode.FROZEN),
+    "on_miss": ("forecast", "forecast"),
+    "tolerance": ("0.05", 0.05),
+    "risk": ("0.2", 0.2),
+    "max_measurements": ("7", 7),
+    "max_seconds": ("1.5", 1.5),
+    "max_gpu_seconds": ("0.25", 0.25),
+    "audit": ("0.01", 0.01),
+    "bucket": ("pow2", "pow2"),
+    "workers": ("3", 3),
+    "compiler": ("threads", "threads"),
+    "timeout_s": ("9", 9.0),
+    "lock_timeout_s": ("0", 0.0),
+    "summary": ("yes", True),
+    "seed": ("5", 5),
+}
+BAD = [
+    ("FORECAST_AUTOTUNE", "maybe", "0 or 1"),
+    ("FORECAST_AUTOTUNE_MODE", "fast", "one of tune, skip, frozen, exhaustive, deterministic"),
+    ("FORECAST_AUTOTUNE_ON_MISS", "guess", "one of error, forecast"),
+    ("FORECAST_AUTOTUNE_TOLERANCE", "2%", r"a number in \[0, 10\]"),
+    ("FORECAST_AUTOTUNE_TOLERANCE", "-0.1", r"a number in \[0, 10\]"),
+    ("FORECAST_AUTOTUNE_RISK", "nan", r"a number in \[0, 1\]"),
+    ("FORECAST_AUTOTUNE_AUDIT", "inf", r"a number in \[0, 1\]"),
+    ("FORECAST_AUTOTUNE_MAX_MEASUREMENTS", "0", "an integer >= 1"),
+    ("FORECAST_AUTOTUNE_MAX_MEASUREMENTS", "2.5", "an integer >= 1"),
+    ("FORECAST_AUTOTUNE_MAX_SECONDS", "0", r"a number in \[0.001, 1e\+09\]"),
+    ("FORECAST_AUTOTUNE_BUCKET", "log", "one of exact, pow2"),
+    ("FORECAST_AUTOTUNE_WORKERS", "-1", "an integer >= 0"),
+    ("FORECAST_AUTOTUNE_SEED", "x", "an integer >= 0"),
+]
+
+
+def variable(name: str) -> str:
+    (found,) = [f.metadata["variable"] for f in fields(Settings) if f.name == name]
+    return str(found)
+
+
+def test_every_setting_has_a_case_here() -> None:
+    assert set(GOOD) == {f.name for f in fields(Settings)}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_variable_sets_its_setting_and_nothing_else(name: str) -> None:
+    text, value = GOOD[name]
+    settings = Settings.from_environment({variable(name): text})
+    assert getattr(settings, name) == value
+    assert type(getattr(settings, name)) is type(value)
+    changed = {f.name for f in fields(Settings) if getattr(settings, f.name) != getattr(Settings(), f.name)}
+    assert changed == {name}
+
+
+@pytest.mark.parametrize(("name", "text", "rule"), BAD)
+def test_a_bad_value_is_answered_with_variable_value_and_rule(name: str, text: str, rule: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{name}='{text}': must be {rule} \\(.+\\)$"):
+        Settings.from_environment({name: text})
+
+
+def test_empty_means_unset() -> None:
+    assert Settings.from_environment({variable(name): "" for name in GOOD}) == Settings()
+    assert Settings.from_environment({}) == Settings()
+
+
+def test_the_real_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_SEED", "11")
+    assert Settings.from_environment().seed == 11
+
+
+@pytest.mark.parametrize("text", ["0", "false", "No", "OFF"])
+def test_words_for_off(text: str) -> None:
+    assert not Settings.from_environment({"FORECAST_AUTOTUNE_SUMMARY": text}).summary
+
+
+def test_a_home_directory_is_found_without_a_shell() -> None:
+    found = Settings.from_environment({"FORECAST_AUTOTUNE_CACHE_DIR": "~/kernels"}).cache_dir
+    assert found == Path.home() / "kernels"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_with_takes_what_the_variable_takes(name: str) -> None:
+    text, value = GOOD[name]
+    assert getattr(Settings().with_(**{name: value}), name) == value
+    if name not in ("enabled", "summary"):
+        assert getattr(Settings().with_(**{name: text}), name) == value
+    assert Settings().with_(**{name: None}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tolerance": -1.0}, r"^tolerance=-1.0: must be a number in \[0, 10\] \(accepted regret"),
+        ({"tolerance": True}, "^tolerance=True: must be a number"),
+        ({"risk": "high"}, "^risk='high': must be a number"),
+        ({"mode": "fast"}, "^mode='fast': must be one of tune"),
+        ({"max_measurements": 2.5}, "^max_measurements=2.5: must be an integer >= 1"),
+        ({"max_measurements": True}, "^max_measurements=True: must be an integer"),
+    ],
+)
+def test_with_obeys_the_rules(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Settings().with_(**change)
+
+
+def test_budget_collects_the_limits() -> None:
+    settings = Settings(max_measurements=3, max_seconds=1.0, max_gpu_seconds=0.5)
+    assert settings.budget == Budget(3, 1.0, 0.5)
+    assert Settings().budget == Budget()
+
+
+@pytest.mark.parametrize("name", ["measurements", "seconds", "gpu_seconds"])
+@pytest.mark.parametrize("value", [0, -1, True, float("nan")])
+def test_a_budget_is_positive(name: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=rf"budget\.{name} must be a positive number or None, got"):
+        Budget(**{name: value})
+
+
+def test_workers_default_to_the_cores_of_this_process() -> None:
+    assert Settings(workers=5).worker_count() == 5
+    assert Settings().worker_count() >= 1
+
+
+def test_describe_lists_every_variable_once() -> None:
+    rows = Settings(seed=4).describe()
+    assert [row[0] for row in rows] == [variable(f.name) for f in fields(Settings)]
+    assert ("FORECAST_AUTOTUNE_SEED", "4") in [row[:2] for row in rows]
+    assert all(meaning for *_, meaning in rows)

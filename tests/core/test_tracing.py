@@ -1,0 +1,102 @@
+"""Which candidates are traced to TTIR, when, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from forecast_autotune.features.ttir import assignment_key
+from forecast_autotune.records import Candidate, Config
+from forecast_autotune.tracing import ALL, NEXT, SPREAD, Traces, spread
+
+
+def blocks(count: int, warps: Sequence[int] = (4,)) -> list[Candidate]:
+    """`count` assignments, each with all of `warps`."""
+    return [
+        Candidate(Config.of({"A": 2 ** (i % 16), "B": i}, num_warps=w)) for i in range(count) for w in warps
+    ]
+
+
+def key(candidate: Candidate) -> str:
+    return assignment_key(dict(candidate.config.kwargs))
+
+
+class Tracer:
+    """Answers for every assignment but those that cannot be traced, and counts."""
+
+    def __init__(self, without: Sequence[Candidate] = ()) -> None:
+        self.asked: list[str] = []
+        self.without = {key(c) for c in without}
+
+    def __call__(self, wanted: Sequence[Candidate]) -> Mapping[str, str]:
+        self.asked += [key(c) for c in wanted]
+        return {key(c): f"module {key(c)}" for c in wanted if key(c) not in self.without}
+
+
+def test_warps_and_stages_share_a_text() -> None:
+    tracer = Tracer()
+    traces = Traces(blocks(5, warps=(1, 2, 4, 8)), tracer)
+    traces.begin()
+    assert len(tracer.asked) == len(set(tracer.asked)) == 5
+    assert set(traces.texts) == set(tracer.asked)
+    assert not traces.extend(np.arange(20))
+    assert len(tracer.asked) == 5
+
+
+def test_a_large_list_is_sampled_first_and_followed_by_its_best() -> None:
+    candidates, tracer = blocks(3 * ALL), Tracer()
+    traces = Traces(candidates, tracer)
+    traces.begin()
+    assert len(traces.texts) == SPREAD
+    order = np.arange(len(candidates))[::-1]
+    fresh = [key(candidates[i]) for i in order if key(candidates[i]) not in traces.texts]
+    assert traces.extend(order)
+    assert tracer.asked[SPREAD:] == fresh[:NEXT], "best first"
+    while traces.extend(order):
+        pass
+    assert sorted(tracer.asked) == sorted({key(c) for c in candidates}), "each once, all in the end"
+
+
+def test_everything_means_everything() -> None:
+    candidates = blocks(2 * ALL)
+    traces = Traces(candidates, Tracer())
+    traces.begin(everything=True)
+    assert len(traces.texts) == 2 * ALL
+
+
+def test_what_cannot_be_traced_is_not_asked_again() -> None:
+    candidates = blocks(3)
+    tracer = Tracer(without=candidates[:2])
+    traces = Traces(candidates, tracer)
+    traces.begin()
+    assert set(traces.texts) == {key(candidates[2])}
+    assert not traces.extend(np.arange(3))
+    assert len(tracer.asked) == 3
+
+
+def test_nothing_new_is_no_reason_to_forecast_again() -> None:
+    candidates = blocks(3 * ALL)
+    tracer = Tracer(without=candidates)
+    traces = Traces(candidates, tracer)
+    traces.begin()
+    assert not traces.extend(np.arange(len(candidates)))
+    assert len(tracer.asked) == SPREAD + NEXT
+
+
+def test_without_a_tracer_there_is_nothing_to_do() -> None:
+    traces = Traces(blocks(3), None)
+    traces.begin()
+    assert not traces.extend(np.arange(3))
+    assert traces.texts == {}
+
+
+def test_a_spread_covers_the_space() -> None:
+    """Both ends of each axis are among a few of a hundred, and nothing comes twice."""
+    grid = [Candidate(Config.of({"M": 2**m, "N": 2**n})) for m in range(10) for n in range(10)]
+    chosen = spread(grid, 9)
+    assert len(set(chosen)) == 9
+    corners = [c for c in chosen if set(dict(c.config.kwargs).values()) <= {1, 512}]
+    assert len(corners) == 4
+    assert spread(grid, 9) == chosen
+    assert len(spread(grid[:4], 9)) == 4

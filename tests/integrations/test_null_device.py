@@ -1,0 +1,290 @@
+"""The whole live path without a GPU: binder, parallel compiler, hooks, timing protocol, store, launch."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+from forecast_autotune import Space, autotune
+from forecast_autotune.errors import FrozenMiss, SettingsError
+from forecast_autotune.records import Evidence
+from forecast_autotune.settings import Budget
+from forecast_autotune.store import Store
+from tests.integrations.null import (
+    binaries,
+    blocks,
+    by_launch_options,
+    configs,
+    counts,
+    double,
+    fresh,
+    launch,
+    tables,
+    twice,
+)
+
+
+def tuned(kernel: Any = double, listed: Any = None, **options: Any) -> Any:
+    """A tuner that knows nothing yet, over a kernel of which nothing is compiled."""
+    listed = configs() if listed is None else listed
+    return autotune(configs=listed, key=["n"], **{"store": False, **options})(fresh(kernel))
+
+
+def time_of(config: Any) -> float:
+    """What the null device's clock says of a config."""
+
+    class Metadata:
+        num_warps, num_stages, name = config.num_warps, config.num_stages, "double"
+
+    return by_launch_options(Metadata)
+
+
+@pytest.mark.parametrize("compiler", ["fork", "threads"])
+def test_a_part_is_compiled_and_timed_and_the_choice_is_launched(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
+    tuner = tuned(store=tmp_path / "store")
+    kernel = launch(tuner)
+    decision = tuner.decision
+    assert decision.evidence is Evidence.MEASURED
+    assert 3 <= decision.measured < 24
+    assert decision.measured <= binaries() <= decision.cost.compiled + 2 < 24
+    (table,) = tables(tmp_path / "store")
+    first = [m for m in table.measurements if not m.protocol.endswith("-turns")]
+    assert {m.protocol for m in first} == {"events-l2flush"}
+    assert len(first) == decision.measured
+    for m in first:
+        assert m.ms == pytest.approx(time_of(m.candidate.config), rel=1e-6), "times are of the launch alone"
+        assert m.repeats >= 5
+        assert m.compile_s is not None
+        assert m.compile_s > 0
+        assert m.grid == (32,)
+    chosen = tuner.best_config
+    assert time_of(chosen) == min(m.ms for m in first) == decision.median_ms
+    assert (kernel.metadata.num_warps, kernel.metadata.num_stages) == (chosen.num_warps, chosen.num_stages)
+    assert set(tuner.configs_timings) < set(tuner.configs)
+    assert tuner.configs_timings[chosen][0] == decision.median_ms
+    launches = device.launches
+    launch(tuner)
+    assert device.launches == launches + 1, "a hit launches and does nothing else"
+
+
+def test_a_warm_store_times_nothing_and_compiles_one(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = tuned(store=tmp_path / "store")
+    launch(first)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "another"))
+    before = device.launches
+    second = tuned(store=Store(tmp_path / "store"))
+    launch(second)
+    assert second.best_config == first.best_config
+    assert second.decision.evidence is Evidence.STORED
+    assert second.decision.measured == 0
+    assert device.launches == before + 1
+    assert binaries() == 1
+
+
+def test_store_false_touches_no_disk(device: Any, tmp_path: Path) -> None:
+    tuner = tuned()
+    launch(tuner)
+    assert tuner.decision.measured > 0
+    assert not (tmp_path / "measurements").exists()
+    again = device.launches
+    tuner.cache.clear()
+    launch(tuner)
+    assert tuner.decision.evidence is Evidence.STORED
+    assert device.launches == again + 1, "memory only, but memory all the same"
+
+
+def test_the_default_store_is_where_the_variable_points(device: Any, tmp_path: Path) -> None:
+    launch(tuned(store=None))
+    assert len(tables(tmp_path / "measurements")) == 1
+
+
+def test_a_large_space_is_expanded_late_and_compiled_in_a_small_part(device: Any) -> None:
+    asked: list[int] = []
+
+    def rule(p: dict[str, Any]) -> bool:
+        asked.append(p["BLOCK"])
+        return bool(p["BLOCK"] >= 32 * p["num_warps"])
+
+    space = Space(
+        {"BLOCK": [128, 256, 512, 1024, 2048]},
+        num_warps=[1, 2, 4, 8],
+        num_stages=range(1, 9),
+        maxnreg=[None, 32, 40, 48, 64, 80, 96, 128, 160],
+        where=[rule],
+    )
+    tuner = tuned(listed=space, budget=Budget(measurements=5))
+    assert asked == []
+    launch(tuner)
+    assert tuner.decision.candidates == len(tuner.configs) == 1368
+    assert tuner.decision.measured == 5
+    assert binaries() <= 5 + 4
+    assert all(isinstance(config, triton.Config) for config in tuner.configs)
+
+
+def test_listed_configs_and_a_space_together(device: Any) -> None:
+    tuner = tuned(listed=blocks(32), space=Space({"BLOCK": [128, 256]}), mode="exhaustive")
+    launch(tuner)
+    assert [c.kwargs["BLOCK"] for c in tuner.configs] == [32, 128, 256]
+    assert len(tuner.configs_timings) == 3
+
+
+def test_a_faster_variant_is_found_and_launched(device: Any, tmp_path: Path) -> None:
+    tuner = tuned(
+        listed=configs((4, 8), (3,)),
+        variants={"added": fresh(twice)},
+        mode="exhaustive",
+        store=tmp_path / "store",
+    )
+    assert launch(tuner).metadata.name == "twice"
+    assert launch(tuner).metadata.name == "twice"
+    assert (tuner.decision.chosen.variant, tuner.decision.candidates) == ("added", 4)
+    (table,) = tables(tmp_path / "store")
+    assert {m.candidate.variant for m in table.measurements} == {"base", "added"}
+    options = {"variants": {"added": fresh(twice)}, "store": tmp_path / "store", "mode": "skip"}
+    assert launch(tuned(listed=configs((4, 8), (3,)), **options)).metadata.name == "twice"
+
+
+def test_buckets_share_decisions(device: Any, tmp_path: Path) -> None:
+    tuner = tuned(listed=configs((2, 4), (3,)), bucket="pow2", store=tmp_path / "store")
+    for n in (1040, 2000, 2048):
+        launch(tuner, n)
+    assert [key[0] for key in tuner.cache] == [2048]
+    launch(tuner, 2064)
+    assert [key[0] for key in tuner.cache] == [2048, 4096]
+    exact = tuned(listed=configs((2, 4), (3,)))
+    for n in (1040, 2048):
+        launch(exact, n)
+    assert [key[0] for key in exact.cache] == [1040, 2048]
+
+
+def test_many_threads_decide_each_key_once(device: Any, tmp_path: Path) -> None:
+    tuner = tuned(listed=configs((2, 4, 8), (2, 3)), store=tmp_path / "store", mode="exhaustive")
+    start, failures = threading.Barrier(8), []
+
+    def work(number: int) -> None:
+        start.wait()
+        try:
+            for step in range(6):
+                launch(tuner, 4096 * (1 + (number + step) % 3))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+    assert sorted(key[0] for key in tuner.cache) == [4096, 8192, 12288]
+    found = tables(tmp_path / "store")
+    assert len(found) == 3
+    for table in found:
+        assert set(counts(table).values()) == {1}
+        assert sum(m.protocol == "events-l2flush" for m in table.measurements) == 6
+    assert tuner.nargs is None
+
+
+def test_a_hook_may_launch_another_tuned_kernel(device: Any) -> None:
+    inner = tuned(twice, configs((4, 8), (3,)))
+    sizes: list[int] = []
+
+    def hook(kwargs: dict[str, Any]) -> None:
+        sizes.append(kwargs["n"])
+        launch(inner, 512)
+
+    outer = tuned(listed=blocks(32, 128, pre_hook=hook), mode="exhaustive")
+    launch(outer)
+    assert len(outer.cache) == len(inner.cache) == 1
+    assert inner.best_config.num_warps == 4
+    assert set(sizes) == {4096}
+
+
+def test_a_hook_may_launch_the_kernel_being_tuned(device: Any) -> None:
+    def hook(kwargs: dict[str, Any]) -> None:
+        if len(depth) < 2:
+            depth.append(1)
+            launch(outer, 512)
+            depth.pop()
+
+    depth: list[int] = []
+    outer = tuned(listed=blocks(32, 128, pre_hook=hook), mode="exhaustive")
+    launch(outer)
+    assert 4096 in [key[0] for key in outer.cache]
+
+
+# --- modes by variable ---
+
+
+def test_skip_launches_the_best_forecast_untimed(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "skip")
+    tuner = tuned()
+    launch(tuner)
+    assert (device.launches, binaries()) == (1, 1)
+    assert tuner.decision.evidence is Evidence.FORECAST
+
+
+def test_frozen_raises_on_a_miss_and_serves_what_is_stored(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launch(tuned(store=tmp_path / "store"), 4096)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "frozen")
+    before = device.launches
+    tuner = tuned(store=tmp_path / "store")
+    launch(tuner, 4096)
+    assert device.launches == before + 1
+    with pytest.raises(FrozenMiss, match="kernel double"):
+        launch(tuner, 8192)
+    assert tuner.nargs is None
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ON_MISS", "forecast")
+    launch(tuner, 8192)
+    assert device.launches == before + 2
+
+
+def test_exhaustive_times_every_config(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
+    tuner = tuned(listed=configs((2, 4), (2, 3, 4)))
+    launch(tuner)
+    assert set(tuner.configs_timings) == set(tuner.configs)
+    assert (tuner.best_config.num_warps, tuner.best_config.num_stages) == (4, 3)
+    assert tuner.decision.stated_risk == 0.0
+
+
+def test_deterministic_ignores_clock_and_store(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launch(tuned(store=tmp_path / "store", mode="exhaustive", listed=configs((1, 4), (3,))))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "deterministic")
+    before = device.launches
+    known = tuned(store=tmp_path / "store", listed=configs((1, 4), (3,)))
+    blank = tuned(listed=configs((1, 4), (3,)))
+    launch(known)
+    launch(blank)
+    assert device.launches == before + 2
+    assert known.best_config == blank.best_config
+    assert (known.decision.evidence, known.decision.known) == (Evidence.FORECAST, 0)
+
+
+def test_a_bad_variable_fails_where_the_kernel_is_decorated(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "fast")
+    with pytest.raises(SettingsError, match="FORECAST_AUTOTUNE_MODE='fast'"):
+        tuned()
+
+
+def test_an_argument_beats_the_variable(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "frozen")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MAX_MEASUREMENTS", "20")
+    tuner = tuned(mode="tune", budget=Budget(measurements=3))
+    launch(tuner)
+    assert tuner.decision.measured == 3

@@ -1,0 +1,261 @@
+"""Configs that fail, compilers that hang or die, processes that are killed: the call still gets a config."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+from forecast_autotune import autotune
+from forecast_autotune.errors import NothingLaunches
+from forecast_autotune.records import Outcome
+from forecast_autotune.store import Store
+from forecast_integrations.call import Call
+from forecast_integrations.null_device import null_device
+from forecast_integrations.triton_compile import ForkPool, ThreadPool
+from tests.integrations.null import (
+    blocks,
+    by_launch_options,
+    child,
+    configs,
+    counts,
+    double,
+    fresh,
+    launch,
+    tables,
+    total,
+)
+
+
+def tuned(kernel: Any, listed: Any, root: Path, **options: Any) -> Any:
+    """A tuner over a kernel of which nothing is compiled, with a store on disk."""
+    return autotune(configs=listed, key=["n"], store=Store(root), **options)(fresh(kernel))
+
+
+def outcomes(root: Path, name: str) -> dict[Any, Outcome]:
+    """Outcome by the value of one parameter, of the only problem in a store."""
+    (table,) = tables(root)
+    return {c.config.parameters()[name]: m.outcome for c, m in table.by_candidate().items()}
+
+
+@pytest.mark.usefixtures("clean_environment")
+def test_a_config_that_does_not_fit_is_recorded_and_passed_over(tmp_path: Path) -> None:
+    """A sum over 4 warps needs 16 bytes of shared memory; this device has 12."""
+    with null_device(by_launch_options, shared_memory_bytes=12):
+        tuner = tuned(total, configs((1, 2, 4, 8), (3,)), tmp_path / "store", mode="exhaustive")
+        launch(tuner, 128)
+    found = outcomes(tmp_path / "store", "num_warps")
+    assert found == {1: "ok", 2: "ok", 4: "out_of_resources", 8: "out_of_resources"}
+    (table,) = tables(tmp_path / "store")
+    failures = [m for m in table.measurements if not m.ok]
+    assert all("shared memory" in m.extra["message"] for m in failures)
+    assert tuner.best_config.num_warps == 2
+    timing = {config.num_warps: times for config, times in tuner.configs_timings.items()}
+    assert timing[4] == timing[8] == [float("inf")] * 3
+
+
+@pytest.mark.usefixtures("clean_environment")
+def test_nothing_fits(tmp_path: Path) -> None:
+    with null_device(by_launch_options, shared_memory_bytes=4):
+        tuner = tuned(total, configs((2, 4, 8), (3,)), tmp_path / "store")
+        for _ in range(2):
+            with pytest.raises(
+                NothingLaunches, match=r"kernel total: none of 3 .*3 out_of_resources.*null H200"
+            ):
+                launch(tuner, 128)
+        assert tuner.cache == {}
+        assert tuner.nargs is None
+
+
+@pytest.mark.parametrize("compiler", ["fork", "threads"])
+def test_configs_that_do_not_compile_are_survived(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
+) -> None:
+    """A `static_assert` and a block that is no power of two; Triton's own sweep dies of the second."""
+    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
+    tuner = tuned(double, blocks(32, 48, 64, 128), tmp_path / "store", mode="exhaustive")
+    launch(tuner)
+    found = outcomes(tmp_path / "store", "BLOCK")
+    assert found == {32: "ok", 48: "compile_error", 64: "compile_error", 128: "ok"}
+    (table,) = tables(tmp_path / "store")
+    said = {m.candidate.config.parameters()["BLOCK"]: m.extra.get("message", "") for m in table.measurements}
+    assert "sixty-four is refused" in said[64]
+    assert "power of 2" in said[48]
+
+
+def test_only_one_of_many_compiles(device: Any, tmp_path: Path) -> None:
+    """Twenty that fail and one that works: beyond any share of candidates, it has to be found."""
+    listed = [*blocks(*[3 * n for n in range(11, 31)]), *blocks(32)]
+    tuner = tuned(double, listed, tmp_path / "store")
+    launch(tuner)
+    assert tuner.best_config.kwargs["BLOCK"] == 32
+
+
+def patched(monkeypatch: pytest.MonkeyPatch, block: int, act: Callable[[], object]) -> None:
+    """Let the compilation of one BLOCK do something else first."""
+    compile_one = Call.compile
+
+    def compile_or_act(self: Call, candidate: Any) -> Any:
+        if candidate.config.parameters()["BLOCK"] == block:
+            act()
+        return compile_one(self, candidate)
+
+    monkeypatch.setattr(Call, "compile", compile_or_act)
+
+
+@pytest.mark.parametrize("compiler", ["fork", "threads"])
+def test_a_compilation_that_hangs_is_given_up(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_TIMEOUT", "1.5")
+    patched(monkeypatch, 32, lambda: time.sleep(6))
+    tuner = tuned(double, blocks(32, 128, 256), tmp_path / "store", mode="exhaustive")
+    launch(tuner)
+    assert outcomes(tmp_path / "store", "BLOCK") == {32: "timeout", 128: "ok", 256: "ok"}
+    assert tuner.best_config.kwargs["BLOCK"] in (128, 256)
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"), [(signal.SIGABRT, "compile_error"), (signal.SIGKILL, "infrastructure")]
+)
+def test_a_compiler_that_dies_takes_nobody_along(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, outcome: str
+) -> None:
+    """An abort is the config's fault; a SIGKILL is somebody else's (memory was short, say): no label."""
+    here = os.getpid()
+
+    def die() -> None:
+        if os.getpid() != here:
+            faulthandler.disable()
+            os.kill(os.getpid(), number)
+
+    patched(monkeypatch, 32, die)
+    tuner = tuned(double, blocks(32, 128), tmp_path / "store", mode="exhaustive")
+    launch(tuner)
+    assert tuner.best_config.kwargs["BLOCK"] == 128
+    (table,) = tables(tmp_path / "store")
+    found = {m.candidate.config.parameters()["BLOCK"]: m for m in table.measurements}
+    assert found[32].outcome == outcome
+    assert "signal" in found[32].extra["message"]
+
+
+def test_a_mistake_of_the_caller_is_the_callers_to_see(device: Any, tmp_path: Path) -> None:
+    """A parameter that the kernel does not have fails for every config: nothing is recorded."""
+    listed = [triton.Config({"BLOCK": 32, "BLOK": 1}), triton.Config({"BLOCK": 64, "BLOK": 1})]
+    with pytest.raises(KeyError, match="BLOK"):
+        launch(tuned(double, listed, tmp_path / "store"))
+    assert tables(tmp_path / "store") == []
+
+
+def test_a_finished_child_is_not_taken_for_a_hung_one() -> None:
+    """Timing the others may take longer than the timeout; their answers wait in the pipe meanwhile."""
+    pool = ForkPool(lambda candidate: None, 4, timeout_s=0.3)
+    try:
+        names: list[Any] = [f"candidate {i}" for i in range(4)]
+        pool.submit(names)
+        time.sleep(0.8)
+        found = [pool.next() for _ in names]
+    finally:
+        pool.close()
+    assert {result.candidate for result in found} == set(names)
+    assert [result.outcome for result in found] == [None] * 4
+
+
+def test_no_child_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    pool = ForkPool(lambda candidate: None, 2, timeout_s=5.0)
+    names: list[Any] = ["a", "b", "c"]
+    pool.submit(names)
+    found = [pool.next() for _ in names]
+    pool.close()
+    assert [(r.candidate, r.outcome) for r in found] == [(name, "infrastructure") for name in names]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_threads_that_cannot_reach_the_device() -> None:
+    def no_device() -> None:
+        raise RuntimeError("CUDA error: no device")
+
+    pool = ThreadPool(lambda candidate: None, 2, 5.0, no_device)
+    names: list[Any] = ["a", "b", "c", "d", "e"]
+    pool.submit(names)
+    found = [pool.next() for _ in names]
+    pool.close()
+    assert {r.candidate for r in found} == set(names)
+    assert {r.outcome for r in found} == {Outcome.INFRASTRUCTURE}
+
+
+# --- processes that die ---
+
+
+def test_a_launch_that_takes_the_process_down_is_skipped_from_then_on(device: Any, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    listed = configs((1, 2, 4, 8), (3,))
+
+    def deadly(metadata: Any) -> float:
+        if metadata.num_warps == 4:
+            os._exit(77)
+        return by_launch_options(metadata)
+
+    def tune() -> None:
+        device.clock = deadly
+        launch(tuned(double, listed, root, mode="exhaustive"))
+
+    _, status = os.waitpid(child(tune), 0)
+    assert os.waitstatus_to_exitcode(status) == 77
+    assert len(list(root.rglob("running-*.json"))) == 1
+    before = [m.candidate for table in tables(root) for m in table.measurements]
+    device.clock = deadly  # it would take this process down too
+    tuner = tuned(double, listed, root, mode="exhaustive")
+    launch(tuner)
+    assert outcomes(root, "num_warps") == {1: "ok", 2: "ok", 4: "runtime_error", 8: "ok"}
+    assert list(root.rglob("running-*.json")) == []
+    (table,) = tables(root)
+    assert set(counts(table).values()) == {1}, "and nothing was measured twice"
+    assert tuner.decision.known == len(before) + 1
+
+
+def test_kill_9_loses_and_repeats_nothing(device: Any, tmp_path: Path) -> None:
+    """Ten processes killed after one to three new measurements each; an eleventh finishes."""
+    root, listed = tmp_path / "store", configs()
+
+    def tune() -> None:
+        launch(tuned(double, listed, root, mode="exhaustive"))
+
+    def measured() -> Counter[Any]:
+        found = tables(root)
+        return counts(found[0]) if found else Counter()
+
+    before: Counter[Any] = Counter()
+    for number in range(10):
+        pid = child(tune)
+        wanted = before.total() + 1 + number % 3
+        limit = time.monotonic() + 60
+        while measured().total() < wanted and os.waitpid(pid, os.WNOHANG) == (0, 0):
+            assert time.monotonic() < limit, "the child makes no progress"
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        after = measured()
+        assert before <= after, "lost"
+        assert set(after.values()) == {1}, "measured twice"
+        before = after
+    assert 10 <= before.total() <= 48
+    tune()
+    final = measured()
+    assert before <= final
+    assert set(final.values()) == {1}
+    assert {candidate for candidate, _ in final} == {c for c, _ in final}
+    assert len({candidate for candidate, protocol in final if not protocol.endswith("-turns")}) == len(listed)

@@ -1,0 +1,210 @@
+"""Zero-code adoption on the null device: plain `triton.autotune` objects, served and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from triton.runtime.autotuner import Autotuner
+
+from forecast_autotune import autotune, patch_triton, unpatch_triton
+from forecast_integrations import engine
+from tests.integrations.null import binaries, blocks, configs, double, fresh, launch, tables
+
+ATTRIBUTES = {"best_config", "configs_timings", "bench_time", "cache", "configs", "fn", "keys", "arg_names"}
+
+
+@pytest.fixture(autouse=True)
+def original() -> Iterator[Any]:
+    """Triton's own `run`, which is there again after every test."""
+    unpatch_triton()
+    run = Autotuner.run
+    yield run
+    unpatch_triton()
+    assert Autotuner.run is run
+
+
+@pytest.fixture
+def decided() -> Iterator[list[tuple[str, Any]]]:
+    """(kernel, decision) of every decision."""
+    heard: list[tuple[str, Any]] = []
+
+    def hear(name: str, decision: Any) -> None:
+        heard.append((name, decision))
+
+    engine.LISTENERS.append(hear)
+    yield heard
+    engine.LISTENERS.remove(hear)
+
+
+def plain(listed: Any = None, **options: Any) -> Any:
+    """A tuner as a library makes it."""
+    return triton.autotune(configs=listed or configs(), key=["n"], **options)(fresh(double))
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_tuners_made_before_and_after_are_served(
+    device: Any, decided: list[Any], tmp_path: Path, moment: str
+) -> None:
+    if moment == "before":
+        tuner = plain()
+        patch_triton()
+    else:
+        patch_triton()
+        tuner = plain()
+    launch(tuner)
+    launch(tuner)
+    ((name, decision),) = decided
+    assert name == "double"
+    assert 3 <= decision.measured < 24
+    assert binaries() < 24
+    (table,) = tables(tmp_path / "measurements")
+    assert len(table.by_candidate()) == decision.measured
+    assert list(tuner.cache.values()) == [tuner.best_config]
+
+
+def test_type_and_attributes_stay_tritons(device: Any) -> None:
+    fields = set(vars(plain()))
+    patch_triton()
+    tuner = plain()
+    assert type(tuner) is Autotuner
+    launch(tuner)
+    tritons = {"nargs", "best_config", "configs_timings", "bench_time"}
+    added = set(vars(tuner)) - fields - tritons
+    assert {name for name in added if not name.startswith("_forecast")} == set()
+    assert all(hasattr(tuner, name) for name in ATTRIBUTES)
+    assert tuner.nargs is None
+    assert tuner.best_config in tuner.configs
+    assert tuner.configs_timings[tuner.best_config][0] == min(t[0] for t in tuner.configs_timings.values())
+    assert tuner.bench_time > 0
+
+
+def test_the_cache_is_tritons_in_keys_and_values(device: Any) -> None:
+    """What a library reads from or puts into `cache` means the same with and without the patch."""
+    patch_triton()
+    tuner = plain(blocks(32, 128))
+    launch(tuner, 4096)
+    assert list(tuner.cache) == [(4096, "torch.float32", "torch.float32")]
+    (chosen,) = tuner.cache.values()
+    other = next(c for c in tuner.configs if c is not chosen)
+    tuner.cache[(8192, "torch.float32", "torch.float32")] = other
+    assert launch(tuner, 8192).metadata is not None
+    assert tuner.best_config is other
+
+
+def test_a_subclass_with_its_own_run_is_served(device: Any, decided: list[Any]) -> None:
+    class Counting(Autotuner):  # type: ignore[misc]
+        calls = 0
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return super().run(*args, **kwargs)
+
+    patch_triton()
+    kernel = fresh(double)
+    tuner = Counting(kernel, kernel.arg_names, blocks(32, 128), ["n"], None, None)
+    launch(tuner)
+    launch(tuner)
+    assert tuner.calls == 2
+    assert [decision.measured for _, decision in decided] == [2]
+
+
+def test_hooks_run_as_with_triton(device: Any) -> None:
+    """A config's own hook before every launch; the tuner's around timed launches only."""
+    seen: list[str] = []
+
+    def before(kwargs: Any, reset_only: bool = False) -> None:
+        seen.append("reset" if reset_only else "before")
+
+    def after(kwargs: Any, exception: Any) -> None:
+        seen.append("after")
+
+    def own(kwargs: Any) -> None:
+        seen.append(f"config {kwargs['BLOCK']}")
+
+    patch_triton()
+    tuner = plain(blocks(32, 128, pre_hook=own), pre_hook=before, post_hook=after)
+    launch(tuner)
+    timed = seen[: seen.index("reset")]
+    assert timed[:3] in (["config 32", "before", "after"], ["config 128", "before", "after"])
+    assert timed.count("before") == timed.count("after") == len(timed) / 3
+    block = tuner.best_config.kwargs["BLOCK"]
+    assert seen[seen.index("reset") :] == ["reset", f"config {block}"]
+    seen.clear()
+    launch(tuner)
+    assert seen == [f"config {block}"]
+
+
+def test_our_own_tuners_keep_their_options_under_the_patch(device: Any, tmp_path: Path) -> None:
+    patch_triton()
+    tuner = autotune(configs=blocks(32, 128), key=["n"], store=False)(fresh(double))
+    launch(tuner)
+    assert tuner.decision.measured == 2
+    assert not (tmp_path / "measurements").exists()
+
+
+def test_one_config_needs_no_decision(device: Any, decided: list[Any]) -> None:
+    patch_triton()
+    tuner = plain(blocks(128))
+    launch(tuner)
+    assert (decided, tuner.cache, device.launches) == ([], {}, 1)
+
+
+def test_unpatching_gives_triton_its_tuning_back(device: Any, decided: list[Any], original: Any) -> None:
+    patch_triton()
+    patch_triton()
+    assert Autotuner.run is not original
+    tuner = plain(blocks(32, 128))
+    launch(tuner, 4096)
+    unpatch_triton()
+    unpatch_triton()
+    assert Autotuner.run is original
+    before = device.launches
+    launch(tuner, 4096)
+    assert device.launches == before + 1, "what is decided stays decided"
+    launch(tuner, 8192)
+    assert len(tuner.configs_timings) == 2
+    assert len(decided) == 1, "Triton timed the second size by itself"
+
+
+def test_somebody_elses_wrapper_on_top_of_ours_stays(
+    device: Any, monkeypatch: pytest.MonkeyPatch, decided: list[Any]
+) -> None:
+    """Ours cannot be taken out from under it, but it stops serving, and can serve again."""
+    calls: list[int] = []
+    patch_triton()
+    with monkeypatch.context() as patch:
+        ours = Autotuner.run
+
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(kwargs["n"] if "n" in kwargs else args[2])
+            return ours(self, *args, **kwargs)
+
+        patch.setattr(Autotuner, "run", wrapper)
+        tuner = plain(blocks(32, 128))
+        unpatch_triton()
+        assert Autotuner.run is wrapper
+        launch(tuner, 4096)
+        assert decided == []
+        patch_triton()
+        launch(tuner, 8192)
+        assert len(decided) == 1
+        own = autotune(configs=blocks(32, 128), key=["n"], store=False)(fresh(double))
+        assert launch(own, 512).metadata.name == "double"
+    assert calls == [4096, 8192, 512]
+
+
+def test_settings_come_from_the_environment(
+    device: Any, monkeypatch: pytest.MonkeyPatch, decided: list[Any]
+) -> None:
+    patch_triton()
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "skip")
+    tuner = plain()
+    launch(tuner)
+    assert device.launches == 1
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
+    launch(tuner, 8192)
+    assert [decision.measured for _, decision in decided] == [0, 24]
