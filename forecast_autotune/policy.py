@@ -126,6 +126,9 @@ class RiskBounded:
     """Share of candidates measured at most, unless the budget says otherwise."""
     floor: int = 8
     """... but never capped below this many."""
+    many: int = 100
+    """Beyond this many candidates both shares fall with the square root: a denser grid over the same
+    ground holds more near-copies, not more secrets."""
     cheap: float = 3.0
     """Factor on the gain of a candidate that is compiled already: expected improvement per cost."""
     draws: int = 512
@@ -133,11 +136,16 @@ class RiskBounded:
     """Joint draws are taken for the most promising rows only; the rest cannot win."""
     name: str = "risk"
 
+    def of(self, share: float, state: State) -> int:
+        """A share of the candidates as a number, with the square-root rule beyond `many`."""
+        n = len(state.forecasts)
+        return math.ceil(share * min(n, math.sqrt(n * self.many)))
+
     def cap(self, state: State) -> int:
         """Most measurements for this decision."""
         if state.budget.measurements is not None:
             return state.budget.measurements
-        return max(self.floor, math.ceil(self.share * len(state.forecasts)))
+        return max(self.floor, self.of(self.share, state))
 
     def plan(self, state: State) -> Plan:
         """One round; see the class."""
@@ -153,10 +161,10 @@ class RiskBounded:
         if room <= 0:
             return Plan((), f"budget reached with {risk:.0%} risk left", risk)
         if state.new == 0 and not seen:
-            wanted = max(self.least, math.ceil(self.first * len(state.forecasts)))
+            wanted = max(self.least, self.of(self.first, state))
             reason = "first look: best forecasts and one spread start"
         else:
-            wanted = max(1, math.ceil(self.first * len(state.forecasts) / 2))
+            wanted = max(1, self.of(self.first / 2, state))
             reason = f"{risk:.0%} risk that a better one is untried"
         wanted = min(wanted, room)
         names = state.forecasts.candidates

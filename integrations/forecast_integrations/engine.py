@@ -334,6 +334,7 @@ def _measurer(
         say=say,
         compiler=settings.compiler if has_device() and not _interpreting() else "none",
         compiled=[c for c in compiled if c in call.configs],
+        patient=settings.mode is Mode.EXHAUSTIVE,
         bench=bench,
     )
 

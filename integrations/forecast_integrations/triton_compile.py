@@ -17,6 +17,7 @@ import os
 import queue
 import selectors
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -31,6 +32,11 @@ from forecast_integrations.call import outcome_of
 
 _NICE = 5
 """Children yield to the parent, whose launches are being timed."""
+_STRAGGLER = 5.0
+"""A compilation that takes this many times the median has usually unrolled or spilled without bounds,
+and makes a slow kernel: an impatient pool does not wait for it ..."""
+_STRAGGLER_S = 6.0
+"""... unless everything compiles quickly: this many seconds are always granted."""
 
 
 @dataclass
@@ -85,9 +91,14 @@ class ForkPool:
 
     quiet = True
 
-    def __init__(self, compile_one: Callable[[Candidate], Any], workers: int, timeout_s: float) -> None:
+    def __init__(
+        self, compile_one: Callable[[Candidate], Any], workers: int, timeout_s: float, patient: bool = True
+    ) -> None:
+        """`timeout_s` is the most a compilation may take; an impatient pool gives up earlier."""
         self.compile_s = 0.0
         self.finished = 0
+        self._patient = patient
+        self._seconds: list[float] = []
         self._compile, self._workers, self._timeout_s = compile_one, workers, timeout_s
         self._waiting: deque[Candidate] = deque()
         self._submitted: set[Candidate] = set()
@@ -114,12 +125,19 @@ class ForkPool:
                     return result
                 # Only a silent child can hang: others may have waited long for us to listen.
                 continue
-            limit = time.perf_counter() - self._timeout_s
+            most = self._most()
+            limit = time.perf_counter() - most
             for child in list(self._children.values()):
                 if child.began < limit:
                     self._kill(child)
-                    message = f"TimeoutError: not compiled after {self._timeout_s:g} s"
-                    return Compiled(child.candidate, self._timeout_s, Outcome.TIMEOUT, message)
+                    message = f"TimeoutError: not compiled after {most:.3g} s"
+                    return Compiled(child.candidate, most, Outcome.TIMEOUT, message)
+
+    def _most(self) -> float:
+        """Seconds that a compilation may take by now."""
+        if self._patient or len(self._seconds) < 3:
+            return self._timeout_s
+        return min(self._timeout_s, max(_STRAGGLER_S, _STRAGGLER * statistics.median(self._seconds)))
 
     def done(self) -> list[Compiled]:
         """Collect the children that have finished by now."""
@@ -216,6 +234,7 @@ class ForkPool:
             result.message = f"the compiler died ({how})"
             return result
         result.seconds = float(answer["seconds"])
+        self._seconds.append(result.seconds)
         self.compile_s += result.seconds
         self.finished += 1
         if "outcome" not in answer:
@@ -362,7 +381,7 @@ class _Target:
 
 
 def make_pool(
-    compile_one: Callable[[Candidate], Any], workers: int, timeout_s: float, how: str
+    compile_one: Callable[[Candidate], Any], workers: int, timeout_s: float, how: str, patient: bool = True
 ) -> CompilePool:
     """`how` is `fork`, `threads`, or `auto`: children where they can hand their binaries over."""
     from triton import knobs
@@ -383,7 +402,7 @@ def make_pool(
         finally:
             driver.set_active(active)
 
-    return ForkPool(in_child, workers, timeout_s)
+    return ForkPool(in_child, workers, timeout_s, patient)
 
 
 def _device_selector() -> Callable[[], None]:

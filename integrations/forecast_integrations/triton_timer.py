@@ -1,10 +1,4 @@
-"""Timing on the device: compile in parallel, time each candidate as it is ready, race, compare.
-
-The protocol is `do_bench`'s (L2 flushed before each launch, device events around it, median and
-20/80 percentiles) with four differences: hooks run outside the timed region, launches that the host
-queued too late do not count, a candidate that cannot win stops after a few launches, and the finalists
-are timed again in turns.
-"""
+"""The live measurer: compile in parallel, time each candidate as it is ready, record what happens."""
 
 from __future__ import annotations
 
@@ -20,22 +14,8 @@ from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.results import Measurement
 from forecast_autotune.tuner import now
 from forecast_integrations.call import Call, outcome_of
+from forecast_integrations.clocks import Bench, Events
 from forecast_integrations.triton_compile import Compiled, CompilePool, make_pool
-
-_LOOK_MS = 5.0
-"""Device milliseconds of a first look at a candidate."""
-_FULL_MS = 20.0
-"""... and in all, for one that may still win."""
-_COMPARE_MS = 40.0
-"""Per finalist, when they are timed in turns."""
-_CONTENDER = 1.25
-"""A candidate slower than this multiple of the fastest so far is not timed further."""
-_HOPELESS = 2.0
-"""... and beyond this multiple the three launches of the estimate are enough."""
-_WAKE_S = 0.03
-"""Seconds of load before the first timing."""
-_MOST_FLUSHES = 8
-"""Flushes between launches at most, for hosts that cannot keep ahead of the device."""
 
 
 class TritonMeasurer:
@@ -56,23 +36,25 @@ class TritonMeasurer:
         say: Callable[[Candidate], None],
         compiler: str = "auto",
         compiled: Collection[Candidate] = (),
+        patient: bool = True,
         bench: bool = False,
     ) -> None:
         """`compiler` is `auto`, `fork`, `threads`, or `none` where nothing is compiled (the interpreter).
 
-        `compiled` are candidates that this process has compiled for arguments of the same kind.
+        `compiled` are candidates that this process has compiled for arguments of the same kind. Unless
+        `patient`, a compilation that takes many times longer than the others is given up.
         """
         self.workers = workers
         self._call, self._problem, self._timeout_s = call, problem, timeout_s
         self._guard, self._say = guard, say
-        self._timer: _Bench | _Events = _Bench(call) if bench else _Events(call)
+        self._timer: Bench | Events = Bench(call) if bench else Events(call)
         self._begin = time.perf_counter()
         self._timing_s = 0.0
         self._best_ms = math.inf
         self._lost: str | None = None
         self._pool: CompilePool | None = None
         if compiler != "none":
-            self._pool = make_pool(call.compile, workers, timeout_s, compiler)
+            self._pool = make_pool(call.compile, workers, timeout_s, compiler, patient)
         self._earlier = frozenset(compiled)
         self._ready = {c: Compiled(c) for c in compiled}
         """Compiled ahead, not asked for yet."""
@@ -81,7 +63,7 @@ class TritonMeasurer:
     @property
     def raw(self) -> dict[Candidate, Any]:
         """What a user's own benchmark function returned per candidate; empty with ours."""
-        return self._timer.raw if isinstance(self._timer, _Bench) else {}
+        return self._timer.raw if isinstance(self._timer, Bench) else {}
 
     @property
     def built(self) -> set[Candidate]:
@@ -119,7 +101,7 @@ class TritonMeasurer:
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         """Time in turns. A user's own benchmark function has had its say: it is not called again."""
-        if isinstance(self._timer, _Bench) or self._lost:
+        if isinstance(self._timer, Bench) or self._lost:
             return []
         begin = time.perf_counter()
         try:
@@ -249,171 +231,3 @@ def _facts(kernel: Any) -> dict[str, Any]:
         "spills": getattr(kernel, "n_spills", None),
     }
     return {name: int(value) for name, value in found.items() if value is not None}
-
-
-class _Bench:
-    """Times through the tuner's own `_bench`: a user's `do_bench=`, or a subclass with its own."""
-
-    protocol = "user-do-bench"
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self.raw: dict[Candidate, Any] = {}
-
-    def first(self, candidate: Candidate, timeout_s: float) -> None:
-        """One call of the benchmark function is all there is; see `race`."""
-        config = self._call.configs[candidate]
-        self.raw[candidate] = self._call.tuner._bench(*self._call.args, config=config, **self._call.kwargs)
-
-    def race(self, candidate: Candidate, best_ms: float) -> list[float] | None:
-        """What `first` returned, as [20 %, 50 %, 80 %]; None for a failure."""
-        result = self.raw[candidate]
-        values = [float(v) for v in result] if isinstance(result, list | tuple) else [float(result)]
-        if not math.isfinite(values[0]):
-            return None
-        if len(values) >= 3:
-            middle, low, high = values[:3]
-            return [low, low, middle, high, high] if low <= middle <= high else [middle]
-        return values[:1]
-
-    def alive(self) -> bool:
-        """The benchmark function has its own view of the device."""
-        return True
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class _Events:
-    """Times with device events."""
-
-    def __init__(self, call: Call) -> None:
-        from triton.runtime.driver import driver
-
-        self._call = call
-        self._interface = driver.active.get_device_interface()
-        self._flush, self.protocol = self._flusher(driver)
-        self._estimates: dict[Candidate, float] = {}
-        self._flushes = 1
-
-    def _flusher(self, driver: Any) -> tuple[Callable[[], None], str]:
-        import torch
-
-        try:
-            cache = driver.active.get_empty_cache_for_benchmark()
-            return lambda: driver.active.clear_cache(cache), "events-l2flush"
-        except torch.cuda.OutOfMemoryError:
-            # The application took the memory first (a KV cache, say): a warm cache is better than none.
-            return lambda: None, "events-noflush"
-
-    def _event(self) -> Any:
-        return self._interface.Event(enable_timing=True)
-
-    def first(self, candidate: Candidate, timeout_s: float) -> None:
-        """Launch once and wait, at most `timeout_s`. Raises TimeoutError when it does not come back."""
-        self._once(candidate)
-        done = self._event()
-        done.record()
-        limit = time.perf_counter() + timeout_s
-        pause = 0.0
-        while not done.query():
-            if time.perf_counter() > limit:
-                raise TimeoutError(f"no answer from the device after {timeout_s:g} s")
-            time.sleep(pause)
-            pause = min(0.01, pause + 1e-5)
-
-    def race(self, candidate: Candidate, best_ms: float) -> list[float] | None:
-        """Milliseconds per launch: few for a candidate that cannot win, many for a contender."""
-        if not self._estimates:
-            self._wake()
-        self._launches([candidate], 1)
-        times = self._launches([candidate], 5)[0]
-        # The fastest of five decides whether it is hopeless: a disturbance only ever adds time.
-        estimate = self._estimates[candidate] = max(min(times), 1e-3)
-        if estimate > _HOPELESS * best_ms:
-            return times
-        times = self._launches([candidate], _count(_LOOK_MS, estimate, 7))[0]
-        if statistics.median(times) > _CONTENDER * best_ms:
-            return times
-        return times + self._launches([candidate], _count(_FULL_MS - _LOOK_MS, estimate, 7))[0]
-
-    def _wake(self) -> None:
-        """Load an idle device for a moment, so that the first candidate does not meet low clocks."""
-        limit = time.perf_counter() + _WAKE_S
-        while time.perf_counter() < limit:
-            for _ in range(50):
-                self._flush()
-            self._interface.synchronize()
-
-    def in_turns(self, candidates: Sequence[Candidate]) -> list[list[float]]:
-        """Interleaved launches, so that drifting clocks meet all candidates alike."""
-        slowest = max(self._estimates.get(c, 1.0) for c in candidates)
-        return self._launches(candidates, _count(_COMPARE_MS, slowest, 10))
-
-    def _once(self, candidate: Candidate) -> None:
-        full = self._call.before(candidate)
-        try:
-            self._call.launcher(candidate)()
-        except Exception as error:
-            self._call.after(full, error)
-            raise
-        self._call.after(full)
-
-    def _launches(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        """Milliseconds of `rounds` launches of each candidate, in turns."""
-        while True:
-            slots = self._queue(candidates, rounds)
-            self._interface.synchronize()
-            clean = [[(start, end) for start, end, late in slot if not late] for slot in slots]
-            if all(2 * len(kept) >= rounds for kept in clean) or self._flushes >= _MOST_FLUSHES:
-                break
-            self._flushes *= 2  # the device outran the host: give it more to do between launches
-        return [
-            [start.elapsed_time(end) for start, end in (kept or [(s, e) for s, e, _ in slot])]
-            for kept, slot in zip(clean, slots, strict=True)
-        ]
-
-    def _queue(self, candidates: Sequence[Candidate], rounds: int) -> list[list[tuple[Any, Any, bool]]]:
-        """Queue launches between events; the third entry tells whether a launch came late.
-
-        If the device has passed the first event before the launch is queued, it waited for the host,
-        and the wait would count as kernel time.
-        """
-        call, flush = self._call, self._flush
-        launchers = [call.launcher(c) for c in candidates]
-        hooked = [call.hooked(c) for c in candidates]
-        events = [[(self._event(), self._event()) for _ in range(rounds)] for _ in candidates]
-        slots: list[list[tuple[Any, Any, bool]]] = [[] for _ in candidates]
-        for _ in range(4):
-            flush()
-        for i in range(rounds):
-            for j, candidate in enumerate(candidates):
-                full = call.before(candidate) if hooked[j] else None
-                for _ in range(self._flushes):
-                    flush()
-                start, end = events[j][i]
-                start.record()
-                launchers[j]()
-                late = start.query()
-                end.record()
-                slots[j].append((start, end, late))
-                if full is not None:
-                    call.after(full)
-        return slots
-
-    def alive(self) -> bool:
-        """False when an earlier launch has broken the context for good."""
-        try:
-            self._interface.synchronize()
-        except RuntimeError:
-            return False
-        return True
-
-    def close(self) -> None:
-        """Free the flush buffer."""
-        self._flush = lambda: None
-
-
-def _count(budget_ms: float, estimate_ms: float, least: int) -> int:
-    # 0.08 ms: what flushing 256 MB costs on a fast card.
-    return max(least, min(200, int(budget_ms / (estimate_ms + 0.08))))
