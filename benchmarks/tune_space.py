@@ -68,7 +68,9 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
             space = space_of(case)
             size = sum(1 for _ in space)
             limit = given["measurements"]
-            tuner = autotune(space, key, budget=Budget(limit) if limit else None)(case.kernel)
+            tuner = autotune(
+                space, key, budget=Budget(limit) if limit else None, tolerance=given["tolerance"]
+            )(case.kernel)
         else:
             configs = kernels.configs(case, wide=role == "sample")
             if given["count"]:
@@ -110,8 +112,8 @@ def run(a: Namespace, report: common.Report) -> None:
 
     measurements = 3 if a.null else a.measurements
     summary: dict[str, Any] = {}
-    for name in (MATMUL, ATTENTION):
-        ours = once(name, "ours", measurements=measurements)
+    for name in [n for n in (MATMUL, ATTENTION) if n.startswith(a.only)]:
+        ours = once(name, "ours", measurements=measurements, tolerance=a.tolerance)
         if name == MATMUL:
             other = (
                 baseline(a.baseline) if a.baseline else once(name, "list", count=3 if a.null else 0, seed=0)
@@ -167,6 +169,10 @@ def main() -> int:
     parser.add_argument(
         "--measurements", type=int, default=0, help="most measurements of ours; 0: by the policy"
     )
+    parser.add_argument(
+        "--tolerance", type=float, default=0.001, help="accepted regret of ours; 0.001 asks for the best"
+    )
+    parser.add_argument("--only", default="", help="matmul or attention")
     parser.add_argument("--rounds", type=int, default=200, help="launches per config in the final timing")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     a = common.parse(parser)

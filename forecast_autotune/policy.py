@@ -181,7 +181,7 @@ class RiskBounded:
     def _promising(self, state: State) -> tuple[npt.NDArray[np.intp], Array]:
         forecasts, rows = state.forecasts, state.pending()
         if len(rows) > self.considered:
-            optimistic = forecasts.mean[rows] - 2 * forecasts.sd[rows]
+            optimistic = forecasts.optimistic()[rows]
             rows = np.sort(rows[np.argsort(optimistic, kind="stable")[: self.considered]])
         if not len(rows):
             return rows, np.zeros((1, 0))

@@ -138,6 +138,7 @@ class Analytic:
             p_fail,
             sample,
             self._reason(before, known),
+            self._expand(mean - 2 * sd, floor) - 2 * common,
             shipped(f"{self.name}/{self.version}"),
         )
 

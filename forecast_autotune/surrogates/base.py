@@ -84,6 +84,8 @@ class Forecasts:
     """Joint samples [k, len(rows)] for the given rows; None means independent."""
     reason: str = ""
     """Why the surrogate is as sure as it is, or why it abstains; shown to users."""
+    low: Array | None = None
+    """Optimistic bound of log2(milliseconds), about two standard deviations down; None: `mean - 2 sd`."""
     calibrate: Callable[[float], float] = float
     """Stated risk -> how often it came true on recorded problems; the identity by default."""
 
@@ -93,6 +95,10 @@ class Forecasts:
     def __getitem__(self, index: int) -> Forecast:
         quantiles = self.mean[index] + self.sd[index] * _Z
         return Forecast(self.candidates[index], tuple(float(q) for q in quantiles), float(self.p_fail[index]))
+
+    def optimistic(self) -> Array:
+        """The optimistic bound per candidate, shape [n]."""
+        return self.low if self.low is not None else np.asarray(self.mean - 2 * self.sd)
 
     def samples(self, rows: npt.NDArray[np.intp], count: int, seed: int = 0) -> Array:
         """Joint samples [count, len(rows)] of log2(milliseconds), the same for the same seed."""
