@@ -22,6 +22,7 @@ from forecast_autotune.store.files import (
     write_whole,
 )
 from forecast_autotune.store.log import MALFORMED, Log, decode, encode
+from forecast_autotune.store.watch import forget
 from forecast_autotune.table import Table
 
 if TYPE_CHECKING:
@@ -301,6 +302,7 @@ class Directory:
                     release_lock(lock)
             for path in _children(self.path / "decisions"):
                 path.unlink(missing_ok=True)
+            forget(self.path)
         except OSError as error:
             raise StoreError(
                 f"cannot clear {self.path}: {error}; stop the processes that use it, or remove it by hand"

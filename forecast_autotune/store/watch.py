@@ -46,7 +46,8 @@ def crashed(directory: Path | None, problem: Problem) -> list[Measurement]:
         return found
     for path in directory.glob(_name(problem, None)):
         pid = path.stem.rpartition("-")[2]
-        if not pid.isdigit() or _alive(int(pid)):
+        # A note with our own number is from before a restart: we are not launching anything now.
+        if not pid.isdigit() or (int(pid) != os.getpid() and _alive(int(pid))):
             continue
         with contextlib.suppress(OSError, ValueError, RecordError, KeyError, TypeError):
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -63,6 +64,13 @@ def crashed(directory: Path | None, problem: Problem) -> list[Measurement]:
         with contextlib.suppress(OSError):
             path.unlink()
     return found
+
+
+def forget(directory: Path) -> None:
+    """Remove all notes of a kernel's directory, those of running processes too."""
+    for path in directory.glob("running-*.json"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _name(problem: Problem, pid: int | None) -> str:

@@ -82,7 +82,7 @@ class Events:
 
         try:
             cache = driver.active.get_empty_cache_for_benchmark()
-            return lambda: driver.active.clear_cache(cache), "events-l2flush"
+            return lambda: driver.active.clear_cache(cache), "events-l2flush-2"
         except torch.cuda.OutOfMemoryError:
             # The application took the memory first (a KV cache, say): a warm cache is better than none.
             return lambda: None, "events-noflush"

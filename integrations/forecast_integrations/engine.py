@@ -56,7 +56,7 @@ class Options:
         return settings.with_(
             tolerance=self.tolerance,
             risk=self.risk,
-            mode=None if self.mode is None else Mode(self.mode),
+            mode=self.mode,
             bucket=self.bucket if isinstance(self.bucket, str) else None,
             max_measurements=budget.measurements,
             max_seconds=budget.seconds,
@@ -71,7 +71,7 @@ class Options:
             self.store = Store(None)
             return self.store
         if isinstance(self.store, str | Path):
-            return Store.default(Path(self.store))
+            return Store.default(Path(self.store).expanduser())
         return Store.default(settings.cache_dir)
 
 

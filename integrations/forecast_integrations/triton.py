@@ -272,7 +272,7 @@ def autotune(
         surrogate=surrogate,
         store=store,
         policy=policy,
-        mode=None if mode is None else Mode(mode),
+        mode=mode,
         bucket=bucket,
         variants=dict(variants or {}),
     )
