@@ -77,7 +77,7 @@ class Report:
 
     def __init__(self, arguments: argparse.Namespace, claim: str, seed: int | None = None) -> None:
         hidden = ("out", "null", "child", "given", "numbers")
-        given = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
+        given = {k: v.name if isinstance(v, Path) else v for k, v in vars(arguments).items()}
         self.path: Path = arguments.out
         self.data: dict[str, Any] = {
             "claim": claim,

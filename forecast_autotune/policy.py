@@ -86,7 +86,7 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """Short name, part of a stored decision's digest."""
+        """Short name, for reports."""
         ...
 
     def plan(self, state: State) -> Plan:
@@ -115,7 +115,7 @@ class RiskBounded:
 
     The batch is chosen greedily by expected improvement over joint samples (the sampled form of
     q-EI, Ginsbourger et al. 2010), so near-copies of a chosen candidate add little and the batch
-    spreads by itself. One extra candidate, far from the rest, lets a wrong forecast be escaped.
+    spreads by itself, which also lets a wrong forecast be escaped.
     """
 
     first: float = 0.05
@@ -162,7 +162,7 @@ class RiskBounded:
             return Plan((), f"budget reached with {risk:.0%} risk left", risk)
         if state.new == 0 and not seen:
             wanted = max(self.least, self.of(self.first, state))
-            reason = "first look: best forecasts and one spread start"
+            reason = "first look: the best forecasts, without near-copies"
         else:
             wanted = max(1, self.of(self.first / 2, state))
             reason = f"{risk:.0%} risk that a better one is untried"

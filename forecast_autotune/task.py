@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -71,7 +71,9 @@ class Task:
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""
         mark = self.fingerprint or fingerprint(self.candidates)
-        return digest(mark, policy.name, settings.tolerance, settings.risk, repr(settings.budget))
+        # A dataclass says all of its limits; of anything else only the name is sure to be stable.
+        how = repr(policy) if is_dataclass(policy) else policy.name
+        return digest(mark, how, settings.tolerance, settings.risk, repr(settings.budget))
 
 
 def fingerprint(candidates: Sequence[Candidate]) -> str:

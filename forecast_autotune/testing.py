@@ -31,6 +31,8 @@ from forecast_autotune.task import checked
 
 DEFAULT_COMPILE_S = 0.6
 """Seconds for a candidate whose table does not say how long it compiled (mean of our H200 tables)."""
+STRAGGLER_S = 6.0
+"""When the live measurer gives up on a compilation that would not end; a table holds its full time-out."""
 TIMING_S = 0.05
 """Seconds to time one candidate by our protocol."""
 EXHAUSTIVE_TIMING_S = 0.13
@@ -89,8 +91,10 @@ class TableMeasurer:
         return self._rows[candidate]
 
     def _compile(self, candidate: Candidate) -> None:
-        seconds = self._row(candidate).compile_s
-        seconds = DEFAULT_COMPILE_S if seconds is None else seconds
+        row = self._row(candidate)
+        seconds = DEFAULT_COMPILE_S if row.compile_s is None else row.compile_s
+        if row.outcome is Outcome.TIMEOUT:
+            seconds = min(seconds, STRAGGLER_S)
         free = heapq.heappop(self._cores)
         self._ready[candidate] = max(free, self._now) + seconds
         heapq.heappush(self._cores, self._ready[candidate])

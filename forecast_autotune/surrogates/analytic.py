@@ -209,9 +209,13 @@ class Analytic:
 
     def _kernel(self, a: Array, fa: Array, b: Array, fb: Array, scale: float) -> Array:
         h = self.hyper
-        step = (a[:, None, :] - b[None, :, :]) ** 2
-        far = step.sum(axis=2)
-        additive = np.exp(-0.5 * step / h.additive_scale**2).mean(axis=2)
+        far = np.zeros((len(a), len(b)))
+        additive = np.zeros((len(a), len(b)))
+        for left, right in zip(a.T, b.T, strict=True):  # one coordinate at a time: thousands of rows fit
+            step = (left[:, None] - right[None, :]) ** 2
+            far += step
+            additive += np.exp(-0.5 * step / h.additive_scale**2)
+        additive /= a.shape[1]
         joint = np.exp(-0.5 * far / h.joint_scale**2)
         slope = (fa * self._weights(fa.shape[1])) @ fb.T
         smooth = h.additive**2 * additive + h.joint**2 * joint + h.rough**2 * (far < 1e-9)

@@ -15,7 +15,8 @@ from forecast_autotune.results import Measurement
 from forecast_autotune.tuner import now
 from forecast_integrations.call import Call, outcome_of
 from forecast_integrations.clocks import Bench, Events
-from forecast_integrations.triton_compile import Compiled, CompilePool, make_pool
+from forecast_integrations.compiled import Compiled, CompilePool
+from forecast_integrations.triton_compile import make_pool
 
 
 class TritonMeasurer:

@@ -20,7 +20,8 @@ from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
 from forecast_integrations.call import Call
 from forecast_integrations.null_device import null_device
-from forecast_integrations.triton_compile import ForkPool, ThreadPool
+from forecast_integrations.compile_fork import ForkPool
+from forecast_integrations.compile_threads import ThreadPool
 from tests.integrations.null import (
     blocks,
     by_launch_options,

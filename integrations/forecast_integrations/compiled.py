@@ -1,0 +1,47 @@
+"""What a compile pool gives, and what it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from forecast_autotune.records import Candidate, Outcome
+
+
+@dataclass
+class Compiled:
+    """One finished compilation: a binary (in memory or in Triton's cache), or an outcome."""
+
+    candidate: Candidate
+    seconds: float = 0.0
+    outcome: Outcome | None = None
+    """None when it compiled."""
+    message: str = ""
+    error: BaseException | None = None
+    """An error that is the caller's rather than the config's; to be raised."""
+
+
+class CompilePool(Protocol):
+    """What the measurer asks of either kind of pool."""
+
+    quiet: bool
+    """Whether timing is undisturbed while compilations run."""
+    compile_s: float
+    finished: int
+
+    def submit(self, candidates: Sequence[Candidate]) -> None:
+        """Queue candidates not submitted before, in order."""
+        ...
+
+    def next(self) -> Compiled:
+        """Wait for the next finished (or given up) compilation."""
+        ...
+
+    def done(self) -> list[Compiled]:
+        """Whatever has finished by now, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Give up whatever is still queued or running."""
+        ...

@@ -1,0 +1,96 @@
+"""Which pool compiles, and that each gives up, stops and reports as it must."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forecast_autotune.records import Candidate, Config, Outcome
+from forecast_integrations import triton_compile
+from forecast_integrations.compile_fork import ForkPool
+from forecast_integrations.compile_threads import ThreadPool
+from forecast_integrations.null_device import null_device
+
+ITEMS = [Candidate(Config.of({"BLOCK": n})) for n in range(8)]
+QUICK, SLOW = ITEMS[:6], ITEMS[6]
+
+
+def block(candidate: Candidate) -> int:
+    return int(dict(candidate.config.kwargs)["BLOCK"] or 0)
+
+
+def compile_one(candidate: Candidate) -> None:
+    if candidate == SLOW:
+        time.sleep(60)
+
+
+@pytest.mark.parametrize(("how", "kind"), [("auto", ForkPool), ("fork", ForkPool), ("threads", ThreadPool)])
+def test_the_setting_chooses_the_pool(how: str, kind: type[Any]) -> None:
+    with null_device():
+        pool = triton_compile.make_pool(compile_one, 2, 10.0, how)
+        assert type(pool) is kind
+        pool.close()
+
+
+def test_a_huge_process_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_compile, "_FORK_BELOW", 1)
+    with null_device():
+        pool = triton_compile.make_pool(compile_one, 2, 10.0, "auto")
+        assert type(pool) is ThreadPool
+        pool.close()
+
+
+def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six quick compilations show what is usual; the seventh is not waited for."""
+    monkeypatch.setattr("forecast_integrations.compile_fork._STRAGGLER_S", 0.3)
+    pool = ForkPool(compile_one, 4, 50.0, patient=False)
+    pool.submit([*QUICK, SLOW])
+    found = {done.candidate: done.outcome for done in (pool.next() for _ in range(7))}
+    pool.close()
+    assert found == {**dict.fromkeys(QUICK), SLOW: Outcome.TIMEOUT}
+
+
+def test_a_patient_pool_waits_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forecast_integrations.compile_fork._STRAGGLER_S", 0.0)
+    pool = ForkPool(compile_one, 4, 50.0, patient=True)
+    pool.submit([*QUICK, SLOW])
+    found = [pool.next() for _ in QUICK]
+    assert {done.candidate for done in found} == set(QUICK)
+    time.sleep(0.6)
+    assert pool.done() == []
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda f: ForkPool(f, 3, 20.0), lambda f: ThreadPool(f, 3, 20.0, lambda: None)],
+    ids=["fork", "threads"],
+)
+def test_every_candidate_is_reported_once(make: Callable[[Any], Any]) -> None:
+    def odd_fails(candidate: Candidate) -> None:
+        if block(candidate) % 2:
+            raise RuntimeError(f"block {block(candidate)}")
+
+    pool = make(odd_fails)
+    pool.submit(ITEMS)
+    pool.submit(ITEMS)  # known already
+    found = [pool.next() for _ in ITEMS]
+    pool.close()
+    assert sorted(block(done.candidate) for done in found) == list(range(8))
+    for done in found:
+        failed = block(done.candidate) % 2
+        assert done.outcome == (Outcome.COMPILE_ERROR if failed else None)
+        assert ("block" in done.message) == bool(failed)
+
+
+def test_closing_kills_the_children() -> None:
+    pool = ForkPool(compile_one, 2, 50.0)
+    pool.submit([SLOW])
+    (child,) = pool._children.values()
+    pool.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
