@@ -22,6 +22,7 @@ from forecast_integrations import describe
 from forecast_integrations.call import Call
 from forecast_integrations.device import has_device
 from forecast_integrations.source import innermost
+from forecast_integrations.trace import tracer
 
 LOCK = threading.RLock()
 """One decision at a time per process: two would share the device and spoil each other's times. Being
@@ -131,7 +132,7 @@ class Engine:
         settings = _without_clock(settings, tuner)
         if capturing() and settings.mode is not Mode.SKIP:
             settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
-        problem, task, kind = self._task(call, key, mark)
+        problem, task, kind = self._task(call, key, mark, settings.worker_count())
         store = self.options.open_store(settings)
         if getattr(_depth, "value", 1) > 1:
             # Inside another decision of this process: never wait for another process here.
@@ -185,7 +186,7 @@ class Engine:
             config.forecast_variant = chosen.variant
         return config
 
-    def _task(self, call: Call, key: tuple[Any, ...], mark: str) -> tuple[Problem, Task, str]:
+    def _task(self, call: Call, key: tuple[Any, ...], mark: str, workers: int) -> tuple[Problem, Task, str]:
         tuner = call.tuner
         if self._kernel is None:
             self._kernel = describe.kernel_record(tuner.fn)
@@ -194,7 +195,8 @@ class Engine:
         named.pop("warmup", None)
         problem = describe.describe(tuner.fn, self._kernel, named, key, grid)
         kind = describe.kind(problem, tuner.fn)
-        trace = _tracer(call, self._traced.setdefault(kind, {}))
+        known = self._traced.setdefault(kind, {})
+        trace = None if _interpreting() else tracer(call, known, workers)
         task = Task(problem, _Lazy(call.configs), trace=trace, fingerprint=mark)
         heuristics = describe.heuristic_values(tuner.fn)
         task.grids = _LazyGrids(lambda: describe.grids(call.configs, grid, named, heuristics))
@@ -286,26 +288,6 @@ def _without_clock(settings: Settings, tuner: Any) -> Settings:
     if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE):
         return settings.with_(mode=Mode.SKIP)
     return settings
-
-
-def _tracer(call: Call, known: dict[str, str]) -> Callable[[Sequence[Candidate]], Mapping[str, str]] | None:
-    """Traces candidates, remembering texts in `known`: another shape of the same kind has the same."""
-    if _interpreting():
-        return None
-
-    def trace(wanted: Sequence[Candidate]) -> dict[str, str]:
-        from forecast_autotune.features.trace import trace_many
-        from forecast_autotune.features.ttir import assignment_key
-
-        base = [c for c in wanted if c.variant not in call.functions]
-        keys = [assignment_key(dict(c.config.kwargs)) for c in base]
-        missing = [c for c, key in zip(base, keys, strict=True) if key not in known]
-        kwargs = {k: v for k, v in call.kwargs.items() if k not in ("grid", "warmup")}
-        found = trace_many(call.tuner.fn, call.args, kwargs, [dict(call.configs[c].kwargs) for c in missing])
-        known.update((key, text) for key, text in found if isinstance(text, str))
-        return {key: known[key] for key in keys if key in known}
-
-    return trace
 
 
 def _measurer(

@@ -24,6 +24,11 @@ _FORK_BELOW = 16 * 2**30
 """Forking copies about 2 MB of page tables per GB in use: beyond this, threads are quicker."""
 
 
+def can_fork() -> bool:
+    """Whether children are to be had here, and quickly."""
+    return sys.platform == "linux" and _resident_bytes() < _FORK_BELOW
+
+
 def _resident_bytes() -> int:
     """Memory of this process that is in use; 0 where the system does not say."""
     try:
@@ -58,9 +63,8 @@ def make_pool(
     from triton.runtime.driver import driver
 
     if how == "auto":
-        # A child hands its binary over through Triton's cache, and a fork copies the parent's page tables.
-        able = sys.platform == "linux" and not knobs.compilation.always_compile
-        how = "fork" if able and _resident_bytes() < _FORK_BELOW else "threads"
+        # A child hands its binary over through Triton's cache.
+        how = "fork" if can_fork() and not knobs.compilation.always_compile else "threads"
     if how == "threads":
         return ThreadPool(compile_one, workers, timeout_s, _device_selector())
     stand_in = _Target(driver.active)

@@ -19,9 +19,9 @@ from forecast_autotune.errors import NothingLaunches
 from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
 from forecast_integrations.call import Call
-from forecast_integrations.null_device import null_device
 from forecast_integrations.compile_fork import ForkPool
 from forecast_integrations.compile_threads import ThreadPool
+from forecast_integrations.null_device import null_device
 from tests.integrations.null import (
     blocks,
     by_launch_options,

@@ -8,15 +8,36 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import triton
+import triton.language as tl
 
 from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_integrations import triton_compile
+from forecast_integrations import describe, triton_compile
+from forecast_integrations.call import Call
+from forecast_integrations.children import answers
 from forecast_integrations.compile_fork import ForkPool
 from forecast_integrations.compile_threads import ThreadPool
 from forecast_integrations.null_device import null_device
+from forecast_integrations.trace import tracer
+
+pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
 ITEMS = [Candidate(Config.of({"BLOCK": n})) for n in range(8)]
 QUICK, SLOW = ITEMS[:6], ITEMS[6]
+
+
+@triton.jit
+def _scale(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + i, 2 * tl.load(x_ptr + i, mask=i < n), mask=i < n)
+
+
+def traced_call() -> tuple[Call, list[Candidate]]:
+    configs = [triton.Config({"BLOCK": 2**k}) for k in range(4, 12)]
+    tuner = triton.autotune(configs, key=["n"])(_scale)
+    found = describe.candidates(configs)
+    return Call(tuner, (torch.empty(64, device="meta"), 64), {"grid": (1,)}, found), list(found)
 
 
 def block(candidate: Candidate) -> int:
@@ -90,7 +111,34 @@ def test_every_candidate_is_reported_once(make: Callable[[Any], Any]) -> None:
 def test_closing_kills_the_children() -> None:
     pool = ForkPool(compile_one, 2, 50.0)
     pool.submit([SLOW])
-    (child,) = pool._children.values()
+    (child,) = pool._children._running.values()
     pool.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
+
+
+def test_answers_come_from_children_and_failures_are_left_out() -> None:
+    def dies() -> None:
+        os._exit(3)
+
+    def raises() -> None:
+        raise RuntimeError("not for the parent")
+
+    tasks = [os.getpid, dies, lambda: "x" * 300_000, raises, lambda: time.sleep(60)]
+    found = list(answers(tasks, 5.0))
+    assert "x" * 300_000 in found
+    assert len(found) == 2
+    assert os.getpid() not in found
+
+
+def test_many_assignments_are_traced_in_children_with_the_same_texts() -> None:
+    """TTIR from children is what this process would have traced, and is remembered."""
+    with null_device():
+        call, candidates = traced_call()
+        known: dict[str, str] = {}
+        texts = tracer(call, known, workers=3)(candidates)
+        alone = tracer(call, {}, workers=1)(candidates)
+        assert len(texts) == len(candidates) == 8
+        assert texts == alone == known
+        known[next(iter(known))] = "remembered"
+        assert "remembered" in tracer(call, known, workers=3)(candidates).values()

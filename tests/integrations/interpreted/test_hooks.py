@@ -26,30 +26,19 @@ def add_into(tuner: Any, acc: torch.Tensor | None, vector: Vector) -> None:
     tuner[grid](acc, vector.x, vector.tag, vector.n)
 
 
-def test_reset_to_zero(autotune: Decorator) -> None:
-    """The argument is zeroed before each timed launch and before the launch after tuning, not on hits."""
+@pytest.mark.parametrize(("option", "start"), [("reset_to_zero", 0.0), ("restore_value", 5.0)])
+def test_launch_after_tuning_sees_the_argument_as_promised(
+    autotune: Decorator, option: str, start: float
+) -> None:
+    """Whatever was timed, the chosen config finds zeros, or what the caller left. A hit touches nothing."""
     vector = Vector()
     acc = torch.full_like(vector.x, 5.0)
-    tuner = autotune(
-        configs=blocks(16, 32, 64), key=["n"], reset_to_zero=["acc"], do_bench=Clock(vector.tag)
-    )(accumulate)
+    options: dict[str, Any] = {option: ["acc"]}
+    tuner = autotune(configs=blocks(16, 32, 64), key=["n"], do_bench=Clock(vector.tag), **options)(accumulate)
     add_into(tuner, acc, vector)
-    assert torch.equal(acc[:40], vector.x[:40])
+    assert torch.equal(acc[:40], start + vector.x[:40])
     add_into(tuner, acc, vector)
-    assert torch.equal(acc[:40], 2 * vector.x[:40])
-
-
-def test_restore_value(autotune: Decorator) -> None:
-    """The argument is as the caller left it when the chosen config is launched."""
-    vector = Vector()
-    acc = torch.full_like(vector.x, 5.0)
-    tuner = autotune(
-        configs=blocks(16, 32, 64), key=["n"], restore_value=["acc"], do_bench=Clock(vector.tag)
-    )(accumulate)
-    add_into(tuner, acc, vector)
-    assert torch.equal(acc[:40], 5.0 + vector.x[:40])
-    add_into(tuner, acc, vector)
-    assert torch.equal(acc[:40], 5.0 + 2 * vector.x[:40])
+    assert torch.equal(acc[:40], start + 2 * vector.x[:40])
 
 
 def test_restore_value_given_by_keyword(autotune: Decorator) -> None:
@@ -84,35 +73,23 @@ def test_none_arguments_need_no_care(autotune: Decorator, option: str) -> None:
     assert vector.block in (16, 32)
 
 
-def test_user_pre_hook_replaces_the_built_in_reset(autotune: Decorator) -> None:
-    """With a `pre_hook` of the user's own, `reset_to_zero` does nothing: it called `accumulate` each time."""
+@pytest.mark.parametrize(
+    "option",
+    [
+        "reset_to_zero",
+        pytest.param(
+            "restore_value",
+            marks=pytest.mark.skipif(VERSION < (3, 9), reason="an AttributeError before 3.9"),
+        ),
+    ],
+)
+def test_user_pre_hook_disarms_the_built_in_one(autotune: Decorator, option: str) -> None:
+    """With a `pre_hook` of the user's own nothing is zeroed, saved or restored: each launch accumulates."""
     vector = Vector()
     acc = torch.zeros_like(vector.x)
     clock = Clock(vector.tag)
-    tuner = autotune(
-        configs=blocks(16, 32),
-        key=["n"],
-        reset_to_zero=["acc"],
-        pre_hook=lambda kwargs, reset_only=False: None,
-        do_bench=clock,
-    )(accumulate)
-    add_into(tuner, acc, vector)
-    assert torch.equal(acc[:40], (len(clock.timed) + 1) * vector.x[:40])
-
-
-@pytest.mark.skipif(VERSION < (3, 9), reason="this combination was an AttributeError before 3.9")
-def test_user_pre_hook_disarms_restore_value(autotune: Decorator) -> None:
-    """With a `pre_hook` of the user's own nothing is saved, and the built-in `post_hook` restores nothing."""
-    vector = Vector()
-    acc = torch.zeros_like(vector.x)
-    clock = Clock(vector.tag)
-    tuner = autotune(
-        configs=blocks(16, 32),
-        key=["n"],
-        restore_value=["acc"],
-        pre_hook=lambda kwargs, reset_only=False: None,
-        do_bench=clock,
-    )(accumulate)
+    options: dict[str, Any] = {option: ["acc"], "pre_hook": lambda kwargs, reset_only=False: None}
+    tuner = autotune(configs=blocks(16, 32), key=["n"], do_bench=clock, **options)(accumulate)
     add_into(tuner, acc, vector)
     assert torch.equal(acc[:40], (len(clock.timed) + 1) * vector.x[:40])
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tests.integrations.interpreted.kernels import double, double_shaped
-from tests.integrations.interpreted.support import Clock, Decorator, Vector, blocks, grid
+from tests.integrations.interpreted.support import Clock, Decorator, Vector, blocks, grid, launch_timed
 
 F32, F64, I32 = "torch.float32", "torch.float64", "torch.int32"
 
@@ -79,10 +79,8 @@ def test_values_are_raw(exhaustive: Decorator) -> None:
     """Values are not bucketed: neighbouring sizes are tuned apart, and each may win differently."""
     tuner = exhaustive(configs=blocks(16, 32), key=["n"])(double)
     small, large = Vector(40), Vector(41)
-    tuner.do_bench = Clock(small.tag, {16: 1.0, 32: 2.0})
-    tuner[grid](*small.args)
-    tuner.do_bench = Clock(large.tag, {16: 2.0, 32: 1.0})
-    tuner[grid](*large.args)
+    launch_timed(tuner, small, {16: 1.0, 32: 2.0})
+    launch_timed(tuner, large, {16: 2.0, 32: 1.0})
     winners = {key[0]: config.kwargs["BLOCK"] for key, config in tuner.cache.items()}
     assert winners == {40: 16, 41: 32}
     assert (small.block, large.block) == (16, 32)
@@ -206,10 +204,8 @@ def test_best_config_follows_the_call(exhaustive: Decorator) -> None:
     """`best_config` is that of the latest call, also when it was a hit."""
     small, large = Vector(40), Vector(300)
     tuner = exhaustive(configs=blocks(16, 32), key=["n"])(double)
-    tuner.do_bench = Clock(small.tag, {16: 1.0, 32: 2.0})
-    tuner[grid](*small.args)
-    tuner.do_bench = Clock(large.tag, {16: 2.0, 32: 1.0})
-    tuner[grid](*large.args)
+    launch_timed(tuner, small, {16: 1.0, 32: 2.0})
+    launch_timed(tuner, large, {16: 2.0, 32: 1.0})
     assert tuner.best_config.kwargs == {"BLOCK": 32}
     tuner[grid](*small.args)
     assert tuner.best_config.kwargs == {"BLOCK": 16}

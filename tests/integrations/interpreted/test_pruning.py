@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -30,23 +31,39 @@ def prefer_large(**kwargs: Any) -> float:
     return 1000.0 / float(kwargs["BLOCK"])
 
 
-def test_early_config_prune_arguments(autotune: Decorator) -> None:
-    """It gets the configs, the positional arguments by name, and the call's keywords with grid and warmup."""
-    vector = Vector()
-    calls: list[tuple[Any, Any, dict[str, Any]]] = []
+@dataclass
+class KeepAll:
+    """An `early_config_prune` that keeps every config and remembers what it was given."""
 
-    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
-        calls.append((list(configs), dict(nargs), kwargs))
+    calls: list[tuple[list[Any], dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+
+    def __call__(self, configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        self.calls.append((list(configs), dict(nargs), kwargs))
         return configs
 
-    tuner = autotune(
-        configs=blocks(16, 32),
-        key=["n"],
-        do_bench=Clock(vector.tag),
-        prune_configs_by={"early_config_prune": prune},
-    )(double)
+
+def early(prune: Any) -> dict[str, Any]:
+    """`prune_configs_by` with one function."""
+    return {"early_config_prune": prune}
+
+
+def survivors(autotune: Decorator, *sizes: int, **rules: Any) -> list[int]:
+    """BLOCKs left by `prune_configs`, called as vLLM's warm-up does: with `nargs` set by hand."""
+    options = {"prune_configs_by": rules} if rules else {}
+    tuner: Any = autotune(configs=blocks(*sizes), key=["n"], **options)(double)
+    x, out, tag, n = Vector().args
+    tuner.nargs = {}
+    left = tuner.prune_configs({"x": x, "out": out, "tag": tag, "n": n, "grid": grid, "warmup": False})
+    return [block_of(config) for config in left]
+
+
+def test_early_config_prune_arguments(autotune: Decorator) -> None:
+    """It gets the configs, the positional arguments by name, and the call's keywords with grid and warmup."""
+    vector, keep = Vector(), KeepAll()
+    clock = Clock(vector.tag)
+    tuner = autotune(configs=blocks(16, 32), key=["n"], do_bench=clock, prune_configs_by=early(keep))(double)
     tuner[grid](vector.x, vector.out, tag=vector.tag, n=40)
-    ((configs, nargs, kwargs),) = calls
+    ((configs, nargs, kwargs),) = keep.calls
     assert configs == blocks(16, 32)
     assert list(nargs) == ["x", "out"]
     assert nargs["x"] is vector.x
@@ -58,22 +75,12 @@ def test_early_config_prune_arguments(autotune: Decorator) -> None:
 
 def test_early_config_prune_runs_once_per_miss(autotune: Decorator) -> None:
     """A hit does not prune; a new key does."""
-    vector, other = Vector(40), Vector(50)
-    calls: list[int] = []
-
-    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
-        calls.append(nargs["n"])
-        return configs
-
-    tuner = autotune(
-        configs=blocks(16, 32),
-        key=["n"],
-        do_bench=Clock(vector.tag),
-        prune_configs_by={"early_config_prune": prune},
-    )(double)
+    vector, other, keep = Vector(40), Vector(50), KeepAll()
+    clock = Clock(vector.tag)
+    tuner = autotune(configs=blocks(16, 32), key=["n"], do_bench=clock, prune_configs_by=early(keep))(double)
     for v in (vector, vector, other, other, vector):
         tuner[grid](*v.args)
-    assert calls == [40, 50]
+    assert [nargs["n"] for _, nargs, _ in keep.calls] == [40, 50]
 
 
 def test_pruned_configs_are_never_launched(autotune: Decorator) -> None:
@@ -190,82 +197,46 @@ def test_perf_model_keeps_the_top_k(exhaustive: Decorator) -> None:
     assert vector.block == 64
 
 
-def pruned(tuner: Any, vector: Vector) -> list[int]:
-    """BLOCKs left by `prune_configs`, called as vLLM's warm-up does: with `nargs` set by hand."""
-    x, out, tag, n = vector.args
-    tuner.nargs = {}
-    left = tuner.prune_configs({"x": x, "out": out, "tag": tag, "n": n, "grid": grid, "warmup": False})
-    return [block_of(config) for config in left]
-
-
 def test_prune_configs_can_be_called_by_hand(autotune: Decorator) -> None:
     """`kernel.nargs = {}; kernel.prune_configs(dict(kwargs))` returns the survivors, best forecast first."""
-    tuner = autotune(
-        configs=blocks(16, 32, 64, 128),
-        key=["n"],
-        prune_configs_by={"perf_model": prefer_large, "top_k": 3},
-    )(double)
-    assert pruned(tuner, Vector()) == [128, 64, 32]
+    assert survivors(autotune, 16, 32, 64, 128, perf_model=prefer_large, top_k=3) == [128, 64, 32]
 
 
 def test_prune_configs_without_rules_returns_all(autotune: Decorator) -> None:
     """Without `prune_configs_by` every config survives, in order."""
-    tuner = autotune(configs=blocks(32, 16, 64), key=["n"])(double)
-    assert pruned(tuner, Vector()) == [32, 16, 64]
+    assert survivors(autotune, 32, 16, 64) == [32, 16, 64]
 
 
 def test_perf_model_is_not_asked_when_all_fit(autotune: Decorator) -> None:
     """With no more configs than top_k the model is not called, and the order stays."""
     asked: list[Any] = []
-    tuner = autotune(
-        configs=blocks(16, 32),
-        key=["n"],
-        prune_configs_by={"perf_model": lambda **kwargs: asked.append(kwargs), "top_k": 2},
-    )(double)
-    assert pruned(tuner, Vector()) == [16, 32]
+    left = survivors(autotune, 16, 32, perf_model=lambda **kwargs: asked.append(kwargs), top_k=2)
+    assert left == [16, 32]
     assert asked == []
 
 
 def test_perf_model_sees_only_early_survivors(autotune: Decorator) -> None:
     """`early_config_prune` comes first."""
-    tuner = autotune(
-        configs=blocks(16, 32, 64, 128),
-        key=["n"],
-        prune_configs_by={"early_config_prune": first_two, "perf_model": prefer_large, "top_k": 1},
-    )(double)
-    assert pruned(tuner, Vector()) == [32]
+    rules = {"early_config_prune": first_two, "perf_model": prefer_large, "top_k": 1}
+    assert survivors(autotune, 16, 32, 64, 128, **rules) == [32]
 
 
 def test_fractional_top_k_of_all_configs(autotune: Decorator) -> None:
     """A float up to 1.0 is a fraction of the configs, rounded down."""
     for fraction, left in ((1.0, 4), (0.9, 3), (0.5, 2), (0.25, 1)):
-        tuner = autotune(
-            configs=blocks(16, 32, 64, 128),
-            key=["n"],
-            prune_configs_by={"perf_model": prefer_large, "top_k": fraction},
-        )(double)
-        assert len(pruned(tuner, Vector())) == left
+        assert len(survivors(autotune, 16, 32, 64, 128, perf_model=prefer_large, top_k=fraction)) == left
 
 
 def test_fractional_top_k_of_early_survivors(autotune: Decorator) -> None:
     """From 3.9 the fraction counts what `early_config_prune` left, before that all configs."""
-    tuner = autotune(
-        configs=blocks(16, 32, 64, 128),
-        key=["n"],
-        prune_configs_by={"early_config_prune": first_two, "perf_model": prefer_large, "top_k": 0.5},
-    )(double)
-    assert len(pruned(tuner, Vector())) == (1 if VERSION >= (3, 9) else 2)
+    rules = {"early_config_prune": first_two, "perf_model": prefer_large, "top_k": 0.5}
+    assert len(survivors(autotune, 16, 32, 64, 128, **rules)) == (1 if VERSION >= (3, 9) else 2)
 
 
 @pytest.mark.skipif(VERSION < (3, 9), reason="a fraction below one config pruned everything before 3.9")
 def test_fractional_top_k_keeps_at_least_one(autotune: Decorator) -> None:
     """From 3.9 a small fraction of few configs keeps one."""
-    tuner = autotune(
-        configs=blocks(16, 32, 64, 128),
-        key=["n"],
-        prune_configs_by={"perf_model": prefer_large, "top_k": 0.1},
-    )(double)
-    assert pruned(tuner, Vector()) == [128]
+    assert survivors(autotune, 16, 32, 64, 128, perf_model=prefer_large, top_k=0.1) == [128]
 
 
 @pytest.mark.parametrize("top_k", ["2", 1.5, None])

@@ -22,6 +22,7 @@ from tests.integrations.interpreted.support import (
     block_of,
     blocks,
     grid,
+    launch_timed,
 )
 
 CAUGHT = [
@@ -125,10 +126,8 @@ def test_timings_are_of_the_latest_sweep(exhaustive: Decorator) -> None:
     """A sweep for another key replaces `configs_timings`; a hit leaves it."""
     small, large = Vector(40), Vector(50)
     tuner = exhaustive(configs=blocks(16, 32), key=["n"])(double)
-    tuner.do_bench = Clock(small.tag, {16: 1.0, 32: 2.0})
-    tuner[grid](*small.args)
-    tuner.do_bench = Clock(large.tag, {16: 3.0, 32: 4.0})
-    tuner[grid](*large.args)
+    launch_timed(tuner, small, {16: 1.0, 32: 2.0})
+    launch_timed(tuner, large, {16: 3.0, 32: 4.0})
     tuner[grid](*small.args)
     assert {block_of(c): t[0] for c, t in tuner.configs_timings.items()} == {16: 3.0, 32: 4.0}
 
