@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.fields import listed, rest, signed, whole, wholes
 
 SCHEMA = 1
 """Version written into every `problem` and `measurement` line of a table."""
@@ -73,11 +74,6 @@ def digest(*parts: object) -> str:
     """A stable 24-hex-digit name for JSON-able parts; equal parts give equal names everywhere."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def _rest(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    known = set(known)
-    return {name: value for name, value in data.items() if name not in known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +132,15 @@ class Config:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Config:
-        """Read a `config` object; missing launch options take Triton's defaults."""
-        kwargs = data.get("kwargs", {})
+        """Read a `config` object; missing launch options take Triton's defaults. Raises `RecordError`."""
+        kwargs, override = data.get("kwargs", {}), data.get("ir_override")
         if not isinstance(kwargs, Mapping):
             raise RecordError(f"config.kwargs must be an object, not {type(kwargs).__name__}")
-        options = {k: data[k] for k in ("num_warps", "num_stages", "num_ctas") if data.get(k) is not None}
-        return cls.of(kwargs, maxnreg=data.get("maxnreg"), ir_override=data.get("ir_override"), **options)
+        if not isinstance(override, str | None):
+            raise RecordError(f"config.ir_override must be a text or null, not {override!r:.40}")
+        names = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+        options = {k: whole(data[k], f"config.{k}") for k in names if data.get(k) is not None}
+        return cls.of(kwargs, ir_override=override, **options)
 
     def __str__(self) -> str:
         shown = [f"{name}={value}" for name, value in self.kwargs]
@@ -202,12 +201,13 @@ class Device:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Device:
-        """Read a `device` object; only `name` is required."""
+        """Read a `device` object; only `name` is required. Raises `RecordError`."""
         if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
             raise RecordError(f"device must be an object with a name, not {data!r:.80}")
         known = {name: data[name] for name in _DEVICE_FIELDS if data.get(name) is not None}
-        known["arch"] = str(known.get("arch", ""))
-        return cls(**known, extra=_rest(data, _DEVICE_FIELDS))
+        for name, value in known.items():
+            known[name] = str(value) if name in _DEVICE_TEXTS else whole(value, f"device.{name}")
+        return cls(**known, extra=rest(data, _DEVICE_FIELDS))
 
 
 _DEVICE_FIELDS = (
@@ -222,6 +222,7 @@ _DEVICE_FIELDS = (
     "memory_bytes",
     "warp_size",
 )
+_DEVICE_TEXTS = _DEVICE_FIELDS[:3]
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class Kernel:
             raise RecordError(f"kernel must be an object with a name, not {data!r:.80}")
         known = ("name", "language", "source", "source_sha256")
         values = {name: str(data[name]) for name in known if data.get(name) is not None}
-        return cls(**values, extra=_rest(data, known))
+        return cls(**values, extra=rest(data, known))
 
 
 @dataclass(frozen=True)
@@ -291,12 +292,14 @@ class Argument:
                 name=str(data["name"]),
                 kind=str(data["kind"]),
                 dtype=str(data.get("dtype") or ""),
-                shape=tuple(int(n) for n in data.get("shape") or ()),
-                stride=tuple(int(n) for n in data.get("stride") or ()),
+                shape=wholes(data.get("shape"), "shape"),
+                stride=signed(data.get("stride"), "stride"),
                 aligned=bool(data.get("aligned", False)),
                 value=plain(data.get("value")),
-                extra=_rest(data, known),
+                extra=rest(data, known),
             )
+        except RecordError as error:
+            raise RecordError(f"argument {data['name']!r:.40}: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"argument needs a name and a kind: {data!r:.120} ({error})") from error
 
@@ -376,20 +379,16 @@ class Problem:
         ttir, grid, tools = data.get("ttir") or {}, data.get("grid"), data.get("toolchain") or {}
         if not isinstance(ttir, Mapping) or not isinstance(tools, Mapping):
             raise RecordError(f"problem {data['id']}: ttir and toolchain must be objects or null")
-        if grid is not None and not (isinstance(grid, Sequence) and all(isinstance(n, int) for n in grid)):
-            raise RecordError(
-                f"problem {data['id']}: grid must be a list of integers or null, not {grid!r:.60}"
-            )
         return cls(
             id=data["id"],
             kernel=Kernel.from_json(data.get("kernel", {})),
-            arguments=tuple(Argument.from_json(a) for a in data.get("arguments") or ()),
+            arguments=tuple(Argument.from_json(a) for a in listed(data.get("arguments"), "arguments")),
             device=Device.from_json(data.get("device", {})),
-            key=tuple(str(k) for k in data.get("key") or ()),
-            grid=None if grid is None else tuple(grid),
+            key=tuple(str(k) for k in listed(data.get("key"), "key")),
+            grid=None if grid is None else wholes(grid, "grid"),
             toolchain=tuple(sorted((str(k), str(v)) for k, v in tools.items())),
             ttir={str(k): str(v) for k, v in ttir.items()},
-            extra=_rest(data, known),
+            extra=rest(data, known),
         )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.fields import number, rest, whole, wholes
 from forecast_autotune.records import (
     SCHEMA,
     Candidate,
@@ -51,6 +52,8 @@ class Measurement:
                 raise RecordError(f"an ok measurement needs finite positive times, got {times}")
         elif any(t is not None for t in times):
             raise RecordError(f"a measurement with outcome {self.outcome} cannot carry a time, got {times}")
+        if self.compile_s is not None and not 0 <= self.compile_s < math.inf:
+            raise RecordError(f"compile_s must be finite and at least 0, or None, got {self.compile_s}")
 
     @property
     def ok(self) -> bool:
@@ -95,15 +98,15 @@ class Measurement:
                 problem=str(data["problem"]),
                 candidate=Candidate(Config.from_json(data["config"]), str(data.get("variant", "base"))),
                 outcome=Outcome(data["outcome"]),
-                median_ms=_float(data.get("median_ms")),
-                p20_ms=_float(data.get("p20_ms")),
-                p80_ms=_float(data.get("p80_ms")),
-                repeats=int(data.get("repeats") or 0),
-                compile_s=_float(data.get("compile_s")),
+                median_ms=number(data.get("median_ms"), "median_ms"),
+                p20_ms=number(data.get("p20_ms"), "p20_ms"),
+                p80_ms=number(data.get("p80_ms"), "p80_ms"),
+                repeats=whole(data.get("repeats") or 0, "repeats"),
+                compile_s=number(data.get("compile_s"), "compile_s"),
                 protocol=str(data.get("protocol") or ""),
                 at=str(data.get("at") or ""),
-                grid=None if data.get("grid") is None else tuple(int(n) for n in data["grid"]),
-                extra={k: v for k, v in data.items() if k not in _MEASUREMENT_FIELDS},
+                grid=None if data.get("grid") is None else wholes(data["grid"], "grid"),
+                extra=rest(data, _MEASUREMENT_FIELDS),
             )
         except RecordError:
             raise
@@ -129,14 +132,6 @@ _MEASUREMENT_FIELDS = frozenset(
         "grid",
     )
 )
-
-
-def _float(value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RecordError(f"a time must be a number or null, not {value!r:.40}")
-    return float(value)
 
 
 @dataclass(frozen=True)

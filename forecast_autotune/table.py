@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
+import math
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,34 +40,71 @@ def latest(measurements: Iterable[Measurement]) -> dict[Candidate, Measurement]:
     return kept
 
 
-def _open(path: Path) -> IO[str]:
-    if str(path) == "-":
-        return sys.stdin
-    with path.open("rb") as probe:
-        packed = probe.read(2) == b"\x1f\x8b"
-    if packed:
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8")
-    return path.open(encoding="utf-8")
+@contextlib.contextmanager
+def _text(path: Path) -> Iterator[Iterable[str]]:
+    """The lines of a file, unpacked if need be; standard input stays open."""
+    with contextlib.ExitStack() as stack:
+        if str(path) != "-":
+            raw: IO[bytes] = stack.enter_context(path.open("rb"))
+        elif sys.stdin is None:
+            raise RecordError("-: standard input is closed: give a file, or pipe a table in")
+        elif hasattr(sys.stdin, "buffer"):
+            raw = sys.stdin.buffer
+        else:  # replaced by something that is text already
+            yield sys.stdin
+            return
+        if not isinstance(raw, io.BufferedReader):
+            raw = io.BufferedReader(raw)  # type: ignore[type-var]
+        # Looked at, not read: a pipe cannot go back.
+        packed = raw.peek(2)[:2] == b"\x1f\x8b"
+        # With the byte-order mark that Windows tools put first, or without.
+        text = io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if packed else raw, encoding="utf-8-sig")
+        try:
+            yield text
+        finally:
+            text.detach()
+
+
+def _refuse(word: str) -> float:
+    raise ValueError(f"{word} is no JSON value: write null")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
+
+
+def _parsed(text: str) -> Any:
+    data = _decode(text)
+    if "\\u" in text:
+        # Half of a surrogate pair is fine in JSON's ASCII form, and can be written nowhere later.
+        json.dumps(data, ensure_ascii=False).encode()
+    return data
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of a table file; `-` reads standard input.
+    """Yield (line number, object) of a table file, gzip-compressed or not; `-` reads standard input.
 
     Raises `RecordError` with file and line for text that is not one JSON object per line.
     """
-    with _open(path) as stream:
+    with _text(path) as stream:
         try:
             for number, text in enumerate(stream, 1):
                 if not text.strip():
                     continue
                 try:
-                    data = json.loads(text)
+                    data = _parsed(text)
+                except RecursionError as error:
+                    raise RecordError(f"{path}:{number}: not JSON (nested too deeply)") from error
                 except ValueError as error:
                     raise RecordError(f"{path}:{number}: not JSON ({error})") from error
                 if not isinstance(data, dict):
                     raise RecordError(f"{path}:{number}: expected an object, got {text[:60]!r}")
                 yield number, data
-        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise RecordError(f"{path}: unreadable or cut off: {error}") from error
 
 
@@ -72,14 +112,20 @@ def read_tables(path: Path) -> list[Table]:
     """Read every problem of a table file, in order of appearance.
 
     Lines of other types are ignored, so that a newer file can carry more. Raises `RecordError` for
-    malformed lines and for measurements whose problem line has not come before them.
+    malformed lines, for measurements whose problem line has not come before them, and for an id that
+    names two problems.
     """
     tables: dict[str, Table] = {}
     for number, data in read_lines(path):
         try:
             if data.get("type") == "problem":
                 problem = Problem.from_json(data)
-                tables.setdefault(problem.id, Table(problem))
+                first = tables.setdefault(problem.id, Table(problem)).problem
+                if (first.kernel.name, first.device.slug) != (problem.kernel.name, problem.device.slug):
+                    raise RecordError(
+                        f"id {problem.id!r} names {first.kernel.name} on {first.device.name} already, not "
+                        f"{problem.kernel.name} on {problem.device.name}: give every problem its own id"
+                    )
             elif data.get("type") == "measurement":
                 measurement = Measurement.from_json(data)
                 if measurement.problem not in tables:

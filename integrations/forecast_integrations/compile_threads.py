@@ -14,6 +14,9 @@ from forecast_integrations.call import outcome_of
 from forecast_integrations.compiled import Compiled
 
 
+_TRIES = 4
+
+
 class ThreadPool:
     """Compile on daemon threads, where there is no `fork`. Timing has to wait until they are done.
 
@@ -80,6 +83,17 @@ class ThreadPool:
         while self._running and time.perf_counter() < limit:
             time.sleep(0.01)
 
+    def _attempt(self, candidate: Candidate) -> None:
+        for _ in range(_TRIES - 1):
+            try:
+                self._compile(candidate)
+            except SystemError:
+                # CPython 3.11's ast.parse counts its depth for all threads together and trips over it
+                # now and then ("AST constructor recursion depth mismatch"): the kernel is innocent.
+                continue
+            return
+        self._compile(candidate)
+
     def _spawn(self) -> None:
         self._threads += 1
         threading.Thread(target=self._work, name="forecast-compile", daemon=True).start()
@@ -96,7 +110,7 @@ class ThreadPool:
             begin = self._running[candidate] = time.perf_counter()
             result = Compiled(candidate)
             try:
-                self._compile(candidate)
+                self._attempt(candidate)
             except BaseException as error:
                 outcome = outcome_of(error)
                 result.message = f"{type(error).__name__}: {error}"[:2000]

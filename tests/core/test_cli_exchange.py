@@ -2,77 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pty
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from forecast_autotune.cli import main
-from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.table import Table, read_tables, write_tables
-from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuner import Task, tune
+from forecast_autotune.table import Table, read_tables
+from forecast_autotune.testing import example_table
+from tests.core.commands import Capture, command, needs_triton, shown
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-
-Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A store of its own for every test, and no variable from outside."""
-    for name in [n for n in os.environ if n.startswith("FORECAST_AUTOTUNE")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
-    monkeypatch.setenv("COLUMNS", "150")
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def tuned(root: Path) -> Table:
-    """A store in which one problem has been tuned by the real tuner."""
-    table = example_table()
-    task = Task(table.problem, list(table.by_candidate()))
-    tune(
-        task,
-        lambda: TableMeasurer(table, workers=2),
-        store=Store(root),
-        surrogate=Analytic(),
-        settings=Settings(),
-    )
-    return table
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "table.jsonl"
-    write_tables(path, [example_table()])
-    return path
-
-
-def shown(capture: Capture) -> dict[str, Any]:
-    """The one JSON object on stdout."""
-    data = json.loads(capture.readouterr().out)
-    assert isinstance(data, dict)
-    return data
-
-
-def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
-    )
-
-
-def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return python("-m", "forecast_autotune", *arguments, **options)
+pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])

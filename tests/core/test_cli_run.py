@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,29 +17,9 @@ from forecast_autotune.cli.parser import split_run
 from forecast_autotune.cli.run import Tally
 from forecast_autotune.records import Candidate, Config, Evidence
 from forecast_autotune.results import Cost, Decision
+from tests.core.commands import Capture, command, needs_triton, python
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-
-Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A store of its own for every test, and no variable from outside."""
-    for name in [n for n in os.environ if n.startswith("FORECAST_AUTOTUNE")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
-    return tmp_path / "store"
-
-
-def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
-    )
-
-
-def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return python("-m", "forecast_autotune", *arguments, **options)
+pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
 
 
 @pytest.mark.parametrize(

@@ -11,26 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecast_autotune.records import Candidate, Config, Device, Evidence, Kernel, Outcome, Problem
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import Candidate, Config, Outcome, Problem
+from forecast_autotune.results import Measurement
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import take_lock
 from forecast_autotune.store.log import encode
-
-
-def problem(name: str = "k") -> Problem:
-    return Problem.of(
-        Kernel(name, source="pass", source_sha256="00"), [], Device("Test Device", "cuda", "90")
-    )
-
-
-def measurement(p: Problem, number: int, by: int = 0) -> Measurement:
-    return Measurement(p.id, Candidate(Config.of({"N": number, "BY": by})), Outcome.OK, 1.0 + number)
-
-
-def log_of(root: Path) -> Path:
-    (log,) = root.glob("v1/*/*/log-*.jsonl")
-    return log
+from tests.core.numbered import decision, measurement, problem
+from tests.core.stored import log_of
 
 
 def quietly(store: Store, p: Problem) -> list[Measurement]:
@@ -264,10 +251,6 @@ def test_lines_of_a_newer_release_are_passed_over_in_silence(tmp_path: Path) -> 
     store = Store(tmp_path)
     assert store.measurements(p) == [measurement(p, 0)]
     assert store.problems_reported == []
-
-
-def decision(p: Problem) -> Decision:
-    return Decision(p.id, measurement(p, 0).candidate, Evidence.MEASURED, "r", 0.1, 0.02, 3, 3)
 
 
 UNHASHABLE = json.dumps({**decision(problem()).to_json(), "config": {"num_warps": []}}).encode()

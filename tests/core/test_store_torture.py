@@ -16,58 +16,28 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.records import Candidate, Config, Device, Evidence, Kernel, Outcome, Problem
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import Problem
 from forecast_autotune.store import Store, StoreWarning
+from tests.core.numbered import decision, measurement, problem
 
 REPOSITORY = Path(__file__).parents[2]
 
-PRELUDE = """
+# Wherever it is started, a child imports this checkout's tests.
+PRELUDE = f"""
 import json, os, sys, warnings
 from pathlib import Path
-from forecast_autotune.records import Candidate, Config, Device, Evidence, Kernel, Outcome, Problem
-from forecast_autotune.results import Decision, Measurement
+sys.path.insert(0, {str(REPOSITORY)!r})
 from forecast_autotune.store import Store, StoreWarning
-
-def problem(name="k"):
-    kernel = Kernel(name, source="pass", source_sha256="00")
-    return Problem.of(kernel, [], Device("Test Device", "cuda", "90"))
-
-def measurement(p, number, by=0):
-    return Measurement(p.id, Candidate(Config.of({"N": number, "BY": by})), Outcome.OK, 1.0 + number)
-
-def decision(p):
-    return Decision(p.id, measurement(p, 0).candidate, Evidence.MEASURED, "r", 0.1, 0.02, 3, 3)
+from tests.core.numbered import decision, measurement, problem
 """
-
-
-def problem(name: str = "k") -> Problem:
-    return Problem.of(
-        Kernel(name, source="pass", source_sha256="00"), [], Device("Test Device", "cuda", "90")
-    )
-
-
-def measurement(p: Problem, number: int, by: int = 0) -> Measurement:
-    return Measurement(p.id, Candidate(Config.of({"N": number, "BY": by})), Outcome.OK, 1.0 + number)
 
 
 def python(body: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", PRELUDE + textwrap.dedent(body), *map(str, arguments)]
 
 
-def log_of(root: Path) -> Path:
-    (log,) = root.glob("v1/*/*/log-*.jsonl")
-    return log
-
-
 def lines_of(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
-
-
-def quietly(store: Store, p: Problem) -> list[Measurement]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", StoreWarning)
-        return store.measurements(p)
 
 
 def test_nothing_committed_is_lost_when_writers_are_killed(tmp_path: Path) -> None:
@@ -204,7 +174,7 @@ def in_memory_after_refusal(store: Store, p: Problem) -> None:
             assert not held
         for number in range(3):
             store.add(p, measurement(p, number))
-        chosen = Decision(p.id, measurement(p, 0).candidate, Evidence.MEASURED, "r", 0.1, 0.02, 3, 3)
+        chosen = decision(p)
         store.put_decision(p, chosen)
         store.sync()
         assert store.measurements(p) == [measurement(p, n) for n in range(3)]

@@ -108,6 +108,23 @@ def test_every_candidate_is_reported_once(make: Callable[[Any], Any]) -> None:
         assert ("block" in done.message) == bool(failed)
 
 
+def test_threads_try_again_when_python_trips_over_itself() -> None:
+    """CPython 3.11 raises SystemError from `ast.parse` now and then when threads compile together."""
+    tripped: list[Candidate] = []
+
+    def trips_once(candidate: Candidate) -> None:
+        if candidate not in tripped:
+            tripped.append(candidate)
+            raise SystemError("AST constructor recursion depth mismatch")
+
+    pool = ThreadPool(trips_once, 2, 20.0, lambda: None)
+    pool.submit(ITEMS)
+    found = [pool.next() for _ in ITEMS]
+    pool.close()
+    assert all(done.outcome is None and done.error is None for done in found)
+    assert sorted(map(block, tripped)) == list(range(8))
+
+
 def test_closing_kills_the_children() -> None:
     pool = ForkPool(compile_one, 2, 50.0)
     pool.submit([SLOW])

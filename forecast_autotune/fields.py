@@ -1,0 +1,62 @@
+"""Fields of JSON lines that other hands wrote: each reader returns the plain type or says what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+
+_LARGEST = 2**63 - 1
+"""What every tool that reads tables can hold; Python's own integers have no end."""
+
+
+def rest(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The fields of an object that this release does not know, kept for the round trip."""
+    known = set(known)
+    return {name: value for name, value in data.items() if name not in known}
+
+
+def whole(value: object, what: str, least: int = 0) -> int:
+    """An integer of at least `least`; 4.0 is 4. Raises `RecordError` for anything else, booleans too."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+        bound = f"of at least {least}" if least > -_LARGEST else "of at most 64 bits"
+        raise RecordError(f"{what} must be an integer {bound}, not {value!r:.40}")
+    return value
+
+
+def wholes(value: object, what: str, least: int = 0) -> tuple[int, ...]:
+    """A list of integers (null counts as empty). Raises `RecordError` for anything else."""
+    return tuple(whole(n, f"every number in {what}", least) for n in listed(value, what))
+
+
+def signed(value: object, what: str) -> tuple[int, ...]:
+    """A list of integers of either sign (null counts as empty). Raises `RecordError` for anything else."""
+    return wholes(value, what, -_LARGEST)
+
+
+def listed(value: object, what: str) -> Sequence[Any]:
+    """A list (null counts as empty). Raises `RecordError` for anything else, texts too."""
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise RecordError(f"{what} must be a list, not {value!r:.60}")
+    return value
+
+
+def number(value: object, what: str) -> float | None:
+    """A finite number or None. Raises `RecordError` for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RecordError(f"{what} must be a number or null, not {value!r:.40}")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise RecordError(f"{what} must be finite, not {value!r:.40}")
+    return found

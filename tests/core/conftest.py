@@ -1,0 +1,54 @@
+"""Stores for the tests of the core: empty, tuned, on disk and in memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.table import Table, write_tables
+from forecast_autotune.testing import TableMeasurer, example_table
+from forecast_autotune.tuner import Task, tune
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the command line keeps its store in this test; no variable from outside is left."""
+    for name in [n for n in os.environ if n.startswith("FORECAST_AUTOTUNE")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "150")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def tuned(root: Path) -> Table:
+    """A store in which one problem has been tuned by the real tuner."""
+    table = example_table()
+    task = Task(table.problem, list(table.by_candidate()))
+    tune(
+        task,
+        lambda: TableMeasurer(table, workers=2),
+        store=Store(root),
+        surrogate=Analytic(),
+        settings=Settings(),
+    )
+    return table
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A table file with the example problem."""
+    path = tmp_path / "table.jsonl"
+    write_tables(path, [example_table()])
+    return path
+
+
+@pytest.fixture(params=["disk", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store of either kind."""
+    return Store(tmp_path / "cache" if request.param == "disk" else None)
