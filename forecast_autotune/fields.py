@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -60,3 +61,18 @@ def number(value: object, what: str) -> float | None:
     if not math.isfinite(found):
         raise RecordError(f"{what} must be finite, not {value!r:.40}")
     return found
+
+
+def _refuse(word: str) -> float:
+    raise RecordError(f"{word} is not JSON: write null")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise RecordError(f"a number must be finite, got {text:.40}")
+    return value
+
+
+decode_json = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
+"""`json.loads` without the numbers that JSON does not have. Raises `ValueError`, or `RecordError`, which is one."""

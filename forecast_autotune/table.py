@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import io
 import json
-import math
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.fields import decode_json
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.results import Measurement
 
@@ -65,20 +65,8 @@ def _text(path: Path) -> Iterator[Iterable[str]]:
             text.detach()
 
 
-def _refuse(word: str) -> float:
-    raise ValueError(f"{word} is no JSON value: write null")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse(text)
-
-
-_decode = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
-
-
 def _parsed(text: str) -> Any:
-    data = _decode(text)
+    data = decode_json(text)
     if "\\u" in text:
         # Half of a surrogate pair is fine in JSON's ASCII form, and can be written nowhere later.
         json.dumps(data, ensure_ascii=False).encode()

@@ -9,7 +9,7 @@ facts of recent NVIDIA parts (latencies and issue rates: Luo et al., arXiv 2402.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forecast_autotune.features.devices import Card
 from forecast_autotune.features.ttir import Facts
@@ -77,6 +77,8 @@ def cost(
     facts: Facts, grid: tuple[int, ...] | None, config: Config, device: Card, unique_bytes: float = 0.0
 ) -> Cost:
     """Cost of one candidate. `unique_bytes` is the size of all tensors: what DRAM must move at least."""
+    if config.num_warps < 1:  # will not compile, but must not end the forecast of the others
+        config = replace(config, num_warps=1)
     threads = 32.0 * config.num_warps
     programs = float(math.prod(grid)) if grid else 4.0 * device.multiprocessors
     programs = max(1.0, programs)

@@ -15,6 +15,8 @@ _STAGE_UNIT = 0.7
 """One more pipeline stage counts as this many doublings."""
 _CATEGORY_UNIT = 1.5
 """Two different words (booleans, strings, variants) are this many doublings apart."""
+_FAR = 1e6
+"""Squares of larger coordinates are no numbers any more; a meta-parameter may be any integer."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Encoder:
             if len(set(map(repr, values))) < 2:
                 continue
             if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
-                positive = all(float(v) > 0 for v in values if isinstance(v, int | float))
+                positive = all(v > 0 for v in values if isinstance(v, int | float))
                 numeric.append((name, positive and name != "num_stages"))
             else:
                 words.append((name, tuple(sorted(set(map(repr, values))))))
@@ -76,4 +78,4 @@ def _coordinate(name: str, value: Scalar, logarithmic: bool) -> float:
         return 0.0
     if logarithmic:
         return math.log2(value) if value > 0 else 0.0
-    return float(value) * (_STAGE_UNIT if name == "num_stages" else 1.0)
+    return float(max(-_FAR, min(_FAR, value))) * (_STAGE_UNIT if name == "num_stages" else 1.0)

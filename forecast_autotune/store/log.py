@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.fields import decode_json
 from forecast_autotune.records import SCHEMA, Problem
 from forecast_autotune.results import Measurement
 from forecast_autotune.store.files import Notes, release_lock, take_lock
@@ -22,20 +22,6 @@ _SHOWN = 3
 
 _HEAD = 64
 """Bytes at the start of a log that tell it from the one before `clear`, whose inode it may have."""
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise RecordError(f"a number must be finite, got {text:.40}")
-    return value
-
-
-def _refuse(text: str) -> NoReturn:
-    raise RecordError(f"{text} is not JSON")
-
-
-_decode = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).decode
 
 
 def encode(data: Mapping[str, Any]) -> bytes:
@@ -56,7 +42,7 @@ def encode(data: Mapping[str, Any]) -> bytes:
 
 def decode(raw: bytes) -> dict[str, Any]:
     """Read one JSON object. Raises one of `MALFORMED` for anything else; runs nothing."""
-    data = _decode(raw.decode("utf-8"))
+    data = decode_json(raw.decode("utf-8"))
     if not isinstance(data, dict):
         raise RecordError(f"expected an object, got {data!r:.60}")
     return data

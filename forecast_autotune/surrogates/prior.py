@@ -62,10 +62,8 @@ def prior(
         return Prior(zero, np.zeros((n, len(PARTS))), zero, np.full(n, 0.03), False, np.zeros(n, dtype=bool))
     every = known if len(known) == n else _interpolate(candidates, known)
     unique = sum(_tensor_bytes(a) for a in problem.arguments)
-    costs = [
-        _cost(every[i], grids.get(c, problem.grid), c, problem.device, unique)
-        for i, c in enumerate(candidates)
-    ]
+    launched = _grids([every[i] for i in range(n)], [grids.get(c, problem.grid) for c in candidates], problem)
+    costs = [_cost(every[i], launched[i], c, problem.device, unique) for i, c in enumerate(candidates)]
     shared = np.array([c.shared_bytes for c in costs])
     return Prior(
         np.array([math.log2(c.total_ms) for c in costs]),
@@ -75,6 +73,33 @@ def prior(
         True,
         np.array([i in known for i in range(n)]),
     )
+
+
+def _grids(
+    every: Sequence[Facts], given: Sequence[tuple[int, ...] | None], problem: Problem
+) -> list[tuple[int, ...] | None]:
+    """The launch grids, those that are missing estimated from the work of one program.
+
+    All candidates do the same work together, so one that does half as much per program launches
+    twice as many; the same count for all would make the smallest tiles look fastest by far.
+    """
+    if all(given):
+        return list(given)
+    work = [_work(read) for read in every]
+    totals = [math.prod(grid) * one for grid, one in zip(given, work, strict=True) if grid]
+    if totals:
+        total = float(np.median(totals))
+    else:
+        largest = max((_tensor_bytes(a) for a in problem.arguments), default=0.0)
+        total = largest or 4.0 * card(problem.device).multiprocessors * float(np.median(work))
+    return [grid or (max(1, round(total / one)),) for grid, one in zip(given, work, strict=True)]
+
+
+def _work(read: Facts) -> float:
+    """Bytes of one program that no other program touches too: of products what is stored, else all."""
+    if read.dot_flops and (read.store_bytes or read.atomic_elements):
+        return read.store_bytes + 4.0 * read.atomic_elements
+    return max(1.0, read.load_bytes + read.store_bytes)
 
 
 def _failure(shared: Array, registers: Array, limit: int) -> Array:

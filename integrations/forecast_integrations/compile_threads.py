@@ -13,7 +13,6 @@ from forecast_autotune.records import Candidate, Outcome
 from forecast_integrations.call import outcome_of
 from forecast_integrations.compiled import Compiled
 
-
 _TRIES = 4
 
 

@@ -132,7 +132,7 @@ class Engine:
         settings = _without_clock(settings, tuner)
         if capturing() and settings.mode is not Mode.SKIP:
             settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
-        problem, task, kind = self._task(call, key, mark, settings.worker_count())
+        problem, task, kind = self._task(call, key, mark, _children(settings))
         store = self.options.open_store(settings)
         if getattr(_depth, "value", 1) > 1:
             # Inside another decision of this process: never wait for another process here.
@@ -245,6 +245,11 @@ class _LazyGrids(Mapping[Candidate, tuple[int, ...]]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+
+def _children(settings: Settings) -> int:
+    """How many children may trace at once; one means none."""
+    return 1 if settings.compiler == "threads" else settings.worker_count()
 
 
 def capturing() -> bool:

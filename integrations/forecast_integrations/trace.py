@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from forecast_autotune.features.ttir import assignment_key
 from forecast_autotune.records import Candidate
 from forecast_integrations.call import Call
 from forecast_integrations.children import answers
-from forecast_integrations.triton_compile import can_fork
+from forecast_integrations.triton_compile import can_fork, without_device
 
 Trace = Callable[[Sequence[Candidate]], Mapping[str, str]]
 
@@ -26,38 +26,44 @@ def tracer(call: Call, known: dict[str, str], workers: int) -> Trace:
     Texts are remembered in `known`: another shape of the same kind has the same ones. An assignment that
     cannot be traced is left out.
     """
-    target = _target()
 
-    def some(candidates: Sequence[Candidate]) -> dict[str, str]:
+    def some(candidates: Sequence[Candidate]) -> dict[str, str | None]:
         kwargs = {k: v for k, v in call.kwargs.items() if k not in ("grid", "warmup")}
         values = [dict(call.configs[c].kwargs) for c in candidates]
-        found = trace_many(call.tuner.fn, call.args, kwargs, values, target=target)
-        return {key: text for key, text in found if isinstance(text, str)}
+        found = trace_many(call.tuner.fn, call.args, kwargs, values)
+        return {key: text if isinstance(text, str) else None for key, text in found}
 
     def trace(wanted: Sequence[Candidate]) -> dict[str, str]:
         keyed = {_key(c): c for c in wanted if c.variant not in call.functions}
-        missing = [c for key, c in keyed.items() if key not in known]
-        shares = min(workers, len(missing) // 2)
-        # A child must not ask the driver, so the target has to be known.
-        if len(missing) >= _WORTH and shares > 1 and target is not None and can_fork():
-            known.update(some(missing[:1]))  # warms what every child would otherwise warm for itself
-            parts = [missing[1 + i :: shares] for i in range(shares)]
-            for texts in answers([partial(some, part) for part in parts if part], _TIMEOUT_S):
-                known.update(texts)
-            missing = []
-        known.update(some(missing))
+        missing = {key: c for key, c in keyed.items() if key not in known}
+        if len(missing) >= _WORTH and workers > 1 and can_fork():
+            # The first one here warms what every child would otherwise warm for itself.
+            (key, first), *rest = missing.items()
+            del missing[key]
+            _remember(known, some([first]))
+            for texts in _in_children(some, [c for _, c in rest], workers):
+                _remember(known, texts)
+                missing = {k: c for k, c in missing.items() if k not in texts}
+        # What no child could answer for is traced here.
+        _remember(known, some(list(missing.values())))
         return {key: known[key] for key in keyed if key in known}
 
     return trace
 
 
-def _target() -> Any:
-    from triton.runtime.driver import driver
+def _remember(known: dict[str, str], texts: Mapping[str, str | None]) -> None:
+    known.update((key, text) for key, text in texts.items() if text is not None)
 
+
+def _in_children(
+    some: Callable[[Sequence[Candidate]], Any], candidates: Sequence[Candidate], workers: int
+) -> Iterator[dict[str, str | None]]:
     try:
-        return driver.active.get_current_target()
-    except RuntimeError:  # no driver here: tracing takes its own default
-        return None
+        apart = without_device(some)
+    except RuntimeError:  # no driver here: a child could not know the target
+        return
+    shares = min(workers, -(-len(candidates) // 2))
+    yield from answers([partial(apart, candidates[i::shares]) for i in range(shares)], _TIMEOUT_S)
 
 
 def _key(candidate: Candidate) -> str:

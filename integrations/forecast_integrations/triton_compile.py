@@ -60,24 +60,33 @@ def make_pool(
 ) -> CompilePool:
     """`how` is `fork`, `threads`, or `auto`: children where they can hand their binaries over."""
     from triton import knobs
-    from triton.runtime.driver import driver
 
     if how == "auto":
         # A child hands its binary over through Triton's cache.
         how = "fork" if can_fork() and not knobs.compilation.always_compile else "threads"
     if how == "threads":
         return ThreadPool(compile_one, workers, timeout_s, _device_selector())
+    return ForkPool(without_device(compile_one), workers, timeout_s, patient)
+
+
+def without_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a child may run it: the driver that it sees only knows the target.
+
+    Raises `RuntimeError` when there is no driver whose target could be known.
+    """
+    from triton.runtime.driver import driver
+
     stand_in = _Target(driver.active)
 
-    def in_child(candidate: Candidate) -> Any:
+    def call(*args: Any) -> Any:
         active = driver.active
         driver.set_active(stand_in)
         try:
-            return compile_one(candidate)
+            return function(*args)
         finally:
             driver.set_active(active)
 
-    return ForkPool(in_child, workers, timeout_s, patient)
+    return call
 
 
 def _device_selector() -> Callable[[], None]:
