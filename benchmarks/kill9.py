@@ -30,7 +30,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # `benchmarks.common` needs torch and is imported where the result is written: children start faster.
-from forecast_autotune.measuring import Spent
 from forecast_autotune.records import Candidate, Kernel, Problem
 from forecast_autotune.results import Decision, Measurement
 from forecast_autotune.settings import Settings
@@ -61,31 +60,24 @@ def table(number: int) -> Table:
     return Table(problem, [replace(m, problem=problem.id, protocol="example") for m in made.measurements])
 
 
-class Slow:
-    """A `Measurer` from a table that takes its time, so that a kill can hit it anywhere."""
+class Slow(TableMeasurer):
+    """A table that takes its time, so that a kill can hit it anywhere."""
 
     def __init__(self, of: Table, chance: random.Random) -> None:
-        self._inner, self._chance = TableMeasurer(of, workers=4), chance
-        self._rows = of.by_candidate()
-        self.workers = self._inner.workers
+        super().__init__(of, workers=4)
+        self._chance, self._table = chance, of.by_candidate()
 
     def measure(
         self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
     ) -> Iterator[Measurement]:
-        for m in self._inner.measure(candidates, prefetch=prefetch):
+        for m in super().measure(candidates, prefetch=prefetch):
             time.sleep(self._chance.random() * 0.008)
             yield m
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         time.sleep(self._chance.random() * 0.008)
-        rows = [self._rows[c] for c in candidates]
+        rows = [self._table[c] for c in candidates]
         return [replace(m, protocol=m.protocol + "-turns") for m in rows]
-
-    def spent(self) -> Spent:
-        return self._inner.spent()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class Announcing(Store):
