@@ -24,8 +24,8 @@ def whole(value: object, what: str, least: int = 0) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-        bound = f"of at least {least}" if least > -_LARGEST else "of at most 64 bits"
-        raise RecordError(f"{what} must be an integer {bound}, not {value!r:.40}")
+        first = "-2^63" if least == -_LARGEST else least
+        raise RecordError(f"{what} must be an integer from {first} to 2^63, not {value!r:.40}")
     return value
 
 
@@ -75,4 +75,4 @@ def _finite(text: str) -> float:
 
 
 decode_json = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
-"""`json.loads` without the numbers that JSON does not have. Raises `ValueError`, or `RecordError`, which is one."""
+"""`json.loads` without NaN and infinity. Raises `ValueError`; `RecordError`, too, is one."""

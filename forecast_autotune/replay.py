@@ -18,7 +18,7 @@ from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Relative, Surrogate
-from forecast_autotune.table import Table, read_tables
+from forecast_autotune.table import Table, filed, read_tables
 from forecast_autotune.testing import TableMeasurer, exhaustive_seconds
 from forecast_autotune.tuner import Task, tune
 
@@ -100,9 +100,22 @@ def shipped() -> list[Path]:
 
 
 def load(paths: Iterable[Path]) -> list[Table]:
-    """Tables of all files. Raises `RecordError` when none holds a problem with something to decide."""
-    tables = [table for path in paths for table in read_tables(path)]
-    usable = [t for t in tables if len(t.by_candidate()) > 1 and any(m.ok for m in t.by_candidate().values())]
+    """Tables of all files, those of one problem joined as if they stood in one file.
+
+    Raises `RecordError` when none holds a problem with something to decide.
+    """
+    tables: dict[str, Table] = {}
+    for path in paths:
+        for table in read_tables(path):
+            try:
+                filed(tables, table.problem).measurements.extend(table.measurements)
+            except RecordError as error:
+                raise RecordError(f"{path}: {error}") from error
+    usable = [
+        t
+        for t in tables.values()
+        if len(t.by_candidate()) > 1 and any(m.ok for m in t.by_candidate().values())
+    ]
     if not usable:
         raise RecordError("no problem with at least two candidates and one that ran: nothing to replay")
     return usable

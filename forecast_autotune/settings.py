@@ -100,9 +100,15 @@ def _mode(text: str) -> Mode:
     return Mode(_choice(*Mode)(text))
 
 
-def _directory(text: str) -> Path:
-    # A shell expands ~, but a container's or a service's environment file does not.
-    return Path(text).expanduser()
+def user_directory(text: str | Path) -> Path:
+    """A directory as users write it. Raises `SettingsError` for the home of somebody unknown here.
+
+    A shell expands `~`, but a container's or a service's environment file does not.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"{text}: nobody's home directory is known here, spell it out") from error
 
 
 def _variable(name: str, parse: Callable[[str], Any], default: Any, doc: str) -> Any:
@@ -117,7 +123,10 @@ class Settings:
 
     enabled: bool = _variable("", _flag, False, "1: serve every triton.autotune in this process")
     cache_dir: Path | None = _variable(
-        "_CACHE_DIR", _directory, None, "where measurements are kept (default: the user's cache directory)"
+        "_CACHE_DIR",
+        user_directory,
+        None,
+        "where measurements are kept (default: the user's cache directory)",
     )
     mode: Mode = _variable("_MODE", _mode, Mode.TUNE, "tune | skip | frozen | exhaustive | deterministic")
     on_miss: str = _variable(

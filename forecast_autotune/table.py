@@ -96,6 +96,22 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise RecordError(f"{path}: unreadable or cut off: {error}") from error
 
 
+def filed(tables: dict[str, Table], problem: Problem) -> Table:
+    """The table of a problem among `tables`, by id, added if need be.
+
+    Raises `RecordError` if its id names another kernel or device there: the measurements of the two
+    would be mixed.
+    """
+    table = tables.setdefault(problem.id, Table(problem))
+    first = table.problem
+    if (first.kernel.name, first.device.slug) != (problem.kernel.name, problem.device.slug):
+        raise RecordError(
+            f"id {problem.id!r} names {first.kernel.name} on {first.device.name} already, not "
+            f"{problem.kernel.name} on {problem.device.name}: give every problem its own id"
+        )
+    return table
+
+
 def read_tables(path: Path) -> list[Table]:
     """Read every problem of a table file, in order of appearance.
 
@@ -108,12 +124,7 @@ def read_tables(path: Path) -> list[Table]:
         try:
             if data.get("type") == "problem":
                 problem = Problem.from_json(data)
-                first = tables.setdefault(problem.id, Table(problem)).problem
-                if (first.kernel.name, first.device.slug) != (problem.kernel.name, problem.device.slug):
-                    raise RecordError(
-                        f"id {problem.id!r} names {first.kernel.name} on {first.device.name} already, not "
-                        f"{problem.kernel.name} on {problem.device.name}: give every problem its own id"
-                    )
+                filed(tables, problem)
             elif data.get("type") == "measurement":
                 measurement = Measurement.from_json(data)
                 if measurement.problem not in tables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ FINALISTS = 4
 """How many of the fastest are timed again side by side."""
 CLOSE = 0.06
 """... if they are within this share of the fastest: farther ones cannot be a matter of noise."""
+_SEEN = 3
+"""Distinct messages, the most frequent first, shown when nothing launches."""
 
 
 def tune(
@@ -283,9 +286,16 @@ class _Search:
         for m in self.measured.values():
             counted[str(m.outcome)] = counted.get(str(m.outcome), 0) + 1
         shown = ", ".join(f"{n} {name}" for name, n in sorted(counted.items()))
-        messages = {str(m.extra.get("message", ""))[:200] for m in self.measured.values()} - {""}
+        messages = Counter(str(m.extra.get("message", "")) for m in self.measured.values())
+        del messages[""]
+        # Whole, as the reason often stands at the end of what a compiler says.
+        seen = "\n".join(text for text, _ in messages.most_common(_SEEN))
+        if set(counted) == {str(Outcome.COMPILE_ERROR)}:
+            remedy = "Mend what the compiler says"
+        else:
+            remedy = f"Give at least one config that fits {self.task.problem.device.name}"
         raise NothingLaunches(
             f"kernel {self.task.problem.kernel.name}: none of {len(self.task.candidates)} candidates ran "
-            f"({shown}). Give at least one config that fits {self.task.problem.device.name}; "
-            f"`forecast-autotune clear` forgets these outcomes. Seen: {'; '.join(sorted(messages)[:3])}"
+            f"({shown}). {remedy}; `forecast-autotune clear` forgets these outcomes. "
+            f"Seen: {seen or 'no message'}"
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from forecast_autotune import __version__
 from forecast_autotune.cli.output import Output
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.settings import Settings
+from forecast_autotune.settings import Settings, user_directory
 from forecast_autotune.store import Store
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ class Check:
 def doctor(options: argparse.Namespace, output: Output) -> int:
     """Run all checks; exit status 1 when one of them fails."""
     settings, checks = _settings()
-    root = _root(options, settings)
+    root = _root(options)
     checks = [
         Check("forecast-autotune", "ok", f"{__version__}, Python {platform.python_version()}"),
         *_packages(),
         _cores(settings),
         checks[0],
-        *_store(root),
+        *([] if root is None else _store(root)),
         _guarded("surrogate", _surrogate),
         _guarded("replay tables", _tables),
     ]
@@ -90,11 +90,14 @@ def _settings() -> tuple[Settings, list[Check]]:
     return settings, [Check("settings", "ok", f"set: {', '.join(given)}" if given else "all defaults")]
 
 
-def _root(options: argparse.Namespace, settings: Settings) -> Path:
-    chosen = settings.cache_dir if options.store is None else Path(options.store)
-    root = Store.default(None if chosen is None else chosen.expanduser()).root
-    assert root is not None
-    return root
+def _root(options: argparse.Namespace) -> Path | None:
+    """The directory that `show` and tuning use; None for a variable that the settings' check refuses."""
+    if options.store is not None:
+        return Store.default(user_directory(options.store)).root
+    try:
+        return Store.default().root
+    except SettingsError:
+        return None
 
 
 def _packages() -> Iterator[Check]:

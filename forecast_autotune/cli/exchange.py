@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from forecast_autotune.cli.output import Failure, Output, Usage
 from forecast_autotune.cli.show import open_store
 from forecast_autotune.records import Device
+from forecast_autotune.settings import user_directory
 from forecast_autotune.store.triton_cache import import_triton_cache
 from forecast_autotune.table import Table, read_tables, write_tables
 
@@ -111,7 +112,7 @@ def _agreed(tables: list[Table], count: int, decisions: int, store: Store, outpu
 
 
 def _triton_cache(given: str) -> Path:
-    return Path(given or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache").expanduser()
+    return user_directory(given or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache")
 
 
 def _device(name: str | None) -> Device:

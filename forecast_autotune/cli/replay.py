@@ -33,13 +33,13 @@ def replay(options: argparse.Namespace, output: Output) -> int:
     if not paths:
         raise Failure("this installation ships no recorded tables: give TABLE files, for example of `export`")
     report = _replay(load(paths), options, settings, policy, output)
-    if picture is not None:
-        _draw(report, picture)
     plain = not output.as_json and output.console.options.ascii_only
     width = 0 if output.as_json else output.console.width
     shown = () if output.as_json else (replay_table(report, width=width, plain=plain), replay_panel(report))
     output.emit(report.to_json(), *shown)
     if picture is not None:
+        # Last, as it may fail: the figures took longer to get.
+        _draw(report, picture)
         output.remark(f"drawn: {picture}")
     return 0
 

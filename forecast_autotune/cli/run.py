@@ -22,7 +22,7 @@ from typing import IO, Any
 from forecast_autotune import activate
 from forecast_autotune.cli.output import Failure, Output, Usage
 from forecast_autotune.results import Decision
-from forecast_autotune.settings import Settings
+from forecast_autotune.settings import Settings, user_directory
 
 _VARIABLES = {
     "mode": "FORECAST_AUTOTUNE_MODE",
@@ -106,7 +106,7 @@ def _set_environment(options: argparse.Namespace) -> None:
             os.environ[variable] = value
     if options.store is not None:
         # The program may change its directory.
-        os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(Path(options.store).expanduser().absolute())
+        os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(user_directory(options.store).absolute())
     if options.summary:
         os.environ["FORECAST_AUTOTUNE_SUMMARY"] = "1"
 

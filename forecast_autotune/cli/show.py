@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from forecast_autotune.cli.output import Failure, Output, Usage
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.settings import user_directory
 from forecast_autotune.store import Store
 from forecast_autotune.table import Table, latest
 
@@ -20,7 +20,7 @@ _Z90 = 1.6448536269514722
 
 def open_store(options: argparse.Namespace) -> Store:
     """The store of `--store`, else the environment's."""
-    return Store.default(None if options.store is None else Path(options.store).expanduser())
+    return Store.default(None if options.store is None else user_directory(options.store))
 
 
 def show(options: argparse.Namespace, output: Output) -> int:

@@ -121,11 +121,17 @@ def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None
     their mean over the grid; a branch on one counts with the share of programs that take it; a
     branch on unknown data counts half. Raises `FeatureError` for text that is not a TTIR module.
     """
-    functions = parse(text)
-    kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
-    walk = _Walk(functions, grid)
-    walk.function(kernel, bind(kernel, arguments), 1, 0)
-    return walk.facts(kernel)
+    try:
+        functions = parse(text)
+        kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
+        walk = _Walk(functions, grid)
+        walk.function(kernel, bind(kernel, arguments), 1, 0)
+        return walk.facts(kernel)
+    except FeatureError:
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        # Text of another release, or cut: one candidate less that is known, not a surrogate that fails.
+        raise FeatureError(f"an operation is not as it should be in TTIR: {error!r}") from error
 
 
 @dataclass

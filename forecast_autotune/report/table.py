@@ -17,6 +17,8 @@ from forecast_autotune.report.chart import bar, milliseconds, percent, seconds, 
 
 _NARROW = 110
 """Below so many columns the charts give way to the figures."""
+_TINY = 72
+"""... and below so many the times give way to the problems' names."""
 
 
 def table(*columns: str, title: str = "") -> Table:
@@ -44,6 +46,8 @@ def checklist(rows: Iterable[tuple[str, str, str, str]]) -> Table:
     """`doctor`'s lines: status, name, detail, remedy."""
     colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     made = Table.grid(padding=(0, 2))
+    for whole in (True, True, False, False):  # a cut-off name says nothing, a wrapped remedy still helps
+        made.add_column(no_wrap=whole)
     for status, name, detail, remedy in rows:
         made.add_row(
             Text(status, style=colours[status]),
@@ -80,12 +84,11 @@ def replay_table(report: Report, *, width: int = 132, plain: bool = False) -> Re
         *(["share", "regret, falling"] if wide else []),
         ">regret",
         *([">stated risk"] if wide else []),
-        ">tuned in",
-        ">all configs",
+        *([">tuned in", ">all configs"] if width >= _TINY else []),
         *([">faster"] if wide else []),
     )
     for row in report.rows:
-        made.add_row(*_cells(row, report.tolerance, wide, plain))
+        made.add_row(*_cells(row, report.tolerance, width, plain))
     if not wide:
         return made
     low, high = ("_", "#") if plain else ("▁", "█")
@@ -97,13 +100,13 @@ def replay_table(report: Report, *, width: int = 132, plain: bool = False) -> Re
     return Group(made, Padding(Text(legend, style="dim"), (0, 0, 1, 0)))
 
 
-def _cells(row: Row, tolerance: float, wide: bool, plain: bool) -> list[Text]:
+def _cells(row: Row, tolerance: float, width: int, plain: bool) -> list[Text]:
     colour = _colour(row.regret, tolerance)
     counts = [Text(row.label or row.kernel), Text(f"{row.measured} of {row.candidates}")]
     regret = Text(percent(row.regret), style=colour)
     times = [Text(seconds(row.tune_s)), Text(seconds(row.exhaustive_s), style="dim")]
-    if not wide:
-        return [*counts, regret, *times]
+    if width < _NARROW:
+        return [*counts, regret, *(times if width >= _TINY else [])]
     return [
         *counts,
         Text(bar(row.measured / row.candidates, plain=plain), style="cyan on grey23"),

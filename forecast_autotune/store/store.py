@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.settings import user_directory
 from forecast_autotune.store.directory import Directory, Entry
 from forecast_autotune.store.files import Notes, device_directory, kernel_directory
 from forecast_autotune.store.similar import nearness
@@ -52,7 +53,7 @@ class Store:
         """
         if root is None:
             if chosen := os.environ.get("FORECAST_AUTOTUNE_CACHE_DIR"):
-                root = Path(chosen).expanduser()
+                root = user_directory(chosen)
             else:
                 import platformdirs
 

@@ -155,7 +155,9 @@ class Analytic:
         return np.asarray(floor + np.where(over > self.hyper.knee, bent, over))
 
     def _reason(self, before: Prior, known: _Known) -> str:
-        basis = "cost formula on TTIR" if before.informed else "no TTIR: config coordinates only"
+        basis = (
+            "cost formula on TTIR" if before.informed else "no TTIR, grid or sizes: config coordinates only"
+        )
         own = int((known.group == 0).sum())
         others = len(known.group) - own
         return f"{basis}; {own} own and {others} related measurements"

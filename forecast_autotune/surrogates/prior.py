@@ -33,7 +33,7 @@ class Prior:
     """Estimated shared memory, bytes."""
     p_fail: Array
     informed: bool
-    """False when no candidate had TTIR: the means say nothing."""
+    """False when no candidate had TTIR, a grid and loop bounds: the means say nothing."""
     exact: npt.NDArray[np.bool_]
     """Rows whose own TTIR was read; the others are interpolated from their neighbours."""
 
@@ -57,41 +57,38 @@ def prior(
         if read is not None:
             known[i] = read
     n = len(candidates)
-    if not known:
+    given = [grids.get(c, problem.grid) for c in candidates]
+    # One program's work, times how many programs? Without most grids, or the loops' bounds, the formula
+    # ranks by the size of the tile, which misleads more than saying nothing.
+    endless = not problem.arguments and any(read.unknown_trips for read in known.values())
+    if not known or 2 * sum(map(bool, given)) < n or endless:
         zero = np.zeros(n)
         return Prior(zero, np.zeros((n, len(PARTS))), zero, np.full(n, 0.03), False, np.zeros(n, dtype=bool))
     every = known if len(known) == n else _interpolate(candidates, known)
     unique = sum(_tensor_bytes(a) for a in problem.arguments)
-    launched = _grids([every[i] for i in range(n)], [grids.get(c, problem.grid) for c in candidates], problem)
+    launched = _grids([every[i] for i in range(n)], given)
     costs = [_cost(every[i], launched[i], c, problem.device, unique) for i, c in enumerate(candidates)]
     shared = np.array([c.shared_bytes for c in costs])
+    limit = card(problem.device).shared_memory_bytes
+    p_fail = _failure(shared, np.array([c.registers for c in costs]), limit)
     return Prior(
         np.array([math.log2(c.total_ms) for c in costs]),
         np.array([c.parts() for c in costs]),
         shared,
-        _failure(shared, np.array([c.registers for c in costs]), card(problem.device).shared_memory_bytes),
+        p_fail,
         True,
         np.array([i in known for i in range(n)]),
     )
 
 
-def _grids(
-    every: Sequence[Facts], given: Sequence[tuple[int, ...] | None], problem: Problem
-) -> list[tuple[int, ...] | None]:
-    """The launch grids, those that are missing estimated from the work of one program.
+def _grids(every: Sequence[Facts], given: Sequence[tuple[int, ...] | None]) -> list[tuple[int, ...] | None]:
+    """The launch grids; where some are missing, from the work of one program.
 
     All candidates do the same work together, so one that does half as much per program launches
     twice as many; the same count for all would make the smallest tiles look fastest by far.
     """
-    if all(given):
-        return list(given)
     work = [_work(read) for read in every]
-    totals = [math.prod(grid) * one for grid, one in zip(given, work, strict=True) if grid]
-    if totals:
-        total = float(np.median(totals))
-    else:
-        largest = max((_tensor_bytes(a) for a in problem.arguments), default=0.0)
-        total = largest or 4.0 * card(problem.device).multiprocessors * float(np.median(work))
+    total = float(np.median([math.prod(grid) * one for grid, one in zip(given, work, strict=True) if grid]))
     return [grid or (max(1, round(total / one)),) for grid, one in zip(given, work, strict=True)]
 
 

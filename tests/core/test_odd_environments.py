@@ -1,0 +1,93 @@
+"""Environments of other people: unknown homes, narrow terminals, kernels that never compile."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.cli import main
+from forecast_autotune.errors import NothingLaunches, SettingsError
+from forecast_autotune.records import Outcome
+from forecast_autotune.results import Measurement
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.table import Table
+from forecast_autotune.testing import TableMeasurer, example_table
+from forecast_autotune.tuner import Task, tune
+
+NOBODY = "~nobody-of-this-name/cache"
+Capture = pytest.CaptureFixture[str]
+
+
+def test_the_home_of_an_unknown_user_is_a_settings_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match=r"CACHE_DIR='~nobody.*spell it out"):
+        Settings.from_environment({"FORECAST_AUTOTUNE_CACHE_DIR": NOBODY})
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", NOBODY)
+    with pytest.raises(SettingsError, match="spell it out"):
+        Store.default()
+
+
+@pytest.mark.parametrize("command", [["show"], ["export"], ["clear"], ["explain", "x"]])
+def test_commands_say_so_in_one_line(root: Path, capsys: Capture, command: list[str]) -> None:
+    assert main([*command, "--store", NOBODY]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert NOBODY in said
+
+
+def test_doctor_examines_the_rest(root: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", NOBODY)
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "spell it out" in shown
+    assert "surrogate" in shown
+
+
+def test_a_narrow_terminal_still_names_problems_and_checks(
+    root: Path, file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["replay", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert all(len(line.rstrip()) <= 40 for line in shown.splitlines())
+    for word in ("problem", "measured", "regret", "4096", "of 15"):
+        assert word in shown
+    main(["doctor"])
+    assert "forecast-autotune" in capsys.readouterr().out
+
+
+def test_without_matplotlib_the_figures_are_shown_all_the_same(
+    root: Path, file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["replay", str(file), "--plot", str(tmp_path / "r.png"), "--json"]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["summary"]["problems"] == 1
+    assert "forecast-autotune[plot]" in shown.err
+
+
+def test_what_the_compiler_says_is_shown_to_its_end() -> None:
+    """The reason stands behind an excerpt of the source, often farther than a line or two."""
+    example = example_table()
+    said = "CompilationError: at 3:20:\n" + "    tl.store(...)\n" * 40 + "NameError('scale is not defined')"
+    rows = [
+        Measurement(example.problem.id, m.candidate, Outcome.COMPILE_ERROR, extra={"message": said})
+        for m in example.measurements
+    ]
+    table = Table(example.problem, rows)
+    task = Task(table.problem, list(table.by_candidate()))
+    with pytest.raises(NothingLaunches, match=r"Mend what the compiler says") as raised:
+        tune(
+            task,
+            lambda: TableMeasurer(table),
+            store=Store(None),
+            surrogate=Analytic(),
+            settings=Settings(),
+        )
+    assert str(raised.value).endswith("NameError('scale is not defined')")
