@@ -21,6 +21,7 @@ from forecast_autotune.tuner import Task, fingerprint, tune
 from forecast_integrations import describe
 from forecast_integrations.call import Call
 from forecast_integrations.device import has_device
+from forecast_integrations.key import Bucket
 from forecast_integrations.source import innermost
 from forecast_integrations.trace import tracer
 
@@ -32,8 +33,6 @@ LISTENERS: list[Callable[[str, Decision], None]] = []
 """Called with the kernel's name after every decision."""
 
 _depth = threading.local()
-
-Bucket = str | Callable[[str, Any], Any]
 
 
 @dataclass

@@ -12,7 +12,8 @@ from typing import Any
 from triton.runtime.autotuner import Autotuner
 
 from forecast_integrations.engine import Engine, Options
-from forecast_integrations.triton import ForecastAutotuner, tuning_key
+from forecast_integrations.key import KeyMaker
+from forecast_integrations.triton import ForecastAutotuner
 
 _original: Any = None
 _serving = False
@@ -24,11 +25,9 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
         # wrapper and must not be sent round in a circle.
         return _original(self, *args, **kwargs)
     configs = self.configs
-    engine: Engine | None = self.__dict__.get("_forecast_engine")
-    if engine is None:
-        engine = self.__dict__["_forecast_engine"] = Engine(Options())
     if len(configs) > 1:
-        key = tuning_key(self, args, kwargs)
+        engine, make_key = self.__dict__.get("_forecast") or _adopt(self)
+        key = make_key(self.keys, args, kwargs)
         config = self.cache.get(key)
         if config is None:
             config = configs[0] if engine.busy() else engine.resolve(self, key, args, kwargs)
@@ -38,6 +37,13 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     if config.pre_hook is not None:
         config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
     return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+
+def _adopt(tuner: Any) -> tuple[Engine, KeyMaker]:
+    options = Options()
+    parts = Engine(options), KeyMaker(tuner.arg_names, options.settings().bucket)
+    tuner.__dict__["_forecast"] = parts
+    return parts
 
 
 _run.forecast_autotune = True  # type: ignore[attr-defined]

@@ -15,67 +15,10 @@ from forecast_autotune.settings import Budget, Mode
 from forecast_autotune.space import Space
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Surrogate
-from forecast_integrations.engine import Bucket, Engine, Options
+from forecast_integrations.engine import Engine, Options
+from forecast_integrations.key import Bucket, KeyMaker
 
-_PLAIN = frozenset({int, float, bool, str, type(None)})
-"""Types that surely have no `.dtype`: asking them would raise and catch an AttributeError each time."""
-_DTYPE_NAMES: dict[Any, str] = {}
 _UPSTREAM_RUN = Autotuner.run if Autotuner.run.__module__ == "triton.runtime.autotuner" else None
-
-
-def tuning_key(tuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The in-memory key, element for element as `triton.autotune` builds it.
-
-    Values of the names in `key` that the call supplies, then the dtype of every argument that has
-    one, positional arguments first.
-    """
-    names = tuner.arg_names
-    places = {name: i for i, name in enumerate(names)}
-    key = []
-    for name in tuner.keys:
-        at = places.get(name)
-        if at is None:
-            continue
-        if name in kwargs:
-            key.append(kwargs[name])
-        elif at < len(args):
-            key.append(args[at])
-    _append_dtypes(key, args, kwargs, places)
-    return tuple(key)
-
-
-def _append_dtypes(
-    key: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], places: Mapping[str, int]
-) -> None:
-    known = _DTYPE_NAMES
-    for value in args:
-        if type(value) not in _PLAIN and hasattr(value, "dtype"):
-            dtype = value.dtype
-            try:
-                key.append(known[dtype])
-            except (KeyError, TypeError):
-                key.append(_dtype_name(dtype))
-    for name, value in kwargs.items():
-        if name in places and type(value) not in _PLAIN and hasattr(value, "dtype"):
-            if places[name] < len(args):
-                continue  # given twice: the launch will say so
-            key.append(_dtype_name(value.dtype))
-
-
-def _dtype_name(dtype: Any) -> str:
-    name = str(dtype)
-    try:
-        _DTYPE_NAMES[dtype] = name
-    except TypeError:
-        return name
-    return name
-
-
-def pow2(name: str, value: Any) -> Any:
-    """Group integers by the next power of two; everything else stays as it is."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return 1 << (value - 1).bit_length()
-    return value
 
 
 class _Unexpanded:
@@ -118,9 +61,7 @@ class ForecastAutotuner(Autotuner):
         self._configs: Any = None
         super().__init__(fn, arg_names, configs, *args, **kwargs)
         self._engine = Engine(options)
-        self._places = {name: i for i, name in enumerate(self.arg_names)}
-        self._bucket = _bucket(options)
-        self._devices: bool | None = None
+        self._make_key = KeyMaker(self.arg_names, options.bucket or options.settings().bucket)
         if space is not None:
             self._configs = _Unexpanded(tuple(configs or ()), space)
 
@@ -158,28 +99,13 @@ class ForecastAutotuner(Autotuner):
         configs = self._configs
         if configs.__class__ is not list:
             configs = self.configs
-        if len(configs) > 1 or self._engine.options.variants:
-            key: list[Any] = []
-            places = self._places
-            given = len(args)
-            for name in self.keys:
-                if name in kwargs:
-                    if name in places:
-                        key.append(kwargs[name])
-                elif name in places and places[name] < given:
-                    key.append(args[places[name]])
-            if self._bucket is not None:
-                supplied = [n for n in self.keys if n in places and (n in kwargs or places[n] < given)]
-                key = [self._bucket(n, v) for n, v in zip(supplied, key, strict=True)]
-            _append_dtypes(key, args, kwargs, places)
-            if self._devices is not False:
-                self._add_device(key)
-            mark = tuple(key)
-            config = self.cache.get(mark)
+        engine = self._engine
+        if len(configs) > 1 or engine.options.variants:
+            key = self._make_key(self.keys, args, kwargs)
+            config = self.cache.get(key)
             if config is None:
                 # Busy: a hook of this very decision launches the kernel again.
-                engine = self._engine
-                config = configs[0] if engine.busy() else engine.resolve(self, mark, args, kwargs)
+                config = configs[0] if engine.busy() else engine.resolve(self, key, args, kwargs)
         else:
             config = configs[0]
         self.best_config = config
@@ -188,23 +114,9 @@ class ForecastAutotuner(Autotuner):
                 {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
             )
         fn = self.fn
-        if self._engine.options.variants:
-            fn = self._engine.options.variants.get(getattr(config, "forecast_variant", ""), fn)
+        if engine.options.variants:
+            fn = engine.options.variants.get(getattr(config, "forecast_variant", ""), fn)
         return fn.run(*args, **kwargs, **config.all_kwargs())
-
-    def _add_device(self, key: list[Any]) -> None:
-        from forecast_integrations.device import current_device, mixed_devices
-
-        self._devices = mixed_devices()
-        if self._devices:
-            key.append(current_device().slug)
-
-
-def _bucket(options: Options) -> Callable[[str, Any], Any] | None:
-    chosen: Bucket = options.bucket if options.bucket is not None else options.settings().bucket
-    if callable(chosen):
-        return chosen
-    return pow2 if chosen == "pow2" else None
 
 
 def autotune(

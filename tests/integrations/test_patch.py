@@ -208,3 +208,15 @@ def test_settings_come_from_the_environment(
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
     launch(tuner, 8192)
     assert [decision.measured for _, decision in decided] == [0, 24]
+
+
+def test_patched_tuners_obey_the_bucket_setting(
+    device: Any, decided: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUCKET", "pow2")
+    patch_triton()
+    tuner = plain()
+    for n in (1040, 2000, 2048):
+        launch(tuner, n)
+    assert [key[0] for key in tuner.cache] == [2048]
+    assert len(decided) == 1

@@ -1,0 +1,81 @@
+"""The in-memory key of a call, element for element as `triton.autotune` builds it, but quicker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Bucket = str | Callable[[str, Any], Any]
+"""`exact`, `pow2`, or a function (name, value) -> value."""
+
+_PLAIN = frozenset({int, float, bool, str, type(None)})
+"""Types that surely have no `.dtype`: asking them would raise and catch an AttributeError each time."""
+_DTYPE_NAMES: dict[Any, str] = {}
+
+
+class KeyMaker:
+    """Builds keys of one tuner.
+
+    The values of the names in `key` that the call supplies, then the dtype of every argument that has
+    one, positional arguments first; and the device, but only where this process sees different models.
+    """
+
+    def __init__(self, arg_names: Sequence[str], bucket: Bucket) -> None:
+        self._places = {name: i for i, name in enumerate(arg_names)}
+        self._bucket = bucket if callable(bucket) else pow2 if bucket == "pow2" else None
+        self._devices: bool | None = None
+
+    def __call__(
+        self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """The key of one call; `names` is the tuner's `keys`."""
+        key: list[Any] = []
+        places, given, bucket = self._places, len(args), self._bucket
+        for name in names:
+            at = places.get(name)
+            if at is None:
+                continue
+            if name in kwargs:
+                value = kwargs[name]
+            elif at < given:
+                value = args[at]
+            else:
+                continue
+            key.append(value if bucket is None else bucket(name, value))
+        known = _DTYPE_NAMES
+        for value in args:
+            if type(value) not in _PLAIN and hasattr(value, "dtype"):
+                try:
+                    key.append(known[value.dtype])
+                except (KeyError, TypeError):
+                    key.append(_dtype_name(value.dtype))
+        for name, value in kwargs.items():
+            # An argument given twice counts once; the launch will complain of it.
+            if type(value) not in _PLAIN and places.get(name, -1) >= given and hasattr(value, "dtype"):
+                key.append(_dtype_name(value.dtype))
+        if self._devices is not False:
+            self._add_device(key)
+        return tuple(key)
+
+    def _add_device(self, key: list[Any]) -> None:
+        from forecast_integrations.device import current_device, mixed_devices
+
+        self._devices = mixed_devices()
+        if self._devices:
+            key.append(current_device().slug)
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = str(dtype)
+    try:
+        _DTYPE_NAMES[dtype] = name
+    except TypeError:
+        return name
+    return name
+
+
+def pow2(name: str, value: Any) -> Any:
+    """Group integers by the next power of two; everything else stays as it is."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return 1 << (value - 1).bit_length()
+    return value
