@@ -24,6 +24,7 @@ from benchmarks import kernels
 from benchmarks.report_environment import environment
 from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
+from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.table import Table, write_tables
 from forecast_integrations.describe import to_config
@@ -110,7 +111,8 @@ def in_list_order(table: Table, label: str) -> Table:
     case = kernels.cases([label])[0]
     place = {Candidate(to_config(c)): i for i, c in enumerate(kernels.configs(case))}
     rows = sorted(table.measurements, key=lambda m: (place[m.candidate], m.at))
-    return Table(replace(table.problem, extra={**table.problem.extra, "label": label}), rows)
+    noted = {"label": label, "compiled_at_once": Settings.from_environment().worker_count()}
+    return Table(replace(table.problem, extra={**table.problem.extra, **noted}), rows)
 
 
 if __name__ == "__main__":

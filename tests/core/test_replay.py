@@ -16,7 +16,7 @@ from forecast_autotune.replay import Report, load, relatives_of, replay
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.table import Table, write_tables
-from forecast_autotune.testing import example_table, exhaustive_seconds
+from forecast_autotune.testing import ALONE, example_table, exhaustive_seconds
 
 ROW_KEYS = {
     "id",
@@ -104,6 +104,8 @@ def test_exhaustive_seconds_are_the_sum_over_all_configs() -> None:
     # 15 compilations of 0.5 s, 14 of which ran and were timed for 0.13 s.
     assert exhaustive_seconds(table) == pytest.approx(15 * 0.5 + 14 * 0.13)
     assert run([table]).rows[0].exhaustive_s == exhaustive_seconds(table)
+    crowded = Table(replace(table.problem, extra={"compiled_at_once": 16}), table.measurements)
+    assert exhaustive_seconds(crowded) == pytest.approx(ALONE * 15 * 0.5 + 14 * 0.13)
 
 
 def test_shapes_prior_gives_the_other_problems_of_the_kernel_only() -> None:
