@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from typing import Any, TypeAlias
 
 from forecast_autotune.errors import RecordError
@@ -347,11 +346,6 @@ class Problem:
         name = digest(kernel.name, kernel.source_sha256, shown, list(key), device.slug, compiled_by)
         where = None if grid is None else tuple(int(n) for n in grid)
         return cls(name, kernel, tuple(arguments), device, tuple(key), where, tools)
-
-    @cached_property
-    def scalars(self) -> dict[str, Scalar]:
-        """Values of scalar and constexpr arguments by name."""
-        return {a.name: a.value for a in self.arguments if a.kind in ("scalar", "constexpr")}
 
     def to_json(self) -> dict[str, Any]:
         """The `problem` line of a table."""
