@@ -11,7 +11,7 @@ would cost more than all forecasts of a decision together.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -186,7 +186,7 @@ class Analytic:
                 rows = rows[:keep] + rows[keep :: max(1, (len(rows) - keep) // keep)][:keep]
             if not rows:
                 continue
-            there, parts = _relative_prior(relative, rows, before)
+            there, parts = _relative_prior(relative, rows, before, query.ttir)
             there = self._compress(there, float(there.min()))
             seen = np.array([math.log2(m.ms) for m in rows])
             points.append(encoder([m.candidate for m in rows]))
@@ -281,11 +281,17 @@ def _sizes(problem: Problem) -> dict[str, float]:
     return found
 
 
-def _relative_prior(relative: Relative, rows: Sequence[Measurement], before: Prior) -> tuple[Array, Array]:
-    """Formula and parts at the relative's own problem, or flat where its TTIR is not known."""
+def _relative_prior(
+    relative: Relative, rows: Sequence[Measurement], before: Prior, ttir: Mapping[str, str]
+) -> tuple[Array, Array]:
+    """Formula and parts at the relative's own problem, or flat where this problem's are not known.
+
+    A store keeps no IR, except of a harvest: the same assignments have the same here, to be read with
+    the relative's arguments and grids.
+    """
     names = [m.candidate for m in rows]
     grids = {m.candidate: m.grid for m in rows if m.grid is not None}
-    there = prior(relative.problem, names, grids, relative.problem.ttir)
+    there = prior(relative.problem, names, grids, {**ttir, **relative.problem.ttir})
     if there.informed == before.informed:
         return there.mean, there.parts
     return np.zeros(len(rows)), np.zeros((len(rows), before.parts.shape[1]))

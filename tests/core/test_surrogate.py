@@ -227,3 +227,20 @@ def test_a_relative_that_never_ran_teaches_nothing() -> None:
     before, after = Analytic().forecast(query), Analytic().forecast(replace(query, relatives=[relative]))
     np.testing.assert_array_equal(before.mean, after.mean)
     np.testing.assert_array_equal(before.p_fail, after.p_fail)
+
+
+def test_a_relative_from_a_store_needs_no_ir_of_its_own() -> None:
+    """A store keeps no IR: the relative's formula is evaluated with this problem's texts."""
+    query = products()
+    bare = replace(query.problem, id="elsewhere", ttir={})
+    rows = [
+        Measurement(bare.id, c, Outcome.OK, 0.1 + 0.01 * i, grid=query.grids.get(c, (64,)))
+        for i, c in enumerate(query.candidates[:8])
+    ]
+    whole = replace(bare, ttir=dict(query.ttir))
+    with_ir, without = (
+        Analytic().forecast(replace(query, relatives=[Relative(p, rows)])) for p in (whole, bare)
+    )
+    np.testing.assert_array_equal(with_ir.mean, without.mean)
+    np.testing.assert_array_equal(with_ir.sd, without.sd)
+    assert (with_ir.mean != Analytic().forecast(query).mean).any()
