@@ -195,7 +195,6 @@ class RiskBounded:
         finite = np.where(np.isfinite(samples), samples, np.nanmax(samples[np.isfinite(samples)], initial=0))
         bar = np.full(len(samples), best) if math.isfinite(best) else np.median(finite, axis=1)
         picked: list[int] = []
-        gain = np.zeros(samples.shape[1])
         for _ in range(count):
             gain = weight * np.maximum(0.0, bar[:, None] - samples).mean(axis=0)
             gain[picked] = -1.0

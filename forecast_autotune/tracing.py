@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.encode import Encoder
-from forecast_autotune.features.ttir import assignment_key
+from forecast_autotune.features.ttir import assignment_of
 from forecast_autotune.records import Candidate
 
 ALL = 64
@@ -38,7 +38,7 @@ class Traces:
         """The first traces: every assignment of a small list, or a sample that covers a large one."""
         if self._trace is None:
             return
-        self._keys = [assignment_key(dict(c.config.kwargs)) for c in self._candidates]
+        self._keys = [assignment_of(c) for c in self._candidates]
         first: dict[str, Candidate] = {}
         for key, candidate in zip(self._keys, self._candidates, strict=True):
             first.setdefault(key, candidate)
@@ -65,7 +65,7 @@ class Traces:
     def _ask(self, candidates: Sequence[Candidate]) -> None:
         if self._trace is None or not candidates:
             return
-        self._asked |= {assignment_key(dict(c.config.kwargs)) for c in candidates}
+        self._asked |= {assignment_of(c) for c in candidates}
         self.texts.update(self._trace(candidates))
 
 

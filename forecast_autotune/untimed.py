@@ -27,8 +27,8 @@ def from_store_alone(
     """
     wanted = set(task.candidates)
     rows = [m for m in store.measurements(task.problem) if m.candidate in wanted]
-    fast = sorted((m for m in latest(rows).values() if m.ok), key=lambda m: m.ms)
-    if settings.mode is Mode.FROZEN and not fast and settings.on_miss == "error":
+    timed = any(m.ok for m in latest(rows).values())
+    if settings.mode is Mode.FROZEN and not timed and settings.on_miss == "error":
         raise FrozenMiss(
             f"frozen mode: the store holds nothing for kernel {task.problem.kernel.name} with key "
             f"{task.problem.key} on {task.problem.device.name}. Tune once with "
@@ -57,7 +57,8 @@ def untimed(
     except Exception as error:
         warnings.warn(f"surrogate {surrogate.name} failed ({error!r}): using the first config", stacklevel=2)
         forecasts = flat(task.candidates, f"no forecast: {error}")
-    cost = Cost(wall_s=time.perf_counter() - begin, forecast_s=time.perf_counter() - begin)
+    spent = time.perf_counter() - begin
+    cost = Cost(wall_s=spent, forecast_s=spent)
     return from_forecasts(task, forecasts, settings, mark, reason, cost, latest(rows))
 
 

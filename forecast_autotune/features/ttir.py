@@ -25,9 +25,9 @@ from forecast_autotune.features.ttir_scalars import (
 )
 
 if TYPE_CHECKING:
-    from forecast_autotune.records import Argument, Scalar
+    from forecast_autotune.records import Argument, Candidate, Scalar
 
-__all__ = ["DEFAULT_TRIPS", "Facts", "FeatureError", "assignment_key", "facts"]
+__all__ = ["DEFAULT_TRIPS", "Facts", "FeatureError", "assignment_key", "assignment_of", "facts"]
 
 DEFAULT_TRIPS = 16
 """Iterations assumed for a loop whose bounds are known only at run time."""
@@ -111,6 +111,11 @@ class Facts:
 def assignment_key(kwargs: Mapping[str, Scalar]) -> str:
     """The canonical name of a constexpr assignment: `A=1,B=2`, sorted by parameter name."""
     return ",".join(f"{name}={kwargs[name]}" for name in sorted(kwargs))
+
+
+def assignment_of(candidate: Candidate) -> str:
+    """The `assignment_key` of a candidate: the name of its TTIR."""
+    return assignment_key(dict(candidate.config.kwargs))
 
 
 def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None) -> Facts:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.cost import PARTS, VERSION, Cost, cost
+from forecast_autotune.features.cost import PARTS, VERSION, cost
 from forecast_autotune.features.devices import card
 from forecast_autotune.features.encode import Encoder
-from forecast_autotune.features.ttir import Facts, FeatureError, assignment_key, facts
-from forecast_autotune.records import Argument, Candidate, Device, Problem
+from forecast_autotune.features.ttir import Facts, FeatureError, assignment_of, facts
+from forecast_autotune.records import Argument, Candidate, Problem
 from forecast_autotune.surrogates.base import Array
 
 __all__ = ["VERSION", "Prior", "prior"]
@@ -38,11 +38,6 @@ class Prior:
     """Rows whose own TTIR was read; the others are interpolated from their neighbours."""
 
 
-def ttir_names(problem: Problem, candidate: Candidate) -> str:
-    """The `ttir` key of a candidate: its constexpr assignment."""
-    return assignment_key(dict(candidate.config.kwargs))
-
-
 def prior(
     problem: Problem,
     candidates: Sequence[Candidate],
@@ -50,14 +45,9 @@ def prior(
     ttir: Mapping[str, str],
 ) -> Prior:
     """Evaluate the cost formula for every candidate; facts of untraced ones are interpolated."""
-    known: dict[int, Facts] = {}
-    for i, candidate in enumerate(candidates):
-        text = ttir.get(ttir_names(problem, candidate))
-        read = None if text is None else _facts(text, problem.arguments, grids.get(candidate, problem.grid))
-        if read is not None:
-            known[i] = read
     n = len(candidates)
     given = [grids.get(c, problem.grid) for c in candidates]
+    known = _read(problem, candidates, given, ttir)
     # One program's work, times how many programs? Without most grids, or the loops' bounds, the formula
     # ranks by the size of the tile, which misleads more than saying nothing.
     endless = not problem.arguments and any(read.unknown_trips for read in known.values())
@@ -67,10 +57,10 @@ def prior(
     every = known if len(known) == n else _interpolate(candidates, known)
     unique = sum(_tensor_bytes(a) for a in problem.arguments)
     launched = _grids([every[i] for i in range(n)], given)
-    costs = [_cost(every[i], launched[i], c, problem.device, unique) for i, c in enumerate(candidates)]
+    device = card(problem.device)
+    costs = [cost(every[i], launched[i], c.config, device, unique) for i, c in enumerate(candidates)]
     shared = np.array([c.shared_bytes for c in costs])
-    limit = card(problem.device).shared_memory_bytes
-    p_fail = _failure(shared, np.array([c.registers for c in costs]), limit)
+    p_fail = _failure(shared, np.array([c.registers for c in costs]), device.shared_memory_bytes)
     return Prior(
         np.array([math.log2(c.total_ms) for c in costs]),
         np.array([c.parts() for c in costs]),
@@ -107,6 +97,29 @@ def _failure(shared: Array, registers: Array, limit: int) -> Array:
     return np.clip(0.01 + 0.98 * steep + heavy, 0.0, 0.99)
 
 
+def _read(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    given: Sequence[tuple[int, ...] | None],
+    ttir: Mapping[str, str],
+) -> dict[int, Facts]:
+    """Facts by row, of the candidates whose TTIR is there and readable.
+
+    Candidates that differ in warps and stages alone share a text and a grid, and so their facts.
+    """
+    seen: dict[tuple[str, tuple[int, ...] | None], Facts | None] = {}
+    known: dict[int, Facts] = {}
+    for i, (candidate, grid) in enumerate(zip(candidates, given, strict=True)):
+        name = assignment_of(candidate)
+        if name not in ttir:
+            continue
+        if (name, grid) not in seen:
+            seen[name, grid] = _facts(ttir[name], problem.arguments, grid)
+        if (read := seen[name, grid]) is not None:
+            known[i] = read
+    return known
+
+
 @lru_cache(maxsize=4096)
 def _facts(text: str, arguments: tuple[Argument, ...], grid: tuple[int, ...] | None) -> Facts | None:
     try:
@@ -115,19 +128,13 @@ def _facts(text: str, arguments: tuple[Argument, ...], grid: tuple[int, ...] | N
         return None
 
 
-def _cost(
-    read: Facts, grid: tuple[int, ...] | None, candidate: Candidate, device: Device, unique: float
-) -> Cost:
-    return cost(read, grid, candidate.config, card(device), unique)
-
-
 def _tensor_bytes(argument: Argument) -> float:
     if argument.kind != "tensor":
         return 0.0
-    return math.prod(argument.shape) * element_bytes(argument.dtype)
+    return math.prod(argument.shape) * _element_bytes(argument.dtype)
 
 
-def element_bytes(dtype: str) -> float:
+def _element_bytes(dtype: str) -> float:
     """Bytes of one element of a dtype by name; 4 when the name tells nothing."""
     digits = "".join(c for c in dtype.split("_")[0].split("e")[0] if c.isdigit())
     if dtype.startswith("bool"):

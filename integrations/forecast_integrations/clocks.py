@@ -25,7 +25,7 @@ _COMPARE_MS = 40.0
 _CONTENDER = 1.25
 """A candidate slower than this multiple of the fastest so far is not timed further."""
 _HOPELESS = 2.0
-"""... and beyond this multiple the three launches of the estimate are enough."""
+"""... and beyond this multiple the launches of the estimate are enough."""
 _WAKE_S = 0.03
 """Seconds of load before the first timing."""
 _MOST_FLUSHES = 8

@@ -90,11 +90,15 @@ def identity(given: Sequence[Argument], key: Sequence[object]) -> list[object]:
         elif a.kind == "constexpr":
             shown.append([a.name, a.value])
         elif isinstance(a.value, int) and not isinstance(a.value, bool):
-            special = "1" if a.value == 1 else "16" if a.value % 16 == 0 else "n"
-            shown.append([a.name, a.dtype, special])
+            shown.append([a.name, a.dtype, _special(a.value)])
         else:
             shown.append([a.name, a.kind, a.dtype])
     return shown
+
+
+def _special(value: int) -> str:
+    """How Triton specialises on an integer argument: 1, a multiple of 16, or any other."""
+    return "1" if value == 1 else "16" if value % 16 == 0 else "n"
 
 
 def kind(problem: Problem, fn: Any) -> str:
@@ -110,7 +114,7 @@ def kind(problem: Problem, fn: Any) -> str:
         elif a.kind == "tensor":
             shown.append([a.name, a.dtype, a.aligned, dict(a.extra)])
         elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.kind == "scalar":
-            shown.append([a.name, a.dtype, a.value == 1, a.value % 16 == 0])
+            shown.append([a.name, a.dtype, _special(a.value)])
         else:
             shown.append([a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None])
     return digest(shown)

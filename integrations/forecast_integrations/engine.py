@@ -165,7 +165,8 @@ class Engine:
         self.last = decision
         config = self._chosen(configs, decision.chosen)
         tuner.cache[key] = config
-        _publish(tuner, key, call, store, problem, decision, measurers, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        _publish(tuner, key, call, store, problem, decision, measurers, seconds, settings.summary)
         return config
 
     def _candidates(self, pruned: list[Any]) -> tuple[dict[Candidate, Any], str]:
@@ -334,6 +335,7 @@ def _publish(
     decision: Decision,
     measurers: list[Any],
     seconds: float,
+    say: bool,
 ) -> None:
     """Set the attributes and call the listeners that Triton would, and say what was done."""
     from triton import knobs
@@ -369,7 +371,7 @@ def _publish(
         )
     for heard in list(LISTENERS):
         heard(problem.kernel.name, decision)
-    if knobs.autotuning.print or Settings.from_environment().summary:
+    if knobs.autotuning.print or say:
         import sys
 
         print(summary(problem.kernel.name, decision), file=sys.stderr)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from forecast_autotune.features.trace import trace_many
-from forecast_autotune.features.ttir import assignment_key
+from forecast_autotune.features.ttir import assignment_of
 from forecast_autotune.records import Candidate
 from forecast_integrations.call import Call
 from forecast_integrations.children import answers
@@ -18,6 +18,7 @@ Trace = Callable[[Sequence[Candidate]], Mapping[str, str]]
 _WORTH = 6
 """Fewer assignments than this are traced here: a fork costs about as much as a trace."""
 _TIMEOUT_S = 20.0
+"""Children that take longer are given up, and their share is traced here."""
 
 
 def tracer(call: Call, known: dict[str, str], workers: int) -> Trace:
@@ -34,7 +35,7 @@ def tracer(call: Call, known: dict[str, str], workers: int) -> Trace:
         return {key: text if isinstance(text, str) else None for key, text in found}
 
     def trace(wanted: Sequence[Candidate]) -> dict[str, str]:
-        keyed = {_key(c): c for c in wanted if c.variant not in call.functions}
+        keyed = {assignment_of(c): c for c in wanted if c.variant not in call.functions}
         missing = {key: c for key, c in keyed.items() if key not in known}
         if len(missing) >= _WORTH and workers > 1 and can_fork():
             # The first one here warms what every child would otherwise warm for itself.
@@ -64,7 +65,3 @@ def _in_children(
         return
     shares = min(workers, -(-len(candidates) // 2))
     yield from answers([partial(apart, candidates[i::shares]) for i in range(shares)], _TIMEOUT_S)
-
-
-def _key(candidate: Candidate) -> str:
-    return assignment_key(dict(candidate.config.kwargs))

@@ -113,10 +113,8 @@ class TritonMeasurer:
             return []  # each of them ran before; the single timings stand
         finally:
             self._timing_s += time.perf_counter() - begin
-        return [
-            self._ok(c, t, self._timer.protocol + "-turns", {})
-            for c, t in zip(candidates, times, strict=True)
-        ]
+        protocol = self._timer.protocol + "-turns"
+        return [self._ok(c, t, protocol, None, {}) for c, t in zip(candidates, times, strict=True)]
 
     def spent(self) -> Spent:
         """Seconds so far; `timing_s` is wall time spent on the device."""
@@ -155,7 +153,7 @@ class TritonMeasurer:
             return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, {**facts, "message": message})
         self._best_ms = min(self._best_ms, statistics.median(times))
         self._timed.add(candidate)
-        return self._ok(candidate, times, self._timer.protocol, {**facts, "compile_s": seconds})
+        return self._ok(candidate, times, self._timer.protocol, seconds, facts)
 
     def _failed(
         self, candidate: Candidate, error: Exception, seconds: float | None, facts: dict[str, Any]
@@ -173,21 +171,24 @@ class TritonMeasurer:
     def _no_time(
         self, candidate: Candidate, outcome: Outcome, seconds: float | None, extra: dict[str, Any]
     ) -> Measurement:
-        protocol = self._timer.protocol
         return Measurement(
             self._problem,
             candidate,
             outcome,
             compile_s=seconds,
-            protocol=protocol,
+            protocol=self._timer.protocol,
             at=now(),
             extra=extra,
         )
 
     def _ok(
-        self, candidate: Candidate, times: list[float], protocol: str, extra: dict[str, Any]
+        self,
+        candidate: Candidate,
+        times: list[float],
+        protocol: str,
+        seconds: float | None,
+        extra: dict[str, Any],
     ) -> Measurement:
-        seconds = extra.pop("compile_s", None)
         low, middle, high = quantiles(times)
         return Measurement(
             self._problem,
