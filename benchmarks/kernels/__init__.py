@@ -2,7 +2,9 @@
 
 A `Case` is one kernel at one shape: enough to tune it, to check what it computed and to know how much
 work was useful. The recording script measures every config of a case; the live benchmark lets the
-tuner decide. Each module of this package is one family and lists its cases in `CASES`.
+tuner decide. Every module below this package, at any depth, lists its cases in `CASES` and says in
+`FAMILY` what it computes and in `HAND` in whose style it is written: forecasts are judged on families
+and on hands that they have not seen. The modules of one folder are one hand.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
+import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -23,22 +27,6 @@ meta-parameters) and `outputs` (tuple of tensors among the arguments)."""
 
 Space: TypeAlias = dict[str, Any]
 """`kwargs` (name -> values), `num_warps`, `num_stages` and optionally `where`, a rule over all of them."""
-
-FAMILIES = (
-    "matmul",
-    "attention",
-    "softmax",
-    "layer_norm",
-    "rms_norm",
-    "swiglu",
-    "w8a16_matmul",
-    "splitk_gemv",
-    "transpose",
-    "cumsum",
-    "cross_entropy",
-    "causal_conv1d",
-)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -67,6 +55,10 @@ class Case:
     """Bytes that must cross the memory bus once: every input read, every output written."""
     wide: Space | None = None
     """A space of a thousand configs or more, for search beyond the hand-written list."""
+    family: str = ""
+    """What is computed, coarsely: `FAMILY` of the module."""
+    hand: str = ""
+    """In whose style: `HAND` of the module."""
 
 
 def configs(case: Case, *, wide: bool = False) -> list[triton.Config]:
@@ -92,28 +84,40 @@ def configs(case: Case, *, wide: bool = False) -> list[triton.Config]:
     return found
 
 
-def cases(names: Sequence[str] | None = None) -> list[Case]:
-    """The cases with these names, or of these families; all of them by default.
+@cache
+def every() -> tuple[Case, ...]:
+    """All cases of all modules, founding modules first, then hand by hand."""
+    found: list[Case] = []
+    names = [m.name for m in pkgutil.walk_packages(__path__, f"{__name__}.") if not m.ispkg]
+    for name in sorted(names, key=lambda n: (n.count("."), n)):
+        module = importlib.import_module(name)
+        if not hasattr(module, "CASES"):  # helpers that the kernels of one hand share
+            continue
+        found += [replace(c, family=module.FAMILY, hand=module.HAND) for c in module.CASES]
+    return tuple(found)
 
-    Raises `ValueError` for a name that is neither, listing what there is.
+
+def cases(names: Sequence[str] | None = None) -> list[Case]:
+    """The cases with these names, or of these kernels (`name` up to its slash); all of them by default.
+
+    Raises `ValueError` for a name that is neither, listing the kernels there are.
     """
-    every = [c for f in FAMILIES for c in importlib.import_module(f"benchmarks.kernels.{f}").CASES]
     if names is None:
-        return every
-    known = {*FAMILIES, *(c.name for c in every)}
-    if unknown := [n for n in names if n not in known]:
-        raise ValueError(f"no case or family is named {unknown}; there are {sorted(known)}")
-    return [c for c in every if c.name in names or c.name.partition("/")[0] in names]
+        return list(every())
+    kernels = {c.name.partition("/")[0] for c in every()}
+    if unknown := [n for n in names if n not in kernels | {c.name for c in every()}]:
+        raise ValueError(f"no case or kernel is named {unknown}; there are {sorted(kernels)}")
+    return [c for c in every() if c.name in names or c.name.partition("/")[0] in names]
 
 
 def reset(case: Case, data: Data) -> None:
     """Clear what an earlier launch wrote, so that a later one cannot pass with its results.
 
-    Arguments in `reset_to_zero` become zero, all other outputs NaN.
+    Arguments in `reset_to_zero` become zero, all other outputs NaN (integers: 77).
     """
     added = {n: dict(zip(case.kernel.arg_names, data["args"], strict=False))[n] for n in case.reset_to_zero}
     for output in data["outputs"]:
-        output.fill_(math.nan)
+        output.fill_(math.nan if output.is_floating_point() else 77)
     for tensor in added.values():
         tensor.zero_()
 
@@ -172,5 +176,5 @@ def integers(
 
 
 def unset(shape: Sequence[int], device: str, *, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """An output full of NaN: an element that no program writes shows up as wrong."""
-    return torch.full(tuple(shape), math.nan, dtype=dtype, device=device)
+    """An output full of NaN (integers: 77): an element that no program writes shows up as wrong."""
+    return torch.full(tuple(shape), math.nan if dtype.is_floating_point else 77, dtype=dtype, device=device)

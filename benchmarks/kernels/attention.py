@@ -14,6 +14,8 @@ import triton.language as tl
 
 from benchmarks.kernels import Case, Data, Space, normal, unset
 
+FAMILY, HAND = "attention", "tutorial"
+
 
 @triton.jit
 def _attend(

@@ -13,6 +13,8 @@ import triton.language as tl
 
 from benchmarks.kernels import Case, Data, Space, normal, unset
 
+FAMILY, HAND = "conv", "chunked"
+
 
 @triton.jit
 def causal_conv1d_fwd(

@@ -13,6 +13,8 @@ import triton.language as tl
 
 from benchmarks.kernels import Case, Data, Space, integers, normal, unset
 
+FAMILY, HAND = "loss", "rows"
+
 
 @triton.jit
 def cross_entropy_fwd(

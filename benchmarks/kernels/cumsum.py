@@ -13,6 +13,8 @@ import triton.language as tl
 
 from benchmarks.kernels import Case, Data, Space, normal, unset
 
+FAMILY, HAND = "scan", "vision"
+
 
 @triton.jit
 def row_cumsum(x_ptr, y_ptr, rows, cols, stride, ROW_BLOCK: tl.constexpr, CHUNK: tl.constexpr):

@@ -13,6 +13,8 @@ import triton.language as tl
 
 from benchmarks.kernels import Case, Data, Space, normal, unset
 
+FAMILY, HAND = "norm", "tutorial"
+
 
 @triton.jit
 def _layer_norm_fwd_fused(

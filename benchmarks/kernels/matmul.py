@@ -16,6 +16,8 @@ from benchmarks.kernels import Case, Data, Space, normal, unset
 if TYPE_CHECKING:
     import torch
 
+FAMILY, HAND = "gemm", "tutorial"
+
 
 @triton.jit
 def matmul_kernel(

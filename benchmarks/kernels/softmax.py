@@ -16,6 +16,8 @@ from benchmarks.kernels import Case, Data, Space, normal, unset
 if TYPE_CHECKING:
     import torch
 
+FAMILY, HAND = "softmax", "tutorial"
+
 
 @triton.jit
 def online_softmax(

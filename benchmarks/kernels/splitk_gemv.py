@@ -13,6 +13,8 @@ import triton.language as tl
 
 from benchmarks.kernels import Case, Data, Space, normal
 
+FAMILY, HAND = "gemv", "serving"
+
 
 @triton.jit
 def splitk_gemv(

@@ -13,6 +13,8 @@ import triton.language as tl
 
 from benchmarks.kernels import Case, Data, Space, normal, unset
 
+FAMILY, HAND = "activation", "tutorial"
+
 
 @triton.jit
 def swiglu_kernel(

@@ -13,6 +13,8 @@ import triton.language as tl
 
 from benchmarks.kernels import Case, Data, Space, normal, unset
 
+FAMILY, HAND = "transpose", "tutorial"
+
 
 @triton.jit
 def transpose_kernel(src, dst, ynumel, xnumel, YBLOCK: tl.constexpr, XBLOCK: tl.constexpr):

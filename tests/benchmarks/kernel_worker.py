@@ -18,7 +18,18 @@ from triton.compiler import ASTSource
 
 from benchmarks.kernels import Case, cases, configs, launch, mismatch, reset
 
-TYPES = {torch.float16: "*fp16", torch.float32: "*fp32", torch.int8: "*i8", torch.int64: "*i64"}
+TYPES = {
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
+    torch.bool: "*i1",
+    torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 
 
 def picks(found: list[triton.Config], count: int, shift: int) -> list[triton.Config]:
