@@ -1,118 +1,398 @@
-"""Measure kernels exhaustively on the current GPU and write a table file.
+"""Measure kernels exhaustively on every GPU of this machine and write table files.
 
     python benchmarks/harvest.py --out DIRECTORY [--only matmul,softmax] [--seconds 500]
 
-Resumable: measurements lie in a store below the output directory the moment they exist, and a second
-run goes on where the first stopped. Every kernel's output is checked against its reference first.
+Compilation is the bottleneck, so all cores compile at once, kernel by kernel, each config once for all
+shapes of one kind (forked children; a hung compiler costs only its child), while one lane per GPU times
+the kernels that are compiled. Every problem's winner is checked against the kernel's reference.
+Resumable: measurements lie in a store below the output directory the moment they exist, binaries in
+Triton's cache, and a second run goes on where the first stopped. Each finished kernel is appended to the
+table file of its lane at once, so a run cut short leaves whole kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import os
+import queue
+import subprocess
 import sys
+import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import kernels
+from benchmarks.common import say
 from benchmarks.report_environment import environment
 from forecast_autotune import autotune
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, Outcome
+from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.table import Table, write_tables
-from forecast_integrations.describe import to_config
+from forecast_autotune.table import Table, table_lines
+from forecast_autotune.tuner import now
+from forecast_integrations import describe
+from forecast_integrations.compile_fork import ForkPool
+from forecast_integrations.null_device import null_device
+from forecast_integrations.triton_compile import without_device
+
+COMPILE_S = 15.0
+"""A compilation that takes longer is given up; that config is a label of its own."""
+PATIENCE = 3
+"""Fresh lanes that a kernel may cost before it is left."""
 
 
-def harvest_case(case: kernels.Case, store: Store, device: str) -> dict[str, Any]:
-    """Time all configs of one case; returns what it cost."""
-    inputs = case.make(device)
-    tuner = autotune(
-        configs=kernels.configs(case),
-        key=list(case.key),
-        reset_to_zero=list(case.reset_to_zero),
-        store=store,
-        mode="exhaustive",
-    )(case.kernel)
-    begin = time.perf_counter()
-    kernels.reset(case, inputs)
-    tuner[inputs["grid"]](*inputs["args"], **inputs["kwargs"])
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - begin
-    atol, rtol = case.tolerance
-    for got, want in zip(inputs["outputs"], case.reference(inputs), strict=True):
-        torch.testing.assert_close(got.float(), want.float(), atol=atol, rtol=rtol)
-    decision = tuner.decision
-    times = [t[0] for t in tuner.configs_timings.values()]
-    ran = sorted(t for t in times if t != float("inf"))
-    return {
-        "case": case.name,
-        "problem": decision.problem,
-        "configs": len(times),
-        "ok": len(ran),
-        "best_ms": ran[0],
-        "median_ms": ran[len(ran) // 2],
-        "chosen": str(decision.chosen),
-        "seconds": round(seconds, 2),
-        "compile_s": round(decision.cost.compile_s, 2),
-        "timing_s": round(decision.cost.timing_s, 2),
+# --- lanes: one process per GPU, kernels by name on its standard input ---
+
+
+@dataclass
+class Lane:
+    """What one lane process knows: where it writes, and how."""
+
+    store: Store
+    table: Path
+    null: bool
+    given_up: dict[str, list[int]] = field(default_factory=dict)
+
+    def kernel(self, name: str, hung: dict[str, list[int]]) -> None:
+        """Time all configs of all shapes of one kernel, and append its tables to the lane's file."""
+        rows: dict[str, tuple[kernels.Case, str]] = {}
+        tuners: dict[str, Any] = {}
+        for case in kernels.cases([name]):
+            skipped = set(hung.get(case.name, []))
+            configs = [c for i, c in enumerate(kernels.configs(case)) if i not in skipped]
+            # One tuner for all shapes with this list: it knows what is compiled and traced already.
+            mark = f"{id(case.kernel)} {case.key} {[str(c) for c in configs]}"
+            if mark not in tuners:
+                tuners[mark] = autotune(
+                    configs=configs,
+                    key=list(case.key),
+                    reset_to_zero=list(case.reset_to_zero),
+                    store=self.store,
+                    mode="exhaustive",
+                )(case.kernel)
+            row = self._case(case, tuners[mark])
+            print(json.dumps(row), flush=True)
+            if "problem" in row:
+                rows[row["problem"]] = (case, case.name)
+        tables = [
+            _labelled(t, rows[t.problem.id][0], hung) for t in self.store.tables() if t.problem.id in rows
+        ]
+        # A gzip file may have many members: appending one leaves the others whole.
+        with self.table.open("ab") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
+            packed.writelines(line.encode() for line in table_lines(tables))
+
+    def _case(self, case: kernels.Case, tuner: Any) -> dict[str, Any]:
+        begin = time.perf_counter()
+        try:
+            inputs = case.make("meta" if self.null else "cuda")
+            tuner.cache.clear()
+            kernels.reset(case, inputs)
+            tuner[inputs["grid"]](*inputs["args"], **inputs["kwargs"])
+            wrong = "" if self.null else kernels.mismatch(case, inputs)
+        except torch.AcceleratorError:
+            raise  # the device context is gone: this lane has to end
+        except Exception as error:
+            return {"case": case.name, "failed": f"{type(error).__name__}: {error}"[:600]}
+        finally:
+            inputs = {}
+        if wrong:
+            return {"case": case.name, "failed": f"wrong result with {tuner.best_config}: {wrong}"}
+        decision = tuner.decision
+        times = [t[0] for t in tuner.configs_timings.values()]
+        ran = sorted(t for t in times if t != float("inf"))
+        return {
+            "case": case.name,
+            "problem": decision.problem,
+            "configs": len(times),
+            "ok": len(ran),
+            "best_ms": ran[0],
+            "median_ms": ran[len(ran) // 2],
+            "chosen": str(decision.chosen),
+            "seconds": round(time.perf_counter() - begin, 2),
+            "timing_s": round(decision.cost.timing_s, 2),
+        }
+
+
+def _labelled(table: Table, case: kernels.Case, hung: dict[str, list[int]]) -> Table:
+    """A table named after its case, rows in the order of the case's config list, hung configs added.
+
+    They were measured best forecast first; a baseline that takes "the first k" must not see that.
+    """
+    listed = [Candidate(describe.to_config(c)) for c in kernels.configs(case)]
+    place = {candidate: i for i, candidate in enumerate(listed)}
+    known = {m.candidate for m in table.measurements}
+    missing = [
+        Measurement(
+            table.problem.id,
+            listed[i],
+            Outcome.TIMEOUT,
+            compile_s=COMPILE_S,
+            at=now(),
+            extra={"message": f"not compiled after {COMPILE_S:g} s"},
+        )
+        for i in hung.get(case.name, [])
+        if listed[i] not in known
+    ]
+    rows = sorted([*table.measurements, *missing], key=lambda m: (place[m.candidate], m.at))
+    noted = {
+        "label": case.name,
+        "family": case.family,
+        "hand": case.hand,
+        "compiled_at_once": Settings.from_environment().worker_count(),
     }
+    return Table(replace(table.problem, extra={**table.problem.extra, **noted}), rows)
+
+
+def lane(store: Path, table: Path, null: bool) -> int:
+    """The process of one GPU: a JSON line `{"kernel", "hung"}` per kernel in, results out."""
+    if null:
+        with null_device():
+            return _serve(Lane(Store(store), table, null))
+    return _serve(Lane(Store(store), table, null))
+
+
+def _serve(one: Lane) -> int:
+    print(json.dumps({"ready": torch.cuda.is_available()}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        one.kernel(order["kernel"], order["hung"])
+        print(json.dumps({"done": order["kernel"]}), flush=True)
+    return 0
+
+
+# --- the whole machine ---
+
+
+@dataclass
+class Work:
+    """One kernel on its way: what is still compiling, and what hung."""
+
+    kernel: str
+    waiting: int = 0
+    hung: dict[str, list[int]] = field(default_factory=dict)
+    tries: int = 0
+
+
+class Harvest:
+    """Compiles on all cores, hands compiled kernels to lanes, keeps what they report."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.begin = time.perf_counter()
+        self.ready: queue.Queue[Work | None] = queue.Queue()
+        self.rows: list[dict[str, Any]] = []
+        self.failed: list[str] = []
+        self.compiled: list[dict[str, Any]] = []
+        self.ok = 0
+        self.lock = threading.Lock()
+
+    def run(self) -> int:
+        """All kernels; returns the exit status."""
+        a = self.arguments
+        gpus = 1 if a.null else max(1, torch.cuda.device_count())
+        threads = [threading.Thread(target=self._lane, args=(i,), daemon=True) for i in range(gpus)]
+        for thread in threads:
+            thread.start()
+        try:
+            self._compile()
+        finally:
+            for _ in threads:
+                self.ready.put(None)
+        for thread in threads:
+            thread.join()
+        self.write()
+        say(f"{self.ok} ok measurements of {len(self.rows)} problems, {len(self.failed)} failed")
+        return 1 if self.failed else 0
+
+    def late(self) -> bool:
+        """Whether no further kernel should be begun."""
+        return time.perf_counter() - self.begin > float(self.arguments.seconds)
+
+    def write(self) -> None:
+        """The report so far."""
+        report = {
+            "environment": environment(),
+            "ok": self.ok,
+            "seconds": round(time.perf_counter() - self.begin, 1),
+            "cases": self.rows,
+            "failed": self.failed,
+            "compiled": self.compiled,
+        }
+        (self.arguments.out / "harvest.json").write_text(json.dumps(report, indent=1) + "\n")
+
+    def _compile(self) -> None:
+        """Compile kernel by kernel, at most one after the other but always on all cores."""
+        prefixes = tuple(p for p in self.arguments.only.split(",") if p)
+        chosen = [c for c in kernels.every() if not prefixes or c.name.startswith(prefixes)]
+        names = list(dict.fromkeys(c.name.partition("/")[0] for c in chosen))
+        with null_device():
+            tasks: dict[str, tuple[kernels.Case, int]] = {}
+            pool = ForkPool(
+                without_device(lambda tag: _compile_one(*tasks[cast("str", tag)])),
+                self.arguments.workers,
+                COMPILE_S,
+            )
+            works: dict[str, Work] = {}
+            same: dict[str, list[str]] = {}
+            for name in names:
+                work = works[name] = Work(name)
+                first: dict[str, str] = {}
+                for case in kernels.cases([name]):
+                    try:
+                        kind = _kind(case)
+                    except Exception as error:
+                        self.failed.append(f"{case.name}: no description: {error!r}"[:400])
+                        continue
+                    leader = first.setdefault(kind, case.name)
+                    same.setdefault(leader, []).append(case.name)
+                    if leader == case.name:
+                        for i in range(len(kernels.configs(case))):
+                            tasks[f"{case.name} {i}"] = (case, i)
+                            work.waiting += 1
+            pool.submit(cast("list[Candidate]", list(tasks)))
+            say(f"{len(names)} kernels, {len(tasks)} binaries on {self.arguments.workers} cores")
+            begin = time.perf_counter()
+            for count in range(1, len(tasks) + 1):
+                if self.late():
+                    self.failed.append("compilation was cut short")
+                    break
+                done = pool.next()
+                case, index = tasks[cast("str", done.candidate)]
+                work = works[case.name.partition("/")[0]]
+                work.waiting -= 1
+                if done.outcome is Outcome.TIMEOUT:
+                    for name in same[case.name]:
+                        work.hung.setdefault(name, []).append(index)
+                elif done.error is not None or done.outcome not in (None, Outcome.COMPILE_ERROR):
+                    self.failed.append(
+                        f"{done.candidate}: {done.outcome} {done.message} {done.error!r}"[:400]
+                    )
+                if done.outcome is not None:
+                    self.compiled.append({"binary": done.candidate, "message": done.message[:160]})
+                if work.waiting == 0:
+                    self.ready.put(work)
+                if count % 100 == 0:
+                    rate = count / (time.perf_counter() - begin)
+                    say(f"compiled {count} of {len(tasks)}, {rate:.1f} a second; {self.ok} measurements")
+            pool.close()
+
+    def _lane(self, index: int) -> None:
+        process: subprocess.Popen[str] | None = None
+        while (work := self.ready.get()) is not None:
+            if self.late():
+                self.failed.append(f"{work.kernel}: no time left")
+                continue
+            if process is None:
+                process = self._start(index)
+            if self._serve(process, work):
+                continue
+            process.kill()
+            process = None
+            work.tries += 1
+            if work.tries < PATIENCE:
+                self.ready.put(work)
+                # The end may have been announced already: what comes after it must not be lost.
+                if self.ready.queue[0] is None:
+                    self.ready.put(self.ready.get())
+            else:
+                self.failed.append(f"{work.kernel}: left after {PATIENCE} lanes")
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            process.wait(30)
+
+    def _start(self, index: int) -> subprocess.Popen[str]:
+        a = self.arguments
+        environment = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": str(index),
+            "FORECAST_AUTOTUNE_WORKERS": str(a.lane_workers),
+            "FORECAST_AUTOTUNE_TIMEOUT": str(COMPILE_S),
+            "FORECAST_AUTOTUNE_SUMMARY": "0",
+        }
+        command = [sys.executable, __file__, "--out", str(a.out), "--lane", str(index)]
+        command += ["--null"] if a.null else []
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def _serve(self, process: subprocess.Popen[str], work: Work) -> bool:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps({"kernel": work.kernel, "hung": work.hung}) + "\n")
+            process.stdin.flush()
+        except OSError:
+            return False
+        for line in process.stdout:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                say(line.rstrip()[:300])
+                continue
+            if row.get("done") == work.kernel:
+                return True
+            if "case" not in row:
+                continue
+            with self.lock:
+                if "failed" in row:
+                    self.failed.append(f"{row['case']}: {row['failed']}")
+                    say(f"FAILED {self.failed[-1][:400]}")
+                else:
+                    self.rows.append(row)
+                    self.ok += row["ok"]
+                if len(self.rows) % 25 == 0:
+                    self.write()
+                    say(f"{self.ok} measurements of {len(self.rows)} problems; last {row['case']}")
+        return False
+
+
+def _kind(case: kernels.Case) -> str:
+    """Digest of what the case's binaries depend on besides the config."""
+    data = case.make("meta")
+    named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
+    problem = describe.describe(case.kernel, describe.kernel_record(case.kernel), named, (), data["grid"])
+    listed = [str(c) for c in kernels.configs(case)]
+    return f"{id(case.kernel)} {describe.kind(problem, case.kernel)} {listed}"
+
+
+def _compile_one(case: kernels.Case, index: int) -> None:
+    """Compile one config for sm_90 into Triton's cache; in a child, without a device."""
+    data = case.make("meta")
+    config = kernels.configs(case)[index]
+    case.kernel.warmup(*data["args"], grid=(1,), **data["kwargs"], **config.all_kwargs())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    cores = len(os.sched_getaffinity(0))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--store", type=Path, help="where the raw measurements lie (default: OUT/store)")
     parser.add_argument("--only", default="", help="comma-separated prefixes of case names")
-    parser.add_argument("--shard", default="0/1", help="i/n: take every n-th case from the i-th on")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no case after this many seconds")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no kernel after this many seconds")
+    parser.add_argument("--workers", type=int, default=cores, help="compilations at a time (default: cores)")
+    parser.add_argument("--lane-workers", type=int, default=3, help="children that a lane may have")
+    parser.add_argument("--null", action="store_true", help="dry run without a GPU; its times are invented")
+    parser.add_argument("--lane", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    store = Store(arguments.store or arguments.out / "store")
-    prefixes = tuple(p for p in arguments.only.split(",") if p)
-    begin = time.perf_counter()
-    rows: list[dict[str, Any]] = []
-    failed: list[str] = []
-    index, count = map(int, arguments.shard.split("/"))
-    for case in kernels.cases()[index::count]:
-        if prefixes and not case.name.startswith(prefixes):
-            continue
-        if time.perf_counter() - begin > arguments.seconds:
-            failed.append(f"{case.name}: no time left")
-            continue
-        try:
-            rows.append(harvest_case(case, store, "cuda"))
-            print(json.dumps(rows[-1]), flush=True)
-        except Exception as error:
-            failed.append(f"{case.name}: {type(error).__name__}: {error}"[:600])
-            print("FAILED", failed[-1], flush=True)
-    names = {row["problem"]: row["case"] for row in rows}
-    tables = [in_list_order(t, names[t.problem.id]) for t in store.tables() if t.problem.id in names]
-    written = write_tables(arguments.out / f"tables-{index}.jsonl.gz", tables)
-    print(f"{len(tables)} problems, {written} measurements", flush=True)
-    report = {"environment": environment(), "cases": rows, "failed": failed}
-    (arguments.out / f"harvest-{index}.json").write_text(json.dumps(report, indent=1))
-    return 1 if failed else 0
-
-
-def in_list_order(table: Table, label: str) -> Table:
-    """A table named after its case, rows in the order of the case's config list.
-
-    They were measured best forecast first; a baseline that takes "the first k" must not see that.
-    """
-    case = kernels.cases([label])[0]
-    place = {Candidate(to_config(c)): i for i, c in enumerate(kernels.configs(case))}
-    rows = sorted(table.measurements, key=lambda m: (place[m.candidate], m.at))
-    noted = {"label": label, "compiled_at_once": Settings.from_environment().worker_count()}
-    return Table(replace(table.problem, extra={**table.problem.extra, **noted}), rows)
+    if arguments.lane is not None:
+        store = arguments.store or Path(os.environ.get("HARVEST_STORE", arguments.out / "store"))
+        return lane(store, arguments.out / f"tables-{arguments.lane}.jsonl.gz", arguments.null)
+    if arguments.store:
+        os.environ["HARVEST_STORE"] = str(arguments.store)
+    if not arguments.null and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --null makes a dry run")
+    return Harvest(arguments).run()
 
 
 if __name__ == "__main__":

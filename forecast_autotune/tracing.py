@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +70,7 @@ class Traces:
 
 def spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """`count` candidates that cover the space: farthest-point sampling from the middle outwards."""
-    bare = [Candidate(replace(c.config, num_warps=4, num_stages=3), c.variant) for c in candidates]
-    points = Encoder.of(bare)(bare)
+    points = Encoder.of(candidates, meta_only=True)(candidates)
     middle = int(np.argmin(((points - np.median(points, axis=0)) ** 2).sum(axis=1)))
     chosen = [middle]
     nearest = ((points - points[middle]) ** 2).sum(axis=1)

@@ -2,14 +2,18 @@
 
 It is a roofline per multiprocessor (memory, tensor cores, arithmetic) with three corrections that
 decide most tuning questions: how many programs fit at once, how the last wave is filled, and how
-much latency each loop iteration exposes. Nothing is fitted to a kernel; the constants are machine
-facts of recent NVIDIA parts (latencies and issue rates: Luo et al., arXiv 2402.13499).
+much latency each loop iteration exposes. The constants are machine facts of recent NVIDIA parts
+(latencies and issue rates: Luo et al., arXiv 2402.13499); `benchmarks/` never fits them to one kernel.
+All candidates of a problem are costed at once, as arrays of shape [n].
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
 
 from forecast_autotune.features.devices import Card
 from forecast_autotune.features.ttir import Facts
@@ -17,173 +21,242 @@ from forecast_autotune.records import Config
 
 VERSION = "cost-1"
 
-_LOAD_LATENCY = 700.0
-"""Cycles from a global load to its use (DRAM, loaded machine)."""
-_STAGE_LATENCY = 150.0
-"""Cycles of one dependent dot, reduction or barrier within an iteration."""
-_ISSUE = 0.6
-"""Cycles per counted arithmetic cycle: the compiler folds a good part of what TTIR spells out."""
-_LAUNCH_MS = 0.003
-_REGISTERS = 65536.0
-_THREADS = 2048.0
-_PROGRAMS = 32.0
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Milliseconds by part for the whole launch, and what limits it."""
+class Constants:
+    """What the formula assumes of a machine and its compiler."""
 
-    total_ms: float
-    memory_ms: float
-    dot_ms: float
-    alu_ms: float
-    latency_ms: float
-    occupancy: float
-    """Programs per multiprocessor."""
-    waves: float
-    registers: float
-    """Estimated registers per thread, before the 255 limit."""
-    shared_bytes: float
-    """Estimated shared memory per program."""
+    load_latency: float = 700.0
+    """Cycles from a global load to its use (DRAM, loaded machine)."""
+    stage_latency: float = 150.0
+    """Cycles of one dependent dot, reduction or barrier within an iteration."""
+    issue: float = 0.6
+    """Cycles per counted arithmetic cycle: the compiler folds a good part of what TTIR spells out."""
+    launch_ms: float = 0.003
+    l2_over_dram: float = 2.2
+    """Bandwidth of the L2 cache as a multiple of the memory's."""
+    atomic: float = 8.0
+    """Bytes of bandwidth that one atomic element takes."""
+    held: float = 0.35
+    """Share of the live tensors besides accumulators that a pipelined product holds in registers."""
+    sharpness: float = 3.0
+    """Norm that joins overlapping units: near a limit everything else still shows a little."""
+    dram_share: float = 0.9
+    """Share of the datasheet's bandwidth that can be had."""
 
-    def parts(self) -> tuple[float, ...]:
-        """log2 of what the surrogate may reweight, in the order of `PARTS`."""
-        return (
-            math.log2(self.memory_ms + 1e-6),
-            math.log2(self.dot_ms + 1e-6),
-            math.log2(self.alu_ms + 1e-6),
-            math.log2(self.latency_ms + 1e-6),
-            math.log2(self.occupancy),
-            math.log2(math.ceil(self.waves) / self.waves),
-            math.log2(max(self.registers, 16.0)),
-        )
 
+_REGISTERS = 65536.0
+_THREADS = 2048.0
+_PROGRAMS = 32.0
+_SPILL_BYTES = 64.0
+"""Bytes of local memory that a multiprocessor moves in a cycle."""
 
 PARTS = ("memory", "dot", "alu", "latency", "occupancy", "tail", "registers")
 
 
-def shared_bytes(facts: Facts, config: Config) -> float:
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds by part for each candidate's whole launch, and what limits it; all of shape [n]."""
+
+    total_ms: Array
+    memory_ms: Array
+    dot_ms: Array
+    alu_ms: Array
+    latency_ms: Array
+    occupancy: Array
+    """Programs per multiprocessor."""
+    waves: Array
+    registers: Array
+    """Estimated registers per thread, before the 255 limit."""
+    shared_bytes: Array
+    """Estimated shared memory per program."""
+    spill_ms: Array
+    """The part of `alu_ms` that is traffic of spilt registers."""
+    dram_ms: Array
+    """What moving every tensor once takes."""
+
+    def parts(self) -> Array:
+        """log2 of what the surrogate may reweight, [n, len(PARTS)]."""
+        tiny = 1e-6
+        return np.stack(
+            [
+                np.log2(self.memory_ms + tiny),
+                np.log2(self.dot_ms + tiny),
+                np.log2(self.alu_ms + tiny),
+                np.log2(self.latency_ms + tiny),
+                np.log2(self.occupancy),
+                np.log2(np.ceil(self.waves) / self.waves),
+                np.log2(np.maximum(self.registers, 16.0)),
+            ],
+            axis=1,
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Facts of n candidates as columns."""
+
+    columns: dict[str, Array]
+    """Every number of `Facts` by name, [n]."""
+    dots: Array
+    """(M, N, K, share) of the distinct dots, [n, most, 4]; rows of zeros where there are fewer."""
+
+    @classmethod
+    def of(cls, every: Sequence[Facts]) -> Table:
+        """The columns of these facts."""
+        most = max([len(f.dot_shapes) for f in every], default=0)
+        dots = np.zeros((len(every), most, 4))
+        for i, f in enumerate(every):
+            for j, shape in enumerate(f.dot_shapes):
+                dots[i, j] = shape
+        return cls({n: np.array([float(getattr(f, n)) for f in every]) for n in NUMBERS}, dots)
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.dots)
+
+
+NUMBERS = tuple(f.name for f in fields(Facts) if f.name != "dot_shapes")
+"""The fields of `Facts` that are plain numbers."""
+
+
+def shared_bytes(facts: Table, warps: Array, stages: Array) -> Array:
     """Shared memory of one program: pipelined dot operands times stages (exact for plain GEMMs).
 
     On Hopper `metadata.shared == num_stages * (BM*BK + BK*BN) * element_size` held for every
     pipelined GEMM with four or more warps.
     """
-    buffers = max(1, config.num_stages) * facts.pipelined_dot_bytes
-    scratch = 4.0 * min(facts.reduce_elements + facts.scan_elements, 1.0) * config.num_warps * 32
-    return float(buffers + scratch)
+    buffers = np.maximum(1.0, stages) * facts["pipelined_dot_bytes"]
+    scratch = 4.0 * np.minimum(facts["reduce_elements"] + facts["scan_elements"], 1.0) * warps * 32
+    return np.asarray(buffers + scratch)
 
 
-def cost(
-    facts: Facts, grid: tuple[int, ...] | None, config: Config, device: Card, unique_bytes: float = 0.0
-) -> Cost:
-    """Cost of one candidate. `unique_bytes` is the size of all tensors: what DRAM must move at least."""
-    if config.num_warps < 1:  # will not compile, but must not end the forecast of the others
-        config = replace(config, num_warps=1)
-    threads = 32.0 * config.num_warps
-    programs = float(math.prod(grid)) if grid else 4.0 * device.multiprocessors
-    programs = max(1.0, programs)
+def costs(
+    facts: Table,
+    grids: Sequence[tuple[int, ...] | None],
+    configs: Sequence[Config],
+    device: Card,
+    unique_bytes: float = 0.0,
+    constants: Constants | None = None,
+) -> Costs:
+    """Cost of every candidate. `unique_bytes` is the size of all tensors: what DRAM must move at least."""
+    k = constants or Constants()
+    # A config without warps will not compile, but must not end the forecast of the others.
+    warps = np.maximum(1.0, np.array([float(c.num_warps) for c in configs]))
+    stages = np.array([float(c.num_stages) for c in configs])
+    threads = 32.0 * warps
+    unknown = 4.0 * device.multiprocessors
+    programs = np.array([float(np.prod(g, dtype=float)) if g else unknown for g in grids])
+    programs = np.maximum(1.0, programs)
     clock = device.clock_ghz * 1e6  # cycles per millisecond
 
-    registers = _registers(facts, threads)
-    shared = shared_bytes(facts, config)
-    by_registers = _REGISTERS / (min(registers, 255.0) * threads)
-    by_shared = device.shared_memory_bytes / max(shared, 1024.0)
-    resident = max(1.0, math.floor(min(by_registers, by_shared, _THREADS / threads, _PROGRAMS)))
-    resident = min(resident, max(1.0, math.ceil(programs / device.multiprocessors)))
+    registers = _registers(facts, threads, k)
+    shared = shared_bytes(facts, warps, stages)
+    by_registers = _REGISTERS / (np.minimum(registers, 255.0) * threads)
+    by_shared = device.shared_memory_bytes / np.maximum(shared, 1024.0)
+    fits = np.minimum.reduce([by_registers, by_shared, _THREADS / threads, np.full(len(threads), _PROGRAMS)])
+    resident = np.maximum(1.0, np.floor(fits))
+    resident = np.minimum(resident, np.maximum(1.0, np.ceil(programs / device.multiprocessors)))
     waves = programs / (device.multiprocessors * resident)
 
     # Cycles one program keeps each unit of its multiprocessor busy.
-    line = min(1.0, max(facts.mean_contiguous, 1.0) * 2.0 / 32.0)  # share of each 32-byte sector used
-    moved = (facts.load_bytes + facts.store_bytes) / max(line, 0.06)
-    l2_rate = 2.2 * device.memory_gb_s * 1e6 / device.multiprocessors / clock  # bytes per cycle and SM
-    memory = moved / l2_rate + 8.0 * facts.atomic_elements
-    dot = _dot_cycles(facts, config, device)
-    alu = (facts.elementwise + 0.5 * facts.conversions) / device.fp32_lanes
-    alu += facts.integer_ops / 64.0 + facts.special / 16.0
-    alu += (facts.reduce_elements + 2.0 * facts.scan_elements) / 64.0
-    alu *= _ISSUE
-    if _rows_split(facts, config):
-        alu += (facts.reduce_elements + facts.elementwise) / 64.0
+    line = np.minimum(1.0, np.maximum(facts["mean_contiguous"], 1.0) * 2.0 / 32.0)
+    moved = (facts["load_bytes"] + facts["store_bytes"]) / np.maximum(line, 0.06)
+    # Bytes per cycle and multiprocessor.
+    l2_rate = k.l2_over_dram * device.memory_gb_s * 1e6 / device.multiprocessors / clock
+    memory = moved / l2_rate + k.atomic * facts["atomic_elements"]
+    dot = _dot_cycles(facts, warps, device)
+    alu = (facts["elementwise"] + 0.5 * facts["conversions"]) / device.fp32_lanes
+    alu = alu + facts["integer_ops"] / 64.0 + facts["special"] / 16.0
+    alu = k.issue * (alu + (facts["reduce_elements"] + 2.0 * facts["scan_elements"]) / 64.0)
+    across = (facts["reduce_elements"] + facts["elementwise"]) / 64.0
+    alu = alu + np.where(_rows_split(facts, warps), across, 0.0)
     spill = _spill_cycles(facts, registers, threads)
 
     # Latency of the iterations that pipelining does not hide; other resident programs may.
-    ahead = max(1.0, config.num_stages - 1.0) if facts.pipelined_dot_bytes else 1.0
-    chain = max(1.0, facts.serial_chain)
-    latency = facts.iterations * (_LOAD_LATENCY / ahead + _STAGE_LATENCY * (chain - 1.0))
+    ahead = np.where(facts["pipelined_dot_bytes"] > 0, np.maximum(1.0, stages - 1.0), 1.0)
+    chain = np.maximum(1.0, facts["serial_chain"])
+    latency = facts["iterations"] * (k.load_latency / ahead + k.stage_latency * (chain - 1.0))
 
-    busy = _soft_max(memory, dot, alu) + spill
-    alone = _soft_max(busy, latency) + _LOAD_LATENCY
-    per_wave = _soft_max(resident * busy, alone)
-    full = math.floor(waves)
+    busy = _soft_max(k, memory, dot, alu) + spill
+    alone = _soft_max(k, busy, latency) + k.load_latency
+    per_wave = _soft_max(k, resident * busy, alone)
+    full = np.floor(waves)
     tail = waves - full
-    cycles = full * per_wave
-    if tail > 0:
-        cycles += _soft_max(max(1.0, math.ceil(tail * resident)) * busy, alone)
-    dram = unique_bytes / (device.memory_gb_s * 1e6 * 0.9)
-    # Near the bandwidth limit everything else still shows a little, hence no hard maximum.
-    total = _soft_max(cycles / clock, dram) + _LAUNCH_MS
+    last = _soft_max(k, np.maximum(1.0, np.ceil(tail * resident)) * busy, alone)
+    cycles = full * per_wave + np.where(tail > 0, last, 0.0)
+    dram = np.full(len(busy), unique_bytes / (device.memory_gb_s * 1e6 * k.dram_share))
+    total = _soft_max(k, cycles / clock, dram) + k.launch_ms
     scale = programs / device.multiprocessors / clock
-    return Cost(
+    return Costs(
         total,
-        max(memory * scale, dram),
+        np.maximum(memory * scale, dram),
         dot * scale,
         (alu + spill) * scale,
-        latency * math.ceil(waves) / clock,
+        latency * np.ceil(waves) / clock,
         resident,
-        max(waves, 1e-3),
+        np.maximum(waves, 1e-3),
         registers,
         shared,
+        spill * scale,
+        dram,
     )
 
 
-def _rows_split(facts: Facts, config: Config) -> bool:
+def _rows_split(facts: Table, warps: Array) -> npt.NDArray[np.bool_]:
     """Whether a row of a product lies in several warp groups: reductions then go through shared memory."""
-    rows = max((m for m, *_ in facts.dot_shapes), default=0)
-    return bool(rows and facts.reduce_elements and config.num_warps / 4.0 > max(1.0, rows / 64.0))
+    rows = facts.dots[:, :, 0].max(axis=1, initial=0.0)
+    split = warps / 4.0 > np.maximum(1.0, rows / 64.0)
+    return np.asarray((rows > 0) & (facts["reduce_elements"] > 0) & split)
 
 
-def _registers(facts: Facts, threads: float) -> float:
+def _registers(facts: Table, threads: Array, k: Constants) -> Array:
     """Registers per thread before the limit: accumulators whole, the rest as far as it must be held.
 
     Pipelined dot operands stay in shared memory, and of a tile of pointers only one per vector is held.
+    Without dots, or with several per iteration (attention), the products in between are held as well.
     """
-    if not facts.dot_flops or facts.dot_ops >= 1.5 * facts.iterations:
-        # No dots, or several per iteration (attention): the products in between are held as well.
-        return 24.0 + facts.live_bytes / 4.0 / threads
-    rest = max(0.0, facts.live_bytes - facts.accumulator_bytes - facts.pipelined_dot_bytes)
-    return 24.0 + (facts.accumulator_bytes + 0.35 * rest) / 4.0 / threads
+    live = facts["live_bytes"]
+    several = (facts["dot_flops"] == 0) | (facts["dot_ops"] >= 1.5 * facts["iterations"])
+    rest = np.maximum(0.0, live - facts["accumulator_bytes"] - facts["pipelined_dot_bytes"])
+    held = np.where(several, live, facts["accumulator_bytes"] + k.held * rest)
+    return np.asarray(24.0 + held / 4.0 / threads)
 
 
-def _spill_cycles(facts: Facts, registers: float, threads: float) -> float:
+def _spill_cycles(facts: Table, registers: Array, threads: Array) -> Array:
     """Local-memory traffic of one program: a spilt accumulator is read and written every iteration."""
-    excess = registers - 255.0
-    if excess <= 0:
-        return 0.0
     # ptxas gives up whole tiles rather than single registers, up to the entire accumulator.
-    spilt = 4.0 * excess * threads
-    if facts.dot_flops:
-        spilt = max(spilt, min(4.0 * spilt, facts.accumulator_bytes))
-    return 2.0 * spilt / 64.0 * max(1.0, facts.iterations)
+    spilt = 4.0 * np.maximum(0.0, registers - 255.0) * threads
+    whole = np.maximum(spilt, np.minimum(4.0 * spilt, facts["accumulator_bytes"]))
+    spilt = np.where(facts["dot_flops"] > 0, whole, spilt)
+    return np.asarray(2.0 * spilt / _SPILL_BYTES * np.maximum(1.0, facts["iterations"]))
 
 
-def _dot_cycles(facts: Facts, config: Config, device: Card) -> float:
+def _dot_cycles(facts: Table, warps: Array, device: Card) -> Array:
     """Tensor-core cycles of one program, with the inefficiency of small tiles."""
-    if not facts.dot_flops:
-        return 0.0
+    cycles = np.zeros(len(facts))
+    if not facts.dots.shape[1]:
+        return cycles
     rate = device.tensor_tflops * 1e12 / device.multiprocessors / (device.clock_ghz * 1e9)
-    rate *= {8: 2.0, 16: 1.0, 32: 0.5, 64: 0.07}.get(int(facts.dot_input_bits), 1.0)
-    weight = sum(share for *_, share in facts.dot_shapes) or 1.0
-    cycles = 0.0
-    for m, n, k, share in facts.dot_shapes:
-        flops = facts.dot_flops * share / weight
+    bits = facts["dot_input_bits"]
+    rates = rate * np.select([bits == 8, bits == 32, bits == 64], [2.0, 0.5, 0.07], 1.0)
+    weight = facts.dots[:, :, 3].sum(axis=1)
+    for m, n, depth, share in np.moveaxis(facts.dots, 1, 0).transpose(0, 2, 1):
+        there = share > 0
+        flops = facts["dot_flops"] * share / np.where(weight > 0, weight, 1.0)
         # Operands stream from shared memory at 128 bytes a cycle; a warp group owns 64 rows.
-        groups = max(1.0, min(config.num_warps / 4.0, m / 64.0))
-        per_tile = 2.0 * m * n * k
-        operand = (m * k + n * k * groups) * facts.dot_input_bits / 8.0 / 128.0
-        fill = min(1.0, m / 64.0) * min(1.0, config.num_warps / 4.0)
-        cycles += flops / per_tile * max(per_tile / (rate * fill), operand)
+        groups = np.maximum(1.0, np.minimum(warps / 4.0, m / 64.0))
+        per_tile = np.where(there, 2.0 * m * n * depth, 1.0)
+        operand = (m * depth + n * depth * groups) * bits / 8.0 / 128.0
+        fill = np.where(there, np.minimum(1.0, m / 64.0) * np.minimum(1.0, warps / 4.0), 1.0)
+        cycles += flops / per_tile * np.maximum(per_tile / (rates * fill), operand)
     return cycles
 
 
-def _soft_max(*values: float) -> float:
-    return float(sum(v**3 for v in values) ** (1 / 3))
+def _soft_max(k: Constants, *values: Array) -> Array:
+    power = k.sharpness
+    return np.asarray(np.sum([v**power for v in values], axis=0) ** (1.0 / power))

@@ -29,12 +29,16 @@ class Encoder:
     """(parameter, values) of the categorical ones."""
 
     @classmethod
-    def of(cls, candidates: Sequence[Candidate]) -> Encoder:
-        """Only parameters that differ between the candidates become coordinates."""
+    def of(cls, candidates: Sequence[Candidate], *, meta_only: bool = False) -> Encoder:
+        """Only parameters that differ between the candidates become coordinates.
+
+        `meta_only` leaves out warps and stages, which do not change the TTIR.
+        """
         rows = [parameters(c) for c in candidates]
         numeric: list[tuple[str, bool]] = []
         words: list[tuple[str, tuple[str, ...]]] = []
-        for name in sorted({name for row in rows for name in row}):
+        unseen = ("num_warps", "num_stages") if meta_only else ()
+        for name in sorted({name for row in rows for name in row}.difference(unseen)):
             values = [row.get(name) for row in rows]
             if len(set(map(repr, values))) < 2:
                 continue

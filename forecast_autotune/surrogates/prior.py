@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.cost import PARTS, VERSION, cost
+from forecast_autotune.features.cost import NUMBERS, PARTS, VERSION, Costs, Table, costs
 from forecast_autotune.features.devices import card
 from forecast_autotune.features.encode import Encoder
 from forecast_autotune.features.ttir import Facts, FeatureError, assignment_of, facts
@@ -36,6 +35,9 @@ class Prior:
     """False when no candidate had TTIR, a grid and loop bounds: the means say nothing."""
     exact: npt.NDArray[np.bool_]
     """Rows whose own TTIR was read; the others are interpolated from their neighbours."""
+    facts: Table | None = None
+    costs: Costs | None = None
+    """What the formula read and what it made of it; None unless `informed`."""
 
 
 def prior(
@@ -54,39 +56,30 @@ def prior(
     if not known or 2 * sum(map(bool, given)) < n or endless:
         zero = np.zeros(n)
         return Prior(zero, np.zeros((n, len(PARTS))), zero, np.full(n, 0.03), False, np.zeros(n, dtype=bool))
-    every = known if len(known) == n else _interpolate(candidates, known)
+    table = _interpolate(candidates, known) if len(known) < n else Table.of([known[i] for i in range(n)])
     unique = sum(_tensor_bytes(a) for a in problem.arguments)
-    launched = _grids([every[i] for i in range(n)], given)
     device = card(problem.device)
-    costs = [cost(every[i], launched[i], c.config, device, unique) for i, c in enumerate(candidates)]
-    shared = np.array([c.shared_bytes for c in costs])
-    p_fail = _failure(shared, np.array([c.registers for c in costs]), device.shared_memory_bytes)
-    return Prior(
-        np.array([math.log2(c.total_ms) for c in costs]),
-        np.array([c.parts() for c in costs]),
-        shared,
-        p_fail,
-        True,
-        np.array([i in known for i in range(n)]),
-    )
+    cost = costs(table, _grids(table, given), [c.config for c in candidates], device, unique)
+    exact = np.zeros(n, dtype=bool)
+    exact[list(known)] = True
+    p_fail = _failure(cost.shared_bytes, cost.registers, device.shared_memory_bytes)
+    return Prior(np.log2(cost.total_ms), cost.parts(), cost.shared_bytes, p_fail, True, exact, table, cost)
 
 
-def _grids(every: Sequence[Facts], given: Sequence[tuple[int, ...] | None]) -> list[tuple[int, ...] | None]:
+def _grids(table: Table, given: Sequence[tuple[int, ...] | None]) -> Sequence[tuple[int, ...] | None]:
     """The launch grids; where some are missing, from the work of one program.
 
     All candidates do the same work together, so one that does half as much per program launches
     twice as many; the same count for all would make the smallest tiles look fastest by far.
     """
-    work = [_work(read) for read in every]
+    if all(given):
+        return given
+    # Bytes of one program that no other program touches too: of products what is stored, else all.
+    stored = table["store_bytes"] + 4.0 * table["atomic_elements"]
+    moved = np.maximum(1.0, table["load_bytes"] + table["store_bytes"])
+    work = np.where((table["dot_flops"] > 0) & (stored > 0), stored, moved)
     total = float(np.median([math.prod(grid) * one for grid, one in zip(given, work, strict=True) if grid]))
     return [grid or (max(1, round(total / one)),) for grid, one in zip(given, work, strict=True)]
-
-
-def _work(read: Facts) -> float:
-    """Bytes of one program that no other program touches too: of products what is stored, else all."""
-    if read.dot_flops and (read.store_bytes or read.atomic_elements):
-        return read.store_bytes + 4.0 * read.atomic_elements
-    return max(1.0, read.load_bytes + read.store_bytes)
 
 
 def _failure(shared: Array, registers: Array, limit: int) -> Array:
@@ -144,36 +137,29 @@ def _element_bytes(dtype: str) -> float:
     return max(1.0, int(digits) / 8.0) if digits else 4.0
 
 
-def _interpolate(candidates: Sequence[Candidate], known: Mapping[int, Facts]) -> dict[int, Facts]:
+def _interpolate(candidates: Sequence[Candidate], known: Mapping[int, Facts]) -> Table:
     """Facts of every candidate: the traced ones, and a log-linear fit in the meta-parameters.
 
     Each numeric fact is regressed (ridge, with squares) on the log2 coordinates of the
     meta-parameters; a candidate's dot shapes come from its nearest traced neighbour. Closed forms
     are not reliable (many facts bend), so these rows only decide what is traced next.
     """
-    bare = [Candidate(replace(c.config, num_warps=4, num_stages=3)) for c in candidates]
-    points = Encoder.of(bare)(bare)
+    points = Encoder.of(candidates, meta_only=True)(candidates)
     rows = np.array(sorted(known))
     centre = points[rows].mean(axis=0)
     shifted = points - centre
     design = np.concatenate([np.ones((len(points), 1)), shifted, shifted**2], axis=1)
-    names = [f.name for f in fields(Facts) if f.name != "dot_shapes"]
-    table = np.array([[float(getattr(known[int(i)], name)) for name in names] for i in rows])
-    logs = np.log2(1.0 + np.maximum(table, 0.0))
+    seen = Table.of([known[int(i)] for i in rows])
+    read = np.stack([seen[name] for name in NUMBERS], axis=1)
+    logs = np.log2(1.0 + np.maximum(read, 0.0))
     gram = design[rows].T @ design[rows] + 1e-2 * np.eye(design.shape[1])
     fitted = design @ np.linalg.solve(gram, design[rows].T @ logs)
     # A fit must not leave the range that was seen by more than a factor of four.
     fitted = np.clip(fitted, logs.min(axis=0) - 2.0, logs.max(axis=0) + 2.0)
     values = np.maximum(2.0**fitted - 1.0, 0.0)
-    distance = ((points[:, None, :] - points[rows][None, :, :]) ** 2).sum(axis=2)
-    nearest = rows[np.argmin(distance, axis=1)]
-    return {
-        i: known[i]
-        if i in known
-        else _with(known[int(nearest[i])], dict(zip(names, map(float, values[i]), strict=True)))
-        for i in range(len(candidates))
-    }
-
-
-def _with(read: Facts, changes: Mapping[str, Any]) -> Facts:
-    return replace(read, **changes)
+    values[rows] = read
+    squares = (points**2).sum(axis=1)
+    distance = squares[:, None] + squares[rows][None, :] - 2.0 * points @ points[rows].T
+    nearest = np.argmin(distance, axis=1)
+    nearest[rows] = np.arange(len(rows))
+    return Table(dict(zip(NUMBERS, values.T, strict=True)), seen.dots[nearest])
