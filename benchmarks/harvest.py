@@ -33,7 +33,7 @@ from benchmarks import kernels
 from benchmarks.common import say
 from benchmarks.report_environment import environment
 from forecast_autotune import autotune
-from forecast_autotune.records import Candidate, Outcome
+from forecast_autotune.records import Candidate, Outcome, digest
 from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
@@ -42,6 +42,7 @@ from forecast_autotune.tuner import now
 from forecast_integrations import describe
 from forecast_integrations.compile_fork import ForkPool
 from forecast_integrations.null_device import null_device
+from forecast_integrations.source import innermost
 from forecast_integrations.triton_compile import without_device
 
 COMPILE_S = 15.0
@@ -57,15 +58,16 @@ PATIENCE = 3
 class Lane:
     """What one lane process knows: where it writes, and how."""
 
-    store: Store
+    stores: Path
+    """One store per kernel: reading it back must not take longer as the harvest grows."""
     table: Path
     null: bool
-    given_up: dict[str, list[int]] = field(default_factory=dict)
 
     def kernel(self, name: str, hung: dict[str, list[int]]) -> None:
         """Time all configs of all shapes of one kernel, and append its tables to the lane's file."""
         rows: dict[str, tuple[kernels.Case, str]] = {}
         tuners: dict[str, Any] = {}
+        store = Store(self.stores / name)
         for case in kernels.cases([name]):
             skipped = set(hung.get(case.name, []))
             configs = [c for i, c in enumerate(kernels.configs(case)) if i not in skipped]
@@ -76,16 +78,14 @@ class Lane:
                     configs=configs,
                     key=list(case.key),
                     reset_to_zero=list(case.reset_to_zero),
-                    store=self.store,
+                    store=store,
                     mode="exhaustive",
                 )(case.kernel)
             row = self._case(case, tuners[mark])
             print(json.dumps(row), flush=True)
             if "problem" in row:
                 rows[row["problem"]] = (case, case.name)
-        tables = [
-            _labelled(t, rows[t.problem.id][0], hung) for t in self.store.tables() if t.problem.id in rows
-        ]
+        tables = [_labelled(t, rows[t.problem.id][0], hung) for t in store.tables() if t.problem.id in rows]
         # A gzip file may have many members: appending one leaves the others whole.
         with self.table.open("ab") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
             packed.writelines(line.encode() for line in table_lines(tables))
@@ -156,8 +156,8 @@ def lane(store: Path, table: Path, null: bool) -> int:
     """The process of one GPU: a JSON line `{"kernel", "hung"}` per kernel in, results out."""
     if null:
         with null_device():
-            return _serve(Lane(Store(store), table, null))
-    return _serve(Lane(Store(store), table, null))
+            return _serve(Lane(store, table, null))
+    return _serve(Lane(store, table, null))
 
 
 def _serve(one: Lane) -> int:
@@ -233,7 +233,8 @@ class Harvest:
         """Compile kernel by kernel, at most one after the other but always on all cores."""
         prefixes = tuple(p for p in self.arguments.only.split(",") if p)
         chosen = [c for c in kernels.every() if not prefixes or c.name.startswith(prefixes)]
-        names = list(dict.fromkeys(c.name.partition("/")[0] for c in chosen))
+        # In an order that mixes families and hands: a run cut short leaves a bit of each.
+        names = sorted({c.name.partition("/")[0] for c in chosen}, key=digest)
         with null_device():
             tasks: dict[str, tuple[kernels.Case, int]] = {}
             pool = ForkPool(
@@ -242,21 +243,21 @@ class Harvest:
                 COMPILE_S,
             )
             works: dict[str, Work] = {}
-            same: dict[str, list[str]] = {}
+            same: dict[str, list[tuple[str, int]]] = {}
             for name in names:
                 work = works[name] = Work(name)
                 first: dict[str, str] = {}
                 for case in kernels.cases([name]):
                     try:
-                        kind = _kind(case)
+                        binaries = _binaries(case)
                     except Exception as error:
                         self.failed.append(f"{case.name}: no description: {error!r}"[:400])
                         continue
-                    leader = first.setdefault(kind, case.name)
-                    same.setdefault(leader, []).append(case.name)
-                    if leader == case.name:
-                        for i in range(len(kernels.configs(case))):
-                            tasks[f"{case.name} {i}"] = (case, i)
+                    for i, binary in enumerate(binaries):
+                        leader = first.setdefault(binary, f"{case.name} {i}")
+                        same.setdefault(leader, []).append((case.name, i))
+                        if leader not in tasks:
+                            tasks[leader] = (case, i)
                             work.waiting += 1
             pool.submit(cast("list[Candidate]", list(tasks)))
             say(f"{len(names)} kernels, {len(tasks)} binaries on {self.arguments.workers} cores")
@@ -266,12 +267,12 @@ class Harvest:
                     self.failed.append("compilation was cut short")
                     break
                 done = pool.next()
-                case, index = tasks[cast("str", done.candidate)]
+                case, _ = tasks[cast("str", done.candidate)]
                 work = works[case.name.partition("/")[0]]
                 work.waiting -= 1
                 if done.outcome is Outcome.TIMEOUT:
-                    for name in same[case.name]:
-                        work.hung.setdefault(name, []).append(index)
+                    for name, i in same[cast("str", done.candidate)]:
+                        work.hung.setdefault(name, []).append(i)
                 elif done.error is not None or done.outcome not in (None, Outcome.COMPILE_ERROR):
                     self.failed.append(
                         f"{done.candidate}: {done.outcome} {done.message} {done.error!r}"[:400]
@@ -325,7 +326,8 @@ class Harvest:
         )
 
     def _serve(self, process: subprocess.Popen[str], work: Work) -> bool:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(json.dumps({"kernel": work.kernel, "hung": work.hung}) + "\n")
             process.stdin.flush()
@@ -354,13 +356,20 @@ class Harvest:
         return False
 
 
-def _kind(case: kernels.Case) -> str:
-    """Digest of what the case's binaries depend on besides the config."""
+def _binaries(case: kernels.Case) -> list[str]:
+    """What each config's binary depends on: a digest that other shapes may share."""
     data = case.make("meta")
     named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
-    problem = describe.describe(case.kernel, describe.kernel_record(case.kernel), named, (), data["grid"])
-    listed = [str(c) for c in kernels.configs(case)]
-    return f"{id(case.kernel)} {describe.kind(problem, case.kernel)} {listed}"
+    record = describe.kernel_record(case.kernel)
+    problem = describe.describe(case.kernel, record, named, (), data["grid"])
+    kind = describe.kind(problem, innermost(case.kernel))
+    computed = describe.heuristic_values(case.kernel)
+    found = []
+    for config in kernels.configs(case):
+        values = computed({**named, **config.all_kwargs()})
+        added = {k: v for k, v in values.items() if k not in named}
+        found.append(digest(kind, str(config), sorted((k, repr(v)) for k, v in added.items())))
+    return found
 
 
 def _compile_one(case: kernels.Case, index: int) -> None:

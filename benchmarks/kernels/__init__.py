@@ -28,6 +28,7 @@ meta-parameters) and `outputs` (tuple of tensors among the arguments)."""
 Space: TypeAlias = dict[str, Any]
 """`kwargs` (name -> values), `num_warps`, `num_stages` and optionally `where`, a rule over all of them."""
 
+
 @dataclass(frozen=True)
 class Case:
     """One kernel at one shape."""

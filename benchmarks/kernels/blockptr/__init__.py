@@ -1,0 +1,1 @@
+"""Blocks named by shape, strides and offsets with boundary checks; persistent programs, pipelining hints."""
