@@ -238,7 +238,7 @@ class Harvest:
         with null_device():
             tasks: dict[str, tuple[kernels.Case, int]] = {}
             pool = ForkPool(
-                without_device(lambda tag: _compile_one(*tasks[cast("str", tag)])),
+                without_device(lambda tag: compile_one(*tasks[cast("str", tag)])),
                 self.arguments.workers,
                 COMPILE_S,
             )
@@ -249,11 +249,11 @@ class Harvest:
                 first: dict[str, str] = {}
                 for case in kernels.cases([name]):
                     try:
-                        binaries = _binaries(case)
+                        found = binaries(case)
                     except Exception as error:
                         self.failed.append(f"{case.name}: no description: {error!r}"[:400])
                         continue
-                    for i, binary in enumerate(binaries):
+                    for i, binary in enumerate(found):
                         leader = first.setdefault(binary, f"{case.name} {i}")
                         same.setdefault(leader, []).append((case.name, i))
                         if leader not in tasks:
@@ -356,7 +356,7 @@ class Harvest:
         return False
 
 
-def _binaries(case: kernels.Case) -> list[str]:
+def binaries(case: kernels.Case) -> list[str]:
     """What each config's binary depends on: a digest that other shapes may share."""
     data = case.make("meta")
     named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
@@ -372,7 +372,7 @@ def _binaries(case: kernels.Case) -> list[str]:
     return found
 
 
-def _compile_one(case: kernels.Case, index: int) -> None:
+def compile_one(case: kernels.Case, index: int) -> None:
     """Compile one config for sm_90 into Triton's cache; in a child, without a device."""
     data = case.make("meta")
     config = kernels.configs(case)[index]

@@ -61,6 +61,7 @@ def build() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _run(commands)
     _replay(commands)
+    _eval(commands)
     _stored(commands)
     _exchange(commands)
     doctor = _command(commands, "doctor", "doctor", "doctor", "check this installation, and say what to do")
@@ -143,6 +144,35 @@ def _replay(commands: Any) -> None:
     )
     replay.add_argument("--workers", type=int, default=16, metavar="N", help="simulated compile threads")
     replay.add_argument("--plot", metavar="FILE", help="also draw a picture (.png) or a page (.html)")
+
+
+def _eval(commands: Any) -> None:
+    evaluation = _command(
+        commands, "eval", "eval", "evaluate", "score surrogates on kernels they have not seen, from tables"
+    )
+    evaluation.add_argument(
+        "tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)"
+    )
+    evaluation.add_argument(
+        "--leave-out",
+        choices=("family", "hand", "kernel", "shape", "device"),
+        default="kernel",
+        help="what a surrogate may not have learnt from when it is tested (default: kernel)",
+    )
+    evaluation.add_argument("--methods", metavar="A,B", help="surrogates and baselines (default: all)")
+    evaluation.add_argument(
+        "--subject", metavar="NAME", help="the method under test (default: learned, else analytic)"
+    )
+    evaluation.add_argument("--seeds", type=int, default=3, metavar="N", help="repetitions (default: 3)")
+    evaluation.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
+    evaluation.add_argument(
+        "--limit", type=int, metavar="N", help="only so many problems, in turn from each kernel"
+    )
+    evaluation.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write summary.json and pictures there; a second run takes up the rows found there",
+    )
 
 
 def _stored(commands: Any) -> None:

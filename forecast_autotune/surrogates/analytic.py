@@ -87,7 +87,7 @@ class Analytic:
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
         candidates = list(query.candidates)
-        before = prior(query.problem, candidates, query.grids, query.ttir)
+        before = self.before(query.problem, candidates, query.grids, query.ttir)
         encoder = Encoder.of(candidates)
         points = encoder(candidates)
         floor = float(before.mean.min())
@@ -142,6 +142,16 @@ class Analytic:
             shipped(f"{self.name}/{self.version}"),
         )
 
+    def before(
+        self,
+        problem: Problem,
+        candidates: Sequence[Candidate],
+        grids: Mapping[Candidate, tuple[int, ...]],
+        ttir: Mapping[str, str],
+    ) -> Prior:
+        """What is believed of the candidates before anything was measured."""
+        return prior(problem, candidates, grids, ttir)
+
     def _compress(self, log2_ms: Array, floor: float) -> Array:
         """Slowdowns over `floor` (log2) with the slow end squeezed together; monotone."""
         over = log2_ms - floor
@@ -186,7 +196,7 @@ class Analytic:
                 rows = rows[:keep] + rows[keep :: max(1, (len(rows) - keep) // keep)][:keep]
             if not rows:
                 continue
-            there, parts = _relative_prior(relative, rows, before, query.ttir)
+            there, parts = self._relative_prior(relative, rows, before, query.ttir)
             there = self._compress(there, float(there.min()))
             seen = np.array([math.log2(m.ms) for m in rows])
             points.append(encoder([m.candidate for m in rows]))
@@ -203,6 +213,21 @@ class Analytic:
             np.array(correlation),
             best,
         )
+
+    def _relative_prior(
+        self, relative: Relative, rows: Sequence[Measurement], before: Prior, ttir: Mapping[str, str]
+    ) -> tuple[Array, Array]:
+        """Formula and parts at the relative's own problem, or flat where this problem's are not known.
+
+        A store keeps no IR, except of a harvest: the same assignments have the same here, to be read with
+        the relative's arguments and grids.
+        """
+        names = [m.candidate for m in rows]
+        grids = {m.candidate: m.grid for m in rows if m.grid is not None}
+        there = self.before(relative.problem, names, grids, {**ttir, **relative.problem.ttir})
+        if there.informed == before.informed:
+            return there.mean, there.parts
+        return np.zeros(len(rows)), np.zeros((len(rows), before.parts.shape[1]))
 
     def _weights(self, width: int) -> Array:
         weights = np.full(width, self.hyper.part_slope**2)
@@ -279,22 +304,6 @@ def _sizes(problem: Problem) -> dict[str, float]:
         elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.value > 0:
             found[a.name] = float(a.value)
     return found
-
-
-def _relative_prior(
-    relative: Relative, rows: Sequence[Measurement], before: Prior, ttir: Mapping[str, str]
-) -> tuple[Array, Array]:
-    """Formula and parts at the relative's own problem, or flat where this problem's are not known.
-
-    A store keeps no IR, except of a harvest: the same assignments have the same here, to be read with
-    the relative's arguments and grids.
-    """
-    names = [m.candidate for m in rows]
-    grids = {m.candidate: m.grid for m in rows if m.grid is not None}
-    there = prior(relative.problem, names, grids, {**ttir, **relative.problem.ttir})
-    if there.informed == before.informed:
-        return there.mean, there.parts
-    return np.zeros(len(rows)), np.zeros((len(rows), before.parts.shape[1]))
 
 
 def _failures(

@@ -1,0 +1,92 @@
+"""`eval`: how good surrogates are on kernels they have not seen, from recorded tables and without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune.cli.output import Failure, Output, Usage
+from forecast_autotune.replay import load, shipped
+from forecast_autotune.settings import Settings
+
+if TYPE_CHECKING:
+    from forecast_autotune.table import Table
+    from forecast_train.evaluation import Evaluation
+
+
+def evaluate(options: argparse.Namespace, output: Output) -> int:
+    """Evaluate methods on tables, print the report, and write it to a folder if asked to."""
+    from forecast_train.evaluation import summarize
+    from forecast_train.evaluation.report import shown, write_report
+    from forecast_train.evaluation.splits import SplitError, spread
+
+    for name in ("seeds", "jobs", "limit"):
+        if (given := getattr(options, name)) is not None and given < 1:
+            raise Usage(f"--{name} must be at least 1, got {given}")
+    methods = _methods(options.methods)
+    if options.subject is not None and options.subject not in methods:
+        raise Usage(f"--subject {options.subject}: it must be one of --methods {','.join(methods)}")
+    out = None if options.out is None else Path(options.out)
+    paths = [Path(name) for name in options.tables] or shipped()
+    if not paths:
+        raise Failure("this installation ships no recorded tables: give TABLE files, for example of `export`")
+    tables = load(paths)
+    if options.limit is not None:
+        tables = spread(tables, options.limit)
+    try:
+        result = _evaluate(tables, methods, options, out, output)
+    except SplitError as error:
+        raise Usage(f"--leave-out {options.leave_out}: {error}") from error
+    summary = summarize(result, subject=options.subject)
+    width = 0 if output.as_json else output.console.width
+    output.emit(summary.to_json(), *(() if output.as_json else (shown(summary, width=width),)))
+    if out is not None:
+        # Last, as it may fail: the figures took longer to get.
+        for path in write_report(summary, out):
+            output.remark(f"written: {path}")
+    return 0
+
+
+def _methods(given: str | None) -> list[str]:
+    from forecast_train.evaluation.baselines import chosen, methods
+
+    names = list(methods) if given is None else [name.strip() for name in given.split(",") if name.strip()]
+    try:
+        return list(chosen(names))
+    except ValueError as error:
+        raise Usage(f"--methods {given}: {error}") from error
+
+
+def _evaluate(
+    tables: list[Table], methods: list[str], options: argparse.Namespace, out: Path | None, output: Output
+) -> Evaluation:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from forecast_train.evaluation import evaluate as run
+
+    with Progress(
+        TextColumn("evaluating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False, style="dim"),
+        console=output.errors,
+        transient=True,
+        disable=not output.errors.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=None)
+
+        def done(count: int, total: int, what: str) -> None:
+            progress.update(task, completed=count, total=total, description=what)
+
+        return run(
+            tables,
+            leave_out=options.leave_out,
+            methods=methods,
+            seeds=options.seeds,
+            jobs=options.jobs,
+            out=out,
+            settings=Settings.from_environment(),
+            progress=done,
+        )

@@ -1,0 +1,67 @@
+"""A regression forest as plain arrays: fitted elsewhere, shipped as npz, evaluated with numpy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.surrogates.base import Array
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Binary trees side by side. A node sends `x[feature] <= threshold` left; leaves have feature -1."""
+
+    feature: npt.NDArray[np.int16]
+    """[nodes]"""
+    threshold: npt.NDArray[np.float32]
+    left: npt.NDArray[np.int32]
+    right: npt.NDArray[np.int32]
+    value: npt.NDArray[np.float32]
+    roots: npt.NDArray[np.int32]
+    """[trees], the node at which each tree begins."""
+
+    def __post_init__(self) -> None:
+        nodes = len(self.feature)
+        same = all(len(a) == nodes for a in (self.threshold, self.left, self.right, self.value))
+        inner = self.feature >= 0
+        places = np.concatenate([self.left[inner], self.right[inner], self.roots])
+        # Children come after their parents, so a walk from a root always ends.
+        onward = (self.left[inner] > np.flatnonzero(inner)).all() and (
+            self.right[inner] > np.flatnonzero(inner)
+        ).all()
+        if not same or not len(self.roots) or not ((places >= 0) & (places < nodes)).all() or not onward:
+            raise RecordError(
+                f"a forest needs arrays of one length with children after their parents, got {nodes} nodes, "
+                f"{len(self.roots)} trees"
+            )
+
+    def __call__(self, features: Array) -> Array:
+        """Predictions of every tree, [n, trees], for features [n, width]."""
+        x = np.asarray(features, dtype=np.float32)
+        rows = np.arange(len(x))[:, None]
+        at = np.broadcast_to(self.roots, (len(x), len(self.roots))).copy()
+        while True:
+            feature = self.feature[at]
+            inner = feature >= 0
+            if not inner.any():
+                return np.asarray(self.value[at], dtype=float)
+            below = x[rows, np.maximum(feature, 0)] <= self.threshold[at]
+            at = np.where(inner, np.where(below, self.left[at], self.right[at]), at)
+
+    def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
+        """Its arrays by name, for `numpy.savez_compressed`."""
+        return {f"{prefix}_{name}": value for name, value in vars(self).items()}
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Forest:
+        """From what `arrays` gave. Raises `RecordError` for arrays that make no forest."""
+        try:
+            return cls(**{name: arrays[f"{prefix}_{name}"] for name in cls.__dataclass_fields__})
+        except KeyError as missing:
+            raise RecordError(f"a forest needs the array {missing}") from missing

@@ -1,0 +1,116 @@
+"""The surrogate that ships: the cost formula plus a learned residual, updated by what is measured.
+
+A forest fitted on the corpus corrects the formula's log2 time from features that mean the same for
+every kernel (`features.vector`), and a second one its probability of failing. The Gaussian process of
+`analytic` then takes over as measurements come in. The forests ship as one npz file without pickle;
+`forecast_train.surrogate` fits them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.features.devices import card
+from forecast_autotune.features.vector import VERSION as VECTOR
+from forecast_autotune.features.vector import vectors
+from forecast_autotune.records import Candidate, Problem
+from forecast_autotune.surrogates.analytic import Analytic, Hyper
+from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.forest import Forest
+from forecast_autotune.surrogates.prior import Prior
+
+
+@dataclass(frozen=True)
+class Model:
+    """What was learned from a corpus."""
+
+    names: tuple[str, ...]
+    """Features, in the order of `features.vector.vectors`."""
+    residual: Forest
+    """log2 of true over formula time, relative to the problem's fast candidates."""
+    failure: Forest | None
+    """Probability of failing; None where the corpus held too few failures."""
+    weight: float = 1.0
+    """Share of the residual that is believed."""
+    about: Mapping[str, Any] | None = None
+    """Where it comes from: tables, kernels, rows, versions; shown by `doctor`."""
+
+    def save(self, path: Path) -> None:
+        """Write one npz file, atomically."""
+        head = {"names": self.names, "weight": self.weight, "vector": VECTOR, "about": dict(self.about or {})}
+        arrays: dict[str, npt.NDArray[Any]] = {"head": np.array(json.dumps(head)), **self.residual.arrays("r")}
+        if self.failure is not None:
+            arrays |= self.failure.arrays("f")
+        part = path.with_name(f".{path.name}.part")
+        with part.open("wb") as stream:
+            np.savez_compressed(stream, allow_pickle=False, **arrays)
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Model:
+        """Read what `save` wrote. Raises `RecordError` for anything else, naming the remedy."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                head = json.loads(str(arrays["head"]))
+                if head["vector"] != VECTOR:
+                    raise RecordError(f"it was fitted to features {head['vector']!r}, these are {VECTOR!r}")
+                failure = Forest.of(arrays, "f") if "f_roots" in arrays else None
+                return cls(
+                    tuple(head["names"]), Forest.of(arrays, "r"), failure, head["weight"], head["about"]
+                )
+        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+            raise RecordError(
+                f"{path}: no model of this release ({error}); fit one with `forecast-autotune train surrogate`"
+            ) from error
+
+
+class Learned(Analytic):
+    """Formula + learned residual + Gaussian-process update; see the module."""
+
+    name = "learned"
+
+    def __init__(self, model: Model | None = None, hyper: Hyper | None = None, **limits: int) -> None:
+        super().__init__(hyper, **limits)
+        self.model = shipped_model() if model is None else model
+
+    def before(
+        self,
+        problem: Problem,
+        candidates: Sequence[Candidate],
+        grids: Mapping[Candidate, tuple[int, ...]],
+        ttir: Mapping[str, str],
+    ) -> Prior:
+        """The formula's belief, corrected where there is IR to read."""
+        plain = super().before(problem, candidates, grids, ttir)
+        if self.model is None or plain.facts is None or plain.costs is None:
+            return plain
+        device = card(problem.device)
+        features, _ = vectors(plain.facts, plain.costs, [c.config for c in candidates], device)
+        residual = self.model.residual(features).mean(axis=1)
+        p_fail = plain.p_fail
+        if self.model.failure is not None:
+            p_fail = combined(p_fail, self.model.failure(features).mean(axis=1))
+        return replace(plain, mean=plain.mean + self.model.weight * residual, p_fail=p_fail)
+
+
+def combined(formula: Array, forest: Array) -> Array:
+    """P(failure) of both views: the mean of their log odds."""
+    odds = sum(np.log(p) - np.log1p(-p) for p in (np.clip(x, 0.002, 0.995) for x in (formula, forest))) / 2
+    return np.asarray(1.0 / (1.0 + np.exp(-odds)))
+
+
+@cache
+def shipped_model() -> Model | None:
+    """The model inside the package; None when there is none (the formula then stands alone)."""
+    path = Path(str(files("forecast_autotune") / "assets" / "surrogate.npz"))
+    return Model.load(path) if path.is_file() else None

@@ -1,0 +1,174 @@
+"""Tables -> the forests of `forecast_autotune.surrogates.learned`.
+
+The forest learns the *residual* of the untrained cost formula, every problem with the same weight and
+the fast candidates with more of it: a model trained on one author's kernels adds nothing to the formula
+on another's, one trained on many hands does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.features.devices import card
+from forecast_autotune.features.vector import vectors
+from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.forest import Forest
+from forecast_autotune.surrogates.learned import Learned, Model
+from forecast_autotune.surrogates.prior import prior
+from forecast_autotune.table import Table
+
+
+class FitError(ForecastAutotuneError, ValueError):
+    """Nothing can be fitted to these tables; the message says why."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the forests are grown."""
+
+    trees: int = 100
+    leaf: int = 8
+    """Fewest rows of a leaf."""
+    share: float = 0.3
+    """Share of the features considered at a split."""
+    knee: float = 1.5
+    """Slowdowns beyond 2^knee are compressed, as the Gaussian process does."""
+    beyond: float = 0.25
+    weight: float = 1.0
+    """Share of the residual that is believed."""
+    jobs: int = -1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One problem as numbers."""
+
+    features: Array
+    """[n, width]"""
+    names: tuple[str, ...]
+    formula: Array
+    """log2 milliseconds by the cost formula."""
+    observed: Array
+    """log2 milliseconds; NaN for failures."""
+    failed: npt.NDArray[np.bool_]
+
+
+def fit(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None) -> Learned:
+    """A surrogate fitted to these tables alone. Raises `FitError` when none has IR and times."""
+    return Learned(fit_model(tables, seed=seed, recipe=recipe))
+
+
+def fit_model(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None) -> Model:
+    """The forests; see the module. Raises `FitError` when no table has IR and times."""
+    how = recipe or Recipe()
+    problems = [rows for t in tables if (rows := _rows(id(t), _Ref(t))) is not None]
+    if not problems:
+        raise FitError(
+            f"none of {len(tables)} tables has TTIR, grids and times: harvest with "
+            "FORECAST_AUTOTUNE_MODE=exhaustive, which records them"
+        )
+    try:
+        from sklearn.ensemble import ExtraTreesRegressor
+    except ImportError as missing:
+        raise FitError("fitting needs scikit-learn: pip install 'forecast-autotune[eval]'") from missing
+    features = np.concatenate([p.features for p in problems])
+    target, weight = (np.concatenate(x) for x in zip(*(_residual(p, how) for p in problems), strict=True))
+    growing: dict[str, Any] = {
+        "n_estimators": how.trees,
+        "min_samples_leaf": how.leaf,
+        "max_features": how.share,
+        "random_state": seed,
+        "n_jobs": how.jobs,
+    }
+    used = weight > 0
+    residual = ExtraTreesRegressor(**growing).fit(features[used], target[used], sample_weight=weight[used])
+    failed = np.concatenate([p.failed for p in problems])
+    failure = None
+    if failed.sum() >= 20:
+        even = np.concatenate([np.full(len(p.failed), 1.0 / len(p.failed)) for p in problems])
+        grown = ExtraTreesRegressor(**growing).fit(features, failed.astype(float), sample_weight=even)
+        failure = exported(grown)
+    about = {
+        "kernels": len({t.problem.kernel.name for t in tables}),
+        "problems": len(problems),
+        "rows": len(features),
+        "failures": int(failed.sum()),
+        "seed": seed,
+    }
+    return Model(problems[0].names, exported(residual), failure, how.weight, about)
+
+
+def exported(forest: Any) -> Forest:
+    """A fitted scikit-learn forest as arrays; nodes of a tree are in pre-order, so parents come first."""
+    trees = [e.tree_ for e in forest.estimators_]
+    sizes = [t.node_count for t in trees]
+    roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
+    shift = np.repeat(roots, sizes)
+
+    def joined(name: str) -> Any:
+        return np.concatenate([getattr(t, name) for t in trees])
+
+    leaf = joined("children_left") < 0
+    return Forest(
+        feature=np.where(leaf, -1, joined("feature")).astype(np.int16),
+        threshold=joined("threshold").astype(np.float32),
+        left=np.where(leaf, 0, joined("children_left") + shift).astype(np.int32),
+        right=np.where(leaf, 0, joined("children_right") + shift).astype(np.int32),
+        value=np.concatenate([t.value[:, 0, 0] for t in trees]).astype(np.float32),
+        roots=roots,
+    )
+
+
+def _residual(rows: Rows, how: Recipe) -> tuple[Array, Array]:
+    """(target, weight) per candidate: compressed log2 slowdown, observed minus formula, centred."""
+    ok = ~rows.failed
+    seen = _compress(rows.observed - np.nanmin(rows.observed), how)
+    believed = _compress(rows.formula - rows.formula.min(), how)
+    weight = np.where(ok, 2.0 ** -np.where(ok, seen, 0.0), 0.0)
+    weight = weight / weight.sum()
+    residual = np.where(ok, seen - believed, 0.0)
+    return residual - (residual * weight).sum(), weight
+
+
+def _compress(over: Array, how: Recipe) -> Array:
+    return np.asarray(np.where(over > how.knee, how.knee + how.beyond * (over - how.knee), over))
+
+
+class _Ref:
+    """A table as a cache key: hashed by identity, which `lru_cache` keeps alive."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __hash__(self) -> int:
+        return id(self.table)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Ref) and other.table is self.table
+
+
+@lru_cache(maxsize=8192)
+def _rows(_: int, ref: _Ref) -> Rows | None:
+    """The numbers of one table; None where there is no IR or nothing ran. Folds share tables: cached."""
+    table = ref.table
+    problem, by = table.problem, table.by_candidate()
+    candidates = list(by)
+    measured = [by[c] for c in candidates]
+    ran = np.array([m.ok for m in measured])
+    if ran.sum() < 2:
+        return None
+    grids = {m.candidate: m.grid for m in measured if m.grid is not None}
+    before = prior(problem, candidates, grids, problem.ttir)
+    if before.facts is None or before.costs is None:
+        return None
+    x, names = vectors(before.facts, before.costs, [c.config for c in candidates], card(problem.device))
+    observed = np.array([math.log2(m.ms) if m.ok else math.nan for m in measured])
+    return Rows(x, tuple(names), before.mean, observed, ~ran)
