@@ -201,7 +201,10 @@ def _exchange(commands: Any) -> None:
 
     imports = _command(commands, "import", "exchange", "import_", "add tables of others to the store")
     imports.add_argument(
-        "files", nargs="*", metavar="FILE", help="table files; a directory is a Triton cache; - is stdin"
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="table files, Kernel Tuner cache files; a directory is a Triton cache; - is stdin",
     )
     imports.add_argument(
         "--triton-cache",
@@ -211,7 +214,9 @@ def _exchange(commands: Any) -> None:
         help="import Triton's *.autotune.json (default: TRITON_CACHE_DIR, else ~/.triton/cache)",
     )
     imports.add_argument(
-        "--device-name", metavar="NAME", help="where a Triton cache was measured (default: this device)"
+        "--device-name",
+        metavar="NAME",
+        help="where a cache was measured (default: the one it names, else this device)",
     )
     _store_option(imports)
 

@@ -1,0 +1,157 @@
+"""Folds keep what they leave out apart from what is learnt from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forecast_autotune.records import Device, Kernel, Problem
+from forecast_autotune.replay import load, shipped
+from forecast_autotune.table import Table
+from forecast_autotune.testing import example_table
+from forecast_train.evaluation.splits import (
+    KINDS,
+    Fold,
+    LeakageError,
+    SplitError,
+    check_leakage,
+    folds,
+    kernel_of,
+    source_hash,
+    spread,
+)
+
+SOURCE = '''
+@triton.jit
+def scale(x, n, BLOCK: tl.constexpr):
+    """Doubles."""
+    tl.store(x, 2 * tl.load(x))
+'''
+COPY = """
+@triton.jit
+def twice(x, n, BLOCK: tl.constexpr):
+    # the same, by another name
+    tl.store(x,
+             2 * tl.load(x))
+"""
+
+
+def problem(name: str, source: str, label: str, device: str = "GPU", **extra: Any) -> Table:
+    table = example_table()
+    made = Problem.of(
+        Kernel(name, source=source),
+        table.problem.arguments,
+        Device(device),
+        key=(label,),
+    )
+    made = replace(made, extra={"label": label, **extra})
+    return Table(made, [replace(m, problem=made.id) for m in table.measurements])
+
+
+def numbered(name: str, shape: int, device: str = "GPU", **extra: Any) -> Table:
+    return problem(name, f"def {name}(): return {name!r}", f"{name}/{shape}", device, **extra)
+
+
+def labels(tables: tuple[Table, ...]) -> set[str]:
+    return {str(t.problem.extra["label"]) for t in tables}
+
+
+def test_what_a_source_looks_like_does_not_matter() -> None:
+    assert source_hash(SOURCE) == source_hash(COPY)
+    assert source_hash(SOURCE) != source_hash(COPY.replace("2 *", "3 *"))
+    assert source_hash("not (python") == source_hash("not(python  # at all")
+
+
+def test_every_problem_is_tested_once_and_never_learnt_from_then() -> None:
+    tables = load(shipped())
+    for kind in ("kernel", "family", "shape"):
+        made = folds(tables, kind)  # type: ignore[arg-type]
+        tested = [t.problem.id for f in made for t in f.test]
+        assert sorted(tested) == sorted(t.problem.id for t in tables)
+        for fold in made:
+            assert fold.train
+            assert not {t.problem.id for t in fold.test} & {t.problem.id for t in fold.train}
+    assert {f.name for f in folds(tables, "kernel")} >= {"matmul", "softmax"}
+
+
+def test_family_and_hand_fall_back() -> None:
+    a = numbered("a", 1, family="row-wise", hand="lib")
+    b, c = numbered("b", 1, family="row-wise"), numbered("c", 1)
+    assert {f.name: labels(f.test) for f in folds([a, b, c], "family")} == {
+        "row-wise": {"a/1", "b/1"},
+        "c": {"c/1"},
+    }
+    assert {f.name: labels(f.test) for f in folds([a, b, c], "hand")} == {
+        "lib": {"a/1"},
+        "unknown": {"b/1", "c/1"},
+    }
+    assert kernel_of(replace(a.problem, extra={})) == "a"
+
+
+def test_copies_in_other_groups_are_dropped_from_training() -> None:
+    one = problem("scale", SOURCE, "scale/1", hand="x")
+    copy = problem("twice", COPY, "twice/1", hand="y")
+    other = numbered("other", 1, hand="y")
+    by_hand = {f.name: f for f in folds([one, copy, other], "hand")}
+    assert labels(by_hand["x"].train) == {"other/1"}
+    assert by_hand["x"].dropped == 1
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        problem("twice", COPY, "twice/1"),  # the same source, by another name
+        problem("scale", "def scale(): ...", "another/1"),  # the same function name
+        problem("unlike", "def unlike(): ...", "Scale/7"),  # the same label
+    ],
+)
+def test_leakage_is_found(known: Table) -> None:
+    tested = problem("scale", SOURCE, "scale/1")
+    fold = Fold("scale", "kernel", (tested,), (numbered("other", 1), known))
+    with pytest.raises(LeakageError, match="both sides") as error:
+        check_leakage(fold)
+    assert "scale/1" in str(error.value)
+    check_leakage(replace(fold, train=fold.train[:1]))
+    check_leakage(replace(fold, kind="shape"))
+
+
+def test_the_same_problem_is_leakage_everywhere() -> None:
+    table = numbered("a", 1)
+    for kind in KINDS:
+        with pytest.raises(LeakageError):
+            check_leakage(Fold("x", kind, (table,), (table,)))
+
+
+def test_shapes() -> None:
+    tables = [numbered("a", 1), numbered("a", 2), numbered("b", 1), numbered("b", 2), numbered("lonely", 1)]
+    first, second = folds(tables, "shape")
+    assert labels(first.test) == {"a/1", "b/1"}
+    assert labels(first.train) == {"a/2", "b/2", "lonely/1"}
+    assert [r.problem.id for r in first.relatives(tables[0])] == [tables[1].problem.id]
+    assert labels(second.test) == {"a/2", "b/2"}
+    for fold in folds(tables, "kernel"):
+        assert fold.relatives(fold.test[0]) == []
+
+
+def test_devices() -> None:
+    tables = [numbered("a", 1, "one"), numbered("a", 1, "two"), numbered("b", 1, "two")]
+    made = {f.name: f for f in folds(tables, "device")}
+    assert [t.problem.device.name for t in made["one-cuda"].train] == ["two", "two"]
+    with pytest.raises(LeakageError, match="device"):
+        check_leakage(Fold("x", "device", (tables[1],), (tables[2],)))
+
+
+def test_one_group_cannot_be_left_out() -> None:
+    for kind in KINDS:
+        with pytest.raises(SplitError, match="two"):
+            folds([numbered("a", 1)], kind)
+
+
+def test_few_problems_are_many_kernels() -> None:
+    tables = load(shipped())
+    assert len({kernel_of(t.problem) for t in spread(tables, 12)}) == 12
+    assert len(spread(tables, 13)) == 13
+    with pytest.raises(SplitError, match="at least 1"):
+        spread(tables, 0)

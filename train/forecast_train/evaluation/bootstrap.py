@@ -1,0 +1,74 @@
+"""Intervals for any statistic: rows of one kernel hang together, so whole kernels are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from forecast_train.evaluation.metrics import Array, Interval, Rows
+
+Statistic = Callable[[Rows], float]
+"""Row numbers, with repetitions, -> the statistic on them."""
+
+DRAWS = 1000
+
+
+def cluster_bootstrap(
+    statistic: Statistic, clusters: Sequence[str], *, draws: int = DRAWS, seed: int = 0
+) -> Interval:
+    """The statistic on all rows and its 95 % percentile interval over resampled clusters.
+
+    `clusters` [n] names the cluster (the kernel) of each row. Resamples on which the statistic is NaN
+    are left out. The same seed gives the same resamples, whatever the statistic.
+    """
+    n = len(clusters)
+    members = _members(clusters)
+    value = statistic(np.arange(n)) if n else math.nan
+    if len(members) < 2:
+        return Interval(value, math.nan, math.nan, n, len(members))
+    generator = np.random.default_rng(seed)
+    found = np.array(
+        [
+            statistic(
+                np.concatenate([members[i] for i in generator.integers(len(members), size=len(members))])
+            )
+            for _ in range(draws)
+        ]
+    )
+    found = found[~np.isnan(found)]
+    if not len(found):
+        return Interval(value, math.nan, math.nan, n, len(members))
+    # Draws, not values between them: a count that was never reached is infinite.
+    low, high = np.quantile(found, (0.025, 0.975), method="inverted_cdf")
+    return Interval(value, float(low), float(high), n, len(members))
+
+
+def paired_bootstrap(
+    statistic: Callable[[Array], float],
+    one: Array,
+    other: Array,
+    clusters: Sequence[str],
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Interval:
+    """statistic(one) - statistic(other) with both on the same resampled clusters.
+
+    `one` and `other` have a row [n, ...] per row of `clusters`. Raises `ValueError` when the lengths
+    differ: rows must describe the same problems.
+    """
+    if not len(one) == len(other) == len(clusters):
+        raise ValueError(
+            f"pairs need equally many rows, got {len(one)}, {len(other)} and {len(clusters)} clusters: "
+            "keep the problems that both methods have"
+        )
+    return cluster_bootstrap(
+        lambda rows: statistic(one[rows]) - statistic(other[rows]), clusters, draws=draws, seed=seed
+    )
+
+
+def _members(clusters: Sequence[str]) -> list[Rows]:
+    names = np.asarray(clusters, dtype=object)
+    return [np.flatnonzero(names == name) for name in sorted(set(clusters))]

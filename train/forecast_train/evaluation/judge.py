@@ -1,0 +1,182 @@
+"""One problem before a fitted surrogate: its forecast, an adaptive run, and the default policy."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from forecast_autotune.policy import RiskBounded, State
+from forecast_autotune.records import Candidate
+from forecast_autotune.replay import replay_one
+from forecast_autotune.results import Measurement, Plan
+from forecast_autotune.settings import Settings
+from forecast_autotune.surrogates.base import Forecasts, Query, Relative, Surrogate
+from forecast_autotune.table import Table
+from forecast_autotune.task import checked
+from forecast_train.evaluation import metrics
+from forecast_train.evaluation.metrics import Array
+from forecast_train.evaluation.rows import ADAPTIVE, BUDGETS, LEVELS, NEAR, WITHIN, Row, Stated
+from forecast_train.evaluation.splits import Fold, family_of, hand_of, kernel_of
+
+_DRAWS = 512
+_MOST_JOINT = 512
+"""Candidates whose joint distribution is scored; of more, an even choice of so many."""
+_FAILED = 9.0
+"""Regret of choosing a candidate that cannot run, as `replay` charges it."""
+
+
+class Spend:
+    """One measurement at a time until the budget is used up, whatever the risk; notes their order."""
+
+    name = "spend"
+
+    def __init__(self) -> None:
+        self._inner = RiskBounded(first=0.0, least=1)
+        self.order: list[Candidate] = []
+        """Candidates as they were measured. A store sorts by the time of measuring, which in a replay is
+        the time at which the table was recorded."""
+
+    def plan(self, state: State) -> Plan:
+        """The most promising candidate."""
+        self.order = list(state.measured)
+        # Even a stated risk of 0 is no reason to stop: budgets must be equal to be compared.
+        return self._inner.plan(replace(state, risk=-1.0))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A table as arrays; computed once per problem and shared by all methods."""
+
+    table: Table
+
+    @cached_property
+    def rows(self) -> dict[Candidate, Measurement]:
+        """The measurement that counts per candidate."""
+        return self.table.by_candidate()
+
+    @cached_property
+    def log2_ms(self) -> Array:
+        """Shape [n]; NaN for failures."""
+        return np.array([math.log2(m.ms) if m.ok else math.nan for m in self.rows.values()])
+
+    @cached_property
+    def grids(self) -> dict[Candidate, tuple[int, ...]]:
+        """Launch grids, where they are known."""
+        return {c: m.grid for c, m in self.rows.items() if m.grid is not None}
+
+    @cached_property
+    def budgets(self) -> list[int]:
+        """Measurements allowed by each of `BUDGETS`."""
+        n = len(self.rows)
+        return [min(n, max(least, math.ceil(share * n))) for least, share in BUDGETS]
+
+
+def judge(case: Case, fold: Fold, method: str, surrogate: Surrogate, seed: int, settings: Settings) -> Row:
+    """Everything that is reported of one problem.
+
+    `settings` give the tolerance and the risk of the default policy. The surrogate sees nothing of the
+    problem's table but what the policy measures. What it raises is raised: the tuner would go on without
+    forecasts, and the score would be that of measuring everything.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "(surrogate .* failed|joint samples failed)")
+        return _judged(case, fold, method, surrogate, seed, settings)
+
+
+def _judged(case: Case, fold: Fold, method: str, surrogate: Surrogate, seed: int, settings: Settings) -> Row:
+    problem, n = case.table.problem, len(case.rows)
+    truth, ran = case.log2_ms, np.isfinite(case.log2_ms)
+    relatives = fold.relatives(case.table)
+    query = Query(problem, list(case.rows), case.grids, (), relatives, problem.ttir)
+    forecasts = checked(surrogate.forecast(query), query.candidates)
+    order = forecasts.order()
+    path = metrics.regret_path(order, truth)
+    at = {"top1": 1, "top3": 3, "top5": 5, "top10pct": math.ceil(0.1 * n)}
+    at |= dict(zip(ADAPTIVE, case.budgets, strict=True))
+    stated = Stated() if getattr(surrogate, "order_only", False) else _stated(forecasts, truth, seed)
+    walked = _adaptive(case, relatives, surrogate, seed, settings)
+    decision, _ = replay_one(
+        case.table,
+        surrogate=surrogate,
+        policy=None,
+        settings=settings.with_(seed=seed),
+        relatives=relatives,
+    )
+    return Row(
+        problem=problem.id,
+        label=str(problem.extra.get("label") or f"{problem.kernel.name}/{problem.id}"),
+        kernel=kernel_of(problem),
+        family=family_of(problem),
+        hand=hand_of(problem),
+        device=problem.device.slug,
+        fold=fold.name,
+        method=method,
+        surrogate=f"{surrogate.name}/{surrogate.version}",
+        seed=seed,
+        candidates=n,
+        failures=int((~ran).sum()),
+        top={name: metrics.regret_at(path, k) for name, k in at.items()},
+        static_path=path[: case.budgets[-1]].tolist(),
+        static_needed=[metrics.needed(path, share) for share in NEAR],
+        spearman=metrics.spearman(forecasts.mean[ran], truth[ran]),
+        auroc_fail=_defined(metrics.auroc(forecasts.p_fail, ~ran)),
+        stated=stated,
+        first_regret=float(path[0]) if ran[order[0]] else _FAILED,
+        adaptive_path=walked.tolist(),
+        adaptive_needed=[metrics.needed(walked, share) for share in NEAR],
+        default_regret=decision.regret,
+        default_measured=decision.measured,
+        default_risk=decision.stated_risk,
+        tolerance=settings.tolerance,
+    )
+
+
+def _adaptive(
+    case: Case, relatives: Sequence[Relative], surrogate: Surrogate, seed: int, settings: Settings
+) -> Array:
+    """Regret after each measurement, up to the largest budget; smaller budgets are its beginnings."""
+    most, policy = case.budgets[-1], Spend()
+    replay_one(
+        case.table,
+        surrogate=surrogate,
+        policy=policy,
+        settings=settings.with_(seed=seed, max_measurements=most),
+        relatives=relatives,
+        workers=1,
+    )
+    number = {c: i for i, c in enumerate(case.rows)}
+    order = np.array([number[c] for c in policy.order], dtype=np.intp)
+    # Past the budget the tuner goes on until something runs, as a launch needs a config that works.
+    return metrics.regret_path(order, case.log2_ms)[:most]
+
+
+def _stated(forecasts: Forecasts, truth: Array, seed: int) -> Stated:
+    """The scores of the first forecast as a distribution. `truth` [n] is log2 ms, NaN for failures."""
+    ran = np.isfinite(truth)
+    joint = np.flatnonzero(ran)
+    if len(joint) > _MOST_JOINT:
+        joint = np.sort(np.random.default_rng(seed).choice(joint, _MOST_JOINT, replace=False))
+    drawn = forecasts.samples(joint, _DRAWS, seed)
+    drawn, centred = drawn - drawn.mean(axis=1, keepdims=True), truth[joint] - truth[joint].mean()
+    mean, sd, seen = forecasts.mean[ran], forecasts.sd[ran], truth[ran]
+    p_within = forecasts.p_within(WITHIN, _DRAWS, seed)
+    within = ran & (np.where(ran, truth, np.inf) <= np.nanmin(truth) + math.log2(1 + WITHIN))
+    return Stated(
+        crps_centred=float(metrics.crps_samples(drawn, centred).mean()),
+        crps_raw=float(metrics.crps_gaussian(mean, sd, seen).mean()),
+        coverage_centred=[metrics.covered_samples(drawn, centred, level) for level in LEVELS],
+        coverage_raw=[metrics.covered_gaussian(mean, sd, seen, level) for level in LEVELS],
+        p_within=p_within.tolist(),
+        within=within.astype(int).tolist(),
+        auroc_within=_defined(metrics.auroc(p_within, within)),
+        confidence=float(p_within[forecasts.order()[0]]),
+    )
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value

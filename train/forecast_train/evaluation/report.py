@@ -1,0 +1,115 @@
+"""A summary for people (tables on the terminal) and for files (JSON, pictures)."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from forecast_autotune.report.table import facts, table
+from forecast_train.evaluation.figures import MANY
+from forecast_train.evaluation.plots import write_plots
+from forecast_train.evaluation.rows import ADAPTIVE, STATIC
+from forecast_train.evaluation.summary import HEADLINES, Figure, Summary
+
+_STATIC = (
+    *((name.replace("_", ", "), f"static.{name}.geomean_regret") for name in (*STATIC[:2], STATIC[4])),
+    ("rank corr.", "static.spearman"),
+    ("AUROC fail", "static.auroc_fail"),
+    ("CRPS", "static.crps_centred"),
+    ("in 90 %", "static.coverage_centred.90%"),
+    ("ECE", "static.ece_within"),
+    ("AUROC conf.", "static.auroc_confidence"),
+)
+_MEASURED = (
+    *((name.replace("_", ", "), f"adaptive.{name}.geomean_regret") for name in ADAPTIVE),
+    ("to 2 %", "adaptive.measurements_to_2%"),
+    ("beyond", "default.beyond_tolerance"),
+    ("stated", "default.mean_stated_risk"),
+    ("ECE risk", "default.ece_risk"),
+    (f"share n>={MANY}", "default.measured_share.large"),
+    (f"n<{MANY}", "default.measured_share.small"),
+)
+_SHARES = ("regret", "beyond_tolerance", "measured_share", "mean_stated_risk", "coverage")
+
+
+def write_report(summary: Summary, folder: Path) -> list[Path]:
+    """Write `summary.json` and the pictures into a folder, made if need be; returns the files.
+
+    The figures are written before anything is drawn. Raises `MissingPlotLibrary` without matplotlib, and
+    `OSError`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "summary.json"
+    text = json.dumps(summary.to_json(), indent=1, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+    return [path, *write_plots(summary, folder)]
+
+
+def shown(summary: Summary, *, width: int = 132) -> RenderableType:
+    """Two tables and the list of what is not beaten; intervals where the terminal has `width` for them."""
+    e = summary.evaluation
+    dropped = sum(f["dropped"] for f in e.folds.values())
+    pairs: list[tuple[str, str | Text]] = [
+        ("problems", f"{len({r.problem for r in e.rows})} of {len({r.kernel for r in e.rows})} kernels"),
+        ("left out", f"one {e.leave_out} at a time, {len(e.folds)} folds"),
+        ("seeds", f"{len(e.seeds)}; 95 % intervals from resampling kernels"),
+        ("tables", e.digest),
+    ]
+    if dropped:
+        pairs.append(("dropped", f"{dropped} training tables in all, as they share a kernel with the tests"))
+    if e.reused:
+        pairs.append(("taken up", f"{e.reused} of {len(e.rows)} rows from an earlier run"))
+    return Group(
+        Padding(facts(pairs), (1, 0)),
+        _table(summary, "before any measurement (regrets and coverage in %)", _STATIC, wide=width >= 120),
+        _table(summary, "with measurements (regrets, risks and shares in %)", _MEASURED, wide=width >= 120),
+        _unbeaten(summary),
+    )
+
+
+def _table(
+    summary: Summary, title: str, columns: tuple[tuple[str, str], ...], *, wide: bool
+) -> RenderableType:
+    made = table("method", *(f">{name}" for name, _ in columns), title=title)
+    for name, figures in summary.figures.items():
+        style = "bold" if name == summary.subject else ""
+        cells = [_cell(key, figures[key], wide=wide and key in HEADLINES) for _, key in columns]
+        made.add_row(Text(name), *cells, style=style)
+    return made
+
+
+def _cell(key: str, figure: Figure, *, wide: bool) -> Text:
+    scale, digits = (100.0, 1) if any(part in key for part in _SHARES) else (1.0, 2)
+    if ".measurements_to_" in key:
+        digits = 0
+    i = figure.interval
+    if not math.isfinite(i.value):
+        return Text("never" if math.isinf(i.value) else "-", style="dim")
+    text = Text(f"{scale * i.value:.{digits}f}")
+    if wide and math.isfinite(i.low) and math.isfinite(i.high):
+        text.append(f" {scale * i.low:.{digits}f}-{scale * i.high:.{digits}f}", style="dim")
+    return text
+
+
+def _unbeaten(summary: Summary) -> RenderableType:
+    others = [name for name in summary.figures if name != summary.subject]
+    if not others:
+        return Text("Nothing to compare with: one method was evaluated.", style="dim")
+    if not summary.unbeaten:
+        return Text(f"{summary.subject} beats {', '.join(others)} in all {len(HEADLINES)} headline figures.")
+    made = table("not beaten", "figure", f">{summary.subject}", ">other", ">other - mine, paired")
+    for u in summary.unbeaten:
+        cells = [(100 * i.value, 100 * i.low, 100 * i.high) for i in (u.subject, u.other, u.difference)]
+        made.add_row(
+            Text(u.method), Text(u.figure), *(Text(f"{v:.1f} [{a:.1f}, {b:.1f}]") for v, a, b in cells)
+        )
+    note = (
+        f"Their intervals are not wholly above those of {summary.subject} (all in %, smaller is better). "
+        "A paired difference wholly above 0 still shows that it is better on the same kernels."
+    )
+    return Group(made, Padding(Text(note, style="dim"), (0, 0, 1, 0)))

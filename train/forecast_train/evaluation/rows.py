@@ -1,0 +1,103 @@
+"""One row: one problem, judged with one method and one seed. Plain numbers, JSON both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+"""Nominal levels of the central intervals whose coverage is reported."""
+NEAR = (0.05, 0.02, 0.01)
+"""Regrets for which the number of measurements is counted."""
+WITHIN = 0.05
+"""A candidate is near the best when it is slower by at most this share."""
+BUDGETS = ((3, 0.10), (5, 0.15), (8, 0.25))
+"""Measurements allowed: at least so many, or this share of the candidates."""
+STATIC = ("top1", "top3", "top5", "top10pct", *(f"max{least}_{share:.0%}" for least, share in BUDGETS))
+"""How far down the first forecast's order the best is looked for."""
+ADAPTIVE = tuple(f"max{least}_{share:.0%}" for least, share in BUDGETS)
+"""Names of `BUDGETS`."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Scores of the first forecast as a distribution; empty for a method that states an order only."""
+
+    crps_centred: float | None = None
+    """Of log2 time, both minus their means over the candidates that ran."""
+    crps_raw: float | None = None
+    coverage_centred: list[float] | None = None
+    """By `LEVELS`."""
+    coverage_raw: list[float] | None = None
+    p_within: list[float] = field(default_factory=list)
+    """P(within 5 % of the best), before any measurement, per candidate."""
+    within: list[int] = field(default_factory=list)
+    """1 where that was so."""
+    auroc_within: float | None = None
+    confidence: float | None = None
+    """P(within 5 % of the best) of the candidate forecast to be the fastest."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method made of one problem. Regrets are shares; None where a score is not defined."""
+
+    problem: str
+    label: str
+    kernel: str
+    family: str
+    hand: str
+    device: str
+    fold: str
+    method: str
+    surrogate: str
+    """Name/version of what was fitted."""
+    seed: int
+    candidates: int
+    failures: int
+    top: dict[str, float]
+    """Regret of the best among the first forecast's best, by `STATIC`."""
+    static_path: list[float]
+    """Regret after each candidate of the first forecast's order, as far as the largest budget."""
+    static_needed: list[int | None]
+    """Candidates of that order until the regret is at most `NEAR`."""
+    spearman: float
+    auroc_fail: float | None
+    stated: Stated
+    first_regret: float
+    """Regret of the candidate forecast to be the fastest; 9.0 when it fails, as in replays."""
+    adaptive_path: list[float]
+    """Regret of the incumbent after each measurement, with an update after each."""
+    adaptive_needed: list[int | None]
+    """Measurements until the regret is at most `NEAR`; None: more than the largest budget."""
+    default_regret: float
+    default_measured: int
+    default_risk: float
+    """Stated risk of the default policy's decision."""
+    tolerance: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers by name, probabilities and regrets to five digits."""
+        return {name: _short(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Row:
+        """Read a stored row. Raises `RecordError` when fields are missing."""
+        try:
+            plain = {f.name: data[f.name] for f in fields(cls)}
+            return cls(**{**plain, "stated": Stated(**data["stated"])})
+        except (KeyError, TypeError) as error:
+            raise RecordError(
+                f"not a row of an evaluation ({error!r}): delete the file, it is made again"
+            ) from error
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 5)
+    if isinstance(value, dict):
+        return {k: _short(v) for k, v in value.items()}
+    return [_short(v) for v in value] if isinstance(value, list) else value

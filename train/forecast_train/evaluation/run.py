@@ -1,0 +1,266 @@
+"""All folds, methods and seeds: in processes, and taken up again where a run was ended."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.table import Table, table_lines
+from forecast_train.evaluation.baselines import Fit, chosen, with_seed
+from forecast_train.evaluation.judge import Case, judge
+from forecast_train.evaluation.rows import Row
+from forecast_train.evaluation.splits import Fold, LeaveOut, folds
+
+VERSION = 1
+"""Counts up when rows change their meaning: older results are then not taken up."""
+
+
+class MixedResults(ForecastAutotuneError):
+    """Results taken up from disk were made by another version of a method."""
+
+
+@dataclass
+class Evaluation:
+    """Every row of a run, and what it was made of."""
+
+    leave_out: LeaveOut
+    digest: str
+    """Of tables, split and settings: results with the same one can be joined."""
+    seeds: list[int]
+    methods: list[str]
+    folds: dict[str, dict[str, int]]
+    """Problems tested, learnt from, and dropped, by fold."""
+    tolerance: float
+    risk: float
+    rows: list[Row] = field(default_factory=list)
+    reused: int = 0
+    """Rows that were taken up from disk."""
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What one process does at a time: fit once, then judge with every seed that is missing."""
+
+    fold: int
+    method: str
+    seeds: tuple[int, ...]
+
+
+class _Bench:
+    """The state of a process: tables and folds, read and split once."""
+
+    def __init__(
+        self, tables: Sequence[Table], leave_out: LeaveOut, methods: Mapping[str, Fit], settings: Settings
+    ) -> None:
+        self.folds = folds(tables, leave_out)
+        self._methods = methods
+        self._settings = settings
+        self._cases: dict[str, Case] = {}
+
+    def run(self, unit: _Unit) -> list[Row]:
+        """The rows of one unit."""
+        fold = self.folds[unit.fold]
+        surrogate = self._methods[unit.method](fold.train)
+        return [
+            judge(self._case(table), fold, unit.method, with_seed(surrogate, seed), seed, self._settings)
+            for seed in unit.seeds
+            for table in fold.test
+        ]
+
+    def _case(self, table: Table) -> Case:
+        return self._cases.setdefault(table.problem.id, Case(table))
+
+
+def evaluate(
+    tables: Sequence[Table],
+    *,
+    leave_out: LeaveOut = "kernel",
+    methods: Sequence[str] | Mapping[str, Fit] = ("random", "formula", "analytic"),
+    seeds: int = 3,
+    jobs: int = 1,
+    out: Path | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Evaluation:
+    """Judge every method on every fold and seed.
+
+    `methods` are names of the registry, or fits by name (functions of a module when `jobs` > 1, as they
+    travel to other processes). With `out`, rows are written per fold, method and seed as they come, and
+    those of an earlier run on the same tables, split and settings are taken up. `progress` hears (done,
+    total, what) in units of a fold and method. Rows come in the order of folds, methods, seeds, problems.
+
+    Raises `SplitError`, `LeakageError`, `MissingLearningLibrary`, `MixedResults`, and `ValueError` for an
+    unknown method, no seeds or no jobs.
+    """
+    if seeds < 1 or jobs < 1:
+        raise ValueError(f"seeds and jobs must be at least 1, got {seeds} and {jobs}")
+    fits = dict(methods) if isinstance(methods, Mapping) else chosen(methods)
+    # Only tolerance and risk: limits from the environment of whoever runs this would change the scores.
+    base = settings or Settings()
+    plain = Settings(mode=Mode.TUNE, tolerance=base.tolerance, risk=base.risk)
+    bench = _Bench(tables, leave_out, fits, plain)
+    mark = digest_of(tables, leave_out, plain)
+    split = {f.name: {"test": len(f.test), "train": len(f.train), "dropped": f.dropped} for f in bench.folds}
+    result = Evaluation(leave_out, mark, list(range(seeds)), list(fits), split, plain.tolerance, plain.risk)
+    shelf = None if out is None else _Shelf(out / "rows" / mark)
+    found: dict[tuple[int, str], list[Row]] = {}
+    units = []
+    for i, fold in enumerate(bench.folds):
+        for method in fits:
+            missing = []
+            for seed in result.seeds:
+                rows = None if shelf is None else shelf.read(fold, method, seed)
+                found.setdefault((i, method), []).extend(rows or [])
+                result.reused += len(rows or [])
+                missing += [seed] if rows is None else []
+            if missing:
+                units.append(_Unit(i, method, tuple(missing)))
+    for done, (unit, rows) in enumerate(_work(bench, tables, leave_out, fits, plain, units, jobs), 1):
+        found[unit.fold, unit.method] += rows
+        fold = bench.folds[unit.fold]
+        if shelf is not None:
+            for seed in unit.seeds:
+                shelf.write(fold, unit.method, seed, [r for r in rows if r.seed == seed])
+        if progress is not None:
+            progress(done, len(units), f"{fold.name}: {unit.method}")
+    for key in sorted(found, key=lambda k: (k[0], list(fits).index(k[1]))):
+        result.rows += sorted(found[key], key=lambda r: (r.seed, r.label, r.problem))
+    _one_version(result.rows, out)
+    return result
+
+
+def digest_of(tables: Sequence[Table], leave_out: LeaveOut, settings: Settings) -> str:
+    """A name for tables (every line of them), split, settings and the meaning of rows; 16 hex digits."""
+    running = hashlib.sha256(json.dumps([VERSION, leave_out, settings.tolerance, settings.risk]).encode())
+    for line in table_lines(tables):
+        running.update(line.encode())
+    return running.hexdigest()[:16]
+
+
+def _one_version(rows: Sequence[Row], out: Path | None) -> None:
+    versions: dict[str, set[str]] = {}
+    for row in rows:
+        versions.setdefault(row.method, set()).add(row.surrogate)
+    for method, seen in versions.items():
+        if len(seen) > 1:
+            raise MixedResults(
+                f"method {method} has rows of {', '.join(sorted(seen))}: its version changed since {out} was "
+                "written. Give another --out, or delete that folder's rows"
+            )
+
+
+class _Shelf:
+    """Rows on disk, one file per fold, method and seed; each is complete or not there."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+
+    def _path(self, fold: Fold, method: str, seed: int) -> Path:
+        # Names of groups come from tables: only what is safe in a file's name, and a digest of the rest.
+        safe = re.sub(r"[^A-Za-z0-9-]+", "-", f"{fold.name}-{method}")[:80]
+        exact = hashlib.sha256(json.dumps([fold.name, method]).encode()).hexdigest()[:8]
+        return self._folder / f"{safe}-{exact}-seed{seed}.json"
+
+    def read(self, fold: Fold, method: str, seed: int) -> list[Row] | None:
+        """The rows written before; None if there are none. Raises `RecordError` for a damaged file."""
+        path = self._path(fold, method, seed)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise RecordError(f"{path}: not JSON ({error}): delete the file, it is made again") from error
+        return [Row.from_json(row) for row in data]
+
+    def write(self, fold: Fold, method: str, seed: int, rows: Sequence[Row]) -> None:
+        """Put rows there, in one step."""
+        path = self._path(fold, method, seed)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps([r.to_json() for r in rows], allow_nan=False), encoding="utf-8")
+        part.replace(path)
+
+
+_bench: _Bench | None = None
+"""Of this process, when it is a worker."""
+
+
+def _start(
+    tables: Sequence[Table], leave_out: LeaveOut, methods: Mapping[str, Fit], settings: Settings
+) -> None:
+    global _bench
+    _bench = _Bench(tables, leave_out, methods, settings)
+
+
+def _run(unit: _Unit) -> list[Row]:
+    if _bench is None:
+        raise RuntimeError("a worker process was given work before its tables")
+    return _bench.run(unit)
+
+
+def _work(
+    bench: _Bench,
+    tables: Sequence[Table],
+    leave_out: LeaveOut,
+    methods: Mapping[str, Fit],
+    settings: Settings,
+    units: Sequence[_Unit],
+    jobs: int,
+) -> Iterator[tuple[_Unit, list[Row]]]:
+    """Results as they come: in this process for one job, else in processes of their own."""
+    jobs = min(jobs, len(units))
+    if jobs <= 1:
+        with _one_thread_each():
+            for unit in units:
+                yield unit, bench.run(unit)
+        return
+    # Spawned, not forked: this process has threads (progress), and numerical libraries have theirs.
+    context = multiprocessing.get_context("spawn")
+    with (
+        _one_thread_each(),
+        ProcessPoolExecutor(
+            jobs, context, _start, (list(tables), leave_out, dict(methods), settings)
+        ) as pool,
+    ):
+        try:
+            waiting = {pool.submit(_run, unit): unit for unit in units}
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            # After an error or an interruption, what has not begun must not hold up the end.
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Numerical libraries of this process, and of those started inside, run on one thread.
+
+    The matrices are small: threads that wait for each other take many times longer than one alone. The
+    variables, unless set by the user, reach libraries that are not loaded yet; threadpoolctl, which comes
+    with scikit-learn, reaches those that are.
+    """
+    mine = [name for name in _THREADS if name not in os.environ]
+    os.environ.update(dict.fromkeys(mine, "1"))
+    try:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(ImportError):
+                from threadpoolctl import threadpool_limits
+
+                stack.enter_context(threadpool_limits(1))
+            yield
+    finally:
+        for name in mine:
+            os.environ.pop(name, None)

@@ -1,0 +1,214 @@
+"""Folds over tables: what is left out, what may be learnt from, and a check that the two are apart."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias, get_args
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.records import Problem
+from forecast_autotune.surrogates.analytic import distance
+from forecast_autotune.surrogates.base import Relative
+from forecast_autotune.table import Table
+
+LeaveOut: TypeAlias = Literal["family", "hand", "kernel", "shape", "device"]
+KINDS: tuple[LeaveOut, ...] = get_args(LeaveOut)
+
+
+class LeakageError(ForecastAutotuneError, ValueError):
+    """The same kernel (or device) stands on both sides of a split."""
+
+
+class SplitError(ForecastAutotuneError, ValueError):
+    """Tables that cannot be split in the way asked for."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One split: `test` is forecast by what was fitted on `train`."""
+
+    name: str
+    kind: LeaveOut
+    test: tuple[Table, ...]
+    train: tuple[Table, ...]
+    dropped: int = 0
+    """Tables of other groups that hold a kernel of the test side, so neither side has them."""
+
+    def relatives(self, table: Table) -> list[Relative]:
+        """What may be known of a test problem's kernel elsewhere, nearest first.
+
+        The kernel's other problems on the same device, in full, when shapes are left out; else nothing.
+        """
+        if self.kind != "shape":
+            return []
+        return nearest(table.problem, self.train)
+
+
+def nearest(problem: Problem, tables: Iterable[Table]) -> list[Relative]:
+    """The tables of the same kernel function on the same device, as relatives, nearest first."""
+    same = [
+        t
+        for t in tables
+        if t.problem.kernel.name == problem.kernel.name
+        and t.problem.device.slug == problem.device.slug
+        and t.problem.id != problem.id
+    ]
+    same.sort(key=lambda t: (distance(problem, t.problem), t.problem.id))
+    return [Relative(t.problem, t.measurements) for t in same]
+
+
+def kernel_of(problem: Problem) -> str:
+    """The kernel's name in reports: what stands before the slash of the label, else the function's name."""
+    label = problem.extra.get("label")
+    if isinstance(label, str) and "/" in label:
+        return label.split("/", 1)[0]
+    return problem.kernel.name
+
+
+def family_of(problem: Problem) -> str:
+    """What the kernel computes (`extra["family"]`), else the kernel's name."""
+    return str(problem.extra.get("family") or kernel_of(problem))
+
+
+def hand_of(problem: Problem) -> str:
+    """Who wrote it (`extra["hand"]`: a code base or author), else `unknown`."""
+    return str(problem.extra.get("hand") or "unknown")
+
+
+_GROUPS: dict[LeaveOut, Callable[[Problem], str]] = {
+    "family": family_of,
+    "hand": hand_of,
+    "kernel": kernel_of,
+    "device": lambda problem: problem.device.slug,
+}
+
+
+def folds(tables: Sequence[Table], leave_out: LeaveOut) -> list[Fold]:
+    """All folds of a kind, by name. Every fold has passed `check_leakage`.
+
+    family, hand, kernel: one group is the test side; tables of other groups that share a kernel's name or
+    normalised source with it are dropped from training. device: one device is the test side, and the same
+    kernels may have been measured on the others. shape: fold i tests the i-th problem of each kernel that
+    has several, and learns from all the rest.
+
+    Raises `SplitError` when there is only one group.
+    """
+    if leave_out == "shape":
+        return _shape_folds(tables)
+    name = _GROUPS[leave_out]
+    groups: dict[str, list[Table]] = {}
+    for table in tables:
+        groups.setdefault(name(table.problem), []).append(table)
+    if len(groups) < 2:
+        raise SplitError(
+            f"leaving out one {leave_out} at a time needs two or more, and all {len(tables)} problems are of "
+            f"{', '.join(groups) or 'none'}: add tables, or leave out something else"
+        )
+    made = []
+    for group, test in sorted(groups.items()):
+        taken = {i for t in test for i in identities(t.problem)}
+        others = [t for other, rows in groups.items() if other != group for t in rows]
+        # Another device may know the kernel: that is what is asked there.
+        apart = leave_out != "device"
+        train = [t for t in others if not (apart and taken & identities(t.problem))]
+        made.append(Fold(group, leave_out, tuple(test), tuple(train), len(others) - len(train)))
+        check_leakage(made[-1])
+    return made
+
+
+def _shape_folds(tables: Sequence[Table]) -> list[Fold]:
+    kernels: dict[tuple[str, str], list[Table]] = {}
+    for table in tables:
+        kernels.setdefault((kernel_of(table.problem), table.problem.device.slug), []).append(table)
+    several = [rows for rows in kernels.values() if len(rows) > 1]
+    if not several:
+        raise SplitError(
+            f"leaving out one shape at a time needs a kernel with two problems, and the {len(kernels)} "
+            "kernels have one each: add tables, or leave out the kernel"
+        )
+    made = []
+    for i in range(max(map(len, several))):
+        test = tuple(rows[i] for rows in several if i < len(rows))
+        ids = {t.problem.id for t in test}
+        made.append(Fold(f"shape-{i}", "shape", test, tuple(t for t in tables if t.problem.id not in ids)))
+        check_leakage(made[-1])
+    return made
+
+
+def identities(problem: Problem) -> frozenset[str]:
+    """Names under which two problems count as one kernel: label, function, normalised source."""
+    found = {f"name {kernel_of(problem).lower()}", f"name {problem.kernel.name.lower()}"}
+    if problem.kernel.source.strip():
+        found.add(f"source {source_hash(problem.kernel.source)}")
+    elif problem.kernel.source_sha256:
+        found.add(f"sha256 {problem.kernel.source_sha256}")
+    return frozenset(found)
+
+
+def check_leakage(fold: Fold) -> None:
+    """Raise `LeakageError` if the train side holds what the fold claims to leave out.
+
+    shape: the same problem. device: the same device. Else: a kernel of the same name or normalised source.
+    """
+    for name, of in _rules(fold.kind):
+        known = {i: t for t in fold.train for i in of(t.problem)}
+        for table in fold.test:
+            for shared in sorted(of(table.problem) & known.keys()):
+                raise LeakageError(
+                    f"fold {fold.name!r} leaves out one {fold.kind}, but {name} {shared!r} is on both sides: "
+                    f"{_shown(table)} is tested, {_shown(known[shared])} was learnt from. Drop one of the "
+                    "two, or build folds with forecast_train.evaluation.splits.folds"
+                )
+
+
+def _rules(kind: LeaveOut) -> list[tuple[str, Callable[[Problem], frozenset[str]]]]:
+    same: tuple[str, Callable[[Problem], frozenset[str]]] = ("problem", lambda p: frozenset((p.id,)))
+    if kind == "shape":
+        return [same]
+    if kind == "device":
+        return [same, ("device", lambda p: frozenset((p.device.slug,)))]
+    return [same, ("kernel", identities)]
+
+
+def _shown(table: Table) -> str:
+    return str(table.problem.extra.get("label") or f"{table.problem.kernel.name}/{table.problem.id}")
+
+
+@lru_cache(maxsize=1024)
+def source_hash(source: str) -> str:
+    """A hash that comments, docstrings, layout, decorators and the function's own name do not change."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except (SyntaxError, ValueError, RecursionError):
+        text = re.sub(r"\s+", "", re.sub(r"#[^\n]*", "", source))
+        return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:24]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                node.body = node.body[1:] or [ast.Pass()]
+            node.decorator_list = []
+    if tree.body and isinstance(tree.body[0], ast.FunctionDef):
+        tree.body[0].name = "kernel"
+    return hashlib.sha256(ast.dump(tree).encode(errors="replace")).hexdigest()[:24]
+
+
+def spread(tables: Sequence[Table], limit: int) -> list[Table]:
+    """At most `limit` tables, in turn from each kernel, so that few problems still are many kernels.
+
+    Raises `SplitError` for a limit below 1.
+    """
+    if limit < 1:
+        raise SplitError(f"the limit must be at least 1 problem, got {limit}")
+    kernels: dict[str, list[Table]] = {}
+    for table in tables:
+        kernels.setdefault(kernel_of(table.problem), []).append(table)
+    turns = range(max(map(len, kernels.values()), default=0))
+    order = [rows[i] for i in turns for rows in kernels.values() if i < len(rows)]
+    return order[:limit]
