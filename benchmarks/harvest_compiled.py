@@ -29,7 +29,8 @@ import triton
 
 from benchmarks import kernels
 from benchmarks.common import say
-from benchmarks.harvest import COMPILE_S, binaries
+from benchmarks.harvest import binaries
+from benchmarks.harvest_lane import COMPILE_S
 from forecast_autotune.features.compiled import ptx_facts, usage
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.records import Problem, digest
@@ -108,8 +109,7 @@ def compile_kernel(name: str, each: int, workers: int) -> list[dict[str, Any]]:
         noted = {"label": case.name, "family": case.family, "hand": case.hand}
         lines.append(replace(problem, ttir=texts, extra=noted).to_json())
         named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
-        heuristics = describe.heuristic_values(case.kernel)
-        grids = describe.grids({c: configs[i] for c, i in _records(tasks)}, data["grid"], named, heuristics)
+        grids = describe.grids({c: configs[i] for c, i in _records(tasks)}, data["grid"], named, case.kernel)
         records = dict((i, c) for c, i in _records(tasks))
         children, left = Children(), list(tasks)
         while left or len(children):

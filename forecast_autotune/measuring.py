@@ -32,6 +32,14 @@ class Measurer(Protocol):
         """Candidates that an earlier decision has compiled."""
         ...
 
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        """Start compiling these on idle workers, best first, without waiting for them.
+
+        They will probably be asked for, but need not be. A measurer whose compilations would disturb
+        the caller does nothing.
+        """
+        ...
+
     def measure(
         self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
     ) -> Iterator[Measurement]:

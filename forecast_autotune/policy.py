@@ -10,7 +10,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.features.listing import Listed
 from forecast_autotune.measuring import Spent
+from forecast_autotune.numerics import median
 from forecast_autotune.records import Candidate, Outcome, digest
 from forecast_autotune.results import Measurement, Plan
 from forecast_autotune.settings import Budget
@@ -50,7 +52,7 @@ class State:
 
     def pending(self) -> npt.NDArray[np.intp]:
         """Rows not measured, without the refused ones unless nothing else is left to try."""
-        unknown = np.array([c not in self.measured for c in self.forecasts.candidates], dtype=bool)
+        unknown = ~Listed.of(self.forecasts.candidates).among(self.measured)
         fit = unknown & (self.forecasts.p_fail < REFUSED)
         if not fit.any() and math.isinf(self.best()):
             return np.flatnonzero(unknown)
@@ -98,7 +100,7 @@ def stated_risk(state: State, rows: npt.NDArray[np.intp], samples: Array) -> flo
     """P(some candidate of `rows` is faster than the incumbent by more than the tolerance).
 
     `samples` [k, len(rows)] are joint draws of log2(milliseconds), +inf where the draw failed. The
-    share of draws is passed through the surrogate's calibration. 1.0 while nothing has been measured.
+    share of draws is weighed by the surrogate and then calibrated. 1.0 while nothing has been measured.
     """
     best = state.best()
     if math.isinf(best):
@@ -106,7 +108,7 @@ def stated_risk(state: State, rows: npt.NDArray[np.intp], samples: Array) -> flo
     if not len(rows):
         return 0.0
     share = float((samples.min(axis=1) < best - math.log2(1 + state.tolerance)).mean())
-    return state.forecasts.calibrate(share)
+    return state.forecasts.calibrate(state.forecasts.weigh(share))
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ class RiskBounded:
     floor: int = 8
     """... but never capped below this many."""
     many: int = 100
-    """Beyond this many candidates both shares fall with the square root: a denser grid over the same
-    ground holds more near-copies, not more secrets."""
+    """Beyond this many candidates both shares count for the fourth root of the rest: a denser grid over the
+    same ground holds more near-copies, not more secrets."""
     cheap: float = 3.0
     """Factor on the gain of a candidate that is compiled already: expected improvement per cost."""
     draws: int = 512
@@ -137,9 +139,9 @@ class RiskBounded:
     name: str = "risk"
 
     def of(self, share: float, state: State) -> int:
-        """A share of the candidates as a number, with the square-root rule beyond `many`."""
+        """A share of the candidates as a number, with the fourth-root rule beyond `many`."""
         n = len(state.forecasts)
-        return math.ceil(share * min(n, math.sqrt(n * self.many)))
+        return math.ceil(share * min(n, self.many * math.sqrt(math.sqrt(n / self.many))))
 
     def cap(self, state: State) -> int:
         """Most measurements for this decision."""
@@ -169,13 +171,13 @@ class RiskBounded:
         wanted = min(wanted, room)
         names = state.forecasts.candidates
         weight = np.array([self.cheap if names[int(i)] in state.ready else 1.0 for i in rows])
-        picked = self._greedy(state, samples, weight, min(wanted + state.workers, len(rows)))
+        picked = self._greedy(state, samples, weight, min(max(wanted, state.workers), len(rows)))
         measure, later = picked[:wanted], picked[wanted:]
         return Plan(
             tuple(names[rows[i]] for i in measure),
             reason,
             risk,
-            prefetch=tuple(names[rows[i]] for i in later[: max(0, state.workers - wanted)]),
+            prefetch=tuple(names[rows[i]] for i in later),
         )
 
     def _promising(self, state: State) -> tuple[npt.NDArray[np.intp], Array]:
@@ -193,7 +195,7 @@ class RiskBounded:
         best = state.best()
         # Before the first measurement every draw competes with its own typical candidate.
         finite = np.where(np.isfinite(samples), samples, np.nanmax(samples[np.isfinite(samples)], initial=0))
-        bar = np.full(len(samples), best) if math.isfinite(best) else np.median(finite, axis=1)
+        bar = np.full(len(samples), best) if math.isfinite(best) else median(finite, axis=1)
         picked: list[int] = []
         for _ in range(count):
             gain = weight * np.maximum(0.0, bar[:, None] - samples).mean(axis=0)

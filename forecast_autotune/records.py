@@ -60,9 +60,12 @@ class Evidence(StrEnum):
     """There was one candidate, so there was nothing to decide."""
 
 
+_PLAIN = (bool, int, str)
+
+
 def plain(value: object) -> Scalar:
     """Reduce a meta-parameter's value to something JSON can hold; other types become their `str`."""
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
@@ -102,7 +105,7 @@ class Config:
         ir_override: str | None = None,
     ) -> Config:
         """Build a config from a mapping of meta-parameters (any order, any value type)."""
-        pairs = tuple(sorted((str(name), plain(value)) for name, value in kwargs.items()))
+        pairs = tuple(sorted([(str(name), plain(value)) for name, value in kwargs.items()]))
         return cls(pairs, num_warps, num_stages, num_ctas, maxnreg, ir_override)
 
     def parameters(self) -> dict[str, Scalar]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,20 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.features.ttir import assignment_of
 from forecast_autotune.policy import Policy
+from forecast_autotune.records import Candidate
 from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Settings
+from forecast_autotune.simulated import TableMeasurer, exhaustive_seconds
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Relative, Surrogate
 from forecast_autotune.table import Table, filed, read_tables
-from forecast_autotune.testing import TableMeasurer, exhaustive_seconds
 from forecast_autotune.tuner import Task, tune
+
+
+PRIORS = ("none", "tuned", "shapes", "devices")
+"""What `relatives_of` may say."""
 
 
 @dataclass(frozen=True)
@@ -141,18 +148,26 @@ def relatives_of(
 ) -> list[Relative]:
     """What may be known beforehand of the kernel's other problems, nearest first.
 
-    `none`: nothing. `tuned`: what the tuner itself measured there (`tuned`, by problem id).
-    `shapes`: their whole tables.
+    `none`: nothing. `tuned`: what the tuner itself measured of them on the same device (`tuned`, by problem
+    id). `shapes`: their whole tables on the same device. `devices`: whole tables of the same sizes on other
+    devices. Raises `ValueError` for another word.
     """
+    if prior not in PRIORS:
+        raise ValueError(f"prior is one of {', '.join(PRIORS)}, got {prior!r}")
     if prior == "none":
         return []
     from forecast_autotune.surrogates.analytic import distance
+    from forecast_autotune.surrogates.default import same_sizes
 
-    name, own = table.problem.kernel.name, table.problem.id
-    same = [t for t in tables if t.problem.kernel.name == name and t.problem.id != own]
-    same.sort(key=lambda t: distance(table.problem, t.problem))
+    own = table.problem
+    same = [t for t in tables if t.problem.kernel.name == own.kernel.name and t.problem.id != own.id]
+    if prior == "devices":
+        away = [t for t in same if t.problem.device.slug != own.device.slug and same_sizes(own, t.problem)]
+        return [Relative(t.problem, tuple(t.measurements)) for t in away]
+    same = [t for t in same if t.problem.device.slug == own.device.slug]
+    same.sort(key=lambda t: distance(own, t.problem))
     if prior == "shapes":
-        return [Relative(t.problem, t.measurements) for t in same]
+        return [Relative(t.problem, tuple(t.measurements)) for t in same]
     return [Relative(t.problem, (tuned or {}).get(t.problem.id, ())) for t in same]
 
 
@@ -181,7 +196,7 @@ def replay_one(
         problem,
         names,
         {m.candidate: m.grid for m in table.measurements if m.grid is not None},
-        trace=(lambda wanted: texts) if texts else None,
+        trace=partial(_texts_of, texts) if texts else None,
     )
     begin = time.perf_counter()
     decision = tune(
@@ -215,6 +230,11 @@ def replay_one(
         path=tuple(x if math.isfinite(x) else 9.0 for x in path),
     )
     return row, seen
+
+
+def _texts_of(texts: Mapping[str, str], wanted: Sequence[Candidate]) -> dict[str, str]:
+    """The recorded IR of these candidates, as a live tracer would answer."""
+    return {key: texts[key] for key in map(assignment_of, wanted) if key in texts}
 
 
 def replay(

@@ -1,4 +1,4 @@
-"""What the loop produces: `Measurement`, `Plan`, `Cost` and `Decision`.
+"""What the loop produces: `Measurement`, `Plan`, `Cost`, `Verdict` and `Decision`.
 
 Illegal states cannot be built: a failed measurement has no time, an `ok` one has a finite positive
 one, and a decision that rests on nothing cannot claim to be measured.
@@ -168,6 +168,39 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """What later measurements said of a stated risk; probabilities and shares in [0, 1]."""
+
+    surrogate: str
+    """`name/version` of whose risk it was."""
+    shipped: float
+    """The risk by the surrogate's own calibration."""
+    stated: float
+    """The risk as it was stated: corrected by what this store had seen until then."""
+    beaten: bool
+    """Whether one of those measured beat the choice by more than the tolerance."""
+    share: float
+    """Of the candidates that had been trusted, how many were measured afterwards."""
+
+    def __post_init__(self) -> None:
+        bounded = (self.shipped, self.stated, self.share)
+        if not all(0.0 <= p <= 1.0 for p in bounded) or self.share <= 0.0:
+            raise RecordError(
+                f"a verdict needs probabilities and a share above 0, all at most 1, got {bounded}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; `from_json` reads it back."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """Read one verdict. Raises `RecordError`, `KeyError`, `TypeError` or `ValueError` for another."""
+        values = [float(data[name]) for name in ("shipped", "stated", "share")]
+        return cls(str(data["surrogate"]), values[0], values[1], bool(data["beaten"]), values[2])
+
+
+@dataclass(frozen=True)
 class Decision:
     """What was chosen, on what evidence, with what stated risk, and what it cost."""
 
@@ -195,6 +228,12 @@ class Decision:
     at: str = ""
     rounds: tuple[str, ...] = ()
     """The plans' reasons, in order."""
+    surrogate: str = ""
+    """`name/version` of whose risk is stated."""
+    shipped_risk: float | None = None
+    """The stated risk before what this store has seen corrected it."""
+    verdicts: tuple[Verdict, ...] = ()
+    """On risks that were stated of this problem, audits included; oldest first."""
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; `from_json` reads it back."""
@@ -207,6 +246,9 @@ class Decision:
             "evidence": str(self.evidence),
             "cost": self.cost.to_json(),
             "rounds": list(self.rounds),
+            "surrogate": self.surrogate,
+            "shipped_risk": self.shipped_risk,
+            "verdicts": [v.to_json() for v in self.verdicts],
             **{name: getattr(self, name) for name in _DECISION_PLAIN},
         }
 
@@ -221,6 +263,9 @@ class Decision:
                 evidence=Evidence(data["evidence"]),
                 cost=Cost(**data.get("cost", {})),
                 rounds=tuple(str(r) for r in data.get("rounds", ())),
+                surrogate=str(data.get("surrogate") or ""),
+                shipped_risk=number(data.get("shipped_risk"), "shipped_risk"),
+                verdicts=tuple(Verdict.from_json(v) for v in data.get("verdicts", ())),
                 **{name: data[name] for name in _DECISION_PLAIN},
             )
         except RecordError:

@@ -29,6 +29,8 @@ class Mode(StrEnum):
     """Measure every candidate: for oracles and for harvesting."""
     DETERMINISTIC = "deterministic"
     """Neither clock nor store: the choice depends on the problem alone, so runs and ranks agree."""
+    LISTEN = "listen"
+    """Change nothing, keep every timing: the host measures all that it would measure without us."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,16 @@ def _variable(name: str, parse: Callable[[str], Any], default: Any, doc: str) ->
 class Settings:
     """All settings of one decision. Build with `Settings.from_environment()` and `with_`."""
 
-    enabled: bool = _variable("", _flag, False, "1: serve every triton.autotune in this process")
+    enabled: bool = _variable(
+        "", _flag, False, "1: serve every triton.autotune and torch.compile in this process"
+    )
     cache_dir: Path | None = _variable(
         "_CACHE_DIR",
         user_directory,
         None,
         "where measurements are kept (default: the user's cache directory)",
     )
-    mode: Mode = _variable("_MODE", _mode, Mode.TUNE, "tune | skip | frozen | exhaustive | deterministic")
+    mode: Mode = _variable("_MODE", _mode, Mode.TUNE, " | ".join(Mode))
     on_miss: str = _variable(
         "_ON_MISS", _choice("error", "forecast"), "error", "frozen mode: raise, or take the best forecast"
     )
@@ -161,6 +165,21 @@ class Settings:
         _number(0.0, 1e6),
         600.0,
         "seconds to wait for another process tuning the same problem",
+    )
+    inductor_space: str = _variable(
+        "_INDUCTOR_SPACE",
+        _choice("default", "exhaustive"),
+        "default",
+        "torch.compile: which of Inductor's GEMM configs are considered: default | exhaustive",
+    )
+    inductor_pointwise: bool = _variable(
+        "_INDUCTOR_POINTWISE", _flag, False, "1: torch.compile: choose configs of generated kernels, too"
+    )
+    model: Path | None = _variable(
+        "_MODEL",
+        user_directory,
+        None,
+        "a model of `forecast-autotune train surrogate` instead of the shipped one",
     )
     summary: bool = _variable("_SUMMARY", _flag, False, "1: print one line per decision to stderr")
     seed: int = _variable("_SEED", _count(0), 0, "seed of audits and of random policies")

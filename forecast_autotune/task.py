@@ -15,7 +15,7 @@ import numpy.typing as npt
 from forecast_autotune.errors import RecordError
 from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Problem, digest
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.results import Decision, Measurement, Verdict
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.base import Array, Forecasts, Relative
 
@@ -41,6 +41,10 @@ class Memory(Protocol):
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
         """Replace the stored decision."""
+        ...
+
+    def verdicts(self, problem: Problem) -> list[Verdict]:
+        """What became of the risks stated on this problem's device class."""
         ...
 
     def tuning_lock(self, problem: Problem, timeout_s: float) -> AbstractContextManager[bool]:
@@ -78,7 +82,13 @@ class Task:
 
 def fingerprint(candidates: Sequence[Candidate]) -> str:
     """One digest for a list of candidates, whatever their order."""
-    return digest(*sorted(c.id for c in candidates))
+    # One text each, without the detour over JSON: a large list is named on every first call.
+    return digest(*sorted(map(_name, candidates)))
+
+
+def _name(c: Candidate) -> str:
+    k = c.config
+    return repr((c.variant, k.kwargs, k.num_warps, k.num_stages, k.num_ctas, k.maxnreg, k.ir_override))
 
 
 def flat(candidates: Sequence[Candidate], reason: str) -> Forecasts:

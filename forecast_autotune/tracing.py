@@ -1,20 +1,25 @@
-"""Which candidates to trace to TTIR, and when: all of a small list, a spread sample of a large one."""
+"""Which candidates to trace to TTIR, and when: a handful for a first guess, then all of a small list or a
+spread sample of a large one, then whatever the forecasts think best."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.encode import Encoder
-from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.features.listing import Listed
+from forecast_autotune.numerics import median
 from forecast_autotune.records import Candidate
 
+HANDFUL = 4
+"""Traced before the first compilation starts; one costs about 15 ms with parsing, and holds the GIL."""
 ALL = 64
-"""Trace every distinct assignment up to this many; one costs about 15 ms with parsing."""
+"""Trace every distinct assignment up to this many ..."""
 SPREAD = 32
-"""Beyond that: so many spread over the space first ..."""
+"""... and beyond that so many spread over the space first ..."""
 NEXT = 16
 """... and so many of the best forecasts whenever the forecasts change."""
 
@@ -28,50 +33,75 @@ class Traces:
         trace: Callable[[Sequence[Candidate]], Mapping[str, str]] | None,
     ) -> None:
         self.texts: dict[str, str] = {}
-        self._candidates = candidates
+        self._candidates = Listed.of(candidates)
         self._trace = trace
-        self._keys: list[str] = []
-        self._asked: set[str] = set()
+        self._asked: set[int] = set()
+        """Assignments, as `Listed.assignments` numbers them."""
+
+    def handful(self) -> Listed:
+        """Trace a few assignments that cover the space; the candidates that have their IR then.
+
+        None where there are hardly more than a few. What is traced later does not depend on it. It saves
+        time even where the tracer remembers all texts: reading one takes a millisecond.
+        """
+        count = len(self._candidates.assignments[0]) if self._trace is not None else 0
+        if count <= 2 * HANDFUL:
+            return Listed()
+        # Of a large list, a handful of what `begin` will ask for: farthest points come first.
+        self._ask(self._first()[:HANDFUL] if count > ALL else self._spread(range(count), HANDFUL))
+        names, keys = self._candidates.assignments
+        read = np.array([name in self.texts for name in names], dtype=bool)
+        return Listed(self._candidates[i] for i in np.flatnonzero(read[keys]))
 
     def begin(self, *, everything: bool = False) -> None:
         """The first traces: every assignment of a small list, or a sample that covers a large one."""
-        if self._trace is None:
-            return
-        self._keys = [assignment_of(c) for c in self._candidates]
-        first: dict[str, Candidate] = {}
-        for key, candidate in zip(self._keys, self._candidates, strict=True):
-            first.setdefault(key, candidate)
-        chosen = list(first.values())
-        if len(chosen) > ALL and not everything:
-            chosen = spread(chosen, SPREAD)
-        self._ask(chosen)
+        if self._trace is not None:
+            self._ask(range(len(self._candidates.assignments[0])) if everything else self._first())
 
     def extend(self, order: npt.NDArray[np.intp]) -> bool:
         """Trace the best-ranked candidates not traced yet; True if anything new came in."""
-        if self._trace is None or len(self._asked) >= len(set(self._keys)):
+        names, keys = self._candidates.assignments
+        if self._trace is None or len(self._asked) >= len(names):
             return False
-        wanted: dict[str, Candidate] = {}
-        for i in order:
-            key = self._keys[int(i)]
-            if key not in self._asked:
-                wanted.setdefault(key, self._candidates[int(i)])
-            if len(wanted) >= NEXT:
-                break
+        left = np.ones(len(names), dtype=bool)
+        left[list(self._asked)] = False
+        ranked = keys[order]
+        wanted = dict.fromkeys(ranked[left[ranked]].tolist())
         before = len(self.texts)
-        self._ask(list(wanted.values()))
+        self._ask(list(wanted)[:NEXT])
         return len(self.texts) > before
 
-    def _ask(self, candidates: Sequence[Candidate]) -> None:
-        if self._trace is None or not candidates:
+    def _first(self) -> Sequence[int]:
+        count = len(self._candidates.assignments[0])
+        return range(count) if count <= ALL else self._spread(range(count), SPREAD)
+
+    def _spread(self, assignments: Sequence[int], count: int) -> list[int]:
+        chosen = spread(self._examples(assignments), count)
+        keys = self._candidates.assignments[1]
+        return [int(keys[self._candidates.row[c]]) for c in chosen]
+
+    def _examples(self, assignments: Sequence[int]) -> list[Candidate]:
+        """The first candidate of each of these assignments."""
+        return [self._candidates[self._example[i]] for i in assignments]
+
+    @cached_property
+    def _example(self) -> list[int]:
+        """Row of the first candidate of every assignment."""
+        rows: list[int] = np.unique(self._candidates.assignments[1], return_index=True)[1].tolist()
+        return rows
+
+    def _ask(self, assignments: Sequence[int]) -> None:
+        fresh = [i for i in assignments if i not in self._asked]
+        if self._trace is None or not fresh:
             return
-        self._asked |= {assignment_of(c) for c in candidates}
-        self.texts.update(self._trace(candidates))
+        self.texts.update(self._trace(self._examples(fresh)))
+        self._asked.update(fresh)
 
 
 def spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """`count` candidates that cover the space: farthest-point sampling from the middle outwards."""
     points = Encoder.of(candidates, meta_only=True)(candidates)
-    middle = int(np.argmin(((points - np.median(points, axis=0)) ** 2).sum(axis=1)))
+    middle = int(np.argmin(((points - median(points, axis=0)) ** 2).sum(axis=1)))
     chosen = [middle]
     nearest = ((points - points[middle]) ** 2).sum(axis=1)
     while len(chosen) < min(count, len(candidates)):

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from forecast_autotune.errors import NothingLaunches
+from forecast_autotune.features.listing import Listed
 from forecast_autotune.measuring import Measurer, Spent
+from forecast_autotune.numerics import one_thread
 from forecast_autotune.policy import REFUSED, Exhaustive, Policy, RiskBounded, State, exhausted, stated_risk
 from forecast_autotune.records import Candidate, Evidence, Outcome
 from forecast_autotune.results import Cost, Decision, Measurement, Plan
@@ -19,6 +21,7 @@ from forecast_autotune.table import latest
 from forecast_autotune.task import Memory, Task, checked, fingerprint, flat, now
 from forecast_autotune.tracing import Traces
 from forecast_autotune.untimed import from_forecasts, from_store_alone, untimed
+from forecast_autotune.verdicts import Ledger
 
 __all__ = ["Memory", "Task", "fingerprint", "now", "tune", "usable"]
 
@@ -44,7 +47,9 @@ def tune(
     `measurer` is called only if something has to be timed. Every measurement is in the store before
     the next one starts, so an interruption at any point loses nothing.
     """
-    chosen = Exhaustive() if settings.mode is Mode.EXHAUSTIVE else policy or RiskBounded()
+    chosen = policy or RiskBounded()
+    if settings.mode in (Mode.EXHAUSTIVE, Mode.LISTEN):
+        chosen = Exhaustive()
     mark = task.settings_digest(settings, chosen)
     if settings.mode is Mode.DETERMINISTIC:
         return untimed(task, [], [], surrogate, settings, mark, "deterministic mode: no clock, no store")
@@ -86,24 +91,29 @@ class _Search:
         self.problem = task.problem
         self.start = time.perf_counter()
         self.forecast_s = 0.0
-        wanted = set(task.candidates)
-        self.rows = [m for m in store.measurements(task.problem) if m.candidate in wanted]
+        self.candidates = Listed.of(task.candidates)
+        self.rows = [m for m in store.measurements(task.problem) if m.candidate in self.candidates.row]
         self.measured = latest(self.rows)
         self.known = len(self.measured)
         self.tried: dict[Candidate, Measurement] = {}
         """What happened in this decision, infrastructure faults included."""
-        self.traces = Traces(task.candidates, task.trace)
+        self.traces = Traces(self.candidates, task.trace)
         self.relatives = store.relatives(task.problem)
+        name, earlier = f"{surrogate.name}/{surrogate.version}", store.decision(task.problem)
+        self.ledger = Ledger(name, store.verdicts(task.problem), earlier)
+        self.ledger.supersedes(self.candidates, self.measured)
         self.reasons: list[str] = []
         self.audited = False
         self.finalists: set[Candidate] = set()
-        self.place = {c: i for i, c in enumerate(task.candidates)}
 
     def run(self, make: Callable[[], Measurer]) -> Decision:
         measurer: Measurer | None = None
         try:
+            if not self.measured:  # then something has to be timed, whatever the forecasts say
+                measurer = make()
+                measurer.prefetch(self._guess(measurer))
             while True:
-                state = self._state(measurer)
+                state = self._state(measurer, self._forecast())
                 plan = self._plan(state)
                 self.reasons.append(plan.reason)
                 if not plan.measure:
@@ -112,7 +122,7 @@ class _Search:
                     measurer = make()
                     if measurer.ready():
                         # Binaries from an earlier decision: plan again, knowing that they cost nothing.
-                        state = self._state(measurer)
+                        state = replace(state, ready=measurer.ready(), workers=measurer.workers)
                         plan = self._plan(state)
                         self.reasons[-1] = plan.reason
                 self._measure(measurer, plan, state)
@@ -122,11 +132,27 @@ class _Search:
             if measurer is not None:
                 measurer.close()
 
-    def _state(self, measurer: Measurer | None) -> State:
+    def _guess(self, measurer: Measurer) -> tuple[Candidate, ...]:
+        """What to compile while most of the IR is still to be traced: the plan among the traced handful.
+
+        It changes no later plan, and takes half of the workers at most: a wrong guess wastes only
+        workers that would have been idle.
+        """
         begin = time.perf_counter()
-        forecasts = self._forecast()
+        try:
+            if self.settings.mode is Mode.EXHAUSTIVE or not (traced := self.traces.handful()):
+                return ()
+            with one_thread():
+                # One worker: what a plan would compile ahead, for rounds to come, is not needed.
+                found = self.policy.plan(replace(self._state(measurer, self._ask(traced)), workers=1)).measure
+        except Exception:
+            return ()  # it will fail again where the first plan is made, and be dealt with there
+        finally:
+            self.forecast_s += time.perf_counter() - begin
+        return found[: max(1, measurer.workers // 2)]
+
+    def _state(self, measurer: Measurer | None, forecasts: Forecasts) -> State:
         spent = measurer.spent() if measurer is not None else Spent()
-        self.forecast_s += time.perf_counter() - begin
         return State(
             forecasts,
             # A candidate that met a broken harness is not a label, but must not be tried again now.
@@ -146,12 +172,13 @@ class _Search:
         )
 
     def _forecast(self) -> Forecasts:
+        begin = time.perf_counter()
         try:
             if not self.reasons:
                 self._trace_first()
-            forecasts = self._ask()
+            forecasts = self._ask(self.candidates)
             if self.traces.extend(forecasts.order()):
-                forecasts = self._ask()
+                forecasts = self._ask(self.candidates)
             return forecasts
         except Exception as error:
             # Correct first: without forecasts we measure as triton.autotune would, and say so.
@@ -159,7 +186,9 @@ class _Search:
                 f"surrogate {self.surrogate.name} failed ({error!r}): measuring everything", stacklevel=2
             )
             self.policy = Exhaustive()
-            return flat(self.task.candidates, f"no forecast: {error}")
+            return flat(self.candidates, f"no forecast: {error}")
+        finally:
+            self.forecast_s += time.perf_counter() - begin
 
     def _trace_first(self) -> None:
         if self.settings.mode is not Mode.EXHAUSTIVE:
@@ -169,20 +198,23 @@ class _Search:
         self.traces.begin(everything=True)
         self.problem = replace(self.problem, ttir=self.traces.texts)
 
-    def _ask(self) -> Forecasts:
+    def _ask(self, candidates: Listed) -> Forecasts:
         task = self.task
-        query = Query(task.problem, task.candidates, task.grids, self.rows, self.relatives, self.traces.texts)
-        return checked(self.surrogate.forecast(query), task.candidates)
+        query = Query(task.problem, candidates, task.grids, self.rows, self.relatives, self.traces.texts)
+        with one_thread():
+            return self.ledger.corrected(checked(self.surrogate.forecast(query), candidates))
 
     def _plan(self, state: State) -> Plan:
         begin = time.perf_counter()
-        plan = self.policy.plan(state)
+        with one_thread():
+            plan = self.policy.plan(state)
         self.audited = self.audited or bool(plan.audit)
+        self.ledger.audits(plan, state)
         self.forecast_s += time.perf_counter() - begin
         return plan
 
     def _measure(self, measurer: Measurer, plan: Plan, state: State) -> None:
-        row = {c: i for i, c in enumerate(state.forecasts.candidates)}
+        row = self.candidates.row
         audits = set(plan.audit)
         for m in measurer.measure(plan.measure, prefetch=plan.prefetch):
             forecast = state.forecasts[row[m.candidate]]
@@ -205,7 +237,8 @@ class _Search:
         self.store.add(self.problem, m)
         self.rows.append(m)
         self.tried[m.candidate] = m
-        self.measured = latest(self.rows)
+        if m.outcome.is_label:
+            self.measured[m.candidate] = m
 
     def _settle(self, measurer: Measurer | None) -> None:
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
@@ -225,19 +258,16 @@ class _Search:
         """Those that ran, fastest first; ties go to the earlier candidate, as in Triton."""
         final = self.finalists
         ran = [m for m in self.measured.values() if m.ok and (not final or m.candidate in final)]
-        return sorted(ran, key=lambda m: (m.ms, m.p20_ms or m.ms, m.p80_ms or m.ms, self.place[m.candidate]))
+        return sorted(
+            ran, key=lambda m: (m.ms, m.p20_ms or m.ms, m.p80_ms or m.ms, self.candidates.row[m.candidate])
+        )
 
     def _decide(self, state: State, plan: Plan, measurer: Measurer | None) -> Decision:
         fast = self._fastest()
         spent = measurer.spent() if measurer is not None else Spent()
         wall = time.perf_counter() - self.start
         cost = Cost(max(wall, spent.wall_s), self.forecast_s, spent.compile_s, spent.timing_s, spent.compiled)
-        refused = int(
-            sum(
-                p >= REFUSED and c not in self.measured
-                for c, p in zip(state.forecasts.candidates, state.forecasts.p_fail, strict=True)
-            )
-        )
+        refused = int(((state.forecasts.p_fail >= REFUSED) & ~self.candidates.among(self.measured)).sum())
         new = len(self.tried)
         if not fast:
             return self._nothing_ran(state, cost)
@@ -248,12 +278,13 @@ class _Search:
         evidence = Evidence.MEASURED if best.candidate in self.tried else Evidence.STORED
         untimed = len(self.task.candidates) - len(self.measured) - refused
         each = (spent.compile_s + spent.timing_s) / new if new else 0.0
+        risk = self._final_risk(state, plan)
         return Decision(
             problem=self.task.problem.id,
             chosen=best.candidate,
             evidence=evidence,
             reason=f"{share}; {plan.reason}",
-            stated_risk=self._final_risk(state, plan),
+            stated_risk=risk,
             tolerance=self.settings.tolerance,
             candidates=len(self.task.candidates),
             measured=new,
@@ -266,6 +297,9 @@ class _Search:
             settings=self.mark,
             at=now(),
             rounds=tuple(self.reasons),
+            surrogate=self.ledger.surrogate,
+            shipped_risk=self.ledger.shipped(risk),
+            verdicts=self.ledger.verdicts(self.measured, self.tried, best),
         )
 
     def _final_risk(self, state: State, plan: Plan) -> float:
@@ -273,7 +307,8 @@ class _Search:
         if isinstance(self.policy, RiskBounded):
             return plan.risk
         rows = state.pending()
-        return stated_risk(state, rows, state.forecasts.samples(rows, 512, state.seed))
+        with one_thread():
+            return stated_risk(state, rows, state.forecasts.samples(rows, 512, state.seed))
 
     def _nothing_ran(self, state: State, cost: Cost) -> Decision:
         faults = [m for m in self.tried.values() if m.outcome is Outcome.INFRASTRUCTURE]

@@ -12,12 +12,12 @@ from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
     from forecast_autotune.table import Table
-    from forecast_train.evaluation import Evaluation
+    from forecast_train.evaluation.splits import LeaveOut
+    from forecast_train.evaluation.summary import Summary
 
 
 def evaluate(options: argparse.Namespace, output: Output) -> int:
     """Evaluate methods on tables, print the report, and write it to a folder if asked to."""
-    from forecast_train.evaluation import summarize
     from forecast_train.evaluation.report import shown, write_report
     from forecast_train.evaluation.splits import SplitError, spread
 
@@ -35,10 +35,18 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     if options.limit is not None:
         tables = spread(tables, options.limit)
     try:
-        result = _evaluate(tables, methods, options, out, output)
+        summary = evaluated(
+            tables,
+            methods,
+            output,
+            leave_out=options.leave_out,
+            seeds=options.seeds,
+            jobs=options.jobs,
+            out=out,
+            subject=options.subject,
+        )
     except SplitError as error:
         raise Usage(f"--leave-out {options.leave_out}: {error}") from error
-    summary = summarize(result, subject=options.subject)
     width = 0 if output.as_json else output.console.width
     output.emit(summary.to_json(), *(() if output.as_json else (shown(summary, width=width),)))
     if out is not None:
@@ -58,12 +66,22 @@ def _methods(given: str | None) -> list[str]:
         raise Usage(f"--methods {given}: {error}") from error
 
 
-def _evaluate(
-    tables: list[Table], methods: list[str], options: argparse.Namespace, out: Path | None, output: Output
-) -> Evaluation:
+def evaluated(
+    tables: list[Table],
+    methods: list[str],
+    output: Output,
+    *,
+    leave_out: LeaveOut,
+    seeds: int,
+    jobs: int,
+    out: Path | None,
+    subject: str | None = None,
+) -> Summary:
+    """Score methods with a progress bar. Raises `SplitError`; see `forecast_train.evaluation.evaluate`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from forecast_train.evaluation import evaluate as run
+    from forecast_train.evaluation import summarize
 
     with Progress(
         TextColumn("evaluating"),
@@ -80,13 +98,14 @@ def _evaluate(
         def done(count: int, total: int, what: str) -> None:
             progress.update(task, completed=count, total=total, description=what)
 
-        return run(
+        result = run(
             tables,
-            leave_out=options.leave_out,
+            leave_out=leave_out,
             methods=methods,
-            seeds=options.seeds,
-            jobs=options.jobs,
+            seeds=seeds,
+            jobs=jobs,
             out=out,
             settings=Settings.from_environment(),
             progress=done,
         )
+    return summarize(result, subject=subject)

@@ -14,6 +14,7 @@ from forecast_autotune.cli.output import Failure, Output, Usage
 from forecast_autotune.cli.show import open_store
 from forecast_autotune.records import Device
 from forecast_autotune.settings import user_directory
+from forecast_autotune.store.kernel_tuner import device_named, import_kernel_tuner, is_kernel_tuner
 from forecast_autotune.store.triton_cache import import_triton_cache
 from forecast_autotune.table import Table, read_tables, write_tables
 
@@ -54,9 +55,12 @@ def export(options: argparse.Namespace, output: Output) -> int:
 
 
 def import_(options: argparse.Namespace, output: Output) -> int:
-    """Read table files and Triton caches, and add what the store does not hold."""
+    """Read table files, Triton's, Kernel Tuner's and Inductor's timings; add what the store does not hold."""
     if not options.files and options.triton_cache is None:
-        raise Usage("nothing to import: give table files, a Triton cache directory, or --triton-cache")
+        raise Usage(
+            "nothing to import: give table files, Kernel Tuner's or Inductor's cache files, a Triton cache "
+            "directory, or --triton-cache"
+        )
     files = [Path(name) for name in options.files]
     caches = [path for path in files if path.is_dir()]
     if options.triton_cache is not None:
@@ -64,7 +68,7 @@ def import_(options: argparse.Namespace, output: Output) -> int:
     for cache in caches:
         if not cache.is_dir():
             raise Usage(f"{cache} is no directory: name the Triton cache, as in TRITON_CACHE_DIR")
-    tables = [table for path in files if not path.is_dir() for table in read_tables(path)]
+    tables = [table for path in files if not path.is_dir() for table in _read(path, options.device_name)]
     if caches:
         device = _device(options.device_name)
         tables += [table for cache in caches for table in import_triton_cache(cache, device)]
@@ -78,6 +82,18 @@ def import_(options: argparse.Namespace, output: Output) -> int:
     known = "" if found == added else f"; {found - added} known already"
     output.emit(data, new + known, _plain(str(store.root)))
     return 0
+
+
+def _read(path: Path, device: str | None) -> list[Table]:
+    """The tables of one file: ours, Kernel Tuner's or Inductor's; standard input is always ours."""
+    if str(path) == "-":
+        return read_tables(path)
+    if is_kernel_tuner(path):
+        return [import_kernel_tuner(path, device_named(device) if device else None)]
+    from forecast_integrations.inductor.importers import import_inductor
+
+    found = import_inductor(path, device)
+    return read_tables(path) if found is None else found
 
 
 def clear(options: argparse.Namespace, output: Output) -> int:

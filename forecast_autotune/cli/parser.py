@@ -62,6 +62,7 @@ def build() -> argparse.ArgumentParser:
     _run(commands)
     _replay(commands)
     _eval(commands)
+    _train(commands)
     _stored(commands)
     _exchange(commands)
     doctor = _command(commands, "doctor", "doctor", "doctor", "check this installation, and say what to do")
@@ -143,7 +144,28 @@ def _replay(commands: Any) -> None:
         help="known beforehand: nothing, or the kernel's other problems in the same tables",
     )
     replay.add_argument("--workers", type=int, default=16, metavar="N", help="simulated compile threads")
+    replay.add_argument(
+        "--leave-out",
+        choices=("family", "hand", "kernel", "shape", "device"),
+        help="fit the surrogate without one of these at a time, and score it beside the baselines",
+    )
+    replay.add_argument("--baselines", metavar="A,B", help="with --leave-out: which (default: all)")
+    replay.add_argument("--seeds", type=int, metavar="N", help="with --leave-out: repetitions (default: 5)")
+    replay.add_argument("--jobs", type=int, metavar="N", help="with --leave-out: processes (default: 1)")
     replay.add_argument("--plot", metavar="FILE", help="also draw a picture (.png) or a page (.html)")
+
+
+def _train(commands: Any) -> None:
+    train = commands.add_parser("train", help="turn measurements into better surrogates")
+    kinds = train.add_subparsers(title="what to train", metavar="WHAT", required=True)
+    forest = _command(
+        kinds, "surrogate", "train", "surrogate", "fit the learned surrogate to recorded tables, in seconds"
+    )
+    forest.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
+    forest.add_argument("--out", required=True, metavar="FILE", help="the model, one .npz file")
+    forest.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the forests")
+    forest.add_argument("--trees", type=int, default=64, metavar="N", help="trees of a forest (default: 64)")
+    forest.add_argument("--leaf", type=int, default=8, metavar="N", help="fewest rows of a leaf (default: 8)")
 
 
 def _eval(commands: Any) -> None:
@@ -177,6 +199,11 @@ def _eval(commands: Any) -> None:
 
 def _stored(commands: Any) -> None:
     show = _command(commands, "show", "show", "show", "list what the store holds, per kernel and device")
+    show.add_argument(
+        "--calibration",
+        action="store_true",
+        help="instead: stated risks and intervals against what later measurements found",
+    )
     _filters(show)
     explain = _command(commands, "explain", "show", "explain", "say why a kernel got its configs")
     explain.add_argument("kernel", metavar="KERNEL", help="the kernel's name")
@@ -204,7 +231,7 @@ def _exchange(commands: Any) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="table files, Kernel Tuner cache files; a directory is a Triton cache; - is stdin",
+        help="tables, Kernel Tuner's or Inductor's cache files; a directory is Triton's cache; - is stdin",
     )
     imports.add_argument(
         "--triton-cache",

@@ -1,4 +1,8 @@
-"""`replay`: what the tuner would have decided on recorded tables, in seconds and without a GPU."""
+"""`replay`: what the tuner would have decided on recorded tables, in seconds and without a GPU.
+
+With `--leave-out`, the surrogate is fitted anew for every family (hand, kernel, shape, device) without
+it, and all baselines are scored beside it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune.cli.output import Failure, Output, Usage
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
-from forecast_autotune.replay import Report, load, shipped
+from forecast_autotune.replay import Report, load, replay_one, shipped
 from forecast_autotune.replay import replay as replay_tables
 from forecast_autotune.report.table import replay_panel, replay_table
 from forecast_autotune.settings import Mode, Settings
@@ -28,11 +32,15 @@ def replay(options: argparse.Namespace, output: Output) -> int:
     picture = None if options.plot is None else _picture_path(options.plot)
     if options.workers < 1:
         raise Usage(f"--workers must be at least 1, got {options.workers}")
+    _check_left_out(options)
     policy, settings = _policy(options), _settings(options)
     paths = [Path(name) for name in options.tables] or shipped()
     if not paths:
         raise Failure("this installation ships no recorded tables: give TABLE files, for example of `export`")
-    report = _replay(load(paths), options, settings, policy, output)
+    tables = load(paths)
+    if options.leave_out is not None:
+        return left_out(tables, options, settings, policy, output)
+    report = _replay(tables, options, settings, policy, output)
     plain = not output.as_json and output.console.options.ascii_only
     width = 0 if output.as_json else output.console.width
     shown = () if output.as_json else (replay_table(report, width=width, plain=plain), replay_panel(report))
@@ -80,6 +88,77 @@ def _policy(options: argparse.Namespace) -> Callable[[Table], Policy | None]:
         return Fixed(count, random=name == "random")
 
     return fixed
+
+
+def _check_left_out(options: argparse.Namespace) -> None:
+    if options.leave_out is None:
+        for name in ("jobs", "seeds", "baselines"):
+            if getattr(options, name) is not None:
+                raise Usage(f"--{name} belongs to --leave-out: give both, or neither")
+        return
+    for name in ("jobs", "seeds"):
+        if (given := getattr(options, name)) is not None and given < 1:
+            raise Usage(f"--{name} must be at least 1, got {given}")
+    if options.prior != "none" or options.plot is not None:
+        raise Usage(
+            "--leave-out says itself what is known (shape: the kernel's other shapes) and draws nothing"
+        )
+
+
+def left_out(
+    tables: list[Table],
+    options: argparse.Namespace,
+    settings: Settings,
+    policy: Callable[[Table], Policy | None],
+    output: Output,
+) -> int:
+    """Replay every problem with a surrogate that never saw its group; print the replay and the scores."""
+    from forecast_autotune.cli.eval import evaluated
+    from forecast_train.evaluation.baselines import methods
+    from forecast_train.evaluation.report import shown
+    from forecast_train.evaluation.splits import SplitError, folds
+
+    try:
+        split = folds(tables, options.leave_out)
+    except SplitError as error:
+        raise Usage(f"--leave-out {options.leave_out}: {error}") from error
+    every = [m for m in methods if m != "learned"]
+    given = every if options.baselines is None else [b for b in options.baselines.split(",") if b]
+    if unknown := [name for name in given if name not in every]:
+        raise Usage(f"--baselines {','.join(unknown)}: choose from {','.join(every)}")
+    report = Report("default", "", options.leave_out, settings.tolerance, settings.risk)
+    for fold in split:
+        surrogate = methods["learned"](fold.train)
+        report.surrogate = f"{surrogate.name}/{surrogate.version}"
+        for table in fold.test:
+            chosen = policy(table)
+            report.policy = "default" if chosen is None else chosen.name
+            row, _ = replay_one(
+                table,
+                surrogate=surrogate,
+                policy=chosen,
+                settings=settings,
+                relatives=fold.relatives(table),
+                workers=options.workers,
+            )
+            report.rows.append(row)
+        output.remark(f"{fold.name}: {len(fold.test)} problems replayed")
+    summary = evaluated(
+        tables,
+        ["learned", *given],
+        output,
+        leave_out=options.leave_out,
+        seeds=options.seeds or 5,
+        jobs=options.jobs or 1,
+        out=None,
+    )
+    plain = not output.as_json and output.console.options.ascii_only
+    width = 0 if output.as_json else output.console.width
+    parts = () if output.as_json else (replay_table(report, width=width, plain=plain), replay_panel(report))
+    scores = () if output.as_json else (shown(summary, width=width),)
+    found = {**report.to_json(), "leave_out": options.leave_out, "evaluation": summary.to_json()}
+    output.emit(found, *parts, *scores)
+    return 0
 
 
 def _replay(

@@ -25,6 +25,10 @@ def open_store(options: argparse.Namespace) -> Store:
 
 def show(options: argparse.Namespace, output: Output) -> int:
     """One line per kernel and device."""
+    if options.calibration:
+        from forecast_autotune.cli.calibration import calibration
+
+        return calibration(options, output)
     store = open_store(options)
     rows = summarize(
         store.tables(options.kernel, options.device), store.decisions(options.kernel, options.device)

@@ -9,6 +9,7 @@ All candidates of a problem are costed at once, as arrays of shape [n].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -19,7 +20,7 @@ from forecast_autotune.features.devices import Card
 from forecast_autotune.features.ttir import Facts
 from forecast_autotune.records import Config
 
-VERSION = "cost-1"
+VERSION = "cost-2"
 
 Array = npt.NDArray[np.float64]
 
@@ -50,6 +51,8 @@ class Constants:
 _REGISTERS = 65536.0
 _THREADS = 2048.0
 _PROGRAMS = 32.0
+_VECTOR = 8.0
+"""Neighbouring elements that a thread holds of what it loaded, as a rule."""
 _SPILL_BYTES = 64.0
 """Bytes of local memory that a multiprocessor moves in a cycle."""
 
@@ -124,15 +127,39 @@ NUMBERS = tuple(f.name for f in fields(Facts) if f.name != "dot_shapes")
 """The fields of `Facts` that are plain numbers."""
 
 
-def shared_bytes(facts: Table, warps: Array, stages: Array) -> Array:
-    """Shared memory of one program: pipelined dot operands times stages (exact for plain GEMMs).
+def _ahead(facts: Table, stages: Array) -> tuple[Array, Array]:
+    """(stages of the loop that loads most, iterations that it loads ahead), [n] each; see `shared_bytes`."""
+    asked = np.where(facts["loop_stages"] > 0, facts["loop_stages"], stages)
+    return asked, np.maximum(1.0, np.floor((asked - 1.0) / np.maximum(1.0, facts["load_levels"])))
 
-    On Hopper `metadata.shared == num_stages * (BM*BK + BK*BN) * element_size` held for every
-    pipelined GEMM with four or more warps.
+
+def shared_bytes(facts: Table, warps: Array, stages: Array, warp_groups: bool = True) -> Array:
+    """Shared memory of one program in bytes, [n], by the rules of Triton's pipeliner and allocator.
+
+    A loop with dots keeps `stages - 1` buffers of what it loads ahead, one more of what warp-group
+    products (`warp_groups`: the device has them; they take four warps and 64 rows) read in place, and
+    one of each operand that does not come from a load of the loop. Loads that wait for other loads
+    share the stages among them. Outside of loops, operands, tiles whose fastest dimension changes and
+    what warps exchange in reductions live one after another.
     """
-    buffers = np.maximum(1.0, stages) * facts["pipelined_dot_bytes"]
-    scratch = 4.0 * np.minimum(facts["reduce_elements"] + facts["scan_elements"], 1.0) * warps * 32
-    return np.asarray(buffers + scratch)
+    asked, ahead = _ahead(facts, stages)
+    there = facts.dots[:, :, 3] > 0
+    rows = np.where(there, facts.dots[:, :, 0], np.inf).min(axis=1, initial=np.inf)
+    groups = (warps % 4 == 0) & (rows >= 64) & warp_groups
+    buffers = (ahead + groups) * facts["direct_bytes"] + ahead * facts["indirect_bytes"]
+    buffers = np.where(asked > 1, buffers, facts["direct_once_bytes"])
+    # Copies of less than 4 bytes per thread stay in registers.
+    wide = (facts["streamed_load_bytes"] >= 4.0 * 32.0 * warps) & (asked > 1)
+    buffers = buffers + np.where(wide, (asked - 1.0) * facts["streamed_bytes"], 0.0)
+    held = facts["resident_bytes"] + np.where(groups, facts["cast_bytes"], facts["chained_bytes"])
+    across = facts["reduced_across"]
+    sharing = np.where(across > 0, facts["reduced_length"], facts["reduced_length"] / 32.0)
+    spread = np.where(across > 0, _VECTOR * 32.0 * warps / np.maximum(across, 1.0), warps)
+    sharing = np.minimum.reduce([warps, sharing, spread])
+    exchanged = np.where(sharing > 1.0, np.maximum(sharing, 1.0) * facts["reduced_bytes"], 0.0)
+    during = facts["reduced_inside"] * exchanged
+    once = np.maximum.reduce([facts["straight_dot_bytes"], facts["turned_bytes"], exchanged])
+    return np.asarray(np.maximum(buffers + held + during, once))
 
 
 def costs(
@@ -150,12 +177,13 @@ def costs(
     stages = np.array([float(c.num_stages) for c in configs])
     threads = 32.0 * warps
     unknown = 4.0 * device.multiprocessors
-    programs = np.array([float(np.prod(g, dtype=float)) if g else unknown for g in grids])
+    sizes = {g: float(math.prod(g)) if g else unknown for g in set(grids)}
+    programs = np.array([sizes[g] for g in grids])
     programs = np.maximum(1.0, programs)
     clock = device.clock_ghz * 1e6  # cycles per millisecond
 
     registers = _registers(facts, threads, k)
-    shared = shared_bytes(facts, warps, stages)
+    shared = shared_bytes(facts, warps, stages, device.warp_groups)
     by_registers = _REGISTERS / (np.minimum(registers, 255.0) * threads)
     by_shared = device.shared_memory_bytes / np.maximum(shared, 1024.0)
     fits = np.minimum.reduce([by_registers, by_shared, _THREADS / threads, np.full(len(threads), _PROGRAMS)])
@@ -178,7 +206,8 @@ def costs(
     spill = _spill_cycles(facts, registers, threads)
 
     # Latency of the iterations that pipelining does not hide; other resident programs may.
-    ahead = np.where(facts["pipelined_dot_bytes"] > 0, np.maximum(1.0, stages - 1.0), 1.0)
+    pipelined = facts["direct_bytes"] + facts["indirect_bytes"] + facts["streamed_bytes"] > 0
+    ahead = np.where(pipelined, _ahead(facts, stages)[1], 1.0)
     chain = np.maximum(1.0, facts["serial_chain"])
     latency = facts["iterations"] * (k.load_latency / ahead + k.stage_latency * (chain - 1.0))
 
@@ -219,12 +248,16 @@ def _registers(facts: Table, threads: Array, k: Constants) -> Array:
 
     Pipelined dot operands stay in shared memory, and of a tile of pointers only one per vector is held.
     Without dots, or with several per iteration (attention), the products in between are held as well.
+    A loop with dots also keeps the address (two registers) of each 16 bytes that it loads ahead; these the
+    compiler rather computes again than spills.
     """
     live = facts["live_bytes"]
     several = (facts["dot_flops"] == 0) | (facts["dot_ops"] >= 1.5 * facts["iterations"])
     rest = np.maximum(0.0, live - facts["accumulator_bytes"] - facts["pipelined_dot_bytes"])
     held = np.where(several, live, facts["accumulator_bytes"] + k.held * rest)
-    return np.asarray(24.0 + held / 4.0 / threads)
+    tensors = 24.0 + held / 4.0 / threads
+    addresses = np.where(facts["dot_flops"] > 0, facts["pipelined_bytes"] / 8.0 / threads, 0.0)
+    return np.asarray(np.maximum(tensors, np.minimum(255.0, tensors + addresses)))
 
 
 def _spill_cycles(facts: Table, registers: Array, threads: Array) -> Array:

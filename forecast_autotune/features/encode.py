@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.features.listing import LAUNCH, Column, Listed
 from forecast_autotune.records import Candidate, Scalar
 
 _STAGE_UNIT = 0.7
@@ -34,17 +35,16 @@ class Encoder:
 
         `meta_only` leaves out warps and stages, which do not change the TTIR.
         """
-        rows = [parameters(c) for c in candidates]
+        columns = Listed.of(candidates).columns
         numeric: list[tuple[str, bool]] = []
         words: list[tuple[str, tuple[str, ...]]] = []
-        unseen = ("num_warps", "num_stages") if meta_only else ()
-        for name in sorted({name for row in rows for name in row}.difference(unseen)):
-            values = [row.get(name) for row in rows]
-            if len(set(map(repr, values))) < 2:
+        unseen = LAUNCH[:2] if meta_only else ()
+        for name in sorted(set(columns).difference(unseen)):
+            values = columns[name].values
+            if len(values) < 2:
                 continue
             if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
-                positive = all(v > 0 for v in values if isinstance(v, int | float))
-                numeric.append((name, positive and name != "num_stages"))
+                numeric.append((name, min(values) > 0 and name != "num_stages"))
             else:
                 words.append((name, tuple(sorted(set(map(repr, values))))))
         return cls(tuple(numeric), tuple(words))
@@ -56,25 +56,22 @@ class Encoder:
 
     def __call__(self, candidates: Sequence[Candidate]) -> npt.NDArray[np.float64]:
         """Coordinates [len(candidates), width]; unknown or odd values sit at the origin."""
+        columns = Listed.of(candidates).columns
         points = np.zeros((len(candidates), max(1, self.width)))
-        for i, candidate in enumerate(candidates):
-            row = parameters(candidate)
-            column = 0
-            for name, logarithmic in self.numeric:
-                points[i, column] = _coordinate(name, row.get(name), logarithmic)
-                column += 1
-            for name, values in self.words:
-                shown = repr(row.get(name))
-                if shown in values:
-                    # Two one-hot vectors of this length are _CATEGORY_UNIT apart.
-                    points[i, column + values.index(shown)] = _CATEGORY_UNIT / math.sqrt(2)
-                column += len(values)
+        for place, (name, logarithmic) in enumerate(self.numeric):
+            if (column := columns.get(name)) is not None:
+                places = [_coordinate(name, value, logarithmic) for value in column.values]
+                points[:, place] = np.array(places)[column.codes]
+        place = len(self.numeric)
+        for name, values in self.words:
+            column = columns.get(name, Column((None,), np.zeros(len(candidates), dtype=np.intp)))
+            # Two one-hot vectors of this length are _CATEGORY_UNIT apart.
+            hot = np.zeros((len(column.values), len(values)))
+            for i, value in enumerate(column.values):
+                hot[i] = [_CATEGORY_UNIT / math.sqrt(2) * (repr(value) == shown) for shown in values]
+            points[:, place : place + len(values)] = hot[column.codes]
+            place += len(values)
         return points
-
-
-def parameters(candidate: Candidate) -> dict[str, Scalar]:
-    """Every parameter of a candidate by name, the variant among them."""
-    return {**candidate.config.parameters(), "variant": candidate.variant}
 
 
 def _coordinate(name: str, value: Scalar, logarithmic: bool) -> float:

@@ -13,24 +13,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forecast_autotune.features import ttir_tensors as tensors
+from forecast_autotune.features.ttir_facts import Facts
+from forecast_autotune.features.ttir_integers import ASSUMED_EXTENT, Integers
 from forecast_autotune.features.ttir_parse import Block, FeatureError, Function, Op, parse
-from forecast_autotune.features.ttir_scalars import (
-    Environment,
-    Value,
-    bind,
-    evaluate,
-    lift,
-    mean,
-    trips,
-)
+from forecast_autotune.features.ttir_scalars import Environment, Value, bind, lift, mean
+from forecast_autotune.features.ttir_shared import Access, shared
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Argument, Candidate, Scalar
 
-__all__ = ["DEFAULT_TRIPS", "Facts", "FeatureError", "assignment_key", "assignment_of", "facts"]
+__all__ = [
+    "ASSUMED_EXTENT",
+    "DEFAULT_TRIPS",
+    "Facts",
+    "FeatureError",
+    "assignment_key",
+    "assignment_of",
+    "facts",
+]
 
 DEFAULT_TRIPS = 16
-"""Iterations assumed for a loop whose bounds are known only at run time."""
+"""Iterations assumed for a loop about whose bounds nothing is known."""
 _DEEPEST_CALL = 8
 
 _EXACT_MATH = frozenset(
@@ -51,61 +54,6 @@ _ELEMENTWISE = frozenset(
 )
 _FREE = frozenset(("arith.constant", "arith.bitcast"))
 _CONVERSIONS = frozenset(("tt.trans", "tt.reshape", "tt.join", "tt.split", "tt.cat", "tt.gather"))
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the mean program of a launch does. Counts are per program and include loop iterations."""
-
-    load_bytes: float = 0.0
-    """Elements times element size over all loads, masked lanes included."""
-    store_bytes: float = 0.0
-    load_ops: float = 0.0
-    store_ops: float = 0.0
-    dot_flops: float = 0.0
-    """2 M N K per dot, times its batch."""
-    dot_ops: float = 0.0
-    dot_input_bits: float = 0.0
-    """Operand width of the dots with the most FLOPs; 0 without dots."""
-    dot_shapes: tuple[tuple[int, int, int, float], ...] = ()
-    """Distinct (M, N, K, share of `dot_flops`), largest share first; shares sum to 1."""
-    elementwise: float = 0.0
-    """Elements through floating-point arithmetic, casts and selects on tensors."""
-    integer_ops: float = 0.0
-    """Elements through integer, boolean and pointer arithmetic on tensors."""
-    special: float = 0.0
-    """Elements through exp, log, sqrt, division, trigonometry and library functions."""
-    reduce_elements: float = 0.0
-    """Elements that go into reductions (and histograms)."""
-    scan_elements: float = 0.0
-    atomic_elements: float = 0.0
-    conversions: float = 0.0
-    """Elements through transposes, reshapes, joins, splits and gathers."""
-    pipelined_bytes: float = 0.0
-    """Bytes per iteration of all loads in the innermost loop that loads most."""
-    pipelined_dot_bytes: float = 0.0
-    """The part of such a loop that feeds a dot directly or through casts and transposes."""
-    largest_tile: float = 0.0
-    """Elements of the largest tensor."""
-    live_bytes: float = 0.0
-    """Most bytes of tensors alive at once; see `ttir_tensors.live_bytes`."""
-    accumulator_bytes: float = 0.0
-    """Floating-point tensors carried by one loop, the most over loops."""
-    loop_trips: float = 1.0
-    """Iterations of the loop that iterates most, outer loops multiplied in; 1 without loops."""
-    iterations: float = 1.0
-    """The same, summed over all innermost loops (which follow one another); 1 without loops."""
-    loop_depth: int = 0
-    serial_chain: float = 0.0
-    """Loads, dots, reductions, ... that wait for each other in one iteration of the heaviest loop."""
-    mean_contiguous: float = 1.0
-    """Neighbouring elements per access along the fastest dimension, weighted by bytes."""
-    masked_share: float = 0.0
-    """Share of loaded and stored bytes under a mask."""
-    unknown_trips: int = 0
-    """Loops whose trip count was assumed."""
-    ops: int = 0
-    """Operations in the module's text."""
 
 
 def assignment_key(kwargs: Mapping[str, Scalar]) -> str:
@@ -129,7 +77,7 @@ def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None
     try:
         functions = parse(text)
         kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
-        walk = _Walk(functions, grid)
+        walk = _Walk(functions=functions, grid=grid)
         walk.function(kernel, bind(kernel, arguments), 1, 0)
         return walk.facts(kernel)
     except FeatureError:
@@ -139,20 +87,18 @@ def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None
         raise FeatureError(f"an operation is not as it should be in TTIR: {error!r}") from error
 
 
-@dataclass
-class _Walk:
+@dataclass(kw_only=True)
+class _Walk(Integers):
     """One pass over a kernel in program order, adding up what each operation costs."""
 
     functions: Mapping[str, Function]
-    grid: tuple[int, ...] | None
     total: dict[str, float] = field(default_factory=dict)
-    values: Environment = field(default_factory=dict)
-    strides: dict[str, tensors.Strides] = field(default_factory=dict)
     dots: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
     loops: list[tuple[float, int, bool, Op]] = field(default_factory=list)
     """(executions of the body, depth, is innermost, the loop)."""
     contiguous_bytes: float = 0.0
     masked_bytes: float = 0.0
+    accesses: dict[int, Access] = field(default_factory=dict)
     largest: int = 1
     unknown: int = 0
     calls: int = 0
@@ -199,17 +145,15 @@ class _Walk:
         """Count one operation that runs `scale` times in the mean program."""
         name = op.name
         for type_ in op.outputs:
-            if type_.tensor:
-                self.largest = max(self.largest, type_.elements)
+            if type_.elements > self.largest:
+                self.largest = type_.elements
         for result in op.results:
-            # Names of regions that have ended are used again by their siblings.
-            self.values.pop(result, None)
-            self.strides.pop(result, None)
+            self.forget(result)
         if op.regions and name not in tensors.REGION_FUNCTIONS:
             self._nested(op, weight, depth)
             return
         if len(op.outputs) == 1 and op.outputs[0].kind in ("int", "pointer"):
-            self._propagate(op)
+            self.propagate(op)
         if name in tensors.LOADS:
             self._access(op, "load", op.outputs[0].nbytes, scale)
         elif name in tensors.STORES:
@@ -230,22 +174,18 @@ class _Walk:
         elif op.outputs and op.outputs[0].tensor:
             self._arithmetic(op, scale)
 
-    def _propagate(self, op: Op) -> None:
-        if (value := evaluate(op, self.values, self.grid)) is not None:
-            self.values[op.results[0]] = value
-        if op.outputs[0].tensor and (steps := tensors.strides(op, self.strides, self.values)) is not None:
-            self.strides[op.results[0]] = steps
-
     def _access(self, op: Op, what: str, nbytes: float, scale: float) -> None:
         self.add(f"{what}_bytes", nbytes * scale)
         self.add(f"{what}_ops", scale)
         pointer = op.inputs[0] if op.inputs else op.outputs[0]
+        axis: int | None
         if pointer.kind == "block":
             tile = pointer.loaded().shape or (1,)
-            run, masked = tile[-1], "boundaryCheck" in op.text
+            run, axis, masked = tile[-1], len(tile) - 1, "boundaryCheck" in op.text
         else:
-            run = tensors.contiguous(pointer.shape, self.strides.get(op.operands[0]))
+            run, axis = tensors.contiguous(pointer.shape, self.strides.get(op.operands[0]))
             masked = len(op.operands) > (1 if what == "load" else 2)
+        self.accesses[id(op)] = Access(run, axis if len(pointer.loaded().shape) > 1 else None)
         self.contiguous_bytes += run * nbytes * scale
         self.masked_bytes += nbytes * scale if masked else 0.0
 
@@ -280,12 +220,15 @@ class _Walk:
             return
         given = dict(zip(callee.blocks[0].arguments, op.operands, strict=False))
         inner = _Walk(
-            self.functions,
-            self.grid,
+            functions=self.functions,
+            grid=self.grid,
             total=self.total,
             strides={to: self.strides[by] for to, by in given.items() if by in self.strides},
             dots=self.dots,
             loops=self.loops,
+            guesses={to: self.guesses[by] for to, by in given.items() if by in self.guesses},
+            unread={to: self.unread[by] for to, by in given.items() if by in self.unread},
+            accesses=self.accesses,
             calls=self.calls + 1,
         )
         values = {to: self.values[by] for to, by in given.items() if by in self.values}
@@ -293,6 +236,10 @@ class _Walk:
         for result, name in zip(op.results, returned, strict=False):
             if name in inner.values:
                 self.values[result] = inner.values[name]
+            elif name in inner.guesses:
+                self.guesses[result] = inner.guesses[name]
+                if name in inner.unread:
+                    self.unread[result] = inner.unread[name]
         self.contiguous_bytes += inner.contiguous_bytes
         self.masked_bytes += inner.masked_bytes
         self.largest, self.unknown = max(self.largest, inner.largest), self.unknown + inner.unknown
@@ -321,23 +268,18 @@ class _Walk:
 
     def _loop(self, op: Op, weight: Value, depth: int) -> None:
         body = op.regions[0][0] if op.name == "scf.for" else op.regions[-1][0]
-        count: Value | None = None
-        if op.name == "scf.for":
-            lower, upper, step = (self.values.get(name) for name in op.operands)
-            count = trips(lower, upper, step)
-            if count is not None and lower is not None and step is not None:
-                # The mean iteration stands for all: an inner bound linear in it keeps its mean.
-                self.values[body.arguments[0]] = lift(_middle, lower, step, count)
-        if count is None:
-            self.unknown += mean(weight) > 0
-            count = DEFAULT_TRIPS
-        carried = body.arguments[len(body.arguments) - len(op.inits) :]
+        first = op.regions[0][0]
+        carried = first.arguments[len(first.arguments) - len(op.inits) :]
         for name, init in zip(carried, op.inits, strict=False):
-            self.values.pop(name, None)
-            self.strides.pop(name, None)
-            if init in self.strides:
-                # Pointers are advanced by equal amounts in all elements, so runs stay runs.
-                self.strides[name] = self.strides[init]
+            self.forget(name)
+            self.follow(name, init)
+        if op.name == "scf.for":
+            self.forget(body.arguments[0])
+        counted = self.for_trips(op, body) if op.name == "scf.for" else self.while_trips(op)
+        if counted is None or (not counted[1] and mean(counted[0]) <= 0):
+            counted = DEFAULT_TRIPS, False
+        count, certain = counted
+        self.unknown += not certain and mean(weight) > 0
         inside = lift(lambda w, n: w * n, weight, count)
         known = len(self.loops)
         for region in op.regions:
@@ -379,6 +321,7 @@ class _Walk:
             mean_contiguous=self.contiguous_bytes / moved if moved else 1.0,
             masked_share=self.masked_bytes / moved if moved else 0.0,
             unknown_trips=self.unknown,
+            **vars(shared(kernel.blocks, self.accesses)),
             ops=sum(1 for _ in tensors.walk(blocks)),
         )
 
@@ -393,10 +336,10 @@ def _split(weight: Value, chosen: Value) -> tuple[Value, Value]:
     return taken, lift(lambda w, t: w - t, weight, taken)
 
 
-def _middle(lower: float, step: float, count: float) -> float:
-    middle = lower + step * max(count - 1, 0) / 2
-    return int(middle) if float(middle).is_integer() else middle
-
-
 def _accumulators(loop: Op) -> float:
-    return float(sum(t.nbytes for t in loop.regions[-1][0].types if t.tensor and t.kind == "float"))
+    carried = [t for t in loop.regions[-1][0].types if t.tensor]
+    found = sum(t.nbytes for t in carried if t.kind == "float")
+    if any(t.kind == "int" for t in carried):  # indices, or sums of integer dots
+        dots = {op.outputs[0] for op in tensors.walk(list(tensors.nested(loop))) if op.name in tensors.DOTS}
+        found += sum(t.nbytes for t in carried if t.kind == "int" and t in dots)
+    return float(found)

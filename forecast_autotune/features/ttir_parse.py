@@ -30,11 +30,11 @@ class Type:
     tensor: bool = False
     pointee: Type | None = None
     """Pointers: what they point at. Blocks: the tensor that one load gives."""
+    elements: int = field(init=False, compare=False)
+    """Number of elements; 1 for a scalar."""
 
-    @property
-    def elements(self) -> int:
-        """Number of elements; 1 for a scalar."""
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "elements", math.prod(self.shape))
 
     @property
     def nbytes(self) -> float:
@@ -179,8 +179,12 @@ def _outputs(
 
 def _names(text: str | None) -> list[str]:
     """Expand result names: `%a, %b` and `%47:3` (which is used as `%47#0`, `%47#1`, `%47#2`)."""
+    if text is None:
+        return []
+    if "," not in text and ":" not in text:
+        return [text.strip()]
     names: list[str] = []
-    for part in (text or "").split(","):
+    for part in text.split(","):
         name, _, count = part.strip().partition(":")
         if count:
             names += [f"{name}#{place}" for place in range(int(count))]
@@ -284,8 +288,11 @@ def parse(text: str) -> dict[str, Function]:
         line = raw.strip()
         if not line or line[0] == "#" or line.startswith("//"):
             continue
-        line = _clean(line)
-        if line[0] == "}":
+        if line[0] == "^" or " loc(" in line:
+            line = _clean(line)
+        if line[0] == "%" and blocks:  # nearly every line, so first
+            _add(line, open_ops, blocks)
+        elif line[0] == "}":
             if not open_ops:
                 raise FeatureError("unbalanced braces: this is not the text of one whole TTIR module")
             _close(line, open_ops, blocks)
@@ -298,16 +305,20 @@ def parse(text: str) -> dict[str, Function]:
         elif line.startswith("tt.func"):
             _open_function(line, functions, open_ops, blocks)
         elif blocks:
-            op, first = _operation(line)
-            blocks[-1].ops.append(op)
-            if first is not None:
-                op.regions.append([first])
-                open_ops.append(op)
-                blocks.append(first)
+            _add(line, open_ops, blocks)
     if open_ops or not functions:
         what = "unbalanced braces" if open_ops else "no tt.func with a body"
         raise FeatureError(f"{what}: this is not the text of one whole TTIR module ({text!r:.60})")
     return functions
+
+
+def _add(line: str, open_ops: list[Op | None], blocks: list[Block]) -> None:
+    op, first = _operation(line)
+    blocks[-1].ops.append(op)
+    if first is not None:
+        op.regions.append([first])
+        open_ops.append(op)
+        blocks.append(first)
 
 
 def _open_function(
@@ -348,6 +359,8 @@ def _close(line: str, open_ops: list[Op | None], blocks: list[Block]) -> None:
         blocks.append(block)
         return
     open_ops.pop()
+    if line.startswith("} {"):  # attributes, which loops are printed with after their body
+        op.text += line[1:]
     if line.startswith("}) ") and (place := _types_at(line)) >= 0:
         op.inputs, given = _signature(line[place + 3 :])
         op.outputs = _outputs(op.name, len(op.results), op.inputs, given)

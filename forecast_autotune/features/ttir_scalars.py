@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from forecast_autotune.features.ttir_parse import Function, Op, Type
+    from forecast_autotune.features.ttir_parse import Block, Function, Op, Type
     from forecast_autotune.records import Argument
 
 SAMPLES = 8
@@ -151,6 +151,31 @@ def trips(lower: Value | None, upper: Value | None, step: Value | None) -> Value
         return max(0.0, (stop - start) / stride)
 
     return lift(count, lower, upper, step)
+
+
+def counter(before: Block, after: Block) -> tuple[str, str, str] | None:
+    """(counter, end, step) of a `while counter < end` loop whose body adds `step`; None for any other.
+
+    `before` holds the condition, `after` the body. The counter is named as in `before`, where its
+    value is the one it starts from.
+    """
+    if not before.ops or not after.ops or not before.ops[-1].operands:
+        return None
+    asked, *passed = before.ops[-1].operands
+    compared = next((op for op in before.ops if asked in op.results), None)
+    if compared is None or compared.name != "arith.cmpi" or len(compared.operands) != 2:
+        return None
+    name, end = compared.operands
+    if name not in before.arguments or compared.text.split(",")[0].strip()[-2:] not in ("lt", "le", "ne"):
+        return None
+    place = before.arguments.index(name)
+    yielded = after.ops[-1].operands
+    inner = [b for b, given in zip(after.arguments, passed, strict=False) if given == name]
+    maker = next((op for op in after.ops if place < len(yielded) and yielded[place] in op.results), None)
+    if maker is None or maker.name != "arith.addi" or not inner:
+        return None
+    steps = [operand for operand in maker.operands if operand not in inner]
+    return (name, end, steps[0]) if len(steps) == 1 else None
 
 
 def bind(function: Function, arguments: Sequence[Argument]) -> Environment:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from forecast_autotune.features.ttir_parse import Block, Op, Type
     from forecast_autotune.features.ttir_scalars import Value
 
-Strides: TypeAlias = tuple[int | None, ...]
-"""How much an integer or pointer tensor grows per step along each dimension, in elements; None: unknown."""
+Strides: TypeAlias = tuple[tuple[int | None, int], ...]
+"""By dimension: how much an integer or pointer tensor grows per step, in elements (None: unknown), and
+over how many steps it goes on like that before it jumps, as `x % 768` does after 768."""
+
+WHOLE = 1 << 62
+"""Steps of a dimension that never jumps."""
+_STILL = (0, WHOLE)
 
 LOADS = frozenset(
     (
@@ -44,6 +50,7 @@ _CASTS = frozenset(
 )
 _VIEWS = frozenset(("tt.expand_dims", "tt.broadcast", "tt.splat", "tt.unsplat"))
 _CHEAP = frozenset(("tt.make_range", "tt.addptr", "tt.splat", "tt.expand_dims", "tt.broadcast"))
+_ADDRESSES = frozenset(("tt.addptr", "arith.addi", "arith.subi", "arith.muli", "arith.extsi", "arith.extui"))
 _CHEAP_ARITHMETIC = re.compile(
     r"arith\.(?:constant|addi|subi|muli|div\wi|rem\wi|m(?:in|ax)\wi|ext\wi|trunci|index_cast\w*|cmpi|andi|ori|xori|select)"
 )
@@ -51,64 +58,106 @@ _AXIS = re.compile(r"axis = (\d+)")
 _ORDER = re.compile(r"array<i32: ([\d, ]+)>")
 
 
-def strides(op: Op, known: Mapping[str, Strides], values: Mapping[str, Value]) -> Strides | None:
-    """The strides of an operation's result, as far as they can be seen; None when they cannot."""
+def strides(op: Op, known: Mapping[str, Strides], values: Mapping[str, Value]) -> Strides:
+    """The strides of an operation's result, as far as they can be seen."""
     name = op.name
     shape = op.outputs[0].shape
     if name == "tt.make_range":
-        return (1,)
+        return ((1, WHOLE),)
     if name in ("tt.splat", "arith.constant"):
-        return (0,) * len(shape)
-    sources = [known.get(operand) for operand in op.operands]
-    first = sources[0] if sources else None
-    if first is None:
-        return None
+        return (_STILL,) * len(shape)
+    if not op.operands or not op.inputs:
+        return _unseen(shape)
+    last = len(op.inputs) - 1
+    sources = [
+        known.get(operand) or _unseen(op.inputs[min(place, last)].shape)
+        for place, operand in enumerate(op.operands)
+    ]
+    first = sources[0]
     if name == "tt.expand_dims":
         found = _AXIS.search(op.text)
         axis = int(found.group(1)) if found else 0
-        return (*first[:axis], 0, *first[axis:])
+        return (*first[:axis], _STILL, *first[axis:])
     if name == "tt.broadcast":
-        return tuple(0 if before == 1 else s for s, before in zip(first, op.inputs[0].shape, strict=True))
+        return tuple(_STILL if n == 1 else s for s, n in zip(first, op.inputs[0].shape, strict=True))
     if name == "tt.trans":
         found = _ORDER.search(op.text)
         return tuple(first[int(n)] for n in found.group(1).split(",")) if found else first[::-1]
     if name in ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast"):
         return first
-    second = sources[1] if len(sources) > 1 else None
-    if second is None or len(first) != len(second):
-        return None
+    if name == "arith.select" and len(sources) == 3:
+        # Out-of-range lanes get one safe index: the others keep their runs.
+        return sources[2] if _uniform(sources[1]) else sources[1]
+    if len(sources) != 2 or len(first) != len(sources[1]):
+        return _unseen(shape)
+    return _binary(op, first, sources[1], values)
+
+
+def _binary(op: Op, first: Strides, second: Strides, values: Mapping[str, Value]) -> Strides:
+    name = op.name
     if name in ("arith.addi", "tt.addptr", "arith.subi"):
         sign = -1 if name == "arith.subi" else 1
         return tuple(
-            None if a is None or b is None else a + sign * b for a, b in zip(first, second, strict=True)
+            (None if a is None or b is None else a + sign * b, min(over, under))
+            for (a, over), (b, under) in zip(first, second, strict=True)
         )
     if name == "arith.muli":
-        moving, uniform, factor = (first, second, 1) if not any(second) else (second, first, 0)
-        return _scaled(moving, uniform, values.get(op.operands[factor]))
-    if name in ("arith.remsi", "arith.remui", "arith.minsi", "arith.maxsi") and not any(second):
-        # Wrapping or clamping a range is written to keep runs whole: `(start + range) % M`.
+        moving, uniform, factor = (first, second, 1) if _uniform(second) else (second, first, 0)
+        by = values.get(op.operands[factor]) if _uniform(uniform) else None
+        return tuple(
+            (0 if s == 0 else None if s is None or not isinstance(by, int) else s * by, over)
+            for s, over in moving
+        )
+    if not _uniform(second):
+        return _unseen(op.outputs[0].shape)
+    by = values.get(op.operands[1])
+    by = by if isinstance(by, int) and by > 0 else None
+    if name in ("arith.remsi", "arith.remui"):
+        # Wrapping a range by an unknown size is written to keep runs whole: `(start + range) % M`.
+        return tuple((s, min(over, max(1, by // s)) if by and s and s > 0 else over) for s, over in first)
+    if name in ("arith.divsi", "arith.divui"):
+        return tuple(_divided(s, over, by) for s, over in first)
+    if name in ("arith.minsi", "arith.maxsi"):  # clamping, likewise
         return first
-    return (0,) * len(shape) if not any(first) and not any(second) else None
+    return (_STILL,) * len(first) if _uniform(first) else _unseen(op.outputs[0].shape)
 
 
-def _scaled(moving: Strides, uniform: Strides, factor: Value | None) -> Strides:
-    """Strides of a tensor times a tensor of equal elements, whose value may be known."""
-    if any(uniform):
-        return (None,) * len(moving)
-    by = factor if isinstance(factor, int) else None
-    return tuple(0 if s == 0 else None if s is None or by is None else s * by for s in moving)
+def _divided(step: int | None, over: int, by: int | None) -> tuple[int | None, int]:
+    """A dimension divided by a number: it stands still as long as the quotient does."""
+    if step == 0:
+        return step, over
+    if step is None or by is None or step < 0:
+        return None, over
+    if by % step == 0:
+        return 0, min(over, by // step)
+    return (step // by if step % by == 0 else None), over
 
 
-def contiguous(shape: Sequence[int], steps: Strides | None) -> int:
-    """How many elements of one access lie next to each other in memory; at least 1."""
-    run = 1
-    if steps is None:
-        return run
-    left = [(size, step) for size, step in zip(shape, steps, strict=False) if size > 1]
-    while any(step == run for _, step in left):
-        place = next(n for n, (_, step) in enumerate(left) if step == run)
-        run *= left.pop(place)[0]
-    return run
+def _uniform(steps: Strides) -> bool:
+    """Whether all elements are equal."""
+    return all(step == 0 and over == WHOLE for step, over in steps)
+
+
+def _unseen(shape: Sequence[int]) -> Strides:
+    return tuple(_STILL if size == 1 else (None, WHOLE) for size in shape)
+
+
+def contiguous(shape: Sequence[int], steps: Strides | None) -> tuple[int, int | None]:
+    """How many elements of one access lie next to each other in memory, and along which dimension.
+
+    At least 1; the dimension is None when no two neighbours can be seen to lie next to each other.
+    """
+    run, axis = 1, None
+    left = [(size, step, place) for place, (size, step) in enumerate(zip(shape, steps or (), strict=False))]
+    left = [entry for entry in left if entry[0] > 1]
+    while (found := next((entry for entry in left if entry[1][0] == run), None)) is not None:
+        size, (_, over), place = found
+        axis = place if axis is None else axis
+        run *= min(size, over)
+        if over < size:
+            break
+        left.remove(found)
+    return run, axis
 
 
 def nested(op: Op) -> Iterator[Block]:
@@ -180,7 +229,8 @@ def live_bytes(blocks: Sequence[Block]) -> float:
     """Most bytes of tensors alive at one program point: a lower bound on what registers must hold.
 
     Tensors that the compiler recomputes (constants, ranges, splats and integer or pointer
-    arithmetic on nothing but those) are free; views share their source; other pointers count 4
+    arithmetic on nothing but those) are free; views share their source, and so do addresses made of one
+    narrower value (the number of a row, for a tile of it) and free ones; other pointers count 4
     bytes per element and booleans one bit. A carried value of a loop replaces the one it started
     from. Operations reuse their operands' space.
     """
@@ -192,6 +242,7 @@ class _Liveness:
     def __init__(self) -> None:
         self.cheap: set[str] = set()
         self.source: dict[str, str] = {}
+        self.elements: dict[str, int] = {}
 
     def root(self, name: str) -> str:
         return self.source.get(name, name)
@@ -203,6 +254,7 @@ class _Liveness:
             self.source.pop(name, None)
             (self.cheap.discard if type_.tensor else self.cheap.add)(name)
             size[name] = _held(type_)
+            self.elements[name] = type_.elements
         last: dict[str, float] = dict.fromkeys(size, -1.0)
         inside: list[float] = []
         for place, op in enumerate(block.ops):
@@ -223,13 +275,15 @@ class _Liveness:
 
     def _define(self, op: Op, size: dict[str, float]) -> None:
         sources = [name for name in op.operands if name in self.cheap]
-        simple = op.name in _CHEAP or _CHEAP_ARITHMETIC.fullmatch(op.name) is not None
+        simple = _cheap(op.name)
         for result, type_ in zip(op.results, op.outputs, strict=False):
             self.source.pop(result, None)
             self.cheap.discard(result)
             if simple and len(sources) == len(op.operands):
                 self.cheap.add(result)
                 size[result] = 0.0
+            elif op.name in _ADDRESSES and (narrow := self._narrow(op, type_)) is not None:
+                self.source[result] = narrow
             elif op.name in _VIEWS:
                 self.source[result] = self.root(op.operands[0])
             elif not type_.tensor:
@@ -237,6 +291,18 @@ class _Liveness:
                 size[result] = 0.0
             else:
                 size[result] = _held(type_)
+                self.elements[result] = type_.elements
+
+    def _narrow(self, op: Op, type_: Type) -> str | None:
+        """The one value behind a tile of addresses, if that is narrower: a loaded row number, say.
+
+        The tile itself is then a sum that every access makes anew, mostly of constants.
+        """
+        roots = {self.root(name) for name in op.operands if name not in self.cheap}
+        if len(roots) != 1:
+            return None
+        root = roots.pop()
+        return root if 4 * self.elements.get(root, type_.elements) <= type_.elements else None
 
     @staticmethod
     def _sweep(
@@ -251,8 +317,15 @@ class _Liveness:
             alive -= dying.get(place - 0.5, 0.0)
             peak = max(peak, alive + inside[place])
             alive -= dying.get(float(place), 0.0)
-            alive += sum(size.get(name, 0.0) for name in op.results if name in last)
+            for name in op.results:
+                if name in last:
+                    alive += size.get(name, 0.0)
         return max(peak, alive)
+
+
+@lru_cache(maxsize=512)
+def _cheap(name: str) -> bool:
+    return name in _CHEAP or _CHEAP_ARITHMETIC.fullmatch(name) is not None
 
 
 def _held(type_: Type) -> float:

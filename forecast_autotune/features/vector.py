@@ -16,7 +16,7 @@ from forecast_autotune.features.cost import Array, Costs, Table
 from forecast_autotune.features.devices import Card
 from forecast_autotune.records import Config
 
-VERSION = "vector-1"
+VERSION = "vector-2"
 
 
 def _log(values: Array) -> Array:
@@ -63,6 +63,11 @@ def _columns(facts: Table, cost: Costs, warps: Array, stages: Array, device: Car
         "live": _log(facts["live_bytes"] / 4.0 / threads),
         "accumulator": _log(facts["accumulator_bytes"] / 4.0 / threads),
         "buffers": _log(facts["pipelined_dot_bytes"] / 1024.0),
+        "held": _log((facts["resident_bytes"] + facts["chained_bytes"] + facts["cast_bytes"]) / 1024.0),
+        "indirect": _log(facts["indirect_bytes"] / 1024.0),
+        "levels": facts["load_levels"],
+        "turned": _log(facts["turned_bytes"] / 1024.0),
+        "exchanged": _log(facts["reduced_bytes"]),
         "pipelined": _log(facts["pipelined_bytes"] / 1024.0),
         "masked": facts["masked_share"],
         "elementwise": _log(per_trip("elementwise")),
@@ -91,4 +96,5 @@ def vectors(facts: Table, cost: Costs, configs: Sequence[Config], device: Card) 
     stages = np.array([float(c.num_stages) for c in configs])
     columns = _columns(facts, cost, warps, stages, device)
     plain = np.nan_to_num(np.stack(list(columns.values()), axis=1), posinf=1e3, neginf=-1e3)
-    return np.concatenate([plain, plain - plain.mean(axis=0)], axis=1), [*columns, *(f"{n}~" for n in columns)]
+    names = [*columns, *(f"{name}~" for name in columns)]
+    return np.concatenate([plain, plain - plain.mean(axis=0)], axis=1), names

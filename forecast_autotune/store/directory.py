@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.errors import StoreError
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.results import Decision, Measurement, Verdict
 from forecast_autotune.store.files import (
     Notes,
     append,
@@ -255,6 +255,18 @@ class Directory:
                 yield problems[name], decision
             else:
                 self._notes.add(f"{self.path}: the decision on problem {name} has lost its problem line")
+
+    def verdicts(self) -> list[Verdict]:
+        """All verdicts of the decisions on file; decisions without any are not even parsed."""
+        found = dict(self._decisions)
+        if self.path is not None:
+            for path in sorted((self.path / "decisions").glob("[!.]*.json")):
+                with contextlib.suppress(OSError):
+                    if b'"share":' not in path.read_bytes():
+                        continue
+                if (decision := self._read_decision(path)) is not None:
+                    found.setdefault(decision.problem, decision)
+        return [v for _, decision in sorted(found.items()) for v in decision.verdicts]
 
     # --- locks, removal ---
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from forecast_autotune.errors import RecordError
 from forecast_autotune.settings import user_directory
 from forecast_autotune.store.directory import Directory, Entry
+from forecast_autotune.store.elsewhere import DEVICES, affordable, nearest
 from forecast_autotune.store.files import Notes, device_directory, kernel_directory
 from forecast_autotune.store.similar import nearness
 from forecast_autotune.store.watch import crashed, watching
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Candidate, Problem
-    from forecast_autotune.results import Decision, Measurement
+    from forecast_autotune.results import Decision, Measurement, Verdict
     from forecast_autotune.surrogates.base import Relative
     from forecast_autotune.table import Table
 
@@ -42,6 +43,8 @@ class Store:
         self._notes = Notes()
         self._mutex = threading.RLock()
         self._directories: dict[tuple[str, str], Directory] = {}
+        self._verdicts: dict[str, list[Verdict]] = {}
+        """By device directory, as far as they were asked for."""
         _STORES.add(self)
 
     @classmethod
@@ -79,9 +82,11 @@ class Store:
             return directory.measurements(problem.id)
 
     def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
-        """Up to `limit` other problems of this kernel name and device class with an ok measurement.
+        """Other problems of this kernel name with an ok measurement.
 
-        Most similar first: same source hash before others, then the distance of `similar.distance`.
+        First up to `limit` of this device class, most similar first: same source hash before others, then
+        the distance of `similar.distance`. Then, unless `limit` is 0, the most similar one of the same
+        source of each other device class, as far as their logs are quick to read (`elsewhere`).
         """
         from forecast_autotune.surrogates.base import Relative
 
@@ -89,9 +94,10 @@ class Store:
             directory = self._directory(problem)
             directory.refresh()
             tables = [t for t in directory.tables() if t.problem.id != problem.id]
+            others = nearest(problem, self._elsewhere(problem)) if limit > 0 else []
         tables = [t for t in tables if any(m.ok for m in t.measurements)]
         tables.sort(key=lambda t: nearness(problem, t.problem))
-        return [Relative(t.problem, tuple(t.measurements)) for t in tables[: max(limit, 0)]]
+        return [Relative(t.problem, tuple(t.measurements)) for t in tables[: max(limit, 0)]] + others
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
         """Commit one measurement: on return, a kill cannot lose it (a power cut can, until `sync`).
@@ -121,6 +127,27 @@ class Store:
             )
         with self._mutex:
             self._directory(problem).put_decision(problem, decision)
+            if decision.verdicts:
+                # Rare (an audit, a second tuning), so that what is known is simply read again.
+                self._verdicts.pop(device_directory(problem.device.slug), None)
+
+    def verdicts(self, problem: Problem) -> list[Verdict]:
+        """What became of the risks stated on this problem's device class, whatever the kernel.
+
+        Read from the decisions on file once per process, and again after a decision with verdicts.
+        """
+        device = device_directory(problem.device.slug)
+        with self._mutex:
+            if device not in self._verdicts:
+                for path in self._on_disk(device):
+                    self._at(path.parent.name, path.name)
+                self._verdicts[device] = [
+                    verdict
+                    for (slug, _), directory in sorted(self._directories.items())
+                    if slug == device
+                    for verdict in directory.verdicts()
+                ]
+            return list(self._verdicts[device])
 
     def tuning_lock(self, problem: Problem, timeout_s: float) -> contextlib.AbstractContextManager[bool]:
         """The right to tune one problem, among all threads and processes; best effort between hosts.
@@ -172,6 +199,7 @@ class Store:
         Returns the number of measurements removed. Raises `StoreError` if a file cannot be removed.
         """
         with self._mutex:
+            self._verdicts.clear()
             return sum(directory.clear() for directory in self._matching(kernel, device))
 
     def import_tables(self, tables: Iterable[Table]) -> int:
@@ -208,6 +236,23 @@ class Store:
             self._directories[name] = Directory(path, self._notes)
         return self._directories[name]
 
+    def _elsewhere(self, problem: Problem) -> list[Directory]:
+        """This kernel's directories of other device classes, read up to date; see `elsewhere`."""
+        own, kernel = device_directory(problem.device.slug), kernel_directory(problem.kernel.name)
+        if self.root is not None:
+            try:
+                paths = affordable(self.root / _VERSION, kernel, own)
+            except OSError as error:
+                self._notes.add(f"{self.root}: cannot be listed: {error}")
+                return []
+            found = [self._at(path.parent.name, path.name) for path in paths]
+        else:
+            held = sorted(self._directories)
+            found = [self._directories[x] for x in held if x[1] == kernel and x[0] != own][:DEVICES]
+        for directory in found:
+            directory.refresh()
+        return found
+
     def _matching(self, kernel: str | None, device: str | None) -> list[Directory]:
         """Directories that hold a problem passing both filters, read up to date."""
         with self._mutex:
@@ -228,11 +273,11 @@ class Store:
                     found.append(directory)
             return found
 
-    def _on_disk(self) -> list[Path]:
+    def _on_disk(self, device: str = "*") -> list[Path]:
         if self.root is None:
             return []
         try:
-            return sorted(path for path in (self.root / _VERSION).glob("*/*") if path.is_dir())
+            return sorted(path for path in (self.root / _VERSION).glob(f"{device}/*") if path.is_dir())
         except OSError as error:
             self._notes.add(f"{self.root}: cannot be listed: {error}")
             return []

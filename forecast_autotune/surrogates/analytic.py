@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.devices import known as device_known
 from forecast_autotune.features.encode import Encoder
+from forecast_autotune.features.listing import Listed
 from forecast_autotune.records import Candidate, Outcome, Problem
 from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative
-from forecast_autotune.surrogates.calibration import shipped
+from forecast_autotune.surrogates.calibration import group_of, shipped
+from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart
 from forecast_autotune.surrogates.prior import VERSION, Prior, prior
 from forecast_autotune.table import latest
 
@@ -30,40 +32,10 @@ Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Hyper:
-    """Standard deviations in log2 units and length scales in doublings; see `Encoder`."""
-
-    intercept: float = 2.0
-    slope: float = 0.35
-    """Of the formula's total."""
-    part_slope: float = 0.12
-    """Of each of its parts."""
-    additive: float = 0.35
-    joint: float = 0.35
-    rough: float = 0.1
-    """What no neighbour can tell about a config, though the same config at another shape can."""
-    noise: float = 0.02
-    additive_scale: float = 1.5
-    joint_scale: float = 2.0
-    uninformed: float = 1.8
-    """Factor on the residual when there is no TTIR."""
-    unknown_device: float = 1.3
-    relative: float = 0.95
-    """Correlation of residuals between two problems of one kernel at distance zero."""
-    reach: float = 8.0
-    """Distance (mean doublings of sizes) at which that correlation has fallen by 1/e."""
-    knee: float = 1.5
-    """Slowdowns beyond 2^knee are compressed: how slow a slow config is must not bend the fast end."""
-    beyond: float = 0.25
-    """... by this factor."""
-
-
-@dataclass(frozen=True)
 class _Known:
     """Observed residuals: own rows first, then the relatives'."""
 
-    points: Array
-    slopes: Array
+    inputs: Inputs
     residual: Array
     group: npt.NDArray[np.intp]
     """0 for this problem, 1.. for each relative."""
@@ -77,38 +49,40 @@ class Analytic:
     """Formula + Gaussian-process update; see the module."""
 
     name = "analytic"
-    version = f"{VERSION}-gp-1"
+    version = f"{VERSION}-gp-2"
+    trees = 0
+    """Trees whose leaves `before` gives."""
 
     def __init__(self, hyper: Hyper | None = None, *, relatives: int = 4, rows: int = 64) -> None:
         self.hyper = hyper or Hyper()
+        self.covariance = Covariance(self.hyper)
         self.relatives = relatives
         self.rows = rows
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
-        candidates = list(query.candidates)
+        candidates = Listed.of(query.candidates)
         before = self.before(query.problem, candidates, query.grids, query.ttir)
         encoder = Encoder.of(candidates)
-        points = encoder(candidates)
+        inputs, believed = self.inputs(candidates, before, encoder)
         floor = float(before.mean.min())
-        believed = self._compress(before.mean, floor)
-        slopes = _slopes(believed, before.parts)
-        known = self._observations(query, encoder, before, believed, slopes)
+        known = self._observations(query, candidates.row, encoder, before, believed, inputs)
         scale = self._scale(query.problem, before)
-        p_fail = _failures(before, candidates, points, query.measured)
+        p_fail = _failures(before, candidates.row, inputs.points, query.measured)
         if not len(known.residual):
-            kernel = self._kernel(points, slopes, points[:0], slopes[:0], scale)
+            kernel = self.covariance(inputs, inputs[:0], scale)
         else:
             scale = self._fit_scale(known, scale)
-            kernel = self._kernel(points, slopes, known.points, known.slopes, scale)
+            kernel = self.covariance(inputs, known.inputs, scale)
         oo = self._covariance(known, scale)
         oo[np.diag_indices_from(oo)] += self.hyper.noise**2
         cross = kernel * known.correlation[known.group] + self.hyper.intercept**2 * (known.group == 0)
         factor = np.linalg.cholesky(oo) if len(oo) else np.zeros((0, 0))
-        half = np.linalg.solve(factor, cross.T) if len(oo) else np.zeros((0, len(candidates)))
-        white = np.linalg.solve(factor, known.residual) if len(oo) else np.zeros(0)
+        # Inverted once: with thousands of candidates, two solves per candidate would cost twice as much.
+        inverse = np.linalg.inv(factor) if len(oo) else factor
+        half, white = inverse @ cross.T, inverse @ known.residual
         mean = believed + half.T @ white
-        own = self._diagonal(points, slopes, scale)
+        own = self.covariance.diagonal(inputs, scale)
         # Facts that were interpolated from neighbours are worth less.
         loose = (scale * self.hyper.rough) ** 2 * np.where(before.exact | (not before.informed), 0.0, 8.0)
         variance = np.maximum(own + self.hyper.intercept**2 - (half**2).sum(axis=0), 1e-8) + loose
@@ -119,28 +93,30 @@ class Analytic:
         variance -= common**2
 
         def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
-            block = self._kernel(points[rows], slopes[rows], points[rows], slopes[rows], scale)
+            block = self.covariance(inputs[rows], inputs[rows], scale)
             block = block + self.hyper.intercept**2 - common**2 - half[:, rows].T @ half[:, rows]
             block[np.diag_indices_from(block)] += loose[rows] + 1e-8
             values, vectors = np.linalg.eigh(block)
             root = vectors * np.sqrt(np.maximum(values, 0.0))
             drawn = mean[rows] + generator.standard_normal((count, len(rows))) @ root.T
             # Before anything has run, the level is unknown, but it is the same for all candidates.
-            return self._expand(drawn, floor) + common * generator.standard_normal((count, 1))
+            return self.hyper.expand(drawn, floor) + common * generator.standard_normal((count, 1))
 
         sd = np.sqrt(np.maximum(variance, 1e-8))
         # The slow end was squeezed: undo that for the spread as well as for the mean.
-        spread = (self._expand(mean + sd, floor) - self._expand(mean - sd, floor)) / 2
-        return Forecasts(
+        spread = (self.hyper.expand(mean + sd, floor) - self.hyper.expand(mean - sd, floor)) / 2
+        forecasts = Forecasts(
             candidates,
-            self._expand(mean, floor),
+            self.hyper.expand(mean, floor),
             np.hypot(spread, common),
             p_fail,
             sample,
             self._reason(before, known),
-            self._expand(mean - 2 * sd, floor) - 2 * common,
-            shipped(f"{self.name}/{self.version}"),
+            self.hyper.expand(mean - 2 * sd, floor) - 2 * common,
         )
+        count = int((known.group == 0).sum())
+        honest = shipped(f"{self.name}/{self.version}")
+        return honest.applied(forecasts, group_of(query.problem.device, before.informed), count)
 
     def before(
         self,
@@ -152,17 +128,17 @@ class Analytic:
         """What is believed of the candidates before anything was measured."""
         return prior(problem, candidates, grids, ttir)
 
-    def _compress(self, log2_ms: Array, floor: float) -> Array:
-        """Slowdowns over `floor` (log2) with the slow end squeezed together; monotone."""
-        over = log2_ms - floor
-        bent = self.hyper.knee + self.hyper.beyond * (over - self.hyper.knee)
-        return np.asarray(floor + np.where(over > self.hyper.knee, bent, over))
-
-    def _expand(self, log2_ms: Array, floor: float) -> Array:
-        """The inverse of `_compress`."""
-        over = log2_ms - floor
-        bent = self.hyper.knee + (over - self.hyper.knee) / self.hyper.beyond
-        return np.asarray(floor + np.where(over > self.hyper.knee, bent, over))
+    def inputs(
+        self, candidates: Sequence[Candidate], before: Prior, encoder: Encoder | None = None
+    ) -> tuple[Inputs, Array]:
+        """What the covariance sees of the candidates, and their compressed forecast log2 times [n]."""
+        encoder = encoder or Encoder.of(candidates)
+        believed = self.hyper.compress(before.mean, float(before.mean.min()))
+        points = encoder(candidates) / self.hyper.stretch(encoder)
+        leaves = apart(len(candidates), self.trees) if before.leaves is None else before.leaves
+        # The slope terms multiply centred columns: the formula's total, then its parts.
+        slopes = [(believed - believed.mean())[:, None], before.parts - before.parts.mean(axis=0)]
+        return Inputs(points, np.concatenate(slopes, axis=1), leaves), believed
 
     def _reason(self, before: Prior, known: _Known) -> str:
         basis = (
@@ -177,16 +153,20 @@ class Analytic:
         return scale if device_known(problem.device) else scale * self.hyper.unknown_device
 
     def _observations(
-        self, query: Query, encoder: Encoder, before: Prior, believed: Array, slopes: Array
+        self,
+        query: Query,
+        row: Mapping[Candidate, int],
+        encoder: Encoder,
+        before: Prior,
+        believed: Array,
+        inputs: Inputs,
     ) -> _Known:
-        row = {c: i for i, c in enumerate(query.candidates)}
         mine = [m for m in latest(query.measured).values() if m.ok and m.candidate in row]
         index = np.array([row[m.candidate] for m in mine], dtype=np.intp)
         times = np.array([math.log2(m.ms) for m in mine])
         best = float(times.min()) if mine else math.inf
-        points = [encoder([m.candidate for m in mine])]
-        tilt = [slopes[index]]
-        residual = [self._compress(times, best) - believed[index]]
+        every = [inputs[index]]
+        residual = [self.hyper.compress(times, best) - believed[index]]
         group = [np.zeros(len(mine), dtype=np.intp)]
         correlation = [1.0]
         for relative in list(query.relatives)[: self.relatives]:
@@ -196,18 +176,16 @@ class Analytic:
                 rows = rows[:keep] + rows[keep :: max(1, (len(rows) - keep) // keep)][:keep]
             if not rows:
                 continue
-            there, parts = self._relative_prior(relative, rows, before, query.ttir)
-            there = self._compress(there, float(there.min()))
+            there = self._relative_prior(relative, rows, before, query.ttir)
             seen = np.array([math.log2(m.ms) for m in rows])
-            points.append(encoder([m.candidate for m in rows]))
-            tilt.append(_slopes(there, parts))
-            residual.append(self._compress(seen, float(seen.min())) - there)
+            given, expected = self.inputs([m.candidate for m in rows], there, encoder)
+            every.append(given)
+            residual.append(self.hyper.compress(seen, float(seen.min())) - expected)
             away = distance(query.problem, relative.problem) / self.hyper.reach
             correlation.append(self.hyper.relative * math.exp(-away))
             group.append(np.full(len(rows), len(correlation) - 1, dtype=np.intp))
         return _Known(
-            np.concatenate(points),
-            np.concatenate(tilt),
+            Inputs.joined(every),
             np.concatenate(residual),
             np.concatenate(group),
             np.array(correlation),
@@ -216,7 +194,7 @@ class Analytic:
 
     def _relative_prior(
         self, relative: Relative, rows: Sequence[Measurement], before: Prior, ttir: Mapping[str, str]
-    ) -> tuple[Array, Array]:
+    ) -> Prior:
         """Formula and parts at the relative's own problem, or flat where this problem's are not known.
 
         A store keeps no IR, except of a harvest: the same assignments have the same here, to be read with
@@ -226,35 +204,14 @@ class Analytic:
         grids = {m.candidate: m.grid for m in rows if m.grid is not None}
         there = self.before(relative.problem, names, grids, {**ttir, **relative.problem.ttir})
         if there.informed == before.informed:
-            return there.mean, there.parts
-        return np.zeros(len(rows)), np.zeros((len(rows), before.parts.shape[1]))
-
-    def _weights(self, width: int) -> Array:
-        weights = np.full(width, self.hyper.part_slope**2)
-        weights[0] = self.hyper.slope**2
-        return weights
-
-    def _kernel(self, a: Array, fa: Array, b: Array, fb: Array, scale: float) -> Array:
-        h = self.hyper
-        far = np.zeros((len(a), len(b)))
-        additive = np.zeros((len(a), len(b)))
-        for left, right in zip(a.T, b.T, strict=True):  # one coordinate at a time: thousands of rows fit
-            step = (left[:, None] - right[None, :]) ** 2
-            far += step
-            additive += np.exp(-0.5 * step / h.additive_scale**2)
-        additive /= a.shape[1]
-        joint = np.exp(-0.5 * far / h.joint_scale**2)
-        slope = (fa * self._weights(fa.shape[1])) @ fb.T
-        smooth = h.additive**2 * additive + h.joint**2 * joint + h.rough**2 * (far < 1e-9)
-        return np.asarray(scale**2 * smooth + slope)
-
-    def _diagonal(self, points: Array, slopes: Array, scale: float) -> Array:
-        h = self.hyper
-        flat = scale**2 * (h.additive**2 + h.joint**2 + h.rough**2)
-        return np.asarray(flat + (slopes**2 * self._weights(slopes.shape[1])).sum(axis=1))
+            return there
+        zero = np.zeros(len(rows))
+        return replace(there, mean=zero, parts=np.zeros((len(rows), before.parts.shape[1])), leaves=None)
 
     def _covariance(self, known: _Known, scale: float) -> Array:
-        base = self._kernel(known.points, known.slopes, known.points, known.slopes, scale)
+        return self._tied(known, self.covariance(known.inputs, known.inputs, scale))
+
+    def _tied(self, known: _Known, base: Array) -> Array:
         same = known.group[:, None] == known.group[None, :]
         across = known.correlation[known.group]
         # Two relatives are tied through this problem: their correlation is the product of both ties.
@@ -264,8 +221,10 @@ class Analytic:
     def _fit_scale(self, known: _Known, scale: float) -> float:
         """The residual's size that explains the measurements best, within a factor of four."""
         best, choice = -math.inf, scale
+        smooth = self.covariance.residual(known.inputs, known.inputs)
+        tilt = self.covariance.tilt(known.inputs, known.inputs)
         for factor in (0.5, 0.7, 1.0, 1.4, 2.0):
-            matrix = self._covariance(known, scale * factor)
+            matrix = self._tied(known, (scale * factor) ** 2 * smooth + tilt)
             matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2
             root = np.linalg.cholesky(matrix)
             white = np.linalg.solve(root, known.residual)
@@ -275,11 +234,6 @@ class Analytic:
             if likelihood > best:
                 best, choice = likelihood, scale * factor
         return choice
-
-
-def _slopes(total: Array, parts: Array) -> Array:
-    """Centred columns that the regression terms multiply: the formula's total, then its parts."""
-    return np.concatenate([(total - total.mean())[:, None], parts - parts.mean(axis=0)], axis=1)
 
 
 def distance(a: Problem, b: Problem) -> float:
@@ -307,11 +261,10 @@ def _sizes(problem: Problem) -> dict[str, float]:
 
 
 def _failures(
-    before: Prior, candidates: Sequence[Candidate], points: Array, measured: Sequence[Measurement]
+    before: Prior, row: Mapping[Candidate, int], points: Array, measured: Sequence[Measurement]
 ) -> Array:
     """P(failure) after what was seen: shared memory is monotone, other failures spread to neighbours."""
     p_fail = before.p_fail.copy()
-    row = {c: i for i, c in enumerate(candidates)}
     for m in latest(measured).values():
         i = row.get(m.candidate)
         if i is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +22,12 @@ Array = npt.NDArray[np.float64]
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Probability levels of the quantiles in a `Forecast`."""
 _Z = np.array([-1.6448536269514722, -0.6744897501960817, 0.0, 0.6744897501960817, 1.6448536269514722])
+JOINT = 512
+"""Most candidates that are drawn jointly for `Forecasts.p_within`."""
+NOMINAL = (0.5, 0.8, 0.9, 0.95)
+"""Levels of central intervals that are calibrated; between them the factors are interpolated."""
+_CENTRAL = (0.9, 0.5, 0.5, 0.5, 0.9)
+"""The central interval that each of `LEVELS` is an end of."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,8 @@ class Forecast:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of log2(milliseconds) that a normal with these quartiles would have."""
-        return (self.quantiles[3] - self.quantiles[1]) / (2 * float(_Z[3]))
+        """Standard deviation of log2(milliseconds) that a normal with this central 90 % would have."""
+        return (self.quantiles[4] - self.quantiles[0]) / (2 * float(_Z[4]))
 
 
 @dataclass(frozen=True)
@@ -86,15 +92,40 @@ class Forecasts:
     """Why the surrogate is as sure as it is, or why it abstains; shown to users."""
     low: Array | None = None
     """Optimistic bound of log2(milliseconds), about two standard deviations down; None: `mean - 2 sd`."""
+    weigh: Callable[[float], float] = float
+    """Stated risk -> weighed with what else the surrogate knows of this problem. Comes before `calibrate`,
+    which is fitted to what it gives, and is no part of a calibration."""
     calibrate: Callable[[float], float] = float
     """Stated risk -> how often it came true on recorded problems; the identity by default."""
+    calibrate_within: Callable[[Array], Array] | None = None
+    """The same for `p_within`; None changes nothing."""
+    factors: tuple[float, ...] = (1.0,) * len(NOMINAL)
+    """What half-widths of a normal's central intervals are multiplied by, per level of `NOMINAL`."""
 
     def __len__(self) -> int:
         return len(self.candidates)
 
     def __getitem__(self, index: int) -> Forecast:
-        quantiles = self.mean[index] + self.sd[index] * _Z
+        stretch = np.interp(_CENTRAL, NOMINAL, self.factors)
+        quantiles = self.mean[index] + self.sd[index] * _Z * stretch
         return Forecast(self.candidates[index], tuple(float(q) for q in quantiles), float(self.p_fail[index]))
+
+    def interval(self, level: float) -> tuple[Array, Array]:
+        """Ends of the calibrated central intervals of log2(milliseconds), shape [n] each.
+
+        `level` is the nominal coverage, in (0, 1). Raises `ValueError` outside of it.
+        """
+        from statistics import NormalDist  # which a tuning run does not need
+
+        if not 0.0 < level < 1.0:
+            raise ValueError(f"an interval's level lies between 0 and 1, got {level}: 0.9 is 90 %")
+        width = NormalDist().inv_cdf(0.5 + level / 2) * float(np.interp(level, NOMINAL, self.factors))
+        return self.mean - width * self.sd, self.mean + width * self.sd
+
+    def raw(self) -> Forecasts:
+        """The same forecasts without any calibration, to fit one."""
+        plain = (1.0,) * len(NOMINAL)
+        return replace(self, calibrate=float, calibrate_within=None, factors=plain)
 
     def optimistic(self) -> Array:
         """The optimistic bound per candidate, shape [n]."""
@@ -109,13 +140,19 @@ class Forecasts:
         return np.asarray(self.mean[rows] + self.sd[rows] * noise)
 
     def p_within(self, tolerance: float, count: int = 512, seed: int = 0) -> Array:
-        """P(time <= (1 + tolerance) x the fastest of these candidates) per candidate, shape [n]."""
-        rows = np.arange(len(self))
+        """P(time <= (1 + tolerance) x the fastest of these candidates) per candidate, shape [n].
+
+        The share of joint draws, passed through `calibrate_within`. Beyond `JOINT` candidates only the
+        most promising are drawn, as the cost grows with the cube: the share of the others is 0.
+        """
+        rows = np.sort(np.argsort(self.optimistic(), kind="stable")[:JOINT])
         drawn = self.samples(rows, count, seed)
-        failed = np.random.default_rng(seed + 1).random(drawn.shape) < self.p_fail
+        failed = np.random.default_rng(seed + 1).random(drawn.shape) < self.p_fail[rows]
         drawn = np.where(failed, np.inf, drawn)
         limit = drawn.min(axis=1, keepdims=True) + math.log2(1 + tolerance)
-        return np.asarray(((drawn <= limit) & np.isfinite(drawn)).mean(axis=0))
+        share = np.zeros(len(self))
+        share[rows] = ((drawn <= limit) & np.isfinite(drawn)).mean(axis=0)
+        return share if self.calibrate_within is None else self.calibrate_within(share)
 
     def order(self) -> npt.NDArray[np.intp]:
         """Row numbers from best to worst: expected time, with the probability of failing as a penalty.

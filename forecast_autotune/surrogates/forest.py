@@ -43,16 +43,22 @@ class Forest:
 
     def __call__(self, features: Array) -> Array:
         """Predictions of every tree, [n, trees], for features [n, width]."""
-        x = np.asarray(features, dtype=np.float32)
-        rows = np.arange(len(x))[:, None]
-        at = np.broadcast_to(self.roots, (len(x), len(self.roots))).copy()
-        while True:
-            feature = self.feature[at]
-            inner = feature >= 0
-            if not inner.any():
-                return np.asarray(self.value[at], dtype=float)
-            below = x[rows, np.maximum(feature, 0)] <= self.threshold[at]
-            at = np.where(inner, np.where(below, self.left[at], self.right[at]), at)
+        return np.asarray(self.value[self.leaves(features)], dtype=float)
+
+    def leaves(self, features: Array) -> npt.NDArray[np.int32]:
+        """The node in which each row ends, per tree, [n, trees]."""
+        x = np.ascontiguousarray(features, dtype=np.float32)
+        flat, trees = x.ravel(), len(self.roots)
+        at = np.tile(self.roots, len(x))
+        row = np.repeat(np.arange(len(x), dtype=np.int32) * np.int32(x.shape[1]), trees)
+        left = np.flatnonzero(self.feature[at] >= 0)
+        while len(left):  # only those still on their way
+            node = at[left]
+            below = flat[row[left] + self.feature[node]] <= self.threshold[node]
+            onward = np.where(below, self.left[node], self.right[node])
+            at[left] = onward
+            left = left[self.feature[onward] >= 0]
+        return at.reshape(len(x), trees)
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
         """Its arrays by name, for `numpy.savez_compressed`."""

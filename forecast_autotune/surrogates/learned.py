@@ -24,10 +24,26 @@ from forecast_autotune.features.devices import card
 from forecast_autotune.features.vector import VERSION as VECTOR
 from forecast_autotune.features.vector import vectors
 from forecast_autotune.records import Candidate, Problem
-from forecast_autotune.surrogates.analytic import Analytic, Hyper
+from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.prior import Prior
+
+LEARNED = Hyper(
+    slope=0.18,
+    part_slopes=(0.20, 0.10, 0.36, 0.04, 0.075, 0.14, 0.09),
+    additive=0.55,
+    joint=0.165,
+    rough=0.03,
+    forest=0.23,
+    noise=0.01,
+    additive_scale=5.0,
+    joint_scale=1.85,
+    warp_scale=0.86,
+    stage_scale=10.0,
+)
+"""Of the Gaussian process over a forest: type-II maximum likelihood (`forecast_train.surrogate.hyper`)."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,8 @@ class Model:
     """log2 of true over formula time, relative to the problem's fast candidates."""
     failure: Forest | None
     """Probability of failing; None where the corpus held too few failures."""
+    hyper: Hyper
+    """Of the Gaussian process, under which the corpus is likeliest."""
     weight: float = 1.0
     """Share of the residual that is believed."""
     about: Mapping[str, Any] | None = None
@@ -47,8 +65,12 @@ class Model:
 
     def save(self, path: Path) -> None:
         """Write one npz file, atomically."""
-        head = {"names": self.names, "weight": self.weight, "vector": VECTOR, "about": dict(self.about or {})}
-        arrays: dict[str, npt.NDArray[Any]] = {"head": np.array(json.dumps(head)), **self.residual.arrays("r")}
+        head: dict[str, Any] = {"names": self.names, "vector": VECTOR, "hyper": vars(self.hyper)}
+        head |= {"weight": self.weight, "about": dict(self.about or {})}
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "head": np.array(json.dumps(head)),
+            **self.residual.arrays("r"),
+        }
         if self.failure is not None:
             arrays |= self.failure.arrays("f")
         part = path.with_name(f".{path.name}.part")
@@ -65,12 +87,20 @@ class Model:
                 if head["vector"] != VECTOR:
                     raise RecordError(f"it was fitted to features {head['vector']!r}, these are {VECTOR!r}")
                 failure = Forest.of(arrays, "f") if "f_roots" in arrays else None
+                given = dict(head["hyper"])
+                hyper = Hyper(**{**given, "part_slopes": tuple(given["part_slopes"])})
                 return cls(
-                    tuple(head["names"]), Forest.of(arrays, "r"), failure, head["weight"], head["about"]
+                    tuple(head["names"]),
+                    Forest.of(arrays, "r"),
+                    failure,
+                    hyper,
+                    float(head["weight"]),
+                    head["about"],
                 )
         except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
             raise RecordError(
-                f"{path}: no model of this release ({error}); fit one with `forecast-autotune train surrogate`"
+                f"{path}: no model of this release ({error}); fit one with "
+                "`forecast-autotune train surrogate`"
             ) from error
 
 
@@ -79,9 +109,10 @@ class Learned(Analytic):
 
     name = "learned"
 
-    def __init__(self, model: Model | None = None, hyper: Hyper | None = None, **limits: int) -> None:
-        super().__init__(hyper, **limits)
-        self.model = shipped_model() if model is None else model
+    def __init__(self, model: Model, hyper: Hyper | None = None, **limits: int) -> None:
+        super().__init__(hyper or model.hyper, **limits)
+        self.model = model
+        self.trees = len(model.residual.roots)
 
     def before(
         self,
@@ -92,15 +123,16 @@ class Learned(Analytic):
     ) -> Prior:
         """The formula's belief, corrected where there is IR to read."""
         plain = super().before(problem, candidates, grids, ttir)
-        if self.model is None or plain.facts is None or plain.costs is None:
+        if plain.facts is None or plain.costs is None:
             return plain
         device = card(problem.device)
         features, _ = vectors(plain.facts, plain.costs, [c.config for c in candidates], device)
-        residual = self.model.residual(features).mean(axis=1)
+        leaves = self.model.residual.leaves(features)
+        residual = self.model.residual.value[leaves].mean(axis=1)
         p_fail = plain.p_fail
         if self.model.failure is not None:
             p_fail = combined(p_fail, self.model.failure(features).mean(axis=1))
-        return replace(plain, mean=plain.mean + self.model.weight * residual, p_fail=p_fail)
+        return replace(plain, mean=plain.mean + self.model.weight * residual, p_fail=p_fail, leaves=leaves)
 
 
 def combined(formula: Array, forest: Array) -> Array:

@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.cost import NUMBERS, PARTS, VERSION, Costs, Table, costs
-from forecast_autotune.features.devices import card
+from forecast_autotune.features.devices import Card, card
 from forecast_autotune.features.encode import Encoder
-from forecast_autotune.features.ttir import Facts, FeatureError, assignment_of, facts
-from forecast_autotune.records import Argument, Candidate, Problem
+from forecast_autotune.features.listing import Listed, Units
+from forecast_autotune.features.ttir import Facts, FeatureError, facts
+from forecast_autotune.records import Argument, Candidate, Config, Problem
 from forecast_autotune.surrogates.base import Array
 
-__all__ = ["VERSION", "Prior", "prior"]
+__all__ = ["VERSION", "Prior", "costed", "prior"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Prior:
     facts: Table | None = None
     costs: Costs | None = None
     """What the formula read and what it made of it; None unless `informed`."""
+    leaves: npt.NDArray[np.int32] | None = None
+    """Leaf of each candidate in each tree of a fitted forest, [n, trees]; None without one."""
 
 
 def prior(
@@ -48,20 +51,39 @@ def prior(
 ) -> Prior:
     """Evaluate the cost formula for every candidate; facts of untraced ones are interpolated."""
     n = len(candidates)
-    given = [grids.get(c, problem.grid) for c in candidates]
-    known = _read(problem, candidates, given, ttir)
+    listed = Listed.of(candidates)
+    units = listed.units(grids, problem.grid)
+    given = units.grids
+    known = _read(problem, listed, units, ttir)
     # One program's work, times how many programs? Without most grids, or the loops' bounds, the formula
     # ranks by the size of the tile, which misleads more than saying nothing.
     endless = not problem.arguments and any(read.unknown_trips for read in known.values())
     if not known or 2 * sum(map(bool, given)) < n or endless:
         zero = np.zeros(n)
         return Prior(zero, np.zeros((n, len(PARTS))), zero, np.full(n, 0.03), False, np.zeros(n, dtype=bool))
-    table = _interpolate(candidates, known) if len(known) < n else Table.of([known[i] for i in range(n)])
+    count = len(units.first)
+    if len(known) < count:
+        table = _interpolate(listed, units, known)
+    else:
+        table = Table.of([known[i] for i in range(count)])
+    table = Table({name: column[units.of] for name, column in table.columns.items()}, table.dots[units.of])
     unique = sum(_tensor_bytes(a) for a in problem.arguments)
-    device = card(problem.device)
-    cost = costs(table, _grids(table, given), [c.config for c in candidates], device, unique)
-    exact = np.zeros(n, dtype=bool)
+    exact = np.zeros(count, dtype=bool)
     exact[list(known)] = True
+    configs = [c.config for c in candidates]
+    return costed(table, _grids(table, given), configs, card(problem.device), unique, exact[units.of])
+
+
+def costed(
+    table: Table,
+    grids: Sequence[tuple[int, ...] | None],
+    configs: Sequence[Config],
+    device: Card,
+    unique: float,
+    exact: npt.NDArray[np.bool_],
+) -> Prior:
+    """The formula on facts of n candidates, wherever they come from; `unique` is the bytes of all tensors."""
+    cost = costs(table, grids, configs, device, unique)
     p_fail = _failure(cost.shared_bytes, cost.registers, device.shared_memory_bytes)
     return Prior(np.log2(cost.total_ms), cost.parts(), cost.shared_bytes, p_fail, True, exact, table, cost)
 
@@ -90,26 +112,16 @@ def _failure(shared: Array, registers: Array, limit: int) -> Array:
     return np.clip(0.01 + 0.98 * steep + heavy, 0.0, 0.99)
 
 
-def _read(
-    problem: Problem,
-    candidates: Sequence[Candidate],
-    given: Sequence[tuple[int, ...] | None],
-    ttir: Mapping[str, str],
-) -> dict[int, Facts]:
-    """Facts by row, of the candidates whose TTIR is there and readable.
-
-    Candidates that differ in warps and stages alone share a text and a grid, and so their facts.
-    """
-    seen: dict[tuple[str, tuple[int, ...] | None], Facts | None] = {}
+def _read(problem: Problem, listed: Listed, units: Units, ttir: Mapping[str, str]) -> dict[int, Facts]:
+    """Facts by unit, of the units whose TTIR is there and readable."""
+    names, keys = listed.assignments
     known: dict[int, Facts] = {}
-    for i, (candidate, grid) in enumerate(zip(candidates, given, strict=True)):
-        name = assignment_of(candidate)
-        if name not in ttir:
+    for unit, row in enumerate(units.first.tolist()):
+        text = ttir.get(names[keys[row]])
+        if text is None:
             continue
-        if (name, grid) not in seen:
-            seen[name, grid] = _facts(ttir[name], problem.arguments, grid)
-        if (read := seen[name, grid]) is not None:
-            known[i] = read
+        if (read := _facts(text, problem.arguments, units.grids[row])) is not None:
+            known[unit] = read
     return known
 
 
@@ -137,23 +149,26 @@ def _element_bytes(dtype: str) -> float:
     return max(1.0, int(digits) / 8.0) if digits else 4.0
 
 
-def _interpolate(candidates: Sequence[Candidate], known: Mapping[int, Facts]) -> Table:
-    """Facts of every candidate: the traced ones, and a log-linear fit in the meta-parameters.
+def _interpolate(listed: Listed, units: Units, known: Mapping[int, Facts]) -> Table:
+    """Facts of every unit: the traced ones, and a log-linear fit in the meta-parameters.
 
-    Each numeric fact is regressed (ridge, with squares) on the log2 coordinates of the
-    meta-parameters; a candidate's dot shapes come from its nearest traced neighbour. Closed forms
-    are not reliable (many facts bend), so these rows only decide what is traced next.
+    Each numeric fact is regressed (ridge, with squares; a unit weighs as much as it has candidates) on
+    the log2 coordinates of the meta-parameters; a unit's dot shapes come from its nearest traced
+    neighbour. Closed forms are not reliable (many facts bend), so these rows only decide what is traced
+    next.
     """
-    points = Encoder.of(candidates, meta_only=True)(candidates)
+    points = Encoder.of(listed, meta_only=True)(listed)[units.first]
     rows = np.array(sorted(known))
-    centre = points[rows].mean(axis=0)
+    weights = units.sizes[rows][:, None]
+    centre = (weights * points[rows]).sum(axis=0) / weights.sum()
     shifted = points - centre
     design = np.concatenate([np.ones((len(points), 1)), shifted, shifted**2], axis=1)
     seen = Table.of([known[int(i)] for i in rows])
     read = np.stack([seen[name] for name in NUMBERS], axis=1)
     logs = np.log2(1.0 + np.maximum(read, 0.0))
-    gram = design[rows].T @ design[rows] + 1e-2 * np.eye(design.shape[1])
-    fitted = design @ np.linalg.solve(gram, design[rows].T @ logs)
+    weighted = (weights * design[rows]).T
+    gram = weighted @ design[rows] + 1e-2 * np.eye(design.shape[1])
+    fitted = design @ np.linalg.solve(gram, weighted @ logs)
     # A fit must not leave the range that was seen by more than a factor of four.
     fitted = np.clip(fitted, logs.min(axis=0) - 2.0, logs.max(axis=0) + 2.0)
     values = np.maximum(2.0**fitted - 1.0, 0.0)

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.records import Argument, Candidate, Config, Kernel, Problem, digest, plain
 from forecast_integrations.device import current_device, device_index, toolchain
 from forecast_integrations.source import innermost, source_hash, source_of
 
+_LAUNCH = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"))
+
 
 def to_config(config: Any) -> Config:
     """Our twin of a `triton.Config`."""
-    return Config.of(
-        config.kwargs,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        num_ctas=config.num_ctas,
-        maxnreg=getattr(config, "maxnreg", None),
-        ir_override=getattr(config, "ir_override", None),
+    return _twin(config, {})
+
+
+def _twin(config: Any, shared: dict[Hashable, Config]) -> Config:
+    """The twin; those of one assignment share their pairs, by `shared`.
+
+    Thousands of new containers at a time set off full garbage collections, which take a third of a
+    second in a process that has loaded torch.
+    """
+    given = config.kwargs
+    key = (*given.items(), *map(type, given.values()))  # 1 and True are equal, and different assignments
+    try:
+        like = shared.get(key)
+    except TypeError:  # a value that cannot be hashed: it becomes a text
+        like, key = None, ()
+    if like is None:
+        like = Config.of(given)
+        if key:
+            shared[key] = like
+    return Config(
+        like.kwargs,
+        config.num_warps,
+        config.num_stages,
+        config.num_ctas,
+        getattr(config, "maxnreg", None),
+        getattr(config, "ir_override", None),
     )
 
 
@@ -28,8 +49,9 @@ def candidates(configs: Sequence[Any], variants: Sequence[str] = ()) -> dict[Can
     Configs that differ only in their `pre_hook` are different to Triton; they get variants of their own.
     """
     found: dict[Candidate, Any] = {}
+    shared: dict[Hashable, Config] = {}
     for config in configs:
-        twin = to_config(config)
+        twin = _twin(config, shared)
         candidate, number = Candidate(twin), 1
         while candidate in found and found[candidate].pre_hook is not config.pre_hook:
             number += 1
@@ -166,15 +188,24 @@ def grids(
     found: Mapping[Candidate, Any],
     grid: Any,
     named: Mapping[str, Any],
-    heuristics: Callable[[dict[str, Any]], dict[str, Any]],
+    fn: Any,
 ) -> dict[Candidate, tuple[int, ...]]:
-    """Grid per candidate, for those where it is known; empty when it does not depend on the config."""
+    """Grid per candidate, for those where it is known; empty when it does not depend on the config.
+
+    Triton hands a grid function the kernel's own parameters, so it is asked once per assignment of the
+    meta-parameters; per candidate where launch options are parameters, or heuristics read them.
+    """
     if not callable(grid):
         return {}
+    heuristics = heuristic_values(fn)
+    alone = bool(_layers(fn)) or not _LAUNCH.isdisjoint(getattr(fn, "arg_names", ()))
+    asked: dict[Hashable, tuple[int, ...] | None] = {}
     shown: dict[Candidate, tuple[int, ...]] = {}
     for candidate, config in found.items():
-        extent = grid_of(grid, named, heuristics({**named, **config.all_kwargs()}))
-        if extent is not None:
+        key = candidate if alone else candidate.config.kwargs
+        if key not in asked:
+            asked[key] = grid_of(grid, named, heuristics({**named, **config.all_kwargs()}))
+        if (extent := asked[key]) is not None:
             shown[candidate] = extent
     return shown
 

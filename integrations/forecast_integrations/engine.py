@@ -16,6 +16,7 @@ from forecast_autotune.records import Candidate, Evidence, Kernel, Problem
 from forecast_autotune.results import Decision
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
+from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Surrogate
 from forecast_autotune.tuner import Task, fingerprint, tune
 from forecast_integrations import describe
@@ -24,6 +25,7 @@ from forecast_integrations.device import has_device
 from forecast_integrations.key import Bucket
 from forecast_integrations.source import innermost
 from forecast_integrations.trace import tracer
+from forecast_integrations.triton_timer import TritonMeasurer
 
 LOCK = threading.RLock()
 """One decision at a time per process: two would share the device and spoil each other's times. Being
@@ -77,8 +79,6 @@ class Options:
 
 def default_surrogate() -> Surrogate:
     """The surrogate that ships with this release."""
-    from forecast_autotune.surrogates.analytic import Analytic
-
     return Analytic()
 
 
@@ -198,8 +198,7 @@ class Engine:
         known = self._traced.setdefault(kind, {})
         trace = None if _interpreting() else tracer(call, known, workers)
         task = Task(problem, _Lazy(call.configs), trace=trace, fingerprint=mark)
-        heuristics = describe.heuristic_values(tuner.fn)
-        task.grids = _LazyGrids(lambda: describe.grids(call.configs, grid, named, heuristics))
+        task.grids = _LazyGrids(lambda: describe.grids(call.configs, grid, named, tuner.fn))
         return problem, task, kind
 
 
@@ -290,7 +289,7 @@ def _without_clock(settings: Settings, tuner: Any) -> Settings:
     """Where nothing can be timed (the interpreter, a stub driver) the best forecast is used."""
     if _own_bench(tuner) or (has_device() and not _interpreting()):
         return settings
-    if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE):
+    if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN):
         return settings.with_(mode=Mode.SKIP)
     return settings
 
@@ -298,8 +297,6 @@ def _without_clock(settings: Settings, tuner: Any) -> Settings:
 def _measurer(
     call: Call, problem: Problem, settings: Settings, store: Store, compiled: Collection[Candidate]
 ) -> Any:
-    from forecast_integrations.triton_timer import TritonMeasurer
-
     bench = _own_bench(call.tuner)
 
     def say(candidate: Candidate) -> None:

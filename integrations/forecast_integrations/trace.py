@@ -38,11 +38,12 @@ def tracer(call: Call, known: dict[str, str], workers: int) -> Trace:
         keyed = {assignment_of(c): c for c in wanted if c.variant not in call.functions}
         missing = {key: c for key, c in keyed.items() if key not in known}
         if len(missing) >= _WORTH and workers > 1 and can_fork():
-            # The first one here warms what every child would otherwise warm for itself.
-            (key, first), *rest = missing.items()
-            del missing[key]
-            _remember(known, some([first]))
-            for texts in _in_children(some, [c for _, c in rest], workers):
+            if not known:
+                # The first one here warms what every child would otherwise warm for itself.
+                key, first = next(iter(missing.items()))
+                del missing[key]
+                _remember(known, some([first]))
+            for texts in _in_children(some, list(missing.values()), workers):
                 _remember(known, texts)
                 missing = {k: c for k, c in missing.items() if k not in texts}
         # What no child could answer for is traced here.

@@ -76,6 +76,11 @@ class TritonMeasurer:
         """What an earlier decision of this process has compiled."""
         return self._earlier
 
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        """Start compiling in children; nothing where compilations would hold this interpreter's lock."""
+        if self._pool is not None and self._pool.quiet:
+            self._pool.submit([c for c in candidates if c not in self._ready])
+
     def measure(
         self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
     ) -> Iterator[Measurement]:

@@ -1,20 +1,58 @@
-"""The curve from stated risk to observed frequency."""
+"""From what a surrogate says to how often it came true: curves, groups, intervals, the shipped file."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Device
+from forecast_autotune.replay import load, replay
+from forecast_autotune.replay import shipped as recorded
+from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.calibration import Calibration, identity, shipped
+from forecast_autotune.surrogates.base import NOMINAL, Forecasts
+from forecast_autotune.surrogates.calibration import (
+    GROUPS,
+    IDENTITY,
+    INFORMED,
+    OWN,
+    POOLED,
+    SCHEMA,
+    UNINFORMED,
+    UNKNOWN,
+    Calibration,
+    Curve,
+    Group,
+    class_of,
+    group_of,
+    parse,
+    shipped,
+)
+from forecast_autotune.table import Table
 from forecast_autotune.testing import example_table, query_of
+
+H200 = Device("NVIDIA H200", "cuda", "90")
+STRANGE = Device("made up", "cuda")
+CURVE = Curve((0.0, 0.5, 1.0), (0.1, 0.2, 0.6))
+GROUP = Group(CURVE, (CURVE,) * len(OWN), ((1.5,) * len(NOMINAL),) * len(OWN), 7)
+
+
+# --- curves ---
 
 
 def test_linear_between_knots() -> None:
-    curve = Calibration((0.0, 0.5, 1.0), (0.0, 0.2, 0.6))
+    curve = Curve((0.0, 0.5, 1.0), (0.0, 0.2, 0.6))
     assert curve(0.25) == pytest.approx(0.1)
     assert curve(0.75) == pytest.approx(0.4)
     assert curve(2.0) == pytest.approx(0.6)
+    np.testing.assert_allclose(curve.array(np.array([[0.25], [0.75]])), [[0.1], [0.4]])
 
 
 @pytest.mark.parametrize(
@@ -25,12 +63,198 @@ def test_a_curve_must_rise_within_zero_and_one(
     stated: tuple[float, ...], observed: tuple[float, ...]
 ) -> None:
     with pytest.raises(RecordError, match="rising knots"):
-        Calibration(stated, observed)
+        Curve(stated, observed)
 
 
-def test_the_shipped_surrogate_has_a_curve_and_uses_it() -> None:
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_shifted_and_combined_curves_rise_and_stay_on_their_side(a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    other = Curve((0.0, 0.3, 1.0), (0.0, 0.4, 0.5))
+    shifted, worse = CURVE.odds(2.0), CURVE.combined(other, max)
+    for curve in (shifted, worse):
+        assert 0.0 <= curve(low) <= curve(high) <= 1.0
+    assert shifted(a) >= CURVE(a)
+    knot = min(worse.stated, key=lambda x: abs(x - a))
+    assert worse(knot) == max(CURVE(knot), other(knot))
+
+
+# --- groups ---
+
+
+def test_the_group_follows_the_device_first_and_then_the_ir() -> None:
+    assert group_of(H200, True) == INFORMED
+    assert group_of(H200, False) == UNINFORMED
+    assert group_of(STRANGE, True) == group_of(STRANGE, False) == UNKNOWN
+
+
+def test_a_group_without_data_is_less_sure_than_any_with() -> None:
+    sure = replace(GROUP, risk=Curve((0.0, 1.0), (0.01, 0.3)))
+    bad = replace(GROUP, risk=Curve((0.0, 1.0), (0.05, 0.9)), intervals=((9.0,) * 4,) * 4)
+    calibration = Calibration({INFORMED: sure, UNINFORMED: bad, POOLED: GROUP})
+    fallback = calibration.group(UNKNOWN)
+    for other in (sure, bad, GROUP):
+        for p in (0.0, 0.2, 0.5, 1.0):
+            assert fallback.risk(p) >= other.risk(p)
+            assert all(f(p) <= o(p) for f, o in zip(fallback.within, other.within, strict=True))
+        for mine, theirs in zip(fallback.intervals, other.intervals, strict=True):
+            assert all(f >= o for f, o in zip(mine, theirs, strict=True))
+    assert fallback.risk(0.0) > GROUP.risk(0.0)
+    assert calibration.group(INFORMED) is sure
+    assert Calibration().group(UNKNOWN) == Group()
+
+
+def test_classes_of_own_measurements() -> None:
+    assert [class_of(n) for n in (0, 1, 3, 4, 8, 9, 500)] == [0, 1, 1, 2, 2, 3, 3]
+
+
+# --- the file ---
+
+
+def test_json_there_and_back() -> None:
+    one = Calibration({POOLED: GROUP, INFORMED: Group()})
+    text = json.dumps({"schema": SCHEMA, "surrogates": {"a/1": one.to_json()}})
+    assert parse(text) == {"a/1": one}
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"risk": [[0.0, 0.5], [1.0, 0.1]]}, "rising knots"),
+        ({"risk": 3}, "list of"),
+        ({"within": [[[0.0, 0.0], [1.0, 1.0]]]}, "4 curves"),
+        ({"intervals": [[1.0]]}, "interval factors"),
+        ({"intervals": [[-1.0] * 4] * 4}, "positive"),
+        ({"intervals": "wide"}, "needs problems"),
+        ({"problems": None}, "needs problems"),
+    ],
+)
+def test_a_damaged_group_is_refused(change: dict[str, object], rule: str) -> None:
+    with pytest.raises(RecordError, match=rule):
+        Group.from_json({**GROUP.to_json(), **change})
+    missing = {name: value for name, value in GROUP.to_json().items() if name not in change}
+    with pytest.raises(RecordError, match="needs problems"):
+        Group.from_json(missing)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": 1, "curves": {}}', '{"schema": 2, "surrogates": {"a": {"x": {}}}}']
+)
+def test_another_format_is_refused(text: str) -> None:
+    with pytest.raises(RecordError, match="calibration"):
+        parse(text)
+
+
+# --- what is shipped, and what it does ---
+
+
+def test_the_shipped_surrogate_is_calibrated_and_uses_it() -> None:
     name = f"{Analytic.name}/{Analytic.version}"
-    assert shipped(name) != identity()
-    assert shipped("somebody/else") == identity()
+    calibration = shipped(name)
+    assert {INFORMED, UNINFORMED, POOLED} <= set(calibration.groups)
+    assert shipped("somebody/else") == Calibration()
     forecasts = Analytic().forecast(query_of(example_table(), 3))
-    assert forecasts.calibrate(0.9) == shipped(name)(0.9)
+    group = calibration.group(UNKNOWN)  # the example's device and IR are made up
+    assert forecasts.calibrate(0.9) == group.risk(0.9)
+    assert forecasts.factors == group.intervals[class_of(3)]
+    plain = forecasts.raw()
+    expected = group.within[class_of(3)].array(plain.p_within(0.05))
+    np.testing.assert_allclose(forecasts.p_within(0.05), expected)
+    assert plain.calibrate(0.9) == 0.9
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_shipped_risks_are_never_nothing_and_rise(group: str) -> None:
+    curves = shipped(f"{Analytic.name}/{Analytic.version}").group(group)
+    risks = [curves.risk(p / 100) for p in range(101)]
+    assert risks == sorted(risks)
+    assert risks[0] >= 0.02
+    for curve in curves.within:
+        assert 0.0 < curve(0.0) < curve(1.0) <= 1.0
+
+
+@pytest.mark.parametrize("own", [0, 5])
+def test_doubt_grows_without_ir_and_on_an_unknown_device(own: int) -> None:
+    table = next(t for t in load(recorded()) if t.problem.kernel.name == "matmul_kernel")
+    known = query_of(table, own)
+    bare = replace(known, ttir={}, problem=replace(table.problem, ttir={}))
+    strange = replace(known, problem=replace(table.problem, device=STRANGE))
+    informed, uninformed, unknown = (Analytic().forecast(q) for q in (known, bare, strange))
+    for share in (0.1, 0.3, 0.5):
+        assert informed.calibrate(share) < uninformed.calibrate(share) <= unknown.calibrate(share)
+    best = [float(f.p_within(0.05).max()) for f in (informed, uninformed, unknown)]
+    assert best[0] > max(best[1:])
+    wide = [float(np.median(np.subtract(*f.interval(0.9)[::-1]))) for f in (informed, unknown)]
+    assert wide[0] < wide[1]
+
+
+def test_a_decision_on_an_unknown_device_states_more_risk_and_measures_more() -> None:
+    kernels = ("matmul_kernel", "add_rms_norm", "attention_fwd")
+    known = [t for t in load(recorded()) if t.problem.kernel.name in kernels]
+    views = {
+        "known": known,
+        "unknown": [Table(replace(t.problem, device=STRANGE), t.measurements) for t in known],
+        "bare": [Table(replace(t.problem, ttir={}), t.measurements) for t in known],
+    }
+    found = {
+        name: replay(tables, surrogate=Analytic(), policy=lambda _: None, settings=Settings()).rows
+        for name, tables in views.items()
+    }
+    risk = {name: np.mean([r.stated_risk for r in rows]) for name, rows in found.items()}
+    share = {name: np.mean([r.measured / r.candidates for r in rows]) for name, rows in found.items()}
+    for worse in ("unknown", "bare"):
+        assert risk[worse] > 1.5 * risk["known"]
+        assert share[worse] > share["known"]
+
+
+def test_a_forecast_alone_is_never_sure_on_an_unknown_device() -> None:
+    table = next(t for t in load(recorded()) if t.problem.kernel.name == "matmul_kernel")
+    strange = Table(replace(table.problem, device=STRANGE), table.measurements)
+    (row,) = replay(
+        [strange], surrogate=Analytic(), policy=lambda _: None, settings=Settings().with_(mode="skip")
+    ).rows
+    assert row.measured == 0
+    assert row.stated_risk > 0.5
+
+
+# --- intervals ---
+
+
+def test_intervals_cover_what_they_promise() -> None:
+    """Errors with heavier tails than a normal's: factors fitted to one half are right for the other."""
+    errors = np.abs(np.random.default_rng(0).standard_t(3, 8000))
+    normal = [NormalDist().inv_cdf(0.5 + level / 2) for level in NOMINAL]
+    factors = tuple(float(np.quantile(errors[:4000], p)) / z for p, z in zip(NOMINAL, normal, strict=True))
+    n = 4000
+    names = query_of(example_table()).candidates
+    made = Forecasts(
+        [names[0]] * n, np.full(n, 2.0), np.full(n, 0.5), np.zeros(n), factors=(1.0,) * len(NOMINAL)
+    )
+    honest = replace(made, factors=factors)
+    truth = 2.0 + 0.5 * errors[4000:]
+    for level in NOMINAL:
+        low, high = honest.interval(level)
+        assert ((low <= truth) & (truth <= high)).mean() == pytest.approx(level, abs=0.03)
+    one = honest[0]
+    np.testing.assert_allclose(
+        [one.quantiles[0], one.quantiles[4]], [honest.interval(0.9)[0][0], honest.interval(0.9)[1][0]]
+    )
+    np.testing.assert_allclose(
+        [one.quantiles[1], one.quantiles[3]], [honest.interval(0.5)[0][0], honest.interval(0.5)[1][0]]
+    )
+    assert one.spread > made[0].spread == pytest.approx(0.5)
+    assert one.point == 2.0
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 90.0])
+def test_an_interval_has_a_level_between_zero_and_one(level: float) -> None:
+    forecasts = Analytic().forecast(query_of(example_table()))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        forecasts.interval(level)
+
+
+def test_without_calibration_nothing_changes() -> None:
+    forecasts = Analytic().forecast(query_of(example_table(), 3)).raw()
+    plain = Calibration().applied(forecasts, INFORMED, 3)
+    np.testing.assert_allclose(plain.p_within(0.05), forecasts.p_within(0.05))
+    assert plain[0].quantiles == forecasts[0].quantiles
+    assert IDENTITY(0.3) == plain.calibrate(0.3) == pytest.approx(0.3)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from forecast_autotune.measuring import Measurer
 from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded
+from forecast_autotune.records import Candidate
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Surrogate
-from forecast_autotune.testing import PolicyContract, StoreContract, SurrogateContract
+from forecast_autotune.testing import (
+    MeasurerContract,
+    PolicyContract,
+    StoreContract,
+    SurrogateContract,
+    TableMeasurer,
+    example_table,
+)
 
 
 class TestAnalytic(SurrogateContract):
@@ -36,6 +46,12 @@ class TestFirst(PolicyContract):
 class TestRandom(PolicyContract):
     def make(self) -> Policy:
         return Fixed(4, random=True)
+
+
+class TestTableMeasurer(MeasurerContract):
+    def make(self) -> tuple[Measurer, Sequence[Candidate]]:
+        table = example_table()
+        return TableMeasurer(table, workers=2), [m.candidate for m in table.measurements[:4]]
 
 
 class TestMemoryStore(StoreContract):

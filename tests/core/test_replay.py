@@ -16,7 +16,8 @@ from forecast_autotune.replay import Report, load, relatives_of, replay
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.table import Table, write_tables
-from forecast_autotune.testing import ALONE, example_table, exhaustive_seconds
+from forecast_autotune.simulated import ALONE, exhaustive_seconds
+from forecast_autotune.testing import example_table
 
 ROW_KEYS = {
     "id",

@@ -27,12 +27,15 @@ GOOD: dict[str, tuple[str, Any]] = {
     "compiler": ("threads", "threads"),
     "timeout_s": ("9", 9.0),
     "lock_timeout_s": ("0", 0.0),
+    "inductor_space": ("exhaustive", "exhaustive"),
+    "inductor_pointwise": ("1", True),
+    "model": ("/some/model.npz", Path("/some/model.npz")),
     "summary": ("yes", True),
     "seed": ("5", 5),
 }
 BAD = [
     ("FORECAST_AUTOTUNE", "maybe", "0 or 1"),
-    ("FORECAST_AUTOTUNE_MODE", "fast", "one of tune, skip, frozen, exhaustive, deterministic"),
+    ("FORECAST_AUTOTUNE_MODE", "fast", "one of tune, skip, frozen, exhaustive, deterministic, listen"),
     ("FORECAST_AUTOTUNE_ON_MISS", "guess", "one of error, forecast"),
     ("FORECAST_AUTOTUNE_TOLERANCE", "2%", r"a number in \[0, 10\]"),
     ("FORECAST_AUTOTUNE_TOLERANCE", "-0.1", r"a number in \[0, 10\]"),
@@ -43,6 +46,7 @@ BAD = [
     ("FORECAST_AUTOTUNE_MAX_SECONDS", "0", r"a number in \[0.001, 1e\+09\]"),
     ("FORECAST_AUTOTUNE_BUCKET", "log", "one of exact, pow2"),
     ("FORECAST_AUTOTUNE_WORKERS", "-1", "an integer >= 0"),
+    ("FORECAST_AUTOTUNE_INDUCTOR_SPACE", "all", "one of default, exhaustive"),
     ("FORECAST_AUTOTUNE_SEED", "x", "an integer >= 0"),
 ]
 
@@ -96,7 +100,7 @@ def test_a_home_directory_is_found_without_a_shell() -> None:
 def test_with_takes_what_the_variable_takes(name: str) -> None:
     text, value = GOOD[name]
     assert getattr(Settings().with_(**{name: value}), name) == value
-    if name not in ("enabled", "summary"):
+    if name not in ("enabled", "inductor_pointwise", "summary"):
         assert getattr(Settings().with_(**{name: text}), name) == value
     assert Settings().with_(**{name: None}) == Settings()
 

@@ -235,9 +235,10 @@ def test_relatives_are_ordered_by_source_then_size(store: Store) -> None:
     store.add(near, measured(near, 32, None))
     store.add(failed, measured(failed, 16, None))
     found = store.relatives(asked)
-    assert [r.problem for r in found] == [near, far, changed]
+    # What another device measured of the same source comes last, of another source never.
+    assert [r.problem for r in found] == [near, far, changed, elsewhere]
     assert list(found[0].measurements) == [measured(near, 16), measured(near, 32, None)]
-    assert [r.problem for r in store.relatives(asked, limit=1)] == [near]
+    assert [r.problem for r in store.relatives(asked, limit=1)] == [near, elsewhere]
     assert store.relatives(asked, limit=0) == []
 
 

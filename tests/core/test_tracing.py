@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pytest
 
 from forecast_autotune.features.ttir import assignment_key
 from forecast_autotune.records import Candidate, Config
-from forecast_autotune.tracing import ALL, NEXT, SPREAD, Traces, spread
+from forecast_autotune.tracing import ALL, HANDFUL, NEXT, SPREAD, Traces, spread
 
 
 def blocks(count: int, warps: Sequence[int] = (4,)) -> list[Candidate]:
@@ -89,6 +90,40 @@ def test_without_a_tracer_there_is_nothing_to_do() -> None:
     traces.begin()
     assert not traces.extend(np.arange(3))
     assert traces.texts == {}
+
+
+@pytest.mark.parametrize("count", [2 * HANDFUL + 1, ALL, 3 * ALL])
+def test_a_handful_comes_first_and_changes_nothing_later(count: int) -> None:
+    candidates, tracer, straight = blocks(count, warps=(2, 4)), Tracer(), Tracer()
+    traces = Traces(candidates, tracer)
+    some = traces.handful()
+    assert len(tracer.asked) == HANDFUL
+    assert list(some) == [c for c in candidates if key(c) in tracer.asked]
+    assert len(some) == 2 * HANDFUL, "warps share their IR"
+    traces.begin()
+    without = Traces(candidates, straight)
+    without.begin()
+    assert traces.texts == without.texts
+    assert sorted(tracer.asked) == sorted(straight.asked), "each once"
+
+
+def test_a_handful_of_a_short_list_saves_nothing() -> None:
+    tracer = Tracer()
+    assert not Traces(blocks(2 * HANDFUL), tracer).handful()
+    assert not Traces(blocks(3 * ALL), None).handful()
+    assert tracer.asked == []
+
+
+def test_what_fails_in_a_handful_fails_again() -> None:
+    """The first plan must hear of a broken tracer: it is the one that warns."""
+
+    def broken(wanted: Sequence[Candidate]) -> Mapping[str, str]:
+        raise OSError("no tracer")
+
+    traces = Traces(blocks(ALL), broken)
+    for attempt in (traces.handful, traces.begin):
+        with pytest.raises(OSError, match="no tracer"):
+            attempt()
 
 
 def test_a_spread_covers_the_space() -> None:

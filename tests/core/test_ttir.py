@@ -6,7 +6,14 @@ import textwrap
 
 import pytest
 
-from forecast_autotune.features.ttir import DEFAULT_TRIPS, Facts, FeatureError, assignment_key, facts
+from forecast_autotune.features.ttir import (
+    ASSUMED_EXTENT,
+    DEFAULT_TRIPS,
+    Facts,
+    FeatureError,
+    assignment_key,
+    facts,
+)
 from forecast_autotune.features.ttir_parse import parse, parse_type, strip_locations
 from forecast_autotune.records import Argument
 
@@ -175,12 +182,20 @@ def test_loops_nest_and_inner_bounds_take_their_mean() -> None:
     assert (got.loop_depth, got.loop_trips, got.iterations) == (2, 55, 55)
 
 
-def test_unknown_bounds_take_the_default_and_are_counted() -> None:
+@pytest.mark.parametrize(
+    ("bound", "trips"),
+    [
+        ("arith.addi %arg1, %c1 : i32", DEFAULT_TRIPS),  # an argument without a value
+        ("tt.load %arg0 : !tt.ptr<i32>", ASSUMED_EXTENT / 4),
+    ],
+)
+def test_unknown_bounds_are_assumed_and_counted(bound: str, trips: float) -> None:
     body = f"""
         %c0 = arith.constant 0 : i32
         %c1 = arith.constant 1 : i32
-        %e = tt.load %arg0 : !tt.ptr<i32>
-        scf.for %i = %c0 to %e step %c1  : i32 {{
+        %c4 = arith.constant 4 : i32
+        %e = {bound}
+        scf.for %i = %c0 to %e step %c4  : i32 {{
           {LOAD}
         }}
         %w = scf.while (%a = %c0) : (i32) -> i32 {{
@@ -189,14 +204,33 @@ def test_unknown_bounds_take_the_default_and_are_counted() -> None:
         }} do {{
         ^bb0(%a: i32):
           {LOAD}
-          %b = arith.addi %a, %c1 : i32
+          %b = arith.addi %a, %c4 : i32
           scf.yield %b : i32
         }}
         """
-    got = count(body)
+    got = count(body, n=None)
     assert got.unknown_trips == 2
-    assert got.load_ops == 1 + 2 * DEFAULT_TRIPS
+    assert got.load_ops == 2 * trips + bound.startswith("tt.load")
     assert got.loop_depth == 1
+
+
+def test_a_loop_variable_is_forgotten_before_the_next_loop_of_that_name() -> None:
+    body = f"""
+        %c0 = arith.constant 0 : i32
+        %c1 = arith.constant 1 : i32
+        %c9 = arith.constant 9 : i32
+        scf.for %i = %c0 to %c9 step %c1  : i32 {{
+          {LOAD}
+        }}
+        scf.for %i = %c0 to %arg1 step %c1  : i32 {{
+          scf.for %j = %c0 to %i step %c1  : i32 {{
+            {LOAD}
+          }}
+        }}
+        """
+    got = count(body, n=None)
+    assert got.unknown_trips == 2
+    assert got.load_ops == 9 + DEFAULT_TRIPS**2
 
 
 @pytest.mark.parametrize(

@@ -340,3 +340,23 @@ def test_unknown_grid_leaves_program_dependent_loops_unknown() -> None:
     args = (*(half(1, 512, 64) for _ in range(4)), 512, 0.125)
     text = trace(attention, args, {}, {"BM": 64, "BN": 32, "D": 64})
     assert facts(text, described(attention, args), None).unknown_trips == 1
+
+
+@triton.jit
+def integer_matmul(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.int32)
+    seen = tl.zeros((BK,), tl.int32)
+    for start in range(0, K, BK):
+        left = tl.load(a + m[:, None] * K + (start + k)[None, :])
+        right = tl.load(b + (start + k)[:, None] * BN + n[None, :])
+        acc = tl.dot(left, right, acc)
+        seen += k
+    tl.store(c + m[:, None] * BN + n[None, :], acc + tl.sum(seen))
+
+
+def test_sums_of_integer_dots_are_accumulators_and_indices_are_not() -> None:
+    a, b, c = (torch.empty(s, dtype=torch.int8, device="meta") for s in ((64, 256), (256, 32), (64, 32)))
+    got = measure(integer_matmul, (a, b, c, 256), {"BM": 64, "BN": 32, "BK": 64}, (1,))
+    assert got.accumulator_bytes == 4 * 64 * 32
+    assert got.dot_input_bits == 8

@@ -170,7 +170,7 @@ def test_a_failure_is_not_forecast_to_run() -> None:
 
 
 def test_unknown_methods_are_named() -> None:
-    with pytest.raises(ValueError, match=r"unknown method magic: choose from random, .*analytic"):
+    with pytest.raises(ValueError, match=r"unknown method magic: choose from learned, random, .*analytic"):
         chosen(["random", "magic"])
     assert list(chosen(["formula", "random", "formula"])) == ["formula", "random"]
 

@@ -18,13 +18,15 @@ import numpy as np
 from forecast_autotune.features.devices import card
 from forecast_autotune.features.ttir import FeatureError, assignment_of, facts
 from forecast_autotune.records import Argument, Candidate
-from forecast_autotune.surrogates.analytic import Analytic, Hyper
+from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Array, Forecasts, Query, Surrogate
+from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.prior import VERSION, prior
 from forecast_autotune.table import Table
 from forecast_train.evaluation.answers import RARE, VAGUE_SD, Belief, answer, by_kernel, log_times, lots
 from forecast_train.evaluation.learners import boosting, cold_gp, cold_trees
 from forecast_train.evaluation.splits import nearest
+from forecast_train.surrogate.fit import fit
 
 Fit = Callable[[Sequence[Table]], Surrogate]
 """Training tables -> a surrogate."""
@@ -214,7 +216,13 @@ def analytic(tables: Sequence[Table]) -> Surrogate:
     return Analytic()
 
 
+def learned(tables: Sequence[Table]) -> Surrogate:
+    """The surrogate that ships, fitted to these tables alone; without any, the formula it starts from."""
+    return fit(tables) if tables else Analytic()
+
+
 methods: dict[str, Fit] = {
+    "learned": learned,
     "random": random,
     "first": first,
     "roofline": roofline,
@@ -226,7 +234,7 @@ methods: dict[str, Fit] = {
     "cold_trees": cold_trees,
     "cold_gp": cold_gp,
 }
-"""Everything that `forecast-autotune eval` knows by name; a trained surrogate's `fit` is added here."""
+"""Everything that `forecast-autotune eval` knows by name."""
 
 
 def chosen(names: Sequence[str]) -> dict[str, Fit]:

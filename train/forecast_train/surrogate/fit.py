@@ -16,34 +16,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.features.devices import card
 from forecast_autotune.features.vector import vectors
 from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
-from forecast_autotune.surrogates.learned import Learned, Model
+from forecast_autotune.surrogates.learned import LEARNED, Learned, Model
 from forecast_autotune.surrogates.prior import prior
 from forecast_autotune.table import Table
-
-
-class FitError(ForecastAutotuneError, ValueError):
-    """Nothing can be fitted to these tables; the message says why."""
+from forecast_train.surrogate.errors import FitError
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How the forests are grown."""
 
-    trees: int = 100
+    trees: int = 64
     leaf: int = 8
     """Fewest rows of a leaf."""
     share: float = 0.3
     """Share of the features considered at a split."""
-    knee: float = 1.5
-    """Slowdowns beyond 2^knee are compressed, as the Gaussian process does."""
-    beyond: float = 0.25
-    weight: float = 1.0
+    weight: float = 0.8
     """Share of the residual that is believed."""
+    hyper: Hyper = LEARNED
+    """Of the Gaussian process; also what compresses slowdowns here."""
     jobs: int = -1
 
 
@@ -103,7 +99,7 @@ def fit_model(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None =
         "failures": int(failed.sum()),
         "seed": seed,
     }
-    return Model(problems[0].names, exported(residual), failure, how.weight, about)
+    return Model(problems[0].names, exported(residual), failure, how.hyper, how.weight, about)
 
 
 def exported(forest: Any) -> Forest:
@@ -130,16 +126,12 @@ def exported(forest: Any) -> Forest:
 def _residual(rows: Rows, how: Recipe) -> tuple[Array, Array]:
     """(target, weight) per candidate: compressed log2 slowdown, observed minus formula, centred."""
     ok = ~rows.failed
-    seen = _compress(rows.observed - np.nanmin(rows.observed), how)
-    believed = _compress(rows.formula - rows.formula.min(), how)
+    seen = how.hyper.compress(rows.observed - np.nanmin(rows.observed), 0.0)
+    believed = how.hyper.compress(rows.formula - rows.formula.min(), 0.0)
     weight = np.where(ok, 2.0 ** -np.where(ok, seen, 0.0), 0.0)
     weight = weight / weight.sum()
     residual = np.where(ok, seen - believed, 0.0)
     return residual - (residual * weight).sum(), weight
-
-
-def _compress(over: Array, how: Recipe) -> Array:
-    return np.asarray(np.where(over > how.knee, how.knee + how.beyond * (over - how.knee), over))
 
 
 class _Ref:

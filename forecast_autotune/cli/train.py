@@ -1,0 +1,44 @@
+"""`train`: turn measurements into better surrogates."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from forecast_autotune.cli.output import Failure, Output, Usage
+from forecast_autotune.replay import load, shipped
+
+
+def surrogate(options: argparse.Namespace, output: Output) -> int:
+    """Fit the learned surrogate to tables, and write it as one npz file."""
+    from rich.text import Text
+
+    from forecast_train.surrogate import fit_model
+    from forecast_train.surrogate.fit import Recipe
+
+    for name in ("trees", "leaf"):
+        if getattr(options, name) < 1:
+            raise Usage(f"--{name} must be at least 1, got {getattr(options, name)}")
+    out = Path(options.out)
+    if out.suffix != ".npz" or not out.absolute().parent.is_dir():
+        raise Usage(f"--out {out}: the name must end in .npz, in a directory that exists")
+    paths = [Path(name) for name in options.tables] or shipped()
+    if not paths:
+        raise Failure("this installation ships no recorded tables: give TABLE files, for example of `export`")
+    tables = load(paths)
+    begin = time.perf_counter()
+    model = fit_model(tables, seed=options.seed, recipe=Recipe(trees=options.trees, leaf=options.leaf))
+    model.save(out)
+    seconds = time.perf_counter() - begin
+    about = dict(model.about or {})
+    found = {**about, "path": str(out), "bytes": out.stat().st_size, "seconds": round(seconds, 2)}
+    output.emit(
+        found,
+        Text(
+            f"fitted to {about['rows']} rows of {about['problems']} problems of {about['kernels']} kernels "
+            f"in {seconds:.1f} s: {out} ({out.stat().st_size / 1e6:.2f} MB)\n"
+            f"use it with FORECAST_AUTOTUNE_MODEL={out}"
+        ),
+    )
+    return 0

@@ -1,0 +1,77 @@
+"""The facts of one kernel config, as `ttir.facts` reads them: numbers that mean the same for every kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the mean program of a launch does. Counts are per program and include loop iterations."""
+
+    load_bytes: float = 0.0
+    """Elements times element size over all loads, masked lanes included."""
+    store_bytes: float = 0.0
+    load_ops: float = 0.0
+    store_ops: float = 0.0
+    dot_flops: float = 0.0
+    """2 M N K per dot, times its batch."""
+    dot_ops: float = 0.0
+    dot_input_bits: float = 0.0
+    """Operand width of the dots with the most FLOPs; 0 without dots."""
+    dot_shapes: tuple[tuple[int, int, int, float], ...] = ()
+    """Distinct (M, N, K, share of `dot_flops`), largest share first; shares sum to 1."""
+    elementwise: float = 0.0
+    """Elements through floating-point arithmetic, casts and selects on tensors."""
+    integer_ops: float = 0.0
+    """Elements through integer, boolean and pointer arithmetic on tensors."""
+    special: float = 0.0
+    """Elements through exp, log, sqrt, division, trigonometry and library functions."""
+    reduce_elements: float = 0.0
+    """Elements that go into reductions (and histograms)."""
+    scan_elements: float = 0.0
+    atomic_elements: float = 0.0
+    conversions: float = 0.0
+    """Elements through transposes, reshapes, joins, splits and gathers."""
+    pipelined_bytes: float = 0.0
+    """Bytes per iteration of all loads in the innermost loop that loads most."""
+    pipelined_dot_bytes: float = 0.0
+    """The part of such a loop that feeds a dot directly or through casts and transposes."""
+    largest_tile: float = 0.0
+    """Elements of the largest tensor."""
+    live_bytes: float = 0.0
+    """Most bytes of tensors alive at once; see `ttir_tensors.live_bytes`."""
+    accumulator_bytes: float = 0.0
+    """Floating-point tensors and sums of integer dots carried by one loop, the most over loops."""
+    loop_trips: float = 1.0
+    """Iterations of the loop that iterates most, outer loops multiplied in; 1 without loops."""
+    iterations: float = 1.0
+    """The same, summed over all innermost loops (which follow one another); 1 without loops."""
+    loop_depth: int = 0
+    serial_chain: float = 0.0
+    """Loads, dots, reductions, ... that wait for each other in one iteration of the heaviest loop."""
+    mean_contiguous: float = 1.0
+    """Neighbouring elements per access along the fastest dimension, weighted by bytes."""
+    masked_share: float = 0.0
+    """Share of loaded and stored bytes under a mask."""
+    direct_bytes: float = 0.0
+    """From here to `reduced_inside`: what shared memory will hold, see `ttir_shared.Shared`."""
+    indirect_bytes: float = 0.0
+    direct_once_bytes: float = 0.0
+    resident_bytes: float = 0.0
+    chained_bytes: float = 0.0
+    cast_bytes: float = 0.0
+    load_levels: float = 0.0
+    loop_stages: float = 0.0
+    streamed_bytes: float = 0.0
+    streamed_load_bytes: float = 0.0
+    straight_dot_bytes: float = 0.0
+    turned_bytes: float = 0.0
+    reduced_bytes: float = 0.0
+    reduced_length: float = 1.0
+    reduced_across: float = 0.0
+    reduced_inside: float = 0.0
+    unknown_trips: int = 0
+    """Loops whose trip count was assumed."""
+    ops: int = 0
+    """Operations in the module's text."""

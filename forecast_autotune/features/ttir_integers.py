@@ -1,0 +1,131 @@
+"""The integers of one walk through a TTIR function: what is known, what is guessed, how often loops run.
+
+A value is known when constants, arguments and program ids decide it. What the kernel loads, and what
+a loop carries from one iteration to the next, is guessed: good enough for a trip count, never used
+for anything else.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from dataclasses import dataclass, field
+
+from forecast_autotune.features import ttir_tensors as tensors
+from forecast_autotune.features.ttir_parse import Block, Op
+from forecast_autotune.features.ttir_scalars import Environment, Value, counter, evaluate, lift, mean, trips
+
+ASSUMED_EXTENT = 1024
+"""Assumed for an integer that the kernel loads: larger steps then take fewer iterations, as they should."""
+
+
+@dataclass(kw_only=True)
+class Integers:
+    """Integers and strides by SSA name, as the walk has met them so far."""
+
+    grid: tuple[int, ...] | None
+    values: Environment = field(default_factory=dict)
+    strides: dict[str, tensors.Strides] = field(default_factory=dict)
+    guesses: Environment = field(default_factory=dict)
+    """Integers of the usual program and the first iteration, where data or earlier iterations decide them."""
+    unread: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The guesses that rest on data: on which loads."""
+
+    def forget(self, name: str) -> None:
+        """Drop what was said of a name: names of regions that have ended are used again by their siblings."""
+        self.values.pop(name, None)
+        self.strides.pop(name, None)
+        if self.guesses:
+            self.guesses.pop(name, None)
+            self.unread.pop(name, None)
+
+    def propagate(self, op: Op) -> None:
+        """Work out what an operation with one integer or pointer result gives."""
+        if (value := evaluate(op, self.values, self.grid)) is not None:
+            self.values[op.results[0]] = value
+        elif not op.outputs[0].tensor:
+            self._guess(op)
+        if op.outputs[0].tensor:
+            self.strides[op.results[0]] = tensors.strides(op, self.strides, self.values)
+
+    def _guess(self, op: Op) -> None:
+        """What an integer may be that data decide: a loaded one is an extent, the rest follows from it."""
+        name = op.results[0]
+        if op.name in tensors.LOADS or op.name == "tt.reduce":
+            self.guesses[name] = ASSUMED_EXTENT
+            self.unread[name] = frozenset((name,))
+            return
+        if not any(operand in self.guesses for operand in op.operands):
+            return
+        value = evaluate(op, ChainMap(self.values, self.guesses), self.grid)
+        origins = [self.unread[operand] for operand in op.operands if operand in self.unread]
+        if op.name == "arith.subi" and len(origins) == 2 and not origins[0] & origins[1]:
+            value = ASSUMED_EXTENT  # `end - start`
+        if value is not None:
+            self.guesses[name] = value
+            if origins:
+                self.unread[name] = frozenset().union(*origins)
+
+    def follow(self, name: str, init: str) -> None:
+        """A carried value looks like the one it starts from, at least in the first iteration."""
+        if init in self.strides:
+            # Pointers are advanced by equal amounts in all elements, so runs stay runs.
+            self.strides[name] = self.strides[init]
+        if (start := self._known(init)) is not None:
+            self.guesses[name] = start
+            if init in self.unread:
+                self.unread[name] = self.unread[init]
+
+    def for_trips(self, op: Op, body: Block) -> tuple[Value, bool] | None:
+        """(iterations, whether no data decide them)."""
+        lower, upper, step = (self._known(name) for name in op.operands)
+        count = trips(lower, upper, step)
+        if count is None or lower is None or step is None:
+            return None
+        certain = self.unread.keys().isdisjoint(op.operands)
+        if all(name in self.values for name in op.operands):
+            # The mean iteration stands for all: an inner bound linear in it keeps its mean.
+            self.values[body.arguments[0]] = lift(_middle, lower, step, count)
+        elif not certain and mean(count) <= 0:
+            start, end = (self.unread.get(name, frozenset()) for name in op.operands[:2])
+            # From one loaded place to another; or, of one and the same number, the rest of a division.
+            count = 1 if start & end else trips(0, ASSUMED_EXTENT, step) or 1
+        return count, certain
+
+    def while_trips(self, op: Op) -> tuple[Value, bool] | None:
+        """The same for `while a < end: ...; a += step`, if the loop is of that kind."""
+        before, after = op.regions[0][0], op.regions[-1][0]
+        names = counter(before, after)
+        if names is None:
+            return None
+        self._scout(before)
+        start, stop = (self._known(name) for name in names[:2])
+        certain = self.unread.keys().isdisjoint(names[:2])
+        if isinstance(start, tuple) and op.inits[before.arguments.index(names[0])] not in self.values:
+            # Goes on where the last round of an outer loop ended, which is anywhere: on average, at once.
+            start = min(start)
+        for name, given in zip(after.arguments, before.ops[-1].operands[1:], strict=False):
+            if name != given:
+                self.forget(name)
+                self.follow(name, given)
+        self._scout(after)
+        step = self._known(names[2])
+        if start is None or stop is None or step is None:
+            return None
+        # The step may be a first one (to the end of a tile, say): a fraction stands for the later ones.
+        count = lift(lambda a, b, by: max(0.0, (b - a) / by) if by > 0 else 0.0, start, stop, step)
+        return count, certain and names[2] not in self.unread
+
+    def _scout(self, block: Block) -> None:
+        """Evaluate the integers of a block ahead of its walk."""
+        for op in block.ops:
+            if len(op.outputs) == 1 and op.outputs[0].kind == "int" and not op.outputs[0].tensor:
+                self.forget(op.results[0])
+                self.propagate(op)
+
+    def _known(self, name: str) -> Value | None:
+        return self.values.get(name, self.guesses.get(name))
+
+
+def _middle(lower: float, step: float, count: float) -> float:
+    middle = lower + step * max(count - 1, 0) / 2
+    return int(middle) if float(middle).is_integer() else middle

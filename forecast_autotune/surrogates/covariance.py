@@ -1,0 +1,145 @@
+"""How the surprises of two candidates go together: the covariance of the Gaussian process.
+
+log2(time) = formula + intercept + slope terms + smooth residual. The residual's covariance has three
+sources: the configs' coordinates (`smooth`), and, where a forest was fitted to other kernels, how often
+two candidates end in the same leaf of a tree (`together`): candidates that surprise alike on many
+kernels share leaves, whatever their meta-parameters are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.features.encode import Encoder
+from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.smooth import Smooth
+
+Leaves = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Standard deviations in log2 units and length scales in doublings; see `Encoder`."""
+
+    intercept: float = 2.0
+    slope: float = 0.35
+    """Of the formula's total."""
+    part_slopes: tuple[float, ...] = (0.12, 0.12, 0.12, 0.12, 0.12, 0.12, 0.12)
+    """Of each of its parts, in the order of `features.cost.PARTS`."""
+    additive: float = 0.35
+    joint: float = 0.35
+    rough: float = 0.1
+    """What no neighbour can tell about a config, though the same config at another shape can."""
+    forest: float = 0.0
+    """What candidates in the same leaves share; 0 without a forest."""
+    noise: float = 0.02
+    additive_scale: float = 1.5
+    joint_scale: float = 2.0
+    warp_scale: float = 1.0
+    """Doublings of warps that are as far as one of a tile side ..."""
+    stage_scale: float = 1.0
+    """... and the same for the stage unit of `Encoder`."""
+    uninformed: float = 1.8
+    """Factor on the residual when there is no TTIR."""
+    unknown_device: float = 1.3
+    relative: float = 0.95
+    """Correlation of residuals between two problems of one kernel at distance zero."""
+    reach: float = 8.0
+    """Distance (mean doublings of sizes) at which that correlation has fallen by 1/e."""
+    knee: float = 1.5
+    """Slowdowns beyond 2^knee are compressed: how slow a slow config is must not bend the fast end."""
+    beyond: float = 0.25
+    """... by this factor."""
+
+    def stretch(self, encoder: Encoder) -> Array:
+        """What to divide the encoder's coordinates by, [width]."""
+        by = {"num_warps": self.warp_scale, "num_stages": self.stage_scale}
+        scales = [by.get(name, 1.0) for name, _ in encoder.numeric]
+        return np.array([*scales, *[1.0] * (max(1, encoder.width) - len(scales))])
+
+    def compress(self, log2_ms: Array, floor: float) -> Array:
+        """Slowdowns over `floor` (log2) with the slow end squeezed together; monotone."""
+        over = log2_ms - floor
+        bent = self.knee + self.beyond * (over - self.knee)
+        return np.asarray(floor + np.where(over > self.knee, bent, over))
+
+    def expand(self, log2_ms: Array, floor: float) -> Array:
+        """The inverse of `compress`."""
+        over = log2_ms - floor
+        bent = self.knee + (over - self.knee) / self.beyond
+        return np.asarray(floor + np.where(over > self.knee, bent, over))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the covariance sees of n candidates."""
+
+    points: Array
+    """Coordinates, [n, width]."""
+    slopes: Array
+    """Centred columns that the slope terms multiply, [n, 1 + parts]."""
+    leaves: Leaves
+    """Leaf per tree, [n, trees]; negative and unlike all others where there is no IR."""
+
+    def __getitem__(self, rows: Any) -> Inputs:
+        return Inputs(self.points[rows], self.slopes[rows], self.leaves[rows])
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Inputs]) -> Inputs:
+        """One after the other."""
+        return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in ("points", "slopes", "leaves")))
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """The covariance under given hyperparameters."""
+
+    hyper: Hyper
+
+    def __call__(self, a: Inputs, b: Inputs, scale: float) -> Array:
+        """[len(a), len(b)]; `scale` multiplies the residual's standard deviation."""
+        return scale**2 * self.residual(a, b) + self.tilt(a, b)
+
+    def residual(self, a: Inputs, b: Inputs) -> Array:
+        """Of the residual at scale 1."""
+        h = self.hyper
+        smooth = Smooth(h.additive**2, h.joint**2, h.rough**2, h.additive_scale, h.joint_scale)
+        found = smooth(a.points, b.points)
+        if h.forest and a.leaves.shape[1]:
+            found += h.forest**2 * together(a.leaves, b.leaves)
+        return found
+
+    def tilt(self, a: Inputs, b: Inputs) -> Array:
+        """Of the slope terms."""
+        return np.asarray((a.slopes * self._weights()) @ b.slopes.T)
+
+    def diagonal(self, a: Inputs, scale: float) -> Array:
+        """Variances, [len(a)]."""
+        h = self.hyper
+        flat = h.additive**2 + h.joint**2 + h.rough**2
+        flat += h.forest**2 if a.leaves.shape[1] else 0.0
+        return np.asarray(scale**2 * flat + (a.slopes**2 * self._weights()).sum(axis=1))
+
+    def _weights(self) -> Array:
+        return np.array([self.hyper.slope, *self.hyper.part_slopes]) ** 2
+
+
+def together(a: Leaves, b: Leaves) -> Array:
+    """Share of the trees in which two candidates end in the same leaf, [len(a), len(b)]."""
+    same = np.zeros((len(a), len(b)), dtype=np.int16)
+    for left, right in zip(a.T, b.T, strict=True):  # tree by tree: thousands of rows fit
+        same += left[:, None] == right[None, :]
+    return np.asarray(same / a.shape[1])
+
+
+def apart(n: int, trees: int) -> Leaves:
+    """Leaves that nothing shares, for candidates of which a forest can say nothing."""
+    return np.broadcast_to(-1 - np.arange(n, dtype=np.int32)[:, None], (n, trees))

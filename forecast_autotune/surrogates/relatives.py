@@ -1,0 +1,159 @@
+"""What other problems of the same kernel say about the same configs, pooled: usually other GPUs.
+
+A relative that tried most of the candidates is worth more than correlated points: its slowdown of a
+config is a regressor for the slowdown of that config here. The weighted mean over relatives is a mean
+function with no model behind it; how far it was off where one relative is predicted from the rest says
+how far to trust it here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.records import Candidate, Device, Problem
+from forecast_autotune.surrogates.base import Array, Relative
+from forecast_autotune.table import latest
+
+DENSE = 0.5
+"""Share of the candidates that a relative must have tried to be a regressor."""
+NEAR = 1.0
+"""log2 slowdowns up to this count as the fast end, where errors matter."""
+_BACKEND = 2.0
+_ARCH = 0.7
+_MODEL = 0.3
+_FAILED_FILL = 0.9
+"""Where nobody ran a config, it is taken for as slow as this quantile of those that ran."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What `r` dense relatives say about `n` candidates; log2 units."""
+
+    columns: Array
+    """Slowdown over the relative's own fastest, slow end compressed, [n, r]; gaps hold the others' mean."""
+    weights: Array
+    """Weight of each relative by the likeness of its device, [r], summing to 1."""
+    mean: Array
+    """Weighted mean of the columns over those that ran the config, [n]."""
+    support: Array
+    """Weight of the relatives that ran the config, [n], 0 to 1."""
+    spread: Array
+    """Weighted standard deviation between the relatives that ran the config, [n]; 0 for a single one."""
+    failed: Array
+    """Weight of the relatives where the config failed among those that tried it, [n]."""
+    error: float
+    """Root mean square error of a relative predicted from the others, at the fast end; nan for one."""
+    agreement: float
+    """Correlation of prediction and truth there, pooled over relatives, at least 0; nan for one."""
+    tries: Array
+    """Configs taken in predicted order until one is within `tolerance` of the best, per left-out
+    relative, [r]; empty for a single one."""
+
+    def off_after(self, count: int) -> float:
+        """P(still beyond the tolerance after `count` tries in predicted order), smoothed.
+
+        Jeffreys' estimate from the left-out relatives: few of them never promise certainty. 0.5 when
+        there is nothing to leave out.
+        """
+        return float(((self.tries > count).sum() + 0.5) / (len(self.tries) + 1.0))
+
+
+def pool(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    relatives: Sequence[Relative],
+    *,
+    knee: float = 1.5,
+    beyond: float = 0.25,
+    tolerance: float = 0.05,
+) -> Pool | None:
+    """Pool the relatives that tried at least `DENSE` of the candidates; None when none did.
+
+    Slowdowns beyond 2^knee are compressed by the factor `beyond`, as in `analytic`: how slow a slow
+    config is must not decide the mean. `tolerance` is the regret (0.05 is 5 %) that `tries` counts to.
+    """
+    columns, failures, devices = [], [], []
+    for relative in relatives:
+        if len(relative.measurements) < DENSE * len(candidates):
+            continue  # true of most, and cheaper to see than what follows
+        rows = latest(relative.measurements)
+        found = [rows.get(c) for c in candidates]
+        times = np.array([math.log2(m.ms) if m is not None and m.ok else math.nan for m in found])
+        if np.mean([m is not None for m in found]) < DENSE or np.isfinite(times).sum() < 2:
+            continue
+        over = times - np.nanmin(times)
+        columns.append(np.where(over > knee, knee + beyond * (over - knee), over))
+        failures.append(np.array([m is not None and not m.ok for m in found]))
+        devices.append(relative.problem.device)
+    if not columns:
+        return None
+    raw, lost = np.stack(columns, axis=1), np.stack(failures, axis=1)
+    away = [device_distance(problem.device, d) for d in devices]
+    weights = _normal(np.exp(-np.array(away)))
+    mean, support = _mean(raw, weights)
+    ran = np.isfinite(raw)
+    gap = np.where(ran, raw - mean[:, None], 0.0)
+    held = np.maximum(support, 1e-12)
+    spread = np.sqrt((gap**2 * weights * ran).sum(axis=1) / held)
+    failed = (lost * weights).sum(axis=1) / np.maximum(((lost | ran) * weights).sum(axis=1), 1e-12)
+    error, agreement, tries = _left_out(raw, devices, tolerance)
+    filled = np.where(ran, raw, mean[:, None])
+    return Pool(filled, weights, mean, support, spread, failed, error, agreement, tries)
+
+
+def device_distance(a: Device, b: Device) -> float:
+    """How unlike two devices are, 0 for one model: another backend counts most, then architecture."""
+    if a.backend != b.backend:
+        return _BACKEND
+    if a.arch and b.arch and a.arch != b.arch:
+        return _ARCH
+    return 0.0 if a.name == b.name else _MODEL
+
+
+def _normal(weights: Array) -> Array:
+    return np.asarray(weights / weights.sum())
+
+
+def _mean(raw: Array, weights: Array) -> tuple[Array, Array]:
+    """Weighted mean over the columns that have a value, and their weight; gaps take a slow value."""
+    ran = np.isfinite(raw)
+    support = (ran * weights).sum(axis=1)
+    total = (np.where(ran, raw, 0.0) * weights).sum(axis=1)
+    some = support > 0
+    mean = np.divide(total, support, out=np.zeros(len(raw)), where=some)
+    if not some.all():
+        mean[~some] = np.quantile(mean[some], _FAILED_FILL)
+    return mean, support
+
+
+def _left_out(raw: Array, devices: Sequence[Device], tolerance: float) -> tuple[float, float, Array]:
+    """Each relative predicted from the others: error and correlation at the fast end, and tries."""
+    count = raw.shape[1]
+    if count < 2:
+        return math.nan, math.nan, np.zeros(0)
+    predicted, true, tries = [], [], []
+    for left in range(count):
+        rest = [i for i in range(count) if i != left]
+        away = np.array([device_distance(devices[left], devices[i]) for i in rest])
+        guess, _ = _mean(raw[:, rest], _normal(np.exp(-away)))
+        ran = np.isfinite(raw[:, left])
+        near = ran & ((guess - guess.min() < NEAR) | (raw[:, left] < NEAR))
+        predicted.append(guess[near] - guess[near].mean())
+        true.append(raw[near, left] - raw[near, left].mean())
+        tries.append(_tries(guess, raw[:, left], tolerance))
+    x, y = np.concatenate(predicted), np.concatenate(true)
+    norm = math.sqrt(float(x @ x) * float(y @ y))
+    agreement = max(0.0, float(x @ y) / norm) if norm > 0 else 0.0
+    return float(np.sqrt(np.mean((x - y) ** 2))), agreement, np.array(tries, dtype=np.float64)
+
+
+def _tries(guess: Array, slowdown: Array, tolerance: float) -> int:
+    """Rank, from 1, of the first row in the order of `guess` that is within the tolerance."""
+    order: npt.NDArray[np.intp] = np.argsort(guess, kind="stable")
+    good = np.nan_to_num(slowdown[order], nan=math.inf) <= math.log2(1 + tolerance) + 1e-9
+    return int(np.argmax(good)) + 1

@@ -1,0 +1,144 @@
+"""Relatives pooled into a mean function, and how far they may be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from forecast_autotune.records import Candidate, Config, Device, Kernel, Outcome, Problem
+from forecast_autotune.results import Measurement
+from forecast_autotune.surrogates.base import Relative
+from forecast_autotune.surrogates.relatives import DENSE, device_distance, pool
+
+TARGET = Device("GPU 0", "cuda")
+NAMES = [Candidate(Config.of({"BLOCK": 2**i})) for i in range(6)]
+CURVE = (0.0, 0.5, 1.0, 1.2, 0.3, 0.8)
+"""log2 slowdowns of one pattern."""
+
+
+def problem(device: Device = TARGET) -> Problem:
+    return Problem.of(Kernel("conv", "cuda"), (), device)
+
+
+def relative(
+    slowdowns: Sequence[float | None] | Mapping[int, float | None],
+    device: str = "GPU 1",
+    *,
+    backend: str = "cuda",
+    fastest_ms: float = 1.0,
+) -> Relative:
+    """A table over the candidates: None failed; a mapping leaves out what it does not name."""
+    found = slowdowns if isinstance(slowdowns, Mapping) else dict(enumerate(slowdowns))
+    p = problem(Device(device, backend))
+    rows = [
+        Measurement(p.id, NAMES[i], Outcome.RUNTIME_ERROR)
+        if x is None
+        else Measurement(p.id, NAMES[i], Outcome.OK, fastest_ms * 2.0**x)
+        for i, x in found.items()
+    ]
+    return Relative(p, rows)
+
+
+def test_the_level_of_a_relative_does_not_matter() -> None:
+    slow = pool(problem(), NAMES, [relative(CURVE, fastest_ms=40.0)])
+    fast = pool(problem(), NAMES, [relative(CURVE, fastest_ms=0.01)])
+    assert slow is not None
+    assert fast is not None
+    np.testing.assert_allclose(slow.mean, CURVE, atol=1e-9)
+    np.testing.assert_allclose(fast.mean, CURVE, atol=1e-9)
+
+
+def test_the_mean_is_weighted_by_the_likeness_of_the_devices() -> None:
+    other = tuple(reversed(CURVE))
+    found = pool(problem(), NAMES, [relative(CURVE, "GPU 1"), relative(other, "GPU 2", backend="hip")])
+    assert found is not None
+    near, far = found.weights
+    assert near > 0.8
+    assert near + far == pytest.approx(1.0)
+    shifted = np.array(other) - min(other)
+    np.testing.assert_allclose(found.mean, near * np.array(CURVE) + far * shifted)
+    assert found.columns.shape == (6, 2)
+
+
+def test_relatives_that_tried_too_little_are_left_to_others() -> None:
+    few = math.ceil(DENSE * len(NAMES)) - 1
+    assert pool(problem(), NAMES, []) is None
+    assert pool(problem(), NAMES, [relative(dict.fromkeys(range(few), 0.5))]) is None
+    assert pool(problem(), NAMES, [relative([None] * 5 + [0.0])]) is None
+    found = pool(problem(), NAMES, [relative(CURVE), relative(dict.fromkeys(range(few), 0.5), "GPU 2")])
+    assert found is not None
+    assert len(found.weights) == 1
+
+
+def test_support_failures_and_disagreement_are_told_per_config() -> None:
+    first = relative((0.0, 0.5, 1.0, None, 0.3, None), "GPU 1")
+    second = relative({0: 0.0, 1: 1.1, 2: 1.0, 3: 0.7, 5: None}, "GPU 2")
+    found = pool(problem(), NAMES, [first, second])
+    assert found is not None
+    np.testing.assert_allclose(found.support, [1, 1, 1, 0.5, 0.5, 0])
+    np.testing.assert_allclose(found.failed, [0, 0, 0, 0.5, 0, 1])
+    np.testing.assert_allclose(found.spread, [0, 0.3, 0, 0, 0, 0], atol=1e-9)
+    # Nobody ran the last: slow, but not the slowest of all.
+    ran = found.mean[:5]
+    assert np.median(ran) < found.mean[5] <= ran.max()
+    assert np.isfinite(found.columns).all()
+
+
+def test_the_slow_end_is_compressed() -> None:
+    found = pool(problem(), NAMES, [relative((0.0, 1.0, 5.5, 0.1, 0.2, 0.3))], knee=1.5, beyond=0.25)
+    assert found is not None
+    assert found.mean[2] == pytest.approx(2.5)
+    assert found.mean[1] == pytest.approx(1.0)
+
+
+def test_relatives_that_agree_are_trusted() -> None:
+    alike = pool(problem(), NAMES, [relative(CURVE, f"GPU {i}") for i in range(1, 6)])
+    assert alike is not None
+    assert alike.error == pytest.approx(0.0, abs=1e-9)
+    assert alike.agreement == pytest.approx(1.0)
+    np.testing.assert_array_equal(alike.tries, [1] * 5)
+    # Five that never failed do not promise certainty.
+    assert 0.0 < alike.off_after(1) < 0.1
+
+
+def test_relatives_that_contradict_each_other_are_not() -> None:
+    rising, falling = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9), (0.9, 0.8, 0.6, 0.4, 0.2, 0.0)
+    found = pool(problem(), NAMES, [relative(rising, "GPU 1"), relative(falling, "GPU 2")])
+    assert found is not None
+    assert found.agreement == 0.0
+    assert found.error > 0.4
+    np.testing.assert_array_equal(found.tries, [6, 6])
+    risks = [found.off_after(count) for count in (1, 5, 6)]
+    assert risks[0] == risks[1] > 0.8
+    assert risks[2] < 0.2
+
+
+def test_the_tolerance_decides_when_a_try_is_good_enough() -> None:
+    near_miss = (0.05, 0.0, 1.0, 1.0, 1.0, 1.0)  # 3.5 % slower than the best
+    given = [relative(CURVE, "GPU 1"), relative(near_miss, "GPU 2")]
+    strict = pool(problem(), NAMES, given, tolerance=0.01)
+    lenient = pool(problem(), NAMES, given, tolerance=0.05)
+    assert strict is not None
+    assert lenient is not None
+    assert strict.tries[1] > lenient.tries[1] == 1
+
+
+def test_one_relative_cannot_be_checked() -> None:
+    found = pool(problem(), NAMES, [relative(CURVE)])
+    assert found is not None
+    assert math.isnan(found.error)
+    assert math.isnan(found.agreement)
+    assert found.off_after(100) == 0.5
+    assert not found.spread.any()
+
+
+def test_device_distance_orders_models_architectures_and_backends() -> None:
+    base = Device("A", "cuda", "80")
+    same, model = Device("A", "cuda", "80"), Device("B", "cuda", "80")
+    arch, backend = Device("C", "cuda", "90"), Device("D", "hip", "gfx90a")
+    steps = [device_distance(base, other) for other in (same, model, arch, backend)]
+    assert steps[0] == 0.0
+    assert steps == sorted(set(steps))

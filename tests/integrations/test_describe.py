@@ -1,0 +1,81 @@
+"""A large list of configs becomes candidates and launch grids without looking at each of them twice."""
+
+# Triton kernels carry no annotations: their arguments have no Python type.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from forecast_autotune.records import Config
+from forecast_integrations import describe
+
+
+@triton.jit
+def plain(x, n, BLOCK: tl.constexpr):
+    pass
+
+
+@triton.jit
+def with_warps(x, n, BLOCK: tl.constexpr, num_warps: tl.constexpr):
+    pass
+
+
+LISTED = [triton.Config({"BLOCK": b}, num_warps=w) for b, w in itertools.product((16, 64), (1, 2, 4))]
+
+
+def asked(fn: Any, grid: Any = None) -> tuple[int, dict[str, tuple[int, ...]]]:
+    """How often the grid function is called, and the grids by config."""
+    calls: list[dict[str, Any]] = []
+
+    def count(meta: dict[str, Any]) -> tuple[int, ...]:
+        calls.append(meta)
+        extent: tuple[int, ...] = grid(meta) if grid else (meta["n"] // meta["BLOCK"],)
+        return extent
+
+    found = describe.grids(describe.candidates(LISTED), count, {"x": None, "n": 128}, fn)
+    return len(calls), {str(c): extent for c, extent in found.items()}
+
+
+def test_a_twin_keeps_every_value_and_its_type() -> None:
+    listed: list[dict[str, Any]] = [{"A": 1}, {"A": True}, {"A": 1.0}, {"A": [1]}, {"A": "1", "B": 2}, {}]
+    configs = [triton.Config(kwargs, num_warps=2**i, maxnreg=32) for i, kwargs in enumerate(listed)]
+    expected = [
+        Config.of(c.kwargs, num_warps=c.num_warps, num_stages=c.num_stages, maxnreg=32) for c in configs
+    ]
+    assert [repr(c.config) for c in describe.candidates(configs)] == list(map(repr, expected))
+    assert [repr(describe.to_config(c)) for c in configs] == list(map(repr, expected))
+
+
+def test_configs_of_one_assignment_share_their_pairs() -> None:
+    found = list(describe.candidates(LISTED))
+    assert len({id(c.config.kwargs) for c in found}) == 2
+    assert len(found) == 6
+
+
+def test_a_grid_is_asked_once_per_assignment() -> None:
+    calls, found = asked(plain)
+    assert calls == 2
+    assert len(found) == 6
+    assert set(found.values()) == {(8,), (2,)}
+
+
+def test_a_grid_that_cannot_say_is_not_asked_again() -> None:
+    assert asked(plain, lambda meta: (meta["unknown"],)) == (2, {})
+
+
+def test_where_launch_options_are_parameters_each_candidate_is_asked() -> None:
+    calls, found = asked(with_warps, lambda meta: (meta["num_warps"],))
+    assert calls == 6
+    assert found["BLOCK=16 warps=2 stages=3"] == (2,)
+
+
+def test_heuristics_may_read_launch_options() -> None:
+    rule = triton.heuristics({"n": lambda args: 128 * args["num_warps"]})(plain)
+    calls, found = asked(rule)
+    assert calls == 6
+    assert found["BLOCK=16 warps=4 stages=3"] == (32,)

@@ -1,0 +1,196 @@
+"""Calibration from replays: curves, intervals, what the surrogate may have seen, and what is reported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from forecast_autotune.replay import load, shipped
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.base import NOMINAL, Forecasts, Query, Surrogate
+from forecast_autotune.surrogates.calibration import INFORMED, POOLED, UNINFORMED, UNKNOWN, Calibration
+from forecast_autotune.table import Table
+from forecast_train.evaluation.splits import SplitError, family_of, identities
+from forecast_train.surrogate.calibrate import calibrate, chance, collect, report, table
+from forecast_train.surrogate.curves import KNOTS, Seen, fit, platt, risks, scores
+from forecast_train.surrogate.observe import Step, observe
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """Two problems of each of three kernels, of three families."""
+    kernels = ("transpose_kernel", "matmul_kernel", "online_softmax")
+    found = [t for t in load(shipped()) if t.problem.kernel.name in kernels]
+    return tuple(t for name in kernels for t in [x for x in found if x.problem.kernel.name == name][:2])
+
+
+def analytic(_: Sequence[Table]) -> Surrogate:
+    return Analytic()
+
+
+def made_up(family: str, risks_: Sequence[float], beaten: Sequence[bool], group: str = INFORMED) -> Seen:
+    """One replay; P(within) and z-scores are those of an honest surrogate whose sd is half of the truth."""
+    generator = np.random.default_rng(len(family))
+    steps = []
+    for i, (risk, true) in enumerate(zip(risks_, beaten, strict=True)):
+        p = generator.random(40)
+        near = (generator.random(40) < p).astype(float)
+        z = 2.0 * generator.standard_normal(400)
+        steps.append(Step(4 * i, 4 * i, risk, true if i else None, p, near, z))
+    return Seen(family, f"{family}-problem", group, 80, tuple(steps))
+
+
+# --- the statistics ---
+
+
+def test_a_logistic_curve_finds_a_known_distortion() -> None:
+    generator = np.random.default_rng(0)
+    true = generator.random(20000)
+    odds = true / (1 - true)
+    stated = 3 * odds / (1 + 3 * odds)  # odds three times too high
+    curve = platt(stated, (generator.random(20000) < true).astype(float), np.full(20000, 1.0))
+    for p in (0.1, 0.5, 0.8):
+        assert curve(3 * p / (1 + 2 * p)) == pytest.approx(p, abs=0.02)
+    assert list(curve.observed) == sorted(curve.observed)
+
+
+def test_few_data_leave_what_was_stated() -> None:
+    one = np.array([0.5])
+    curve = platt(one, np.array([1.0]), np.array([0.05]))
+    for p in (0.1, 0.5, 0.9):
+        assert curve(p) == pytest.approx(p, abs=0.03)
+
+
+def test_a_curve_rises_where_the_data_fall_and_is_never_below_its_least() -> None:
+    stated = np.linspace(0, 1, 200)
+    curve = platt(stated, (stated < 0.3).astype(float), np.ones(200), least=0.1)
+    assert list(curve.observed) == sorted(curve.observed)
+    assert min(curve.observed) >= 0.1
+    assert curve.stated == KNOTS
+
+
+def test_intervals_come_out_as_wide_as_the_errors() -> None:
+    seen = [made_up(name, [0.5] * 4, [False] * 4) for name in ("a", "bb", "ccc")]
+    group = fit(seen).group(INFORMED)
+    np.testing.assert_allclose(group.intervals, 2.0, rtol=0.1)
+    found = report(seen)[INFORMED]
+    for when in ("coverage_first", "coverage_later"):
+        for level in NOMINAL:
+            assert found[when][str(level)] == pytest.approx(level, abs=0.03)
+
+
+def test_no_failure_in_few_families_is_no_proof() -> None:
+    seen = [made_up(name, [0.0] * 30, [False] * 30) for name in ("a", "bb", "ccc")]
+    assert fit(seen).group(INFORMED).risk(0.0) >= 0.5 / 4
+
+
+def test_every_replay_weighs_the_same() -> None:
+    seen = [made_up("a", [0.1] * 3, [False] * 3), made_up("bb", [0.2] * 21, [True] * 21)]
+    stated, came_true, weight = risks(seen)
+    assert len(stated) == len(came_true) == 2 + 20
+    assert weight[stated == 0.1].sum() == pytest.approx(weight[stated == 0.2].sum())
+    assert (came_true == (stated == 0.2)).all()
+
+
+def test_renamed_devices_are_checked_but_not_learnt_from() -> None:
+    honest = [made_up(name, [0.3] * 5, [False] * 5) for name in ("a", "bb")]
+    strange = [replace(made_up("ccc", [0.3] * 5, [True] * 5), group=UNKNOWN)]
+    assert fit([*honest, *strange]) == fit(honest)
+    assert UNKNOWN in report([*honest, *strange])
+    assert fit(strange) == Calibration({})
+
+
+def test_a_reliability_table() -> None:
+    found = table([0.05, 0.05, 0.95, 0.95], [False, False, True, False])
+    assert found["n"] == 4
+    assert found["ece"] == pytest.approx((2 * 0.05 + 2 * 0.45) / 4)
+    assert found["brier_of_base_rate"] == pytest.approx(0.25 * 0.75)
+    assert [b["observed"] for b in found["bins"]] == [0.0, 0.5]
+
+
+def test_honest_statements_about_few_problems_look_wrong_by_chance() -> None:
+    few = chance([0.2] * 30, ["a", "b", "c"] * 10)
+    many = chance([0.2] * 3000, [str(i) for i in range(3000)])
+    assert many < 0.02 < few
+    assert few == chance([0.2] * 30, ["a", "b", "c"] * 10)
+
+
+# --- replays ---
+
+
+def test_steps_tell_the_truth_about_the_table() -> None:
+    """At the start nothing is known, at the end the statement is about all that is still untried."""
+    one = tables()[0]
+    steps, seen = observe(one, Analytic())
+    assert steps[0].beaten is None
+    assert steps[0].own == 0
+    assert [s.new for s in steps] == sorted({s.new for s in steps})
+    best = min(m.ms for m in one.by_candidate().values() if m.ok)
+    assert steps[-1].beaten == (min(m.ms for m in seen if m.ok) > 1.02 * best)
+    near = sum(m.ok and m.ms <= 1.05 * best for m in one.by_candidate().values())
+    assert steps[0].within.sum() == near
+    assert len(steps[-1].p_within) == len(one.by_candidate()) - steps[-1].new
+    assert all(((s.p_within >= 0) & (s.p_within <= 1)).all() for s in steps)
+    z, weight = scores([Seen("f", "p", INFORMED, 1, tuple(steps))], 0)
+    assert len(z) == len(weight) == sum(m.ok for m in one.by_candidate().values())
+
+
+def test_what_is_observed_is_not_calibrated_already() -> None:
+    class Lying(Analytic):
+        def forecast(self, query: Query) -> Forecasts:
+            return replace(super().forecast(query), calibrate=lambda _: 0.77)
+
+    plain, _ = observe(tables()[0], Analytic())
+    lying, _ = observe(tables()[0], Lying())
+    assert [s.risk for s in plain] == [s.risk for s in lying]
+
+
+def test_a_surrogate_that_breaks_ends_the_calibration() -> None:
+    class Broken(Analytic):
+        def forecast(self, query: Query) -> Forecasts:
+            raise ValueError("no idea")
+
+    with pytest.raises(UserWarning, match="no idea"):
+        observe(tables()[0], Broken())
+
+
+def test_the_surrogate_never_saw_the_family_it_is_judged_on() -> None:
+    given: list[list[Table]] = []
+
+    def make(train: Sequence[Table]) -> Surrogate:
+        given.append(list(train))
+        return Analytic()
+
+    name, seen = collect(tables(), make, (0,))
+    assert name == f"{Analytic.name}/{Analytic.version}"
+    families = {family_of(t.problem) for t in tables()}
+    assert {s.family for s in seen} == families
+    assert len(given) == len(families)
+    left_out = [families - {family_of(t.problem) for t in train} for train in given]
+    assert sorted(map(len, left_out)) == [1] * len(families)
+    for out, train in zip(left_out, given, strict=True):
+        tested = {i for t in tables() if family_of(t.problem) in out for i in identities(t.problem)}
+        assert not tested & {i for t in train for i in identities(t.problem)}
+
+
+def test_the_whole_calibration_is_json_and_the_same_in_two_processes() -> None:
+    one = calibrate(tables(), analytic, (0,))
+    two = calibrate(tables(), analytic, (0,), jobs=2)
+    assert json.loads(json.dumps(one, allow_nan=False)) == two
+    read = Calibration.from_json(one["calibration"])
+    assert set(read.groups) == {INFORMED, UNINFORMED, POOLED}
+    assert read.groups[INFORMED].problems == len(tables())
+    assert set(one["reliability"]) == {INFORMED, UNINFORMED, UNKNOWN}
+    for group in one["reliability"].values():
+        assert 0.0 <= group["steps"]["ece"] <= 1.0
+        assert group["decisions"]["n"] > 0
+
+
+def test_one_family_cannot_be_held_out() -> None:
+    with pytest.raises(SplitError, match="two or more"):
+        calibrate(tables()[:2], analytic, (0,))

@@ -1,0 +1,217 @@
+"""Fit the curves of `forecast_autotune.surrogates.calibration`, for any surrogate.
+
+Every table is replayed by a surrogate fitted without the table's family, as recorded and with its IR
+taken away. `curves` fits the corrections; the reliability that is reported leaves each family out of them
+as well.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from forecast_autotune.policy import RiskBounded
+from forecast_autotune.records import Device
+from forecast_autotune.results import Measurement
+from forecast_autotune.surrogates.base import NOMINAL, Array, Relative, Surrogate
+from forecast_autotune.surrogates.calibration import (
+    GROUPS,
+    IDENTITY,
+    OWN,
+    UNKNOWN,
+    Curve,
+    Group,
+    class_of,
+    group_of,
+)
+from forecast_autotune.table import Table
+from forecast_train.evaluation import metrics
+from forecast_train.evaluation.splits import Fold, folds, nearest
+from forecast_train.surrogate.curves import Seen, fit
+from forecast_train.surrogate.observe import Step, observe
+
+Make = Callable[[Sequence[Table]], Surrogate]
+"""Fits a surrogate to tables; a function of a module when several processes share the work."""
+
+_STRANGE = "a device that no table knows"
+
+
+def collect(
+    tables: Sequence[Table], make: Make, seeds: Sequence[int], *, jobs: int = 1
+) -> tuple[str, list[Seen]]:
+    """(surrogate's `name/version`, all replays), each family forecast by a surrogate that never saw it.
+
+    Raises `SplitError` when there is but one family.
+    """
+    split = folds(tables, "family")
+    work = partial(_fold, make=make, seeds=tuple(seeds))
+    if jobs <= 1:
+        done = [work(fold) for fold in split]
+    else:
+        # Spawned: numerical libraries have threads, and a fork copies their locks.
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            done = list(pool.map(work, split))
+    return done[0][0], [seen for _, found in done for seen in found]
+
+
+def _fold(fold: Fold, *, make: Make, seeds: Sequence[int]) -> tuple[str, list[Seen]]:
+    surrogate = make(fold.train)
+    found = [seen for seed in seeds for seen in _passes(fold, surrogate, seed)]
+    return f"{surrogate.name}/{surrogate.version}", found
+
+
+def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
+    """The kernel unseen, then tuned at its other shapes, then without IR, then on a renamed device."""
+    tuned: dict[str, Sequence[Measurement]] = {}
+
+    def play(table: Table, relatives: Sequence[Relative] = ()) -> Seen:
+        steps, seen = observe(table, surrogate, seed=seed, relatives=relatives)
+        tuned.setdefault(table.problem.id, seen[:12])
+        problem = table.problem
+        group = group_of(problem.device, bool(problem.ttir))
+        return Seen(fold.name, problem.id, group, len(table.by_candidate()), tuple(steps))
+
+    for table in fold.test:
+        yield play(table)
+    for table in fold.test:
+        others = [r.problem for r in nearest(table.problem, fold.test)]
+        if others:
+            yield play(table, [Relative(problem, tuned[problem.id]) for problem in others])
+    for table in fold.test:
+        if table.problem.ttir:
+            yield play(Table(replace(table.problem, ttir={}), table.measurements))
+        if group_of(table.problem.device, True) != UNKNOWN:
+            strange = Device(_STRANGE, table.problem.device.backend)
+            yield play(Table(replace(table.problem, device=strange), table.measurements))
+
+
+def calibrate(
+    tables: Sequence[Table], make: Make, seeds: Sequence[int] = (0, 1, 2), *, jobs: int = 1
+) -> dict[str, Any]:
+    """`{"surrogate", "problems", "families", "calibration", "reliability"}`, JSON-able.
+
+    `calibration` is what `Calibration.from_json` reads; `reliability` is `report`'s. Raises `SplitError`
+    when there is but one family.
+    """
+    surrogate, seen = collect(tables, make, seeds, jobs=jobs)
+    return {
+        "surrogate": surrogate,
+        "problems": len({s.problem for s in seen}),
+        "families": len({s.family for s in seen}),
+        "seeds": len(seeds),
+        "calibration": fit(seen).to_json(),
+        "reliability": report(seen),
+    }
+
+
+def report(seen: Sequence[Seen], *, accepted: float = 0.1) -> dict[str, Any]:
+    """Stated against observed by group, each family judged by curves that were fitted without it.
+
+    `steps`: the risk at every step; `decisions`: only where the default policy would have stopped, at an
+    accepted risk of `accepted`, with the ECE that honesty itself would show; `within`: P(within 5 %) of
+    every untried candidate, at first and later; `raw_...`: the same without curves; `coverage`: share
+    inside the central intervals, by nominal level.
+    """
+    curves = {name: fit([s for s in seen if s.family != name]) for name in {s.family for s in seen}}
+    made: dict[str, Any] = {}
+    for group in GROUPS:
+        rows = [s for s in seen if s.group == group]
+        if rows:
+            made[group] = _reliability(rows, [curves[s.family].group(group) for s in rows], accepted)
+    return made
+
+
+def _reliability(rows: Sequence[Seen], groups: Sequence[Group], accepted: float) -> dict[str, Any]:
+    pairs = list(zip(rows, groups, strict=True))
+    steps = [(step.risk, g.risk(step.risk), bool(step.beaten)) for s, g in pairs for step in _told(s)]
+    stops = [(g.risk(step.risk), bool(step.beaten)) for s, g in pairs for step in _stop(s, g.risk, accepted)]
+    raw, stated, true = zip(*steps, strict=True)
+    ended, failed = zip(*stops, strict=True)
+    found: dict[str, Any] = {
+        "raw_steps": table(raw, true),
+        "steps": table(stated, true),
+        "decisions": {
+            **table(ended, failed),
+            "ece_if_honest": chance(ended, [s.problem for s, _ in pairs for _ in _stop(s, IDENTITY, 0.0)]),
+            "measured_share": _share(pairs, accepted),
+        },
+    }
+    for name, wanted in (("first", (0,)), ("later", tuple(range(1, len(OWN))))):
+        held = [(step, g) for s, g in pairs for step in s.steps if class_of(step.own) in wanted]
+        near = np.concatenate([np.zeros(0), *(step.within for step, _ in held)])
+        p = np.concatenate([np.zeros(0), *(step.p_within for step, _ in held)])
+        honest = [g.within[class_of(step.own)].array(step.p_within) for step, g in held]
+        found[f"raw_within_{name}"] = table(p, near)
+        found[f"within_{name}"] = table(np.concatenate([np.zeros(0), *honest]), near)
+        found[f"coverage_{name}"] = _coverage(held)
+    return found
+
+
+def _told(seen: Seen) -> list[Step]:
+    return [step for step in seen.steps if step.beaten is not None]
+
+
+def _stop(seen: Seen, curve: Curve, accepted: float) -> list[Step]:
+    """The step at which the default policy would have stopped; empty if nothing ran."""
+    policy, told = RiskBounded(), _told(seen)
+    few = min(seen.candidates, math.sqrt(seen.candidates * policy.many))
+    cap = max(policy.floor, math.ceil(policy.share * few))
+    for step in told:
+        if step.new >= cap or (step.own >= policy.least and curve(step.risk) <= accepted):
+            return [step]
+    return told[-1:]
+
+
+def chance(stated: Sequence[float], problems: Sequence[str], *, draws: int = 200, seed: int = 0) -> float:
+    """The mean ECE that perfectly honest statements would show, with so few problems.
+
+    Replays of one problem come true together, so each problem has one lot per draw; an observed ECE near
+    this figure says nothing against the surrogate.
+    """
+    names, place = np.unique(np.array(problems), return_inverse=True)
+    p, generator = np.asarray(stated, float), np.random.default_rng(seed)
+    lots = generator.random((draws, len(names)))[:, place.reshape(-1)]
+    return float(np.mean([table(p, lot < p)["ece"] for lot in lots]))
+
+
+def _share(pairs: Sequence[tuple[Seen, Group]], accepted: float) -> float:
+    """Median share of the candidates measured until then."""
+    return float(
+        np.median([step.new / s.candidates for s, g in pairs for step in _stop(s, g.risk, accepted)])
+    )
+
+
+def _coverage(held: Sequence[tuple[Step, Group]]) -> dict[str, float]:
+    """By nominal level, every replay's step with the same weight."""
+    inside: dict[str, float] = {}
+    for i, level in enumerate(NOMINAL):
+        width = NormalDist().inv_cdf(0.5 + level / 2)
+        shares = [
+            float((np.abs(step.z) <= width * g.intervals[class_of(step.own)][i]).mean())
+            for step, g in held
+            if len(step.z)
+        ]
+        inside[str(level)] = float(np.mean(shares)) if shares else math.nan
+    return inside
+
+
+def table(stated: Sequence[float] | Array, true: Sequence[bool] | Array) -> dict[str, Any]:
+    """Reliability in bins of equal width: n, ECE, Brier score, that of the base rate, and the bins."""
+    p, happened = np.asarray(stated, float), np.asarray(true, bool)
+    sums = metrics.bin_sums(p, happened, metrics.width_bins(p), metrics.BINS)
+    rate = float(happened.mean())
+    return {
+        "n": len(p),
+        "ece": metrics.ece_of(sums),
+        "brier": metrics.brier(p, happened),
+        "brier_of_base_rate": rate * (1.0 - rate),
+        "bins": [asdict(b) for b in metrics.reliability_of(sums)],
+    }

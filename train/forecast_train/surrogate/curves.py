@@ -1,0 +1,141 @@
+"""Replays -> curves: the statistics of `forecast_train.surrogate.calibrate`, on arrays alone.
+
+Risk and P(within) get logistic curves in the log odds of what was stated (Platt 1999): with few kernels,
+isotonic ones follow single kernels, and left-out kernels pay for it. Intervals get split-conformal factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from forecast_autotune.surrogates.base import NOMINAL, Array
+from forecast_autotune.surrogates.calibration import (
+    INFORMED,
+    OWN,
+    POOLED,
+    UNINFORMED,
+    UNKNOWN,
+    Calibration,
+    Curve,
+    Group,
+    class_of,
+)
+from forecast_train.surrogate.observe import Step
+
+KNOTS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
+_CLIP = 0.002
+"""A share of 512 draws is never nearer to certainty than this."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One replay of one table."""
+
+    family: str
+    problem: str
+    group: str
+    candidates: int
+    steps: tuple[Step, ...]
+
+
+def fit(seen: Sequence[Seen]) -> Calibration:
+    """All groups that were recorded, and all of them together.
+
+    Renamed devices are no recorded group: their clocks and caches are still those of a known one, so
+    they check the pessimistic fallback and are not learnt from.
+    """
+    recorded = [s for s in seen if s.group != UNKNOWN]
+    groups = {name: [s for s in recorded if s.group == name] for name in (INFORMED, UNINFORMED)}
+    made = {name: _group(rows) for name, rows in groups.items() if rows}
+    return Calibration({**made, POOLED: _group(recorded)} if made else {})
+
+
+def _group(rows: Sequence[Seen]) -> Group:
+    stated, came_true, weight = risks(rows)
+    families = len({s.family for s in rows})
+    # Nothing ever went wrong in n families is no proof that it never does (Jeffreys' estimate).
+    least = 0.5 / (families + 1)
+    risk = platt(stated, came_true, weight, least=least)
+    classes = _classes(rows)
+    near = tuple(platt(*within(rows, own)) for own in classes)
+    intervals = tuple(_factors(*scores(rows, own)) for own in classes)
+    return Group(risk, near, intervals, len({s.problem for s in rows}))
+
+
+def _classes(rows: Sequence[Seen]) -> list[int]:
+    """Per class of `OWN` the class to learn from: itself, else the nearest with steps in it."""
+    held = sorted({class_of(step.own) for s in rows for step in s.steps if len(step.z)})
+    return [min(held, key=lambda other: (abs(other - own), other)) for own in range(len(OWN))]
+
+
+def risks(rows: Sequence[Seen]) -> tuple[Array, Array, Array]:
+    """(stated, came true, weight) of every step with an incumbent; every replay weighs the same."""
+    told = [[step for step in s.steps if step.beaten is not None] for s in rows]
+    return (
+        np.array([step.risk for steps in told for step in steps]),
+        np.array([float(bool(step.beaten)) for steps in told for step in steps]),
+        np.array([1.0 / len(steps) for steps in told for _ in steps]),
+    )
+
+
+def within(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
+    """(stated, came true, weight) per untried candidate at the steps of one class of `OWN`.
+
+    Every step weighs the same.
+    """
+    steps = [step for s in rows for step in s.steps if class_of(step.own) == own and len(step.p_within)]
+    return (
+        np.concatenate([np.zeros(0), *(step.p_within for step in steps)]),
+        np.concatenate([np.zeros(0), *(step.within for step in steps)]),
+        np.concatenate([np.zeros(0), *(np.full(len(s.within), 1.0 / len(s.within)) for s in steps)]),
+    )
+
+
+def scores(rows: Sequence[Seen], own: int) -> tuple[Array, Array]:
+    """(|z|, weight) per untried candidate that runs, at the steps of one class of `OWN`."""
+    steps = [step for s in rows for step in s.steps if class_of(step.own) == own and len(step.z)]
+    return (
+        np.abs(np.concatenate([np.zeros(0), *(step.z for step in steps)])),
+        np.concatenate([np.zeros(0), *(np.full(len(s.z), 1.0 / len(s.z)) for s in steps)]),
+    )
+
+
+def _factors(score: Array, weight: Array) -> tuple[float, ...]:
+    """Weighted quantiles of |z| over those of a normal, per level of `NOMINAL`; widths never fall."""
+    order = np.argsort(score)
+    share = np.cumsum(weight[order]) / weight.sum()
+    place = np.minimum(np.searchsorted(share, NOMINAL), len(score) - 1)
+    widths = np.maximum.accumulate(score[order][place])
+    normal = [NormalDist().inv_cdf(0.5 + level / 2) for level in NOMINAL]
+    return tuple(round(float(w / z), 4) for w, z in zip(np.maximum(widths, 0.01), normal, strict=True))
+
+
+def platt(stated: Array, came_true: Array, weight: Array, *, least: float = 0.0) -> Curve:
+    """A logistic curve in the log odds of `stated`, as knots; never below `least`.
+
+    Newton's method with weak normal priors, slope 1 and intercept 0 (variance 4 each, in units of one
+    replay), so that few or one-sided data stay near what was stated. The slope is kept positive.
+    """
+    x = _odds(stated)
+    design = np.stack([np.ones_like(x), x], axis=1)
+    prior, theta = np.array([0.0, 1.0]), np.array([0.0, 1.0])
+    for _ in range(50):
+        p = 1.0 / (1.0 + np.exp(-np.clip(design @ theta, -30, 30)))
+        gradient = design.T @ (weight * (p - came_true)) + (theta - prior) / 4.0
+        curvature = (design.T * (weight * p * (1.0 - p))) @ design + np.eye(2) / 4.0
+        step = np.linalg.solve(curvature, gradient)
+        theta = theta - np.clip(step, -1.0, 1.0)
+        theta[1] = max(theta[1], 0.02)
+        if np.abs(step).max() < 1e-8:
+            break
+    observed = 1.0 / (1.0 + np.exp(-(theta[0] + theta[1] * _odds(np.array(KNOTS)))))
+    return Curve(KNOTS, tuple(round(float(max(p, least)), 4) for p in observed))
+
+
+def _odds(p: Array) -> Array:
+    inside = _CLIP + (1.0 - 2.0 * _CLIP) * p
+    return np.asarray(np.log(inside) - np.log1p(-inside))
