@@ -4,8 +4,9 @@
         --out benchmarks/results/calibration.json [--write forecast_autotune/assets/calibration.json]
 
 Replays the recorded tables (several seeds; kernel unseen, tuned at other shapes, without IR, on a device
-renamed beyond recognition), each kernel family by a surrogate that has not seen it. The reliability that is
-printed leaves each family out of the curves too; only what is written for the package was fitted to all.
+renamed beyond recognition; or, for `pooled`, measured on other devices), each kernel family by a surrogate
+that has not seen it. The reliability that is printed leaves each family out of the curves too; only what is
+written for the package was fitted to all.
 Replays run on the CPU; the times in the tables were measured on the devices they name.
 """
 
@@ -27,7 +28,10 @@ from forecast_autotune.surrogates.base import Surrogate
 from forecast_autotune.surrogates.calibration import SCHEMA
 from forecast_autotune.table import Table
 from forecast_train.surrogate.calibrate import calibrate
+from forecast_train.surrogate.elsewhere import calibrate_elsewhere
 from forecast_train.surrogate.fit import fit
+
+HUB = Path(__file__).resolve().parent / "data" / "benchmark_hub.jsonl.gz"
 
 
 def analytic(_: Sequence[Table]) -> Surrogate:
@@ -41,6 +45,16 @@ def learned(tables: Sequence[Table]) -> Surrogate:
 
 
 SURROGATES = {"analytic": analytic, "learned": learned}
+POOLED = "pooled"
+"""Goes by other devices' tables, so that it is calibrated on the spaces that several devices know."""
+
+
+def calibrated(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One surrogate's curves and their reliability."""
+    seeds, jobs = range(arguments.seeds), arguments.jobs
+    if name == POOLED:
+        return calibrate_elsewhere(load(arguments.tables or [HUB]), seeds, jobs=jobs)
+    return calibrate(load(arguments.tables or shipped()), SURROGATES[name], seeds, jobs=jobs)
 
 
 def shown(name: str, report: dict[str, Any]) -> None:
@@ -64,18 +78,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tables", nargs="*", type=Path, help="table files (default: the shipped ones)")
+    parser.add_argument(
+        "tables",
+        nargs="*",
+        type=Path,
+        help="table files (default: the shipped ones; pooled: benchmarks/data)",
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--write", type=Path, help="where the package keeps its curves")
-    parser.add_argument("--surrogates", nargs="+", choices=sorted(SURROGATES), default=["analytic"])
+    parser.add_argument(
+        "--surrogates", nargs="+", choices=sorted({*SURROGATES, POOLED}), default=["analytic"]
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     arguments = parser.parse_args()
-    tables = load(arguments.tables or shipped())
-    found = [
-        calibrate(tables, SURROGATES[name], range(arguments.seeds), jobs=arguments.jobs)
-        for name in arguments.surrogates
-    ]
+    found = [calibrated(name, arguments) for name in arguments.surrogates]
     for one in found:
         shown(one["surrogate"], one["reliability"])
     report = {"environment": environment(seed=arguments.seeds), "surrogates": found}

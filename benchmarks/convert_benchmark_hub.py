@@ -38,6 +38,13 @@ SPACES = {
 }
 UNNAMED = {"MI250X": Device("AMD Instinct MI250X", "hip", warp_size=64)}
 """Devices of files that name none."""
+FAMILIES = {
+    "convolution_milo": "conv",
+    "dedispersion_milo": "dedispersion",
+    "convolution": "conv",
+    "gemm": "gemm",
+}
+"""What the kernels compute: two convolutions must not stand on both sides of a split."""
 SAMPLE, BEST = 3000, 40
 THINNED = ("gemm",)
 
@@ -59,7 +66,8 @@ def slim(table: Table) -> Table:
         )
         for m in table.measurements
     ]
-    return Table(table.problem, rows)
+    family = {"family": FAMILIES[table.problem.kernel.name]}
+    return Table(replace(table.problem, extra={**table.problem.extra, **family}), rows)
 
 
 def thin(tables: list[Table]) -> list[Table]:

@@ -25,7 +25,6 @@ from forecast_autotune.surrogates.base import Relative, Surrogate
 from forecast_autotune.table import Table, filed, read_tables
 from forecast_autotune.tuner import Task, tune
 
-
 PRIORS = ("none", "tuned", "shapes", "devices")
 """What `relatives_of` may say."""
 

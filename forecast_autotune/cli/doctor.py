@@ -186,10 +186,10 @@ def _store(root: Path) -> Iterator[Check]:
 
 
 def _surrogate() -> Check:
-    from forecast_autotune.surrogates.analytic import Analytic
+    from forecast_autotune.surrogates.default import default
     from forecast_autotune.testing import example_table, query_of
 
-    surrogate, query = Analytic(), query_of(example_table())
+    surrogate, query = default(), query_of(example_table())
     begin = time.perf_counter()
     count = len(surrogate.forecast(query))
     spent = 1000 * (time.perf_counter() - begin)

@@ -143,6 +143,12 @@ def _replay(commands: Any) -> None:
         default="none",
         help="known beforehand: nothing, or the kernel's other problems in the same tables",
     )
+    replay.add_argument(
+        "--surrogate",
+        choices=("analytic", "default"),
+        default="analytic",
+        help="the untrained formula with its update, or what ships (it was fitted to the shipped tables)",
+    )
     replay.add_argument("--workers", type=int, default=16, metavar="N", help="simulated compile threads")
     replay.add_argument(
         "--leave-out",

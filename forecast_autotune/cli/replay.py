@@ -99,9 +99,10 @@ def _check_left_out(options: argparse.Namespace) -> None:
     for name in ("jobs", "seeds"):
         if (given := getattr(options, name)) is not None and given < 1:
             raise Usage(f"--{name} must be at least 1, got {given}")
-    if options.prior != "none" or options.plot is not None:
+    if options.prior != "none" or options.plot is not None or options.surrogate != "analytic":
         raise Usage(
-            "--leave-out says itself what is known (shape: the kernel's other shapes) and draws nothing"
+            "--leave-out says itself what is known (shape: the kernel's other shapes), fits the learned "
+            "surrogate and draws nothing: leave out --prior, --surrogate and --plot"
         )
 
 
@@ -171,7 +172,10 @@ def _replay(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from forecast_autotune.surrogates.analytic import Analytic
+    from forecast_autotune.surrogates.default import default
 
+    # The shipped model has seen the shipped tables: of them only the untrained formula is an honest replay.
+    surrogate = default() if options.surrogate == "default" else Analytic()
     with Progress(
         TextColumn("replaying"),
         BarColumn(),
@@ -189,7 +193,7 @@ def _replay(
 
         return replay_tables(
             tables,
-            surrogate=Analytic(),
+            surrogate=surrogate,
             policy=policy,
             settings=settings,
             prior=options.prior,

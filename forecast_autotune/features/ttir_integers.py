@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 
 from forecast_autotune.features import ttir_tensors as tensors
 from forecast_autotune.features.ttir_parse import Block, Op
-from forecast_autotune.features.ttir_scalars import Environment, Value, counter, evaluate, lift, mean, trips
+from forecast_autotune.features.ttir_scalars import (
+    ITERATIONS,
+    Environment,
+    Value,
+    counter,
+    evaluate,
+    lift,
+    mean,
+    program_ids,
+    trips,
+)
 
 ASSUMED_EXTENT = 1024
 """Assumed for an integer that the kernel loads: larger steps then take fewer iterations, as they should."""
@@ -83,8 +93,7 @@ class Integers:
             return None
         certain = self.unread.keys().isdisjoint(op.operands)
         if all(name in self.values for name in op.operands):
-            # The mean iteration stands for all: an inner bound linear in it keeps its mean.
-            self.values[body.arguments[0]] = lift(_middle, lower, step, count)
+            self.values[body.arguments[0]] = _iterations(lower, step, count, body)
         elif not certain and mean(count) <= 0:
             start, end = (self.unread.get(name, frozenset()) for name in op.operands[:2])
             # From one loaded place to another; or, of one and the same number, the rest of a division.
@@ -124,6 +133,20 @@ class Integers:
 
     def _known(self, name: str) -> Value | None:
         return self.values.get(name, self.guesses.get(name))
+
+
+def _iterations(lower: Value, step: Value, count: Value, body: Block) -> Value:
+    """What stands for a loop's variable: an inner bound that is linear in it keeps its mean either way.
+
+    The middle iteration; or, where an inner loop may depend on it by more than a line (`tile % width`)
+    and all programs iterate alike, another iteration for each sampled program.
+    """
+    counts = count if isinstance(count, tuple) else (count,)
+    inner = any(op.name in ("scf.for", "scf.while") for op in body.ops)
+    if not inner or max(counts) - min(counts) > 1 or max(counts) != int(max(counts)):
+        return lift(_middle, lower, step, count)
+    places = program_ids(ITERATIONS, int(max(counts)))
+    return lift(lambda first, by, place: first + by * place, lower, step, places)
 
 
 def _middle(lower: float, step: float, count: float) -> float:

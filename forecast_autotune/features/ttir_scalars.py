@@ -23,7 +23,14 @@ Value: TypeAlias = float | tuple[float, ...]
 Environment: TypeAlias = dict[str, Value]
 
 # Another order of the samples per axis: programs on a diagonal of the grid would tie the axes together.
-_ORDERS = ((0, 1, 2, 3, 4, 5, 6, 7), (2, 5, 0, 7, 3, 6, 1, 4), (5, 0, 6, 3, 1, 4, 7, 2))
+_ORDERS = (
+    (0, 1, 2, 3, 4, 5, 6, 7),
+    (2, 5, 0, 7, 3, 6, 1, 4),
+    (5, 0, 6, 3, 1, 4, 7, 2),
+    (0, 3, 6, 7, 5, 1, 4, 2),
+)
+ITERATIONS = 3
+"""An axis of `program_ids` besides those of the grid: iterations of a loop that encloses another."""
 _UNNAMED = re.compile(r"%arg\d+")
 
 

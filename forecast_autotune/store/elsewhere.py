@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DEVICES = 8
 """At most so many other device classes are looked at."""
 BYTES = 4 * 1024 * 1024
-"""Their logs together are no larger than this: about a tenth of a second per MiB, once per process."""
+"""Their logs together are no larger than this: about a twentieth of a second per MiB, once per process."""
 
 
 def affordable(root: Path, kernel: str, own: str) -> list[Path]:

@@ -26,6 +26,7 @@ from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative
 from forecast_autotune.surrogates.calibration import group_of, shipped
 from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart
 from forecast_autotune.surrogates.prior import VERSION, Prior, prior
+from forecast_autotune.surrogates.relatives import device_distance
 from forecast_autotune.table import latest
 
 Rows = npt.NDArray[np.intp]
@@ -62,7 +63,10 @@ class Analytic:
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
         candidates = Listed.of(query.candidates)
-        before = self.before(query.problem, candidates, query.grids, query.ttir)
+        return self.answer(query, candidates, self.before(query.problem, candidates, query.grids, query.ttir))
+
+    def answer(self, query: Query, candidates: Listed, before: Prior) -> Forecasts:
+        """The forecast that follows from what is believed before anything was measured."""
         encoder = Encoder.of(candidates)
         inputs, believed = self.inputs(candidates, before, encoder)
         floor = float(before.mean.min())
@@ -237,17 +241,18 @@ class Analytic:
 
 
 def distance(a: Problem, b: Problem) -> float:
-    """How far apart two problems of one kernel are: mean |log2 ratio| of their sizes."""
+    """How far apart two problems of one kernel are: mean |log2 ratio| of their sizes, and their devices."""
+    away = 0.0 if a.device.slug == b.device.slug else device_distance(a.device, b.device)
     sizes_a, sizes_b = _sizes(a), _sizes(b)
     shared = sizes_a.keys() & sizes_b.keys()
     if not shared:
-        return 2.0
+        return 2.0 + away
     steps = sorted((abs(math.log2(sizes_a[k] / sizes_b[k])) for k in shared), reverse=True)
     # Strides and sizes repeat each other, so the few largest steps describe the change best.
     top = steps[: max(1, len(steps) // 3)]
     other = 0.0 if a.kernel.source_sha256 == b.kernel.source_sha256 else 1.0
     dtypes = {x.name: x.dtype for x in a.arguments} != {x.name: x.dtype for x in b.arguments}
-    return sum(top) / len(top) + other + float(dtypes)
+    return sum(top) / len(top) + other + float(dtypes) + away
 
 
 def _sizes(problem: Problem) -> dict[str, float]:

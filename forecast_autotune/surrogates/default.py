@@ -27,11 +27,7 @@ class Default:
         model = shipped_model()
         self.single = single or (Analytic() if model is None else Learned(model))
         self.pooled = pooled or Pooled()
-
-    @property
-    def version(self) -> str:
-        """Both parts, by name and version."""
-        return "+".join(f"{s.name}-{s.version}" for s in (self.single, self.pooled))
+        self.version = "+".join(f"{s.name}-{s.version}" for s in (self.single, self.pooled))
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates of the query."""

@@ -21,25 +21,26 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.devices import card
+from forecast_autotune.features.listing import Listed
 from forecast_autotune.features.vector import VERSION as VECTOR
 from forecast_autotune.features.vector import vectors
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.base import Array, Forecasts, Query
 from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.prior import Prior
 
 LEARNED = Hyper(
-    slope=0.18,
-    part_slopes=(0.20, 0.10, 0.36, 0.04, 0.075, 0.14, 0.09),
-    additive=0.55,
-    joint=0.165,
-    rough=0.03,
-    forest=0.23,
-    noise=0.01,
-    additive_scale=5.0,
-    joint_scale=1.85,
+    slope=0.45,
+    part_slopes=(0.14, 0.11, 0.09, 0.045, 0.045, 0.145, 0.05),
+    additive=0.51,
+    joint=0.135,
+    rough=0.045,
+    forest=0.19,
+    noise=0.005,
+    additive_scale=3.6,
+    joint_scale=1.8,
     warp_scale=0.86,
     stage_scale=10.0,
 )
@@ -113,6 +114,13 @@ class Learned(Analytic):
         super().__init__(hyper or model.hyper, **limits)
         self.model = model
         self.trees = len(model.residual.roots)
+        self._plain = Analytic()
+
+    def answer(self, query: Query, candidates: Listed, before: Prior) -> Forecasts:
+        """Without IR there is nothing for the forest to read, and its hyperparameters mislead."""
+        if not before.informed:
+            return self._plain.answer(query, candidates, before)
+        return super().answer(query, candidates, before)
 
     def before(
         self,

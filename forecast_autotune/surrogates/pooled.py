@@ -111,9 +111,7 @@ class Pooled:
         fit = self._fitted(space, np.array([row[m.candidate] for m in ran], dtype=np.intp), times)
         mean, own = space.mean + fit.shift, space.own * fit.factor**2
         flat = space.covariance.diagonal(space.inputs, fit.smooth) + h.intercept**2 - common**2
-        variance = np.maximum(flat - (fit.half**2).sum(axis=0), 1e-8) + own
-        if ran:
-            mean[fit.rows], variance[fit.rows] = h.compress(times, best), h.noise**2
+        variance = np.maximum(flat + own - (fit.half**2).sum(axis=0), 1e-8)
 
         def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
             some = space.inputs[rows]
@@ -155,7 +153,9 @@ class Pooled:
         matrix[np.diag_indices_from(matrix)] += space.own[rows] * factor**2 + h.noise**2
         # Inverted once: with thousands of candidates, two solves per candidate would cost twice as much.
         inverse = np.linalg.inv(np.linalg.cholesky(matrix))
-        half = inverse @ (space.covariance(space.inputs, seen, smooth) + h.intercept**2).T
+        cross = space.covariance(space.inputs, seen, smooth) + h.intercept**2
+        cross[rows, np.arange(len(rows))] += space.own[rows] * factor**2
+        half = inverse @ cross.T
         return _Fit(rows, smooth, factor, half, half.T @ (inverse @ residual))
 
     def _sizes(self, space: _Space, rows: Rows, residual: Array) -> tuple[float, float]:

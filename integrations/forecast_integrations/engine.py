@@ -16,8 +16,8 @@ from forecast_autotune.records import Candidate, Evidence, Kernel, Problem
 from forecast_autotune.results import Decision
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Surrogate
+from forecast_autotune.surrogates.default import default
 from forecast_autotune.tuner import Task, fingerprint, tune
 from forecast_integrations import describe
 from forecast_integrations.call import Call
@@ -79,7 +79,7 @@ class Options:
 
 def default_surrogate() -> Surrogate:
     """The surrogate that ships with this release."""
-    return Analytic()
+    return default()
 
 
 @dataclass

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks import cross_device
 from benchmarks.convert_benchmark_hub import five_digits, thin
-from benchmarks.pooled import Pooled, averaged
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Outcome, Problem
 from forecast_autotune.results import Measurement
+from forecast_autotune.surrogates.default import Default
 from forecast_autotune.table import Table, read_lines, write_tables
 
 
@@ -56,7 +56,7 @@ def test_the_order_of_measuring_gives_the_figures(tables: list[Table]) -> None:
 def test_other_devices_shorten_the_search(tables: list[Table]) -> None:
     target = cross_device.targets(tables)[0]
     plain = cross_device.by_mean(target, 0)
-    informed = cross_device.tuned("x", target, 0, Pooled(), cross_device.related(target))
+    informed = cross_device.tuned("x", target, 0, Default(), cross_device.related(target))
     assert plain.to_within <= 2
     assert informed.to_within <= 3 < cross_device.at_random(target, 0).to_within
     assert informed.decided_after is not None
@@ -66,22 +66,31 @@ def test_other_devices_shorten_the_search(tables: list[Table]) -> None:
 
 def test_without_relatives_the_search_still_ends_at_the_best(tables: list[Table]) -> None:
     target = cross_device.targets(tables)[0]
-    run = cross_device.tuned("x", target, 0, Pooled(cross_device.COLD))
+    run = cross_device.tuned("x", target, 0, Default())
     assert run.to_within <= len(target.names)
     assert run.regret[40] == pytest.approx(0.0)
 
 
-def test_the_summary_counts_the_confidently_wrong() -> None:
-    def run(device: str, risk: float, regret: float, steps: list[tuple[int, float, bool]]) -> object:
-        shown = dict.fromkeys(cross_device.POINTS, regret)
-        return cross_device.Run("x", "k", device, 0, shown, 7, 9, regret, risk, steps)
+def run_of(device: str, steps: list[tuple[int, float, float]], *, family: str = "f") -> cross_device.Run:
+    shown = dict.fromkeys(cross_device.POINTS, steps[-1][2])
+    made = cross_device.Run("x", "k", device, 0, shown, 7, family, 9, steps=steps)
+    return cross_device.decided(made)
 
+
+def test_the_decision_is_the_first_step_at_an_accepted_risk_or_the_cap() -> None:
+    early = run_of("A", [(3, 0.05, 0.2), (9, 0.01, 0.0)])
+    assert (early.decided_after, early.stated_risk, early.decided_regret) == (3, 0.05, 0.2)
+    capped = run_of("A", [(3, 0.5, 0.2), (9, 0.4, 0.1), (15, 0.01, 0.0)])
+    assert (capped.decided_after, capped.stated_risk, capped.decided_regret) == (9, 0.4, 0.1)
+
+
+def test_the_summary_counts_the_confidently_wrong() -> None:
     runs = [
-        run("A", 0.05, 0.0, [(3, 0.5, False), (9, 0.0, False)]),
-        run("B", 0.05, 0.2, [(3, 0.5, True), (9, 0.0, True)]),
-        run("C", 0.60, 0.2, [(3, 0.5, True)]),
+        run_of("A", [(3, 0.5, 0.0), (9, 0.0, 0.0)]),
+        run_of("B", [(3, 0.5, 0.2), (9, 0.0, 0.2)]),
+        run_of("C", [(3, 0.5, 0.2)]),
     ]
-    found = cross_device.summary(runs)  # type: ignore[arg-type]
+    found = cross_device.summary(runs)
     assert found["confidently_wrong_share"] == pytest.approx(1 / 3)
     assert found["wrong_among_confident"] == pytest.approx(1 / 2)
     assert found["brier"] == pytest.approx((3 * 0.25 + 0.0 + 1.0) / 5)
@@ -89,26 +98,30 @@ def test_the_summary_counts_the_confidently_wrong() -> None:
     assert found["to_within_median"] == 7
 
 
+def test_risks_are_corrected_by_other_families_alone() -> None:
+    """A family whose own runs are always right gets the correction of one that is always wrong."""
+    right = [run_of(f"A{i}", [(3, 0.3, 0.0), (6, 0.3, 0.0)], family="right") for i in range(9)]
+    wrong = [run_of(f"B{i}", [(3, 0.3, 0.5), (6, 0.3, 0.5)], family="wrong") for i in range(9)]
+    stated = {r.family: r.steps[0][1] for r in cross_device.held_out(right + wrong)}
+    assert stated["right"] > 0.5
+    assert stated["wrong"] == pytest.approx(0.25)  # one family that was never wrong promises no less
+
+
 def test_the_script_writes_its_report(
     tables: list[Table], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tables(tmp_path / "t.jsonl", tables)
     out = tmp_path / "out.json"
-    arms = ["random", "mean of others", "pooled, others"]
+    arms = ["random", "mean of others", cross_device.HELD_OUT]
     monkeypatch.setattr(
         "sys.argv",
         ["x", "--out", str(out), "--tables", str(tmp_path / "t.jsonl"), "--seeds", "1", "--arms", *arms],
     )
     assert cross_device.main() == 0
     report = json.loads(out.read_text())
-    assert list(report["summary"]) == arms
+    # One family alone leaves nothing to calibrate with.
+    assert list(report["summary"]) == [*arms[:2], f"{cross_device.HELD_OUT}, not calibrated"]
     assert {r["device"] for r in report["runs"]} == {"GPU A", "GPU B", "GPU C"}
-
-
-def test_averaged_log_odds() -> None:
-    assert averaged(0.5, 0.5) == pytest.approx(0.5)
-    assert averaged(0.9, 0.1) == pytest.approx(0.5)
-    assert 0.0 < averaged(0.0, 0.0) < 0.01 < averaged(0.0, 0.5) < 0.5
 
 
 def test_thinning_keeps_each_oracle() -> None:

@@ -12,11 +12,12 @@ import pytest
 from forecast_autotune.cli import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
+from forecast_autotune.records import Problem
 from forecast_autotune.replay import Report, load, relatives_of, replay
 from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.simulated import ALONE, exhaustive_seconds
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.table import Table, write_tables
-from forecast_autotune.simulated import ALONE, exhaustive_seconds
 from forecast_autotune.testing import example_table
 
 ROW_KEYS = {
@@ -114,6 +115,26 @@ def test_shapes_prior_gives_the_other_problems_of_the_kernel_only() -> None:
     stranger = Table(replace(labelled("x", 3).problem, kernel=replace(one.problem.kernel, name="other")), [])
     assert relatives_of(one, [one, two, stranger], "none") == []
     assert [r.problem.id for r in relatives_of(one, [one, two, stranger], "shapes")] == [two.problem.id]
+
+
+def on(table: Table, device: str, *, key: tuple[str, ...] = ()) -> Table:
+    """The same table, as if measured on another device, perhaps under another key."""
+    p = table.problem
+    where = replace(p.device, name=device)
+    moved = Problem.of(p.kernel, p.arguments, where, key=key or p.key, toolchain=p.toolchain)
+    return Table(moved, [replace(m, problem=moved.id) for m in table.measurements])
+
+
+def test_devices_prior_gives_the_same_sizes_elsewhere_and_shapes_prior_nothing_of_it() -> None:
+    one, two = labelled("one", 1), labelled("two", 2)
+    same, other = on(one, "another GPU"), on(one, "another GPU", key=("9", "9"))
+    everything = [one, two, same, other]
+    assert [r.problem.id for r in relatives_of(one, everything, "devices")] == [same.problem.id]
+    assert [r.problem.id for r in relatives_of(one, everything, "shapes")] == [two.problem.id]
+    tuned = relatives_of(one, everything, "tuned", {two.problem.id: two.measurements[:2]})
+    assert [(r.problem.id, len(r.measurements)) for r in tuned] == [(two.problem.id, 2)]
+    with pytest.raises(ValueError, match=r"devices, got 'device'"):
+        relatives_of(one, everything, "device")
 
 
 def test_json_has_one_row_per_problem_and_no_infinity() -> None:

@@ -54,12 +54,16 @@ def fit(seen: Sequence[Seen]) -> Calibration:
     return Calibration({**made, POOLED: _group(recorded)} if made else {})
 
 
-def _group(rows: Sequence[Seen]) -> Group:
+def risk_curve(rows: Sequence[Seen]) -> Curve:
+    """The correction of the stated risk that these replays call for."""
     stated, came_true, weight = risks(rows)
     families = len({s.family for s in rows})
     # Nothing ever went wrong in n families is no proof that it never does (Jeffreys' estimate).
-    least = 0.5 / (families + 1)
-    risk = platt(stated, came_true, weight, least=least)
+    return platt(stated, came_true, weight, least=0.5 / (families + 1))
+
+
+def _group(rows: Sequence[Seen]) -> Group:
+    risk = risk_curve(rows)
     classes = _classes(rows)
     near = tuple(platt(*within(rows, own)) for own in classes)
     intervals = tuple(_factors(*scores(rows, own)) for own in classes)

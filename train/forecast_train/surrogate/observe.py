@@ -19,6 +19,8 @@ from forecast_autotune.table import Table
 
 WITHIN = 0.05
 """The tolerance that P(within) is checked at."""
+_SAMPLED = 1000
+"""Of larger spaces, the single candidates' statements are checked on so many, evenly spread."""
 _SHARE = 0.3
 """Replays go on to this share of the candidates, past where the default policy stops."""
 
@@ -36,7 +38,7 @@ class Step:
     beaten: bool | None
     """Whether one does; None while nothing has run."""
     p_within: Array
-    """Of each candidate not measured yet, [n]."""
+    """Of each candidate not measured yet, [n]; of at most `_SAMPLED` of them."""
     within: Array
     """1.0 where it is within `WITHIN` of the best of all, else 0.0, [n]."""
     z: Array
@@ -71,6 +73,7 @@ class Watched(RiskBounded):
         best = min(self._truth.values())
         forecasts, names = state.forecasts, state.forecasts.candidates
         rows = np.array([i for i, c in enumerate(names) if c not in state.measured], dtype=np.intp)
+        rows = rows[:: math.ceil(len(rows) / _SAMPLED) or 1]
         times = np.array([self._truth.get(names[int(i)], math.inf) for i in rows])
         ran = np.isfinite(times)
         near = math.log2(1 + state.tolerance) + 1e-9
@@ -86,11 +89,19 @@ class Watched(RiskBounded):
 
 
 def observe(
-    table: Table, surrogate: Surrogate, *, seed: int = 0, relatives: Sequence[Relative] = ()
+    table: Table,
+    surrogate: Surrogate,
+    *,
+    seed: int = 0,
+    relatives: Sequence[Relative] = (),
+    settings: Settings | None = None,
 ) -> tuple[list[Step], list[Measurement]]:
-    """The steps of one replay of a table, and what was measured. The surrogate sees nothing else of it."""
+    """The steps of one replay of a table, and what was measured. The surrogate sees nothing else of it.
+
+    `settings` are the default ones unless given; `seed` takes the place of theirs.
+    """
     policy = Watched.knowing(table)
-    settings = Settings(seed=seed)
+    settings = (settings or Settings()).with_(seed=seed)
     with warnings.catch_warnings():
         # The tuner would go on without forecasts, and there would be nothing to calibrate.
         warnings.filterwarnings("error", "(surrogate .* failed|joint samples failed)")

@@ -1,0 +1,89 @@
+"""Claim: how good forecasts are on kernels, hands and shapes that the surrogate has not seen.
+
+    pip install -e '.[eval]' && python benchmarks/forecasts.py --out benchmarks/results/forecasts.json \
+        [--leave-out family hand shape] [--seeds 5] [--jobs 2]
+
+Runs `forecast-autotune replay --leave-out ...` over the shipped tables, all baselines beside it, and keeps
+its JSON whole. Replays run on the CPU; the times in the tables were measured on the H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import say
+from benchmarks.report_environment import environment
+
+ASKED = (
+    ("top-1, nothing measured", "static.top1.geomean_regret"),
+    ("top-3, nothing measured", "static.top3.geomean_regret"),
+    ("adaptive, max(3, 10 %)", "adaptive.max3_10%.geomean_regret"),
+    ("... 95th percentile", "adaptive.max3_10%.p95_regret"),
+    ("adaptive, max(5, 15 %)", "adaptive.max5_15%.geomean_regret"),
+    ("default policy: beyond 2 %", "default.beyond_tolerance"),
+    ("default policy: stated", "default.mean_stated_risk"),
+    ("default policy: share measured, n >= 30", "default.measured_share.large"),
+    ("ECE of the stated risk", "default.ece_risk"),
+    ("ECE of P(within 5 %)", "static.ece_within"),
+    ("AUROC of P(failure)", "static.auroc_fail"),
+)
+"""What the summary shows of `learned`, `analytic` and `random`."""
+
+
+def left_out(what: str, seeds: int, jobs: int, baselines: str | None) -> dict[str, Any]:
+    """The JSON of one `replay --leave-out`."""
+    command = [sys.executable, "-m", "forecast_autotune", "replay", "--leave-out", what, "--json"]
+    command += ["--seeds", str(seeds), "--jobs", str(jobs)]
+    command += [] if baselines is None else ["--baselines", baselines]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--leave-out", nargs="+", default=["family", "hand", "shape"])
+    parser.add_argument("--baselines", help="comma-separated (default: all)")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1)
+    arguments = parser.parse_args()
+    report: dict[str, Any] = {"claim": "forecasts", "environment": environment(arguments.seeds), "raw": {}}
+    report["summary"] = {}
+    for what in arguments.leave_out:
+        found = left_out(what, arguments.seeds, arguments.jobs, arguments.baselines)
+        report["raw"][what] = found
+        methods = found["evaluation"]["methods"]
+        shown: dict[str, Any] = {}
+        for name in methods:
+            figures = methods[name]["figures"]
+            shown[name] = {
+                title: [figures[key][k] for k in ("value", "low", "high")]
+                for title, key in ASKED
+                if key in figures
+            }
+        report["summary"][what] = shown
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        for title, key in ASKED:
+            cells = [
+                f"{name} {methods[name]['figures'].get(key, {}).get('value')}"
+                for name in ("learned", "analytic", "random")
+                if name in methods
+            ]
+            say(f"{what}: {title}: {', '.join(cells)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Which surrogate answers which question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from forecast_autotune.records import Device, Problem
+from forecast_autotune.surrogates.base import Query, Relative
+from forecast_autotune.surrogates.default import Default, default, same_sizes
+from forecast_autotune.table import Table
+from forecast_autotune.testing import SurrogateContract, example_table, query_of
+
+
+class TestDefault(SurrogateContract):
+    def make(self) -> Default:
+        return default()
+
+
+def relative(table: Table, *, device: str = "another GPU", share: float = 1.0, size: int = 0) -> Relative:
+    p = table.problem
+    arguments = p.arguments
+    if size:
+        arguments = tuple(replace(a, value=size) if isinstance(a.value, int) else a for a in arguments)
+    where = replace(p.device, name=device) if device else p.device
+    other = Problem.of(p.kernel, arguments, where, key=p.key, toolchain=p.toolchain)
+    rows = table.measurements[: round(share * len(table.measurements))]
+    return Relative(other, tuple(replace(m, problem=other.id) for m in rows))
+
+
+@pytest.fixture
+def table() -> Table:
+    return example_table()
+
+
+def answered(query: Query) -> str:
+    return "pooled" if "relatives pooled" in default().forecast(query).reason else "single"
+
+
+def test_dense_tables_of_the_same_sizes_on_other_devices_are_pooled(table: Table) -> None:
+    query = replace(query_of(table), ttir={"BLOCK=16": "some IR"})
+    assert answered(query) == "single"
+    assert answered(replace(query, relatives=[relative(table)])) == "pooled"
+    assert answered(replace(query, relatives=[relative(table, share=0.3)])) == "single"
+    assert answered(replace(query, relatives=[relative(table, size=77)])) == "single"
+    assert answered(replace(query, relatives=[relative(table, device="", size=77)])) == "single"
+
+
+def test_without_ir_any_dense_table_is(table: Table) -> None:
+    query = replace(query_of(table), ttir={})
+    assert answered(query) == "single"
+    assert answered(replace(query, relatives=[relative(table, device="", size=77)])) == "pooled"
+
+
+def test_only_what_may_be_pooled_is(table: Table) -> None:
+    mixed = [relative(table), relative(table, device="", size=77), relative(table, share=0.3)]
+    query = replace(query_of(table), relatives=mixed, ttir={"BLOCK=16": "some IR"})
+    alone = replace(query, relatives=mixed[:1])
+    assert "1 relatives pooled" in default().forecast(query).reason
+    assert (default().forecast(query).mean == default().forecast(alone).mean).all()
+
+
+def test_the_version_names_both_parts() -> None:
+    both = default()
+    for part in (both.single, both.pooled):
+        assert f"{part.name}-{part.version}" in both.version
+
+
+def test_same_sizes_ignores_the_device_alone(table: Table) -> None:
+    p = table.problem
+    assert same_sizes(p, replace(p, id="x", device=Device("another")))
+    assert not same_sizes(p, replace(p, key=(*p.key, "1")))
+    assert not same_sizes(p, relative(table, size=77).problem)
+    dtype = (replace(p.arguments[0], dtype="float64"), *p.arguments[1:])
+    assert not same_sizes(p, replace(p, arguments=dtype))
