@@ -8,12 +8,16 @@ devices, so whether the formula would add anything to them is not known, and the
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Problem
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Forecasts, Query, Relative, Surrogate
-from forecast_autotune.surrogates.learned import Learned, shipped_model
+from forecast_autotune.surrogates.learned import Learned, Model, shipped_model
 from forecast_autotune.surrogates.pooled import Pooled
 
 
@@ -35,8 +39,17 @@ class Default:
         return self.pooled.forecast(narrow) if self.pooled.knows(narrow) else self.single.forecast(query)
 
 
-def default() -> Default:
-    """The surrogate that ships with this release."""
+@lru_cache(maxsize=8)
+def default(model: Path | None = None) -> Default:
+    """The surrogate that ships with this release, or with another model of `train surrogate`.
+
+    A model that cannot be used costs a warning, not the decision: the shipped one takes its place.
+    """
+    if model is not None:
+        try:
+            return Default(Learned(Model.load(model)))
+        except RecordError as error:
+            warnings.warn(f"FORECAST_AUTOTUNE_MODEL: {error}: using the shipped model", stacklevel=2)
     return Default()
 
 

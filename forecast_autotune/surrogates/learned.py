@@ -9,12 +9,14 @@ every kernel (`features.vector`), and a second one its probability of failing. T
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +100,7 @@ class Model:
                     float(head["weight"]),
                     head["about"],
                 )
-        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise RecordError(
                 f"{path}: no model of this release ({error}); fit one with "
                 "`forecast-autotune train surrogate`"

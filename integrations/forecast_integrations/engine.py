@@ -78,8 +78,8 @@ class Options:
 
 
 def default_surrogate() -> Surrogate:
-    """The surrogate that ships with this release."""
-    return default()
+    """The surrogate that ships with this release, or the user's own model in its place."""
+    return default(Settings.from_environment().model)
 
 
 @dataclass

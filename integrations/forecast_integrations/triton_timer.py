@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from forecast_autotune.errors import DeviceLost
+from forecast_autotune.features.compiled import ptx_facts
 from forecast_autotune.measuring import Spent
 from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.results import Measurement
@@ -47,6 +48,7 @@ class TritonMeasurer:
         """
         self.workers = workers
         self._call, self._problem, self._timeout_s = call, problem, timeout_s
+        self._patient = patient
         self._guard, self._say = guard, say
         self._timer: Bench | Events = Bench(call) if bench else Events(call)
         self._begin = time.perf_counter()
@@ -147,7 +149,7 @@ class TritonMeasurer:
             kernel = None if self._pool is None else self._call.compile(candidate)
             with self._guard(candidate):
                 self._timer.first(candidate, self._timeout_s)
-            facts = _facts(kernel)
+            facts = _facts(kernel, self._patient)
             times = self._timer.race(candidate, self._best_ms)
         except Exception as error:
             return self._failed(candidate, error, seconds, facts)
@@ -229,12 +231,18 @@ def quantiles(times: list[float]) -> tuple[float, float, float]:
     return max(at(0.2), 1e-9), max(at(0.5), 1e-9), max(at(0.8), 1e-9)
 
 
-def _facts(kernel: Any) -> dict[str, Any]:
-    """What the compiler made of it: shared memory in bytes, registers per thread, spilled bytes."""
+def _facts(kernel: Any, deep: bool) -> dict[str, Any]:
+    """What the compiler made of it: shared memory in bytes, registers per thread, spilled bytes.
+
+    `deep`, for harvests: static counts of the PTX as well, some milliseconds each.
+    """
     metadata = getattr(kernel, "metadata", None)
     found = {
         "shared": getattr(metadata, "shared", None),
         "registers": getattr(kernel, "n_regs", None),
         "spills": getattr(kernel, "n_spills", None),
     }
-    return {name: int(value) for name, value in found.items() if value is not None}
+    known: dict[str, Any] = {name: int(value) for name, value in found.items() if value is not None}
+    if deep and "ptx" in getattr(kernel, "asm", {}):
+        known["ptx"] = ptx_facts(kernel.asm["ptx"])
+    return known

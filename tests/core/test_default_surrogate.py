@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from forecast_autotune.records import Device, Problem
 from forecast_autotune.surrogates.base import Query, Relative
 from forecast_autotune.surrogates.default import Default, default, same_sizes
+from forecast_autotune.surrogates.learned import shipped_model
 from forecast_autotune.table import Table
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 
@@ -74,3 +76,23 @@ def test_same_sizes_ignores_the_device_alone(table: Table) -> None:
     assert not same_sizes(p, relative(table, size=77).problem)
     dtype = (replace(p.arguments[0], dtype="float64"), *p.arguments[1:])
     assert not same_sizes(p, replace(p, arguments=dtype))
+
+
+def test_a_model_of_ones_own_takes_the_shipped_ones_place(tmp_path: Path) -> None:
+    shipped = shipped_model()
+    assert shipped is not None
+    path = tmp_path / "mine.npz"
+    replace(shipped, weight=0.0).save(path)
+    query = query_of(example_table())
+    mine, theirs = default(path), default()
+    assert mine.single.model.weight == 0.0  # type: ignore[attr-defined]
+    assert list(mine.forecast(query).candidates) == list(theirs.forecast(query).candidates)
+
+
+@pytest.mark.parametrize("text", [b"", b"PK\x03\x04 cut off", b"\x93NUMPY pickled?"])
+def test_a_model_that_cannot_be_read_costs_a_warning_and_nothing_else(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "broken.npz"
+    path.write_bytes(text)
+    with pytest.warns(UserWarning, match="using the shipped model"):
+        found = default(path)
+    assert found.version == default().version

@@ -1,0 +1,140 @@
+"""Fitting the learned surrogate: what goes in, what comes out, and that the file holds all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.replay import load, shipped
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.base import Query
+from forecast_autotune.surrogates.forest import Forest
+from forecast_autotune.surrogates.learned import Learned, Model
+from forecast_autotune.table import Table
+from forecast_autotune.testing import SurrogateContract, example_table
+from forecast_train.surrogate import fit, fit_model
+from forecast_train.surrogate.errors import FitError
+from forecast_train.surrogate.fit import Recipe
+from forecast_train.surrogate.hyper import fit_hyper
+
+SMALL = Recipe(trees=12, leaf=8, jobs=1)
+
+
+@pytest.fixture(scope="module")
+def tables() -> list[Table]:
+    return load(shipped())[::3]
+
+
+@pytest.fixture(scope="module")
+def model(tables: list[Table]) -> Model:
+    return fit_model(tables, recipe=SMALL)
+
+
+def asked(table: Table) -> Query:
+    rows = table.by_candidate()
+    grids = {c: m.grid for c, m in rows.items() if m.grid is not None}
+    return Query(table.problem, list(rows), grids, (), (), table.problem.ttir)
+
+
+class TestLearned(SurrogateContract):
+    def make(self) -> Learned:
+        return fit(load(shipped())[:4], recipe=SMALL)
+
+
+def test_the_residual_brings_forecasts_nearer_to_what_it_was_fitted_to(
+    tables: list[Table], model: Model
+) -> None:
+    def error(surrogate: Analytic, table: Table) -> float:
+        mean = surrogate.forecast(asked(table)).mean
+        times = np.array([np.log2(m.ms) if m.ok else np.nan for m in table.by_candidate().values()])
+        fast = times < np.nanmin(times) + 1.0
+        gap = (mean - times)[fast]
+        return float(np.std(gap))
+
+    learned = Learned(model)
+    better = [error(learned, t) < error(Analytic(), t) for t in tables]
+    assert np.mean(better) > 0.8
+
+
+def test_a_file_holds_the_whole_model(tmp_path: Path, tables: list[Table], model: Model) -> None:
+    path = tmp_path / "model.npz"
+    model.save(path)
+    again = Model.load(path)
+    assert (again.names, again.hyper, again.weight) == (model.names, model.hyper, model.weight)
+    query = asked(tables[0])
+    one, two = Learned(model).forecast(query), Learned(again).forecast(query)
+    np.testing.assert_array_equal(one.mean, two.mean)
+    np.testing.assert_array_equal(one.p_fail, two.p_fail)
+    assert list(tmp_path.iterdir()) == [path], "no half-written file is left"
+
+
+def test_the_same_seed_gives_the_same_forest(tables: list[Table], model: Model) -> None:
+    again = fit_model(tables, recipe=SMALL)
+    np.testing.assert_array_equal(again.residual.threshold, model.residual.threshold)
+    other = fit_model(tables, recipe=SMALL, seed=1)
+    assert not np.array_equal(other.residual.feature, model.residual.feature)
+
+
+def test_a_model_of_other_features_is_refused(tmp_path: Path, model: Model) -> None:
+    path = tmp_path / "model.npz"
+    model.save(path)
+    with np.load(path) as arrays:
+        held = dict(arrays)
+    held["head"] = np.array(str(held["head"]).replace("vector-", "vektor-"))
+    np.savez_compressed(path, **held)
+    with pytest.raises(RecordError, match="fitted to features 'vektor-"):
+        Model.load(path)
+
+
+def test_tables_without_ir_cannot_be_fitted_and_say_what_to_do() -> None:
+    table = example_table()
+    bare = Table(replace(table.problem, ttir={}), table.measurements)
+    with pytest.raises(FitError, match="none of 1 tables has TTIR"):
+        fit_model([bare])
+
+
+def test_without_ir_the_learned_surrogate_answers_as_the_formula_does(model: Model) -> None:
+    table = load(shipped())[0]
+    query = replace(asked(table), ttir={}, problem=replace(table.problem, ttir={}))
+    learned, plain = Learned(model).forecast(query), Analytic().forecast(query)
+    np.testing.assert_array_equal(learned.mean, plain.mean)
+    np.testing.assert_array_equal(learned.sd, plain.sd)
+
+
+def test_leaves_are_reached_as_a_tree_says() -> None:
+    forest = Forest(
+        feature=np.array([0, -1, 1, -1, -1], dtype=np.int16),
+        threshold=np.array([0.5, 0, 2.0, 0, 0], dtype=np.float32),
+        left=np.array([1, 0, 3, 0, 0], dtype=np.int32),
+        right=np.array([2, 0, 4, 0, 0], dtype=np.int32),
+        value=np.array([0, 10, 0, 20, 30], dtype=np.float32),
+        roots=np.array([0], dtype=np.int32),
+    )
+    rows = np.array([[0.5, 9.0], [0.6, 2.0], [0.6, 2.1]])
+    assert forest(rows)[:, 0].tolist() == [10, 20, 30]
+    assert forest.leaves(rows)[:, 0].tolist() == [1, 3, 4]
+
+
+def test_a_forest_whose_walk_would_not_end_is_refused() -> None:
+    with pytest.raises(RecordError, match="children after their parents"):
+        Forest(
+            feature=np.array([0, -1], dtype=np.int16),
+            threshold=np.zeros(2, dtype=np.float32),
+            left=np.array([0, 0], dtype=np.int32),
+            right=np.array([1, 0], dtype=np.int32),
+            value=np.zeros(2, dtype=np.float32),
+            roots=np.array([0], dtype=np.int32),
+        )
+
+
+def test_fitted_hyperparameters_make_the_tables_likelier(tables: list[Table], model: Model) -> None:
+    surrogate = Learned(model)
+    some = tables[:4]
+    _, before = fit_hyper(some, lambda t: surrogate, rounds=0, rows=24)
+    hyper, after = fit_hyper(some, lambda t: surrogate, rounds=3, rows=24)
+    assert after > before
+    assert hyper != surrogate.hyper
