@@ -65,6 +65,7 @@ def build() -> argparse.ArgumentParser:
     _train(commands)
     _stored(commands)
     _exchange(commands)
+    _harness(commands)
     doctor = _command(commands, "doctor", "doctor", "doctor", "check this installation, and say what to do")
     _store_option(doctor)
     demo = _command(
@@ -139,7 +140,7 @@ def _replay(commands: Any) -> None:
     replay.add_argument("--seed", type=int, help="seed of random policies")
     replay.add_argument(
         "--prior",
-        choices=("none", "tuned", "shapes"),
+        choices=("none", "tuned", "shapes", "devices"),
         default="none",
         help="known beforehand: nothing, or the kernel's other problems in the same tables",
     )
@@ -256,3 +257,30 @@ def _exchange(commands: Any) -> None:
     clear = _command(commands, "clear", "exchange", "clear", "remove measurements and decisions")
     _filters(clear)
     clear.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _harness(commands: Any) -> None:
+    verify = _command(
+        commands, "verify", "harness", "verify", "judge whether a kernel computes what its problem pack asks"
+    )
+    verify.add_argument("pack", metavar="PACK", help="a shipped pack, a pack's folder or a KernelBench file")
+    verify.add_argument(
+        "solution", nargs="?", metavar="SOLUTION", help="a file or a solution of the pack; none: the pack"
+    )
+    _judged(verify)
+    bench = _command(
+        commands, "bench", "harness", "bench", "time verified kernels against each other, in pairs"
+    )
+    bench.add_argument("pack", metavar="PACK", help="a shipped pack, a pack's folder or a KernelBench file")
+    bench.add_argument("solutions", nargs="+", metavar="SOLUTION", help="files, or solutions of the pack")
+    bench.add_argument("--against", metavar="REF", help="what has to be beaten (default: the first SOLUTION)")
+    bench.add_argument("--seconds", type=float, default=60.0, help="most launch seconds of one contest")
+    _judged(bench)
+
+
+def _judged(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="N", help="a device's number, or cpu (default: 0, if any)")
+    parser.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
+    parser.add_argument("--cases", type=int, default=18, metavar="N", help="launches with varied inputs")
+    parser.add_argument("--language", choices=("torch", "triton", "cuda"), help="default: by the file's text")
+    parser.add_argument("--trace", metavar="FILE", help="append verdicts and times to this .jsonl file")
