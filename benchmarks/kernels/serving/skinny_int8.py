@@ -64,7 +64,7 @@ def srv_skinny_int8(
             other=0,
             eviction_policy="evict_last",
         )
-        acc = tl.dot(w, x, acc)
+        acc = tl.dot(w, x, acc, out_dtype=tl.int32)
     x_scale = tl.load(x_scale_ptr + offs_m, mask=mask_m, other=0.0)
     w_scale = tl.load(w_scale_ptr + offs_n, mask=mask_n, other=0.0)
     y = acc.to(tl.float32) * w_scale[:, None] * x_scale[None, :]
