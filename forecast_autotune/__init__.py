@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on first use
     from forecast_autotune.space import Space
+    from forecast_integrations.inductor.api import autoload_generated as autoload_generated
+    from forecast_integrations.inductor.api import autoload_torch_compile as autoload_torch_compile
+    from forecast_integrations.inductor.api import disable_torch_compile, enable_torch_compile
     from forecast_integrations.patch import patch_triton, unpatch_triton
     from forecast_integrations.triton import ForecastAutotuner, autotune, forecast_autotune
 
@@ -16,6 +19,8 @@ __all__ = [
     "ForecastAutotuner",
     "Space",
     "autotune",
+    "disable_torch_compile",
+    "enable_torch_compile",
     "forecast_autotune",
     "patch_triton",
     "unpatch_triton",
@@ -26,6 +31,10 @@ _HOMES = {
     "ForecastAutotuner": "forecast_integrations.triton",
     "autotune": "forecast_integrations.triton",
     "forecast_autotune": "forecast_integrations.triton",
+    "autoload_generated": "forecast_integrations.inductor.api",
+    "autoload_torch_compile": "forecast_integrations.inductor.api",
+    "disable_torch_compile": "forecast_integrations.inductor.api",
+    "enable_torch_compile": "forecast_integrations.inductor.api",
     "patch_triton": "forecast_integrations.patch",
     "unpatch_triton": "forecast_integrations.patch",
 }

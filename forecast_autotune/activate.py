@@ -1,12 +1,14 @@
-"""Serve every `triton.autotune` of this process as soon as there is one: FORECAST_AUTOTUNE=1.
+"""Serve `triton.autotune` and torch.compile of this process as soon as they are there: FORECAST_AUTOTUNE=1.
 
-Nothing is loaded early. Triton reads its own variables when it is imported, and a program may set
-them, or CUDA_VISIBLE_DEVICES, first: so the patch waits until the program itself imports Triton.
+Nothing is loaded early. Triton and torch read their own variables when they are imported, and a program
+may set them, or CUDA_VISIBLE_DEVICES, first: so we wait until the program itself imports Triton, or
+compiles something with Inductor.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 import warnings
@@ -15,72 +17,126 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from forecast_autotune.errors import SettingsError
-from forecast_autotune.settings import Settings
-
-_PACKAGE = "triton"
-_HOME = "triton.runtime.autotuner"
+_TRITON = ("triton", "triton.runtime.autotuner")
+"""What is waited for, and what has to be there then: the patch needs modules that the package imports."""
+_INDUCTOR = "torch._inductor.compile_fx"
+"""The way into Inductor, imported by the first compilation; behind it, all that is hooked can be imported."""
+_GENERATED = "torch._inductor.runtime.triton_heuristics"
+"""All that a compile worker has of Inductor."""
 
 
 def install(then: Callable[[], None] | None = None) -> bool:
-    """Patch Triton now if it is loaded, else right after its import; `then` is called after the patch.
+    """Patch Triton and Inductor now if they are loaded, else right after their import.
 
-    Does nothing, and returns False, unless FORECAST_AUTOTUNE is set to 1. Calling it again changes
-    nothing but adds the new `then`. A variable that breaks its rule is a warning here, not an error:
-    this runs while Python starts and while we are imported, and `doctor` must be able to say it, too.
+    `then` is called after the patch of Triton. Does nothing, and returns False, unless FORECAST_AUTOTUNE
+    is set to 1. Calling it again changes nothing but adds the new `then`. A variable that breaks its rule
+    is a warning here, not an error: this runs while Python starts and while we are imported, and `doctor`
+    must be able to say it, too.
     """
+    from forecast_autotune.errors import SettingsError
+    from forecast_autotune.settings import Settings
+
     try:
-        if not Settings.from_environment().enabled:
-            return False
+        settings = Settings.from_environment()
     except SettingsError as error:
-        warnings.warn(f"triton.autotune is not served: {error}", RuntimeWarning, stacklevel=2)
+        _warn(f"neither triton.autotune nor torch.compile is served: {error}")
         return False
-    if _HOME in sys.modules:
-        _patch([then] if then else [])
-        return True
-    waiting = next((f for f in sys.meta_path if isinstance(f, _Hook)), None)
-    if waiting is None:
-        waiting = _Hook()
-        sys.meta_path.insert(0, waiting)
-    if then is not None:
-        waiting.then.append(then)
+    if not settings.enabled:
+        return False
+    _await(*_TRITON, _serve_triton, then)
+    _await(_INDUCTOR, _INDUCTOR, _serve_inductor)
+    if settings.inductor_pointwise:
+        _await(_GENERATED, _GENERATED, _serve_generated)
     return True
 
 
-def _patch(then: Sequence[Callable[[], None]]) -> None:
-    try:
-        from forecast_autotune import patch_triton
+def autoload() -> None:
+    """What torch calls at the end of its own import (entry point `torch.backends`).
 
-        patch_triton()
+    Does what `install` does and never raises: an exception in here would break `import torch`.
+    """
+    if os.environ.get("FORECAST_AUTOTUNE", "") in ("", "0"):
+        return  # reading the settings costs some milliseconds, of every `import torch`
+    try:
+        install()
     except Exception as error:
-        # Whoever only set a variable must not lose the program over it: Triton tunes by itself.
-        warnings.warn(
-            f"FORECAST_AUTOTUNE=1 could not serve triton.autotune ({error!r}): Triton tunes as usual; "
-            "`forecast-autotune doctor` says what is wrong",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn(f"FORECAST_AUTOTUNE=1 has no effect: {error!r}")
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:
+        # Where warnings are errors (`-W error`), this one would take the program's import down.
+        print(text, file=sys.stderr)
+
+
+def _await(
+    package: str, home: str, serve: Callable[[], None], then: Callable[[], None] | None = None
+) -> None:
+    """Call `serve`, and then `then`, as soon as `package` is imported and has brought `home` along."""
+    if home in sys.modules:
+        _Hook(package, home, serve, then).call()
         return
-    for call in then:
-        call()
+    waiting = next((f for f in sys.meta_path if isinstance(f, _Hook) and f.package == package), None)
+    if waiting is None:
+        sys.meta_path.insert(0, _Hook(package, home, serve, then))
+    elif then is not None:
+        waiting.then.append(then)
+
+
+def _serve_triton() -> None:
+    from forecast_autotune import patch_triton
+
+    patch_triton()
+
+
+def _serve_inductor() -> None:
+    from forecast_autotune import autoload_torch_compile
+
+    autoload_torch_compile()
+
+
+def _serve_generated() -> None:
+    from forecast_autotune import autoload_generated
+
+    autoload_generated()
 
 
 class _Hook(MetaPathFinder):
-    """Finds nothing itself: it sees the import of Triton coming and adds a step to its end.
+    """Finds nothing itself: it sees the import of a package coming and adds a step to its end.
 
-    The step follows the whole package, not only `triton.runtime.autotuner`: in the middle of its own
+    The step follows the whole package, not only the module that is patched: in the middle of its own
     import, the modules that the patch needs are not all there.
     """
 
-    def __init__(self) -> None:
-        self.then: list[Callable[[], None]] = []
+    def __init__(
+        self, package: str, home: str, serve: Callable[[], None], then: Callable[[], None] | None = None
+    ) -> None:
+        self.package = package
+        self.then = [then] if then is not None else []
+        self._home, self._serve = home, serve
         self._asking = threading.local()
+
+    def call(self) -> None:
+        """Patch, then tell those who wait for it."""
+        try:
+            self._serve()
+        except Exception as error:
+            # Whoever only set a variable must not lose the program over it: the host tunes by itself.
+            _warn(
+                f"FORECAST_AUTOTUNE=1 could not serve {self.package} ({error!r}): it tunes as usual; "
+                "`forecast-autotune doctor` says what is wrong"
+            )
+            return
+        for call in self.then:
+            call()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The other finders' spec of Triton, its loader extended; None for every other module."""
-        if fullname != _PACKAGE or getattr(self._asking, "on", False):
+        """The other finders' spec of the package, its loader extended; None for every other module."""
+        if fullname != self.package or getattr(self._asking, "on", False):
             return None
         self._asking.on = True
         try:
@@ -98,8 +154,8 @@ class _Hook(MetaPathFinder):
             load(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-            if _HOME in sys.modules:
-                _patch(self.then)
+            if self._home in sys.modules:
+                self.call()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -166,8 +166,7 @@ class RiskBounded:
             wanted = max(self.least, self.of(self.first, state))
             reason = "first look: the best forecasts, without near-copies"
         else:
-            # A long list has room for rounds that keep the cores busy; each round costs a compilation's wait.
-            wanted = max(1, self.of(self.first / 2, state), min(state.workers, self.cap(state) // 4))
+            wanted = max(1, self.of(self.first / 2, state))
             reason = f"{risk:.0%} risk that a better one is untried"
         wanted = min(wanted, room)
         names = state.forecasts.candidates

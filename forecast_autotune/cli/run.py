@@ -81,9 +81,9 @@ class Tally:
 
 def run(options: argparse.Namespace, output: Output) -> int:
     """Run the program; returns its exit status, or lets its SystemExit through."""
-    if importlib.util.find_spec("triton") is None:
+    if all(importlib.util.find_spec(name) is None for name in ("triton", "torch")):
         raise Failure(
-            "triton is not installed in this environment, so there is nothing to serve: "
+            "neither triton nor torch is installed in this environment, so there is nothing to serve: "
             "pip install 'forecast-autotune[triton]'"
         )
     _set_environment(options)
@@ -94,6 +94,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     # At exit, and not behind the program's last line: its threads and exit handlers may tune, too.
     atexit.register(_report, tally, stdout, os.getpid())
     activate.install(lambda: _listen(tally))
+    _listen_to_compilations(tally)
     prepare()
     return _as_python_would(execute)
 
@@ -113,6 +114,13 @@ def _set_environment(options: argparse.Namespace) -> None:
 
 def _listen(tally: Tally) -> None:
     from forecast_integrations.engine import LISTENERS
+
+    LISTENERS.append(tally.hear)
+
+
+def _listen_to_compilations(tally: Tally) -> None:
+    # Loads neither torch nor triton, so there is nothing to wait for.
+    from forecast_integrations.inductor.tally import LISTENERS
 
     LISTENERS.append(tally.hear)
 

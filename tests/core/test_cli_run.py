@@ -157,10 +157,10 @@ def test_a_missing_script_or_module_is_said_plainly(tmp_path: Path, capsys: Capt
     )
 
 
-def test_without_triton_there_is_nothing_to_run(tmp_path: Path) -> None:
+def test_without_triton_and_torch_there_is_nothing_to_run(tmp_path: Path) -> None:
     code = (
         "import importlib.util as u, sys; find = u.find_spec;"
-        "u.find_spec = lambda name, *a: None if name == 'triton' else find(name, *a);"
+        "u.find_spec = lambda name, *a: None if name in ('triton', 'torch') else find(name, *a);"
         "from forecast_autotune.cli import main; sys.exit(main(['run', 'x.py']))"
     )
     done = python("-c", code)
@@ -214,7 +214,7 @@ import sys
 before = [name for name in ("triton", "numpy", "torch") if name in sys.modules]
 import triton, inspect
 from triton.runtime.autotuner import Autotuner
-hooks = [f for f in sys.meta_path if type(f).__module__ == "forecast_autotune.activate"]
+hooks = [f for f in sys.meta_path if getattr(f, "package", "") == "triton"]
 served = getattr(Autotuner.run, "forecast_autotune", False)
 print(before, served, len(hooks), len(inspect.getsource(triton)) > 0)
 """

@@ -1,0 +1,225 @@
+"""Time Inductor's choices for the ops of real models, through Inductor itself, into our tables.
+
+    python benchmarks/inductor_harvest.py --out DIR [--exhaustive] [--split fit] [--only llama] [--seconds N]
+
+Every problem of `inductor_problems` is compiled with max-autotune and fresh caches while we listen, so each
+choice that Inductor compiles and times becomes a row. A child does the work: a choice that takes the
+device's context down costs its problem, not the run. Problems that are done are left out the next time.
+EXHAUSTIVE has about 1,900 choices per GEMM: minutes each, so give it `--only` and `--seconds`. On Python
+3.11.0 to 3.11.8 Inductor compiles choices one by one, which takes several times as long. `--null` makes a
+dry run on a CPU with tiny sizes and Inductor's C++ templates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks.common import say
+from benchmarks.inductor_problems import FIT, HELD_OUT, Problem, problems
+from forecast_autotune.store import Store
+from forecast_autotune.table import Table, read_lines, write_tables
+
+BEGUN, DONE = "begun", "done"
+
+
+def options(exhaustive: bool, device: str) -> dict[str, Any]:
+    """Inductor's settings: all choices, timed in this process, each op by itself and at once."""
+    chosen: dict[str, Any] = {
+        "max_autotune": True,
+        "max_autotune_gemm_backends": "ATEN,TRITON" if device == "cuda" else "ATEN,CPP",
+        "autotune_in_subproc": False,
+        # With it, GEMMs are timed later, in the scheduler, and without those that lose to ATen.
+        "benchmark_epilogue_fusion": False,
+        "coordinate_descent_tuning": False,
+        "triton.cudagraphs": False,
+    }
+    if device == "cuda":
+        chosen |= {"max_autotune_conv_backends": "ATEN,TRITON", "triton.enable_persistent_tma_matmul": True}
+    if exhaustive:
+        chosen |= {
+            "max_autotune_gemm_search_space": "EXHAUSTIVE",
+            "max_autotune_flex_search_space": "EXHAUSTIVE",
+        }
+    return chosen
+
+
+def measured(store: Store) -> dict[str, int]:
+    """Rows by problem id."""
+    return {table.problem.id: len(table.measurements) for table in store.tables()}
+
+
+def harvest(problem: Problem, store: Store, chosen: dict[str, Any], device: str) -> dict[str, Any]:
+    """Compile one problem with fresh caches; what was stored of it."""
+    from torch._inductor.utils import fresh_cache
+
+    before = measured(store)
+    begin = time.perf_counter()
+    torch._dynamo.reset()
+    module, inputs = problem.make(device)
+    with torch.no_grad(), fresh_cache():
+        torch.compile(module, options=chosen)(*inputs)
+    after = measured(store)
+    fresh = {
+        name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)
+    }
+    return {"name": problem.name, "seconds": time.perf_counter() - begin, "rows": fresh}
+
+
+def lane(out: Path, names: Sequence[str], exhaustive: bool, null: bool) -> int:
+    """Harvest these problems one after another; one line of JSON when each begins and ends."""
+    from forecast_integrations.inductor.api import enable_torch_compile
+
+    device = "cpu" if null else "cuda"
+    if null:
+        torch._inductor.config.freezing = True  # C++ templates want constant weights
+    store = Store(out / "store")
+    wanted = {p.name: p for p in problems()}
+    with enable_torch_compile(mode="listen", store=store):
+        for name in names:
+            problem = wanted[name].tiny() if null else wanted[name]
+            print(json.dumps({"event": BEGUN, "name": name}), flush=True)
+            try:
+                found = harvest(problem, store, options(exhaustive, device), device)
+            except Exception as error:  # this problem's, not the run's
+                found = {"rows": {}, "seconds": 0.0, "error": f"{type(error).__name__}: {error}"[:500]}
+            print(json.dumps({"event": DONE, **found, "name": name}), flush=True)
+            if device == "cuda":
+                torch.cuda.empty_cache()
+    return 0
+
+
+class Harvest:
+    """The parent: keeps a child going, and notes what is done."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.out: Path = arguments.out
+        self.log = self.out / ("done-exhaustive.jsonl" if arguments.exhaustive else "done.jsonl")
+        self.until = time.monotonic() + arguments.seconds
+
+    def known(self) -> dict[str, dict[str, Any]]:
+        """What earlier runs noted, by the problem's name."""
+        if not self.log.is_file():
+            return {}
+        return {line["name"]: line for _, line in read_lines(self.log)}
+
+    def pending(self) -> list[str]:
+        """Problems still to do: the fitted and the held-out ones in turns, so that a cut run has both."""
+        prefixes = [part for part in self.arguments.only.split(",") if part]
+        sides = [
+            [p.name for p in problems(side) if not prefixes or p.name.startswith(tuple(prefixes))]
+            for side in (FIT, HELD_OUT)
+            if self.arguments.split in (None, side)
+        ]
+        done = self.known()
+        longest = max(map(len, sides), default=0)
+        return [side[i] for i in range(longest) for side in sides if i < len(side) and side[i] not in done]
+
+    def run(self) -> int:
+        """Until nothing is pending or the time is up; then write the tables."""
+        while (names := self.pending()) and time.monotonic() < self.until:
+            self.child(names)
+        self.write()
+        return 0
+
+    def child(self, names: Sequence[str]) -> None:
+        """Let one child work until it ends, dies, or takes too long over a problem."""
+        how = ["--exhaustive"] * self.arguments.exhaustive + ["--null"] * self.arguments.null
+        command = [sys.executable, __file__, "--out", str(self.out), *how, "--lane", *names]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            current = self.follow(process)
+            if process.poll() is None:
+                process.kill()
+        if current is not None:
+            self.note({"name": current, "rows": {}, "error": f"the child ended with {process.returncode}"})
+        elif process.returncode:
+            raise SystemExit(f"the child failed before its first problem, with {process.returncode}")
+
+    def follow(self, process: subprocess.Popen[str]) -> str | None:
+        """Note what the child says; the name of the problem it left unfinished."""
+        current: str | None = None
+        alarm = threading.Timer(0, process.kill)
+        assert process.stdout is not None
+        for text in process.stdout:
+            if not text.startswith('{"event"'):  # Inductor prints objects of its own
+                continue
+            line = json.loads(text)
+            alarm.cancel()
+            if line.pop("event") == BEGUN:
+                current = line["name"]
+                alarm = threading.Timer(self.arguments.patience, process.kill)
+                alarm.start()
+                continue
+            current = None
+            self.note(line)
+            if time.monotonic() > self.until:
+                return None
+        alarm.cancel()
+        process.wait()
+        return current
+
+    def note(self, line: dict[str, Any]) -> None:
+        with self.log.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+        rows = sum(line["rows"].values())
+        say(f"{line['name']}: {rows} rows" + (f" ({line['error']})" if "error" in line else ""))
+
+    def write(self) -> None:
+        """One file per split; each problem says where it comes from."""
+        named = {name: line for log in sorted(self.out.glob("done*.jsonl")) for name, line in _lines(log)}
+        splits = {p.name: p.split for p in problems()}
+        origin = {id_: name for name, line in named.items() for id_ in line["rows"]}
+        tables: dict[str, list[Table]] = {FIT: [], HELD_OUT: []}
+        for table in Store(self.out / "store").tables():
+            name = origin.get(table.problem.id)
+            if name is None:
+                continue
+            extra = {**table.problem.extra, "label": name, "split": splits[name]}
+            tables[splits[name]].append(
+                Table(dataclasses.replace(table.problem, extra=extra), table.measurements)
+            )
+        for split, found in tables.items():
+            path = self.out / f"inductor-{split}.jsonl.gz"
+            say(f"{path}: {len(found)} problems, {write_tables(path, found)} rows")
+
+
+def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    return [(line["name"], line) for _, line in read_lines(path)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="", help="comma-separated prefixes of problem names")
+    parser.add_argument("--split", choices=(FIT, HELD_OUT), help="one side alone")
+    parser.add_argument("--exhaustive", action="store_true", help="Inductor's EXHAUSTIVE space")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no problem after this many seconds")
+    parser.add_argument("--patience", type=float, default=3600.0, help="seconds that one problem may take")
+    parser.add_argument("--null", action="store_true", help="dry run on a CPU, with tiny sizes")
+    parser.add_argument("--lane", nargs="*", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.lane is not None:
+        return lane(arguments.out, arguments.lane, arguments.exhaustive, arguments.null)
+    if not arguments.null and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --null makes a dry run")
+    return Harvest(arguments).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

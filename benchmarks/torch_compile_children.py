@@ -1,0 +1,133 @@
+"""What the torch.compile benchmarks share: children with fresh caches, their rows, Inductor's own clock."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import child_command, child_environment, in_turns, say
+
+Row = dict[str, Any]
+
+
+class Rows:
+    """What children have found, one line each, kept between runs; what failed is tried again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        found = [json.loads(line) for line in text.splitlines()]
+        self.rows: list[Row] = [row for row in found if "error" not in row]
+
+    def add(self, row: Row) -> None:
+        """Keep a row, and say it."""
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+        numbers = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items() if _short(v)}
+        say(json.dumps(numbers))
+
+    def pick(self, **wanted: Any) -> list[Row]:
+        """Rows with these values."""
+        return [row for row in self.rows if all(row.get(k) == v for k, v in wanted.items())]
+
+
+def _short(value: Any) -> bool:
+    return isinstance(value, int | float | str)
+
+
+def stream(command: Sequence[str], env: Mapping[str, str], patience_s: float) -> Iterator[Row]:
+    """The rows that a child prints; one that prints none for so long is ended, as when nobody listens."""
+    with subprocess.Popen(command, env=dict(env), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        alarm = threading.Timer(patience_s, process.kill)
+        alarm.start()
+        try:
+            for text in process.stdout:
+                if text.startswith('{"row"'):  # Inductor prints objects of its own
+                    alarm.cancel()
+                    alarm = threading.Timer(patience_s, process.kill)
+                    alarm.start()
+                    yield json.loads(text)
+            process.wait()
+        finally:
+            alarm.cancel()
+            if process.poll() is None:
+                process.kill()
+
+
+def run(rows: Rows, arguments: argparse.Namespace, role: str, given: Row, until: float) -> None:
+    """One child to its end, or to the end of the time."""
+    with tempfile.TemporaryDirectory(prefix="torch-compile-") as folder:
+        seed = {"FORECAST_AUTOTUNE_SEED": str(given.get("repeat", 0))}
+        cache = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        env = child_environment(Path(folder), **seed, **cache)
+        command = child_command(sys.argv[0], arguments, role, given)
+        for row in stream(command, env, arguments.patience):
+            rows.add(row)
+            if time.monotonic() > until:
+                return
+
+
+def told(row: Row) -> None:
+    """Print a row for the parent."""
+    print(json.dumps(row), flush=True)
+
+
+def device_of(arguments: argparse.Namespace) -> str:
+    """Where a child works; a dry run needs constant weights for C++ templates."""
+    if not arguments.null:
+        return "cuda"
+    torch._inductor.config.freezing = True
+    return "cpu"
+
+
+def synchronize(device: str) -> None:
+    """Wait for a GPU."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed_in_turns(calls: Sequence[Callable[[], object]], rounds: int, device: str) -> list[float]:
+    """Median milliseconds of every call, all of them once per round."""
+    for call in calls:
+        call()
+    if device == "cuda":
+        return [statistics.median(times) for times in in_turns(calls, rounds)]
+    found: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for call, times in zip(calls, found, strict=True):
+            begin = time.perf_counter()
+            call()
+            times.append(1e3 * (time.perf_counter() - begin))
+    return [statistics.median(times) for times in found]
+
+
+def spent(suffix: str, before: Mapping[str, float]) -> float:
+    """Seconds that Inductor has spent on what ends so, since `before` (a `clock()`)."""
+    return sum(s - before.get(name, 0.0) for name, s in clock().items() if name.endswith(suffix))
+
+
+def clock() -> dict[str, float]:
+    """Seconds by Inductor's own names, so far."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    return {name: sum(times) for name, times in compilation_time_metrics.items()}
+
+
+def geometric(values: Iterable[float]) -> float | None:
+    """The geometric mean; None of nothing."""
+    logs = [math.log(v) for v in values]
+    return math.exp(statistics.fmean(logs)) if logs else None

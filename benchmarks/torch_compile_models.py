@@ -1,0 +1,314 @@
+"""Whole models under torch.compile's max-autotune, with us and without: tuning time, and latency in turns.
+
+    python benchmarks/torch_compile_models.py --out FILE [--repeats 3] [--mode max-autotune-no-cudagraphs]
+
+A transformer block, a ConvNet and a model with flex attention, on Inductor's DEFAULT space. A model, arm
+and repeat is one fresh process with fresh caches and an empty store. Then one process per model and repeat
+takes the compiled graphs of both arms out of those caches and times the forward passes in turns. `--null`
+compiles small models on a CPU. Rows go to FILE.rows.jsonl; the same command goes on where it stopped.
+
+tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
+the whole first call. On Python 3.11.0 to 3.11.8 Inductor compiles choices one by one.
+"""
+
+# Modules are subclasses of Any here: torch is untyped to us.
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from benchmarks.common import Report, child_command, child_environment, parse, parser
+from benchmarks.torch_compile_children import (
+    Row,
+    Rows,
+    clock,
+    device_of,
+    geometric,
+    spent,
+    stream,
+    synchronize,
+    timed_in_turns,
+    told,
+)
+
+ARMS = ("plain", "ours")
+
+
+# --- models ---
+
+
+class Transformer(nn.Module):
+    """One pre-norm block with a gated MLP; sizes are of an 8B language model on a GPU."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        parts = self.qkv(self.first(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + self.out(self.attend(q, k, v).transpose(1, 2).reshape(batch, tokens, width))
+        h = self.second(x)
+        return x + self.down(functional.silu(self.gate(h)) * self.up(h))
+
+
+class Flex(Transformer):
+    """The same block with a sliding window, by flex attention."""
+
+    def __init__(self, width: int, heads: int, hidden: int, tokens: int, device: str) -> None:
+        super().__init__(width, heads, hidden)
+        window = tokens // 4
+        self.mask = create_block_mask(
+            lambda b, h, q, k: (q >= k) & (q - k < window), None, None, tokens, tokens, device=device
+        )
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        found = flex_attention(q, k, v, block_mask=self.mask)
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+
+class Residual(nn.Module):
+    """A bottleneck of a ResNet, without normalisation: it is folded into the weights for inference."""
+
+    def __init__(self, wide: int, narrow: int) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(wide, narrow, 1)
+        self.across = nn.Conv2d(narrow, narrow, 3, padding=1)
+        self.up = nn.Conv2d(narrow, wide, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = functional.relu(self.across(functional.relu(self.down(x))))
+        return functional.relu(x + self.up(h))
+
+
+def convnet(widths: tuple[int, ...]) -> nn.Module:
+    """Stages of two bottlenecks, halving the image between them, and a classifier."""
+    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 7, stride=2, padding=3), nn.ReLU()]
+    for before, width in zip((widths[0], *widths), widths, strict=False):
+        layers += [nn.Conv2d(before, width, 3, stride=2, padding=1), nn.ReLU()]
+        layers += [Residual(width, width // 4), Residual(width, width // 4)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 1000))
+
+
+def model_of(name: str, device: str) -> tuple[nn.Module, torch.Tensor]:
+    """A model in eval mode with random weights, and its input; small ones on a CPU."""
+    torch.manual_seed(0)
+    small = device == "cpu"
+    dtype = torch.float32 if small else torch.float16 if name == "convnet" else torch.bfloat16
+    if name == "convnet":
+        module = convnet((16, 32) if small else (256, 512, 1024, 2048))
+        image = torch.randn(*((2, 3, 32, 32) if small else (32, 3, 224, 224)))
+        module, x = (part.to(memory_format=torch.channels_last) for part in (module, image))
+    else:
+        width, heads, hidden, tokens = (64, 2, 128, 128) if small else (4096, 32, 14336, 4096)
+        flex = name == "flex"
+        module = Flex(width, heads, hidden, tokens, device) if flex else Transformer(width, heads, hidden)
+        x = torch.randn(1, tokens, width)
+    return module.to(device, dtype).eval(), x.to(device, dtype)
+
+
+MODELS = ("transformer", "convnet", "flex")
+
+
+# --- children ---
+
+
+def compile_options(mode: str, device: str) -> dict[str, Any]:
+    """What the mode stands for, as both arms get it."""
+    found = dict(torch._inductor.list_mode_options(mode))
+    return found | ({"max_autotune_gemm_backends": "ATEN,CPP"} if device == "cpu" else {})
+
+
+@contextlib.contextmanager
+def served(arm: str, folder: Path) -> Iterator[list[Any]]:
+    """Our service with the arm's own store, or nothing of ours; the decisions that are made."""
+    decisions: list[Any] = []
+    if arm == "plain":
+        yield decisions
+        return
+    from forecast_autotune import enable_torch_compile
+    from forecast_integrations.inductor.tally import LISTENERS
+
+    hear = lambda label, decision: decisions.append(decision)  # noqa: E731
+    LISTENERS.append(hear)
+    try:
+        with enable_torch_compile(store=folder / "store"):
+            yield decisions
+    finally:
+        LISTENERS.remove(hear)
+
+
+def first_call(name: str, arm: str, mode: str, folder: Path, device: str) -> tuple[Callable[[], Any], Row]:
+    """Compile and run once with the caches below `folder`; the call, and what it took."""
+    from torch._dynamo.utils import counters
+
+    module, x = model_of(name, device)
+    torch._dynamo.reset()
+    with torch.no_grad(), served(arm, folder) as decisions:
+        hits, before, begin = counters["inductor"]["fxgraph_cache_hit"], clock(), time.perf_counter()
+        compiled = torch.compile(module, options=compile_options(mode, device))
+        compiled(x)
+        synchronize(device)
+        seconds = time.perf_counter() - begin
+    inductor = spent("_template_precompiling", before) + spent("_template_autotuning", before)
+    forecast = sum(d.cost.forecast_s for d in decisions)
+    row = {"seconds": seconds, "tuning_s": inductor + forecast, "forecast_s": forecast}
+    row |= {"operations": len(decisions), "measured": sum(d.measured for d in decisions)}
+    row |= {"considered": sum(d.candidates for d in decisions)}
+    return partial(compiled, x), row | {"hits": counters["inductor"]["fxgraph_cache_hit"] - hits}
+
+
+def warm(mode: str, device: str) -> None:
+    """What either arm may have done before its clock starts: worker processes, libraries, one compilation."""
+    from torch._inductor.utils import fresh_cache
+
+    with torch.no_grad(), fresh_cache():
+        torch.compile(torch.nn.Linear(48, 40, device=device), options=compile_options(mode, device))(
+            torch.randn(32, 48, device=device)
+        )
+
+
+def compile_child(arguments: argparse.Namespace) -> None:
+    given, device = arguments.given, device_of(arguments)
+    warm(given["mode"], device)
+    _, row = first_call(given["model"], given["arm"], given["mode"], Path(given["folder"]), device)
+    told({"row": "compile", "model": given["model"], "arm": given["arm"], "repeat": given["repeat"], **row})
+
+
+def latency_child(arguments: argparse.Namespace) -> None:
+    """Both arms' graphs as they were compiled, in one process; the first one takes part twice."""
+    from torch._inductor.utils import clear_caches
+
+    given, device = arguments.given, device_of(arguments)
+    calls, hits, errors = [], {}, {}
+    module, x = model_of(given["model"], device)
+    with torch.no_grad():
+        wanted = module(x)
+        for arm in ARMS:
+            folder = Path(given["folders"][arm])
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+            os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+            clear_caches()
+            call, row = first_call(given["model"], arm, given["mode"], folder, device)
+            calls.append(call)
+            hits[arm] = row["hits"]
+            errors[arm] = float((call() - wanted).abs().max() / wanted.abs().max())
+        times = timed_in_turns([*calls, calls[0]], given["rounds"], device)
+    told(
+        {
+            "row": "latency",
+            "model": given["model"],
+            "repeat": given["repeat"],
+            "ms": dict(zip(ARMS, times, strict=False)),
+            "noise": abs(times[-1] / times[0] - 1.0),
+            "cache_hits": hits,
+            "relative_error": errors,
+        }
+    )
+
+
+# --- the whole ---
+
+
+def summary(rows: Rows) -> Row:
+    """Per model and altogether: tuning, the whole first call, and latency, ours over plain."""
+    found: Row = {}
+    for name in MODELS:
+        arms = {arm: rows.pick(row="compile", model=name, arm=arm) for arm in ARMS}
+        if not all(arms.values()):
+            continue
+        medians = {
+            key: {arm: statistics.median(r[key] for r in mine) for arm, mine in arms.items()}
+            for key in ("tuning_s", "seconds")
+        }
+        tuning, whole = medians["tuning_s"], medians["seconds"]
+        latency = [r["ms"]["ours"] / r["ms"]["plain"] for r in rows.pick(row="latency", model=name)]
+        found[name] = {
+            **medians,
+            "tuning_plain_over_ours": tuning["plain"] / tuning["ours"] if tuning["ours"] else None,
+            "tuning_share_of_plain": tuning["plain"] / whole["plain"],
+            "seconds_plain_over_ours": whole["plain"] / whole["ours"],
+            "latency_over_plain": geometric(latency),
+            "latency_noise": max((r["noise"] for r in rows.pick(row="latency", model=name)), default=None),
+            "repeats": min(map(len, arms.values())),
+        }
+    return found
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--mode", default="max-autotune-no-cudagraphs", help="of torch.compile, for both arms")
+    made.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    made.add_argument("--rounds", type=int, default=100, help="of timing the forward passes in turns")
+    made.add_argument("--patience", type=float, default=1800.0, help="seconds that one child may take")
+    made.add_argument("--seconds", type=float, default=1e9, help="begin nothing after so many")
+    made.add_argument(
+        "--work", type=Path, help="where caches are kept until they are timed; default: by FILE"
+    )
+    arguments = parse(made)
+    if arguments.child:
+        {"compile": compile_child, "latency": latency_child}[arguments.child](arguments)
+        return 0
+    until = time.monotonic() + arguments.seconds
+    report = Report(arguments, "whole models: tuning time against plain max-autotune, at equal latency")
+    rows = Rows(arguments.out.with_suffix(".rows.jsonl"))
+    work = arguments.work or arguments.out.with_suffix(".work")
+
+    def run(role: str, given: Row, folder: Path) -> None:
+        env = child_environment(folder, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"))
+        given = {**given, "mode": arguments.mode, "rounds": arguments.rounds}
+        for row in stream(child_command(sys.argv[0], arguments, role, given), env, arguments.patience):
+            rows.add(row)
+
+    for repeat in range(arguments.repeats):
+        for name in arguments.models:
+            folders = {arm: (work / f"{name}-{arm}-{repeat}").resolve() for arm in ARMS}
+            for arm in ARMS if repeat % 2 else ARMS[::-1]:
+                if rows.pick(row="compile", model=name, arm=arm, repeat=repeat) or time.monotonic() > until:
+                    continue
+                shutil.rmtree(folders[arm], ignore_errors=True)
+                folders[arm].mkdir(parents=True)
+                given = {"model": name, "arm": arm, "repeat": repeat, "folder": str(folders[arm])}
+                run("compile", given, folders[arm])
+            ready = all(rows.pick(row="compile", model=name, arm=arm, repeat=repeat) for arm in ARMS)
+            known = rows.pick(row="latency", model=name, repeat=repeat)
+            if ready and not known and all(f.is_dir() for f in folders.values()) and time.monotonic() < until:
+                paths = {arm: str(folder) for arm, folder in folders.items()}
+                run("latency", {"model": name, "repeat": repeat, "folders": paths}, folders["ours"])
+                for folder in folders.values():
+                    shutil.rmtree(folder, ignore_errors=True)
+    for row in rows.rows:
+        report.add(row["row"], row)
+    report.finish(summary(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

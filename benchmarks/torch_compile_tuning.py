@@ -1,0 +1,307 @@
+"""Tuning time and chosen kernels of torch.compile: max-autotune, ours on it, ours on EXHAUSTIVE, EXHAUSTIVE.
+
+    python benchmarks/torch_compile_tuning.py --out FILE [--problems 20] [--oracles 6] [--repeats 3] [--null]
+
+The problems are held out from every fit. An arm and repeat is one fresh process; in it every problem has
+fresh caches and an empty store of its own. `exhaustive` establishes the oracle of the first problems, once.
+At the end one process compiles every kernel that an arm has chosen, alone, and times them in turns. Rows
+go to FILE.rows.jsonl as they come: the same command goes on where it stopped, `--seconds` ends it early.
+
+tuning_s is what lowering the graph of that one operation took: listing and generating choices, forecasts,
+compilation, benchmarks. On Python 3.11.0 to 3.11.8 Inductor compiles choices one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+
+from benchmarks.common import Report, parse, parser
+from benchmarks.inductor_harvest import options
+from benchmarks.inductor_problems import HELD_OUT, Problem, problems
+from benchmarks.torch_compile_children import (
+    Row,
+    Rows,
+    clock,
+    device_of,
+    geometric,
+    run,
+    spent,
+    synchronize,
+    timed_in_turns,
+    told,
+)
+from forecast_autotune.records import Candidate, Config
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.base import Forecasts, Query
+
+ARMS = ("default", "ours", "wide")
+"""Inductor's DEFAULT; ours on that space; ours on EXHAUSTIVE."""
+ORACLE = "exhaustive"
+
+# --- tuning ---
+
+
+def candidate_in(pick: Row) -> Candidate:
+    """The candidate that a row names."""
+    return Candidate(Config.from_json(pick["config"]), pick["variant"])
+
+
+class Heard:
+    """Inductor's timings by operation, from its own feedback."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[Candidate, float]] = {}
+        self.last = ""
+
+    def __call__(self, timings: Mapping[Any, float], name: str, nodes: Sequence[Any], *_: Any) -> None:
+        from forecast_integrations.inductor.records import candidate_of
+
+        # A choice may be a graph with operations of its own: the outermost one is heard last.
+        self.last = f"{name} {[list(map(str, node.get_size())) for node in nodes]}"
+        self.found.setdefault(self.last, {}).update((candidate_of(c), ms) for c, ms in timings.items())
+
+    def best(self, prefix: str = "") -> Row | None:
+        """The fastest choice whose name begins so."""
+        timings = self.found.get(self.last, {})
+        ran = [(c, ms) for c, ms in timings.items() if c.variant.startswith(prefix) and math.isfinite(ms)]
+        if not ran:
+            return None
+        candidate, ms = min(ran, key=lambda pair: pair[1])
+        return {"variant": candidate.variant, "config": candidate.config.to_json(), "ms": ms}
+
+
+def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
+    """Compile one problem with nothing known; what that took and came to."""
+    from torch._inductor.select_algorithm import add_feedback_saver, get_algorithm_selector_cache
+    from torch._inductor.utils import fresh_cache
+
+    from forecast_autotune import disable_torch_compile, enable_torch_compile
+
+    heard = Heard()
+    module, inputs = problem.make(device)
+    torch._dynamo.reset()
+    with torch.no_grad(), fresh_cache():
+        if arm in ("ours", "wide"):
+            space = "exhaustive" if arm == "wide" else "default"
+            enable_torch_compile(store=Store(None), search_space=space)
+        add_feedback_saver(heard)
+        before, begin = clock(), time.perf_counter()
+        try:
+            torch.compile(module, options=options(arm == ORACLE, device))(*inputs)
+            synchronize(device)
+        finally:
+            get_algorithm_selector_cache().feedback_saver_fns.remove(heard)
+            disable_torch_compile()
+    timings = heard.found.get(heard.last, {})
+    return {
+        "row": "tune",
+        "arm": arm,
+        "repeat": repeat,
+        "problem": problem.name,
+        "seconds": time.perf_counter() - begin,
+        "tuning_s": spent("GraphLowering.run", before),
+        "precompile_s": spent("_template_precompiling", before),
+        "benchmark_s": spent("_template_autotuning", before),
+        "compiled": sum(not c.variant.startswith("aten::") for c in timings),
+        "failed": sum(not math.isfinite(ms) for ms in timings.values()),
+        "best": heard.best(),
+        "triton": heard.best("triton::"),
+    }
+
+
+def tuning_child(arguments: argparse.Namespace) -> None:
+    given, device = arguments.given, device_of(arguments)
+    named = {p.name: p for p in problems(HELD_OUT)}
+    # Worker processes, libraries and our own models are there before the first clock starts.
+    tune(named[given["names"][0]].tiny(), given["arm"], given["repeat"], device)
+    for name in given["names"]:
+        problem = named[name].tiny() if arguments.null else named[name]
+        try:
+            row = tune(problem, given["arm"], given["repeat"], device)
+        except Exception as error:  # this problem's, not the run's
+            failed = f"{type(error).__name__}: {error}"[:500]
+            row = {"row": "tune", "arm": given["arm"], "repeat": given["repeat"], "error": failed}
+        told({**row, "problem": name})
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+# --- the chosen kernels, side by side ---
+
+
+class Pinned:
+    """A surrogate that wants one candidate."""
+
+    name, version = "pinned", "1"
+
+    def __init__(self, wanted: Candidate) -> None:
+        self.wanted = wanted
+
+    def forecast(self, query: Query) -> Forecasts:
+        mean = np.array([0.0 if c == self.wanted else 9.0 for c in query.candidates])
+        return Forecasts(query.candidates, mean, np.full(len(mean), 0.01), np.zeros(len(mean)))
+
+
+def pinned(problem: Problem, wanted: Candidate, space: str, device: str, made: Any) -> Any:
+    """The operation compiled with this candidate; None when Inductor does not have it."""
+    from forecast_autotune import enable_torch_compile
+    from forecast_integrations.inductor.tally import LISTENERS
+
+    chosen: list[Candidate] = []
+    hear = lambda label, decision: chosen.append(decision.chosen)  # noqa: E731
+    module, inputs = made
+    torch._dynamo.reset()
+    LISTENERS.append(hear)
+    try:
+        with enable_torch_compile(
+            surrogate=Pinned(wanted), store=Store(None), search_space=space, mode="skip"
+        ):
+            compiled = torch.compile(module, options=options(False, device))
+            compiled(*inputs)
+    finally:
+        LISTENERS.remove(hear)
+    return partial(compiled, *inputs) if chosen and chosen[-1] == wanted else None
+
+
+def retime(problem: Problem, picks: Sequence[Row], rounds: int, device: str) -> Row:
+    """Every kernel that some arm chose for a problem, timed in turns; the first one takes part twice."""
+    from torch._inductor.utils import fresh_cache
+
+    made, calls, missing = problem.make(device), {}, []
+    with torch.no_grad(), fresh_cache():
+        for pick in picks:
+            candidate = candidate_in(pick)
+            if str(candidate) in calls:
+                continue
+            call = pinned(problem, candidate, pick["space"], device, made)
+            if call is None:
+                missing.append(str(candidate))
+            else:
+                calls[str(candidate)] = call
+        names = list(calls)
+        times = timed_in_turns([*calls.values(), *list(calls.values())[:1]], rounds, device) if calls else []
+    noise = abs(times[-1] / times[0] - 1.0) if times else None
+    named = dict(zip(names, times, strict=False))
+    return {"row": "retime", "rounds": rounds, "ms": named, "noise": noise, "missing": missing}
+
+
+def retiming_child(arguments: argparse.Namespace) -> None:
+    device = device_of(arguments)
+    torch._dynamo.config.recompile_limit = 64
+    named = {p.name: p for p in problems(HELD_OUT)}
+    for name, picks in arguments.given["picks"].items():
+        problem = named[name].tiny() if arguments.null else named[name]
+        told({**retime(problem, picks, arguments.given["rounds"], device), "problem": name})
+
+
+# --- the whole ---
+
+
+def picks(rows: Rows, name: str) -> list[Row]:
+    """What was chosen for a problem, with the space that has it."""
+    found = []
+    for row in rows.pick(row="tune", problem=name):
+        space = "exhaustive" if row["arm"] in ("wide", ORACLE) else "default"
+        found += [{**row[kind], "space": space} for kind in ("best", "triton") if row.get(kind)]
+    return found
+
+
+def summary(rows: Rows) -> Row:
+    """Tuning time against DEFAULT, and chosen kernels against the oracle's and DEFAULT's best template."""
+    found: Row = {"problems": len({r["problem"] for r in rows.pick(row="tune", arm="default")})}
+    times = {r["problem"]: r["ms"] for r in rows.pick(row="retime")}
+
+    def ms(row: Row, kind: str) -> float | None:
+        pick = row.get(kind)
+        return times.get(row["problem"], {}).get(str(candidate_in(pick))) if pick else None
+
+    def against(arm: str, other: str, kind: str) -> float | None:
+        """Geometric mean of time(arm's) / time(other's)."""
+        ratios = []
+        for name in times:
+            mine = [t for r in rows.pick(row="tune", arm=arm, problem=name) if (t := ms(r, kind))]
+            base = [t for r in rows.pick(row="tune", arm=other, problem=name) if (t := ms(r, kind))]
+            if mine and base:
+                ratios.append(geometric(mine) / geometric(base))  # type: ignore[operator]
+        return geometric(ratios)
+
+    for arm in (*ARMS, ORACLE):
+        mine = [r for r in rows.pick(row="tune", arm=arm) if "error" not in r]
+        if not mine:
+            continue
+        ratios = []
+        for name in {r["problem"] for r in mine}:
+            pair = [
+                [r["tuning_s"] for r in rows.pick(row="tune", arm=a, problem=name) if "tuning_s" in r]
+                for a in (arm, "default")
+            ]
+            if all(pair):
+                ratios.append(statistics.median(pair[0]) / statistics.median(pair[1]))
+        found[arm] = {
+            "tuning_s": sum(r["tuning_s"] for r in mine) / len({r["repeat"] for r in mine}),
+            "tuning_over_default": geometric(ratios),
+            "compiled": statistics.fmean(r["compiled"] for r in mine),
+            "time_over_default": against(arm, "default", "best"),
+            "template_time_over_default": against(arm, "default", "triton"),
+            "time_over_oracle": against(arm, ORACLE, "best"),
+            "problems": len({r["problem"] for r in mine}),
+        }
+    noises = [r["noise"] for r in rows.pick(row="retime") if r["noise"] is not None]
+    found["oracles"] = len({r["problem"] for r in rows.pick(row="tune", arm=ORACLE) if r.get("best")})
+    found["retiming_noise"] = statistics.median(noises) if noises else None
+    found["not_retimed"] = sum(len(r["missing"]) for r in rows.pick(row="retime"))
+    found["errors"] = sum("error" in r for r in rows.rows)
+    return found
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--problems", type=int, default=20)
+    made.add_argument("--oracles", type=int, default=6)
+    made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--rounds", type=int, default=50, help="of timing the chosen kernels in turns")
+    made.add_argument("--patience", type=float, default=1200.0, help="seconds that one problem may take")
+    made.add_argument("--seconds", type=float, default=1e9, help="end after about so many")
+    arguments = parse(made)
+    if arguments.child:
+        {"tune": tuning_child, "retime": retiming_child}[arguments.child](arguments)
+        return 0
+    until = time.monotonic() + arguments.seconds
+    report = Report(arguments, "EXHAUSTIVE's quality at DEFAULT's price: held-out GEMMs")
+    rows = Rows(arguments.out.with_suffix(".rows.jsonl"))
+    names = [p.name for p in problems(HELD_OUT) if p.is_gemm][: arguments.problems]
+    plan = [(arm, i, names) for i in range(arguments.repeats) for arm in (ARMS if i % 2 else ARMS[::-1])]
+    plan += [(ORACLE, 0, [name]) for name in names[: arguments.oracles]]
+    for arm, repeat, some in plan:
+        this = {"row": "tune", "arm": arm, "repeat": repeat}
+        while (left := [n for n in some if not rows.pick(**this, problem=n)]) and time.monotonic() < until:
+            run(rows, arguments, "tune", {**this, "names": left}, until)
+            unfinished = [n for n in left if not rows.pick(**this, problem=n)]
+            if unfinished and time.monotonic() < until:  # it took the child down, or its patience
+                rows.add({**this, "problem": unfinished[0], "error": "the child ended"})
+    done = {r["problem"] for r in rows.pick(row="retime")}
+    wanted = {name: picks(rows, name) for name in names if name not in done}
+    wanted = {name: found for name, found in wanted.items() if found}
+    if wanted and time.monotonic() < until:
+        run(rows, arguments, "retime", {"picks": wanted, "rounds": arguments.rounds}, until)
+    for row in rows.rows:
+        report.add(row["row"], row)
+    report.finish(summary(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""Inclusive prefix sums."""
+
+
+def reference(x):
+    return x.cumsum(-1)

@@ -1,0 +1,5 @@
+"""Matrix product."""
+
+
+def reference(a, b):
+    return a @ b

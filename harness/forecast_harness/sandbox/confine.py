@@ -1,0 +1,211 @@
+"""Put the calling process under a level of containment. Steps of no return, in the order that works."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from forecast_harness.sandbox import landlock, linux, seccomp
+from forecast_harness.sandbox.inside import FILES
+from forecast_harness.sandbox.jobs import Limits
+from forecast_harness.sandbox.levels import Level
+
+SCRATCH = "/scratch"
+"""Where a cell with its own mounts finds its scratch directory."""
+_FIRST_UID = 2_000_000_000
+"""Users of cells start here, far from real ones; each cell is its own, so its processes can be counted."""
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/sys")
+_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "nvidia")
+_PROC_WRITABLE = ("sys", "irq", "bus", "fs", "sysrq-trigger")
+"""Parts of /proc that uid 0 may write even without a capability, if a cell has to keep that uid."""
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_ACCELERATORS = ("nvidia*", "kfd", "dri", "dxg")
+_READ_ONLY_DEVICES = ("/dev/random", "/dev/urandom")
+
+
+@dataclass(frozen=True, slots=True)
+class Cage:
+    """What a cell is put into."""
+
+    level: Level
+    device: str | None
+    readable: tuple[str, ...]
+    """Trees that the interpreter needs, beyond the system's."""
+    staging: str
+    """An empty directory on which a new root can be mounted."""
+
+    @property
+    def own_root(self) -> bool:
+        """Whether it has its own mounts, processes and network."""
+        return self.level >= Level.NAMESPACES
+
+
+def interpreter_roots() -> tuple[str, ...]:
+    """The directories this process's modules come from: installations, and packages outside them.
+
+    Of an installation in development mode only the loaded packages are shown, not what lies around them.
+    """
+    roots = [Path(sys.base_prefix), Path(sys.prefix)]
+    told = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
+    roots += [Path(p) for name in told for p in os.environ.get(name, "").split(":") if p]
+    for name, module in list(sys.modules.items()):
+        top = sys.modules.get(name.partition(".")[0], module)
+        file = getattr(top, "__file__", None)
+        if file is None and hasattr(top, "__path__"):  # a namespace package: only what is loaded of it
+            top, file = module, getattr(module, "__file__", None)
+        if not file or not Path(file).is_absolute():
+            continue
+        place = Path(file).parent if hasattr(top, "__path__") else Path(file)
+        if not any(place.is_relative_to(root) for root in roots):
+            roots.append(place)
+    roots += [Path(p).parent for p in linux.mapped_files()]
+    roots += [root.resolve() for root in roots]
+    system = [Path(p) for p in _SYSTEM]
+    kept: list[Path] = []
+    for root in sorted(set(roots), key=lambda r: len(r.parts)):
+        if root.exists() and not any(root.is_relative_to(other) for other in (*system, *kept)):
+            kept.append(root)
+    return tuple(str(root) for root in kept)
+
+
+def devices(device: str | None) -> list[str]:
+    """Device nodes a cell may open: the harmless ones, and the accelerator's if it has one."""
+    nodes = [f"/dev/{name}" for name in _DEVICES]
+    if device is not None:
+        nodes += sorted(str(p) for name in _ACCELERATORS for p in Path("/dev").glob(name))
+    return [node for node in nodes if Path(node).exists()]
+
+
+def leave_namespaces() -> bool:
+    """Enter new namespaces; the next child is the first process of the new PID namespace.
+
+    Root makes them directly and can take another user later, which is told by True. Everybody else, and a
+    root that is none (in a container), needs a user namespace and stays who it is.
+    """
+    flags = linux.NEW_NS | linux.NEW_PID | linux.NEW_NET | linux.NEW_IPC | linux.NEW_UTS
+    if os.geteuid() == 0:
+        try:
+            linux.unshare(flags)
+        except PermissionError:
+            pass
+        else:
+            return True
+    uid, gid = os.getuid(), os.getgid()
+    linux.set_dumpable(True)  # else /proc/self/uid_map belongs to root
+    linux.unshare(flags | linux.NEW_USER)
+    linux.map_own_user(uid, gid)
+    return False
+
+
+def build_root(cage: Cage, files: str, limits: Limits) -> None:
+    """Make a read-only view of the interpreter and the system the root, with an empty scratch in memory."""
+    linux.make_private()
+    root = cage.staging
+    linux.tmpfs(root, 1 << 20, 0o755)
+    for name in ("tmp", "dev/shm", "proc"):
+        Path(root, name).mkdir(parents=True, exist_ok=True)
+    linux.proc(f"{root}/proc")
+    for name in _PROC_WRITABLE:
+        part = f"{root}/proc/{name}"
+        if Path(part).exists():
+            linux.bind(part, part)
+            linux.read_only(part)
+    scratch = root + SCRATCH
+    Path(scratch).mkdir()
+    linux.tmpfs(scratch, limits.output_bytes, 0o777)
+    for name, place in (("tmp", f"{root}/tmp"), ("shm", f"{root}/dev/shm")):
+        Path(scratch, name).mkdir()
+        Path(scratch, name).chmod(0o777)
+        linux.bind(f"{scratch}/{name}", place)  # one limit for all that can be written
+    for tree in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *cage.readable):
+        _show(root, tree)  # after /tmp: an environment may lie there
+    for node in devices(cage.device):
+        _show(root, node, writable=True)
+    Path(scratch, FILES).mkdir()
+    linux.bind(files, f"{scratch}/{FILES}")
+    linux.read_only(f"{scratch}/{FILES}")
+    linux.pivot(root)
+    linux.read_only("/", recursive=False)
+
+
+def _show(root: str, path: str, *, writable: bool = False) -> None:
+    source, target = Path(path), Path(root + path)
+    if path in _SYSTEM and source.is_symlink():  # /bin -> usr/bin
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source.readlink())
+        return
+    if not source.exists() or target.exists():
+        return
+    if source.is_dir():
+        target.mkdir(parents=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    linux.bind(path, str(target))
+    if not writable:
+        linux.read_only(str(target))
+
+
+def limit(cage: Cage, limits: Limits) -> None:
+    """Resource limits of this process and of each of its children."""
+    caps = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CPU: max(1, round(limits.cpu_s)),
+        resource.RLIMIT_FSIZE: limits.output_bytes,
+        resource.RLIMIT_NOFILE: 1024,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    if cage.own_root:
+        caps[resource.RLIMIT_NPROC] = limits.processes
+    if cage.device is None:  # CUDA reserves address space by the terabyte
+        caps[resource.RLIMIT_AS] = _address_space() + limits.memory_bytes
+    for name, value in caps.items():
+        hard = resource.getrlimit(name)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (value, value))
+    with contextlib.suppress(OSError):
+        # If the machine runs out of memory, this is what should go first.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+def surrender(user: int | None) -> None:
+    """Give up every privilege, and with `user`, a number that tells cells apart, the user too."""
+    if user is not None:
+        uid = _FIRST_UID + user
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    linux.drop_capabilities()
+    linux.set_dumpable(True)  # its own /proc/self, which a change of user hides
+    linux.no_new_privileges()
+
+
+def lock(cage: Cage, scratch: str) -> None:
+    """Landlock and seccomp, as the level and the kernel have them. Nothing can be undone afterwards."""
+    if cage.level < Level.SYSCALLS:
+        return
+    own_kind = cage.own_root
+    if cage.level >= Level.FILES and landlock.version():
+        readable: tuple[str, ...] = ("/",)
+        places: tuple[str, ...] = (SCRATCH, "/tmp", "/dev/shm")
+        if not cage.own_root:
+            places = (scratch,)
+            readable = (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *cage.readable)
+            readable += ("/proc", *_READ_ONLY_DEVICES, str(Path(scratch).parent / FILES))
+        nodes = [node for node in devices(cage.device) if node not in _READ_ONLY_DEVICES]
+        landlock.restrict(readable, (*places, *nodes))
+        own_kind = own_kind or landlock.scopes_signals()
+    seccomp.install(
+        signal_only=None if own_kind else os.getpid(),
+        unix_sockets=cage.own_root,
+        memfd=cage.device is not None,
+    )

@@ -1,0 +1,77 @@
+"""What runs in the cell, next to the candidate: everything it says is the candidate's word."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import socket
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from forecast_harness.sandbox import wire
+from forecast_harness.sandbox.jobs import Answer, Arrays, SandboxError, check_entry
+
+FILES = "files"
+"""Where the candidate's files lie, below the working directory."""
+
+
+def load(file: str, name: str = "candidate") -> ModuleType:
+    """Import one of the candidate's files as module `name`. Raises whatever the file raises.
+
+    The files' folder comes first on `sys.path`, so that they can import each other.
+    """
+    path = Path.cwd() / FILES / file
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SandboxError(f"{file} is not a Python file; a candidate's entry file ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_file(payload: dict[str, Any], arrays: Arrays, state: dict[str, Any]) -> Answer:
+    """A ready-made cell entry: import `file`, call its `function` with `arguments`, return its JSON value."""
+    module = state.get(payload["file"])
+    if module is None:
+        module = state[payload["file"]] = load(payload["file"])
+    function = payload.get("function")
+    if function is None:
+        return Answer(None)
+    return Answer(getattr(module, function)(*payload.get("arguments", [])))
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer questions until the judge hangs up."""
+    state: dict[str, Any] = {}
+    while True:
+        try:
+            question, arrays = wire.receive(channel, wire.TRUSTED, header_limit=wire.TRUSTED)
+        except (EOFError, OSError):
+            return
+        nonce = question["nonce"]
+        try:
+            module, function = check_entry(question["entry"])
+            given = getattr(importlib.import_module(module), function)(question["payload"], arrays, state)
+            answer = given if isinstance(given, Answer) else Answer(given)
+            size = sum(len(array.data) for array in answer.arrays.values())
+            if size > question["limit"]:  # told here, where it is a sentence; beyond, it is an attack
+                raise SandboxError(f"the answer takes {size} bytes, output_bytes is {question['limit']}")
+            frame = wire.encode({"nonce": nonce, "value": answer.value}, answer.arrays)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: all are the candidate's
+            wire.send(channel, {"nonce": nonce, "error": _described(error)}, {})
+            continue
+        wire.send_encoded(channel, frame, answer.arrays)
+
+
+def _described(error: BaseException) -> dict[str, str]:
+    try:
+        text, trace = str(error), "".join(traceback.format_exception(error))
+    except BaseException as second:  # an exception whose own __str__ raises
+        text, trace = f"(its text raised {type(second).__name__})", ""
+    return {"kind": type(error).__name__[:200], "text": text[:4000], "trace": trace[-8000:]}

@@ -1,0 +1,247 @@
+"""The nouns of the sandbox: what is asked of a lane, within which limits, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.records import Outcome
+
+
+class SandboxError(ForecastAutotuneError):
+    """The sandbox was asked for something it cannot do; the message says what and what to do instead."""
+
+
+class WireError(SandboxError, ValueError):
+    """Bytes from the other side of a channel that break the format."""
+
+
+class Status(StrEnum):
+    """Whose doing a result is."""
+
+    OK = "ok"
+    """The trusted code returned a value. Whether the candidate is correct is in that value."""
+    CANDIDATE_ERROR = "candidate_error"
+    """The candidate's fault, and the lane was shown to be healthy afterwards."""
+    INFRA_ERROR = "infra_error"
+    """Ours, the machine's or another tenant's: never a label."""
+    SUSPICIOUS = "suspicious"
+    """Something that honest code does not do: quarantine, never a label."""
+
+
+class Fault(StrEnum):
+    """What went wrong, one word per cause."""
+
+    NONE = ""
+    EXCEPTION = "exception"
+    """The candidate raised."""
+    CRASH = "crash"
+    """A signal of its own making: SIGSEGV, SIGABRT, SIGFPE, SIGBUS, SIGILL."""
+    EXIT = "exit"
+    """It left with a non-zero status before it had answered."""
+    TIMEOUT = "timeout"
+    CPU_TIME = "cpu_time"
+    MEMORY = "memory"
+    PROCESSES = "processes"
+    """More processes and threads than allowed, by the watchdog's count."""
+    STORAGE = "storage"
+    """More bytes in scratch than allowed, by the watchdog's count."""
+    EXIT_UNFINISHED = "exit_unfinished"
+    """It left with status 0 before it had answered, as if to pass for finished."""
+    FORBIDDEN_CALL = "forbidden_call"
+    """A system call that only an attack makes (ptrace, mount, bpf, ...)."""
+    FORGED = "forged"
+    """Bytes on the channel that are no answer to what was asked."""
+    KILLED = "killed"
+    """SIGKILL or SIGTERM from somebody, with no limit exceeded."""
+    REJECTED = "rejected"
+    """The trusted code judged so by raising `Suspicion`."""
+    TRUSTED_ERROR = "trusted_error"
+    """The trusted code itself raised, died or took too long."""
+    SERVER_LOST = "server_lost"
+    DEVICE_UNHEALTHY = "device_unhealthy"
+    """The canary failed after this job, so nothing can be said about the candidate."""
+
+    @property
+    def status(self) -> Status:
+        """Whose doing it is."""
+        if self is Fault.NONE:
+            return Status.OK
+        if self in (Fault.TRUSTED_ERROR, Fault.SERVER_LOST, Fault.DEVICE_UNHEALTHY):
+            return Status.INFRA_ERROR
+        if self in (Fault.EXIT_UNFINISHED, Fault.FORBIDDEN_CALL, Fault.FORGED, Fault.KILLED, Fault.REJECTED):
+            return Status.SUSPICIOUS
+        return Status.CANDIDATE_ERROR
+
+    @property
+    def outcome(self) -> Outcome:
+        """The measurement outcome it becomes; `infrastructure` for all that must not be learnt from."""
+        if self.status is Status.OK:
+            return Outcome.OK
+        if self.status is not Status.CANDIDATE_ERROR:
+            return Outcome.INFRASTRUCTURE
+        if self in (Fault.TIMEOUT, Fault.CPU_TIME):
+            return Outcome.TIMEOUT
+        return Outcome.RUNTIME_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one cell (the process that runs a candidate, with all its children) may use.
+
+    Raises `SandboxError` for a limit that is not positive.
+    """
+
+    wall_s: float = 60.0
+    """From the cell's start to its end, the trusted code's pauses included."""
+    cpu_s: float = 120.0
+    """CPU seconds of each process."""
+    memory_bytes: int = 4 << 30
+    """On top of what the warm interpreter holds, all processes of the cell together, counted by a watchdog
+    ten times a second. Without a device also a hard limit of each process's address space, of which a
+    thread takes some 70 MB; CUDA reserves address space by the terabyte, so not with one."""
+    processes: int = 256
+    """Processes and threads of the cell."""
+    output_bytes: int = 256 << 20
+    """All files in scratch together, and the largest answer."""
+    trusted_s: float = 60.0
+    """What trusted code may take on top of `wall_s` for each cell; beyond it the job is an `infra_error`."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, bool) or not (value > 0 and math.isfinite(value)):
+                raise SandboxError(f"limits.{f.name} must be a positive number, got {value!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; `Limits(**object)` reads it back."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+_ITEM = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}
+
+
+def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a contiguous tensor. Raises `WireError` for an unknown dtype or an impossible shape."""
+    if dtype not in _ITEM:
+        raise WireError(f"array dtype must be one of {sorted(_ITEM)}, got {dtype!r:.40}")
+    if len(shape) > 32 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in shape):
+        raise WireError(f"array shape must be at most 32 sizes of at least 0, got {shape!r:.80}")
+    return math.prod(shape) * _ITEM[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A contiguous tensor as bytes: dtype by torch's name, shape, row-major little-endian data.
+
+    Raises `WireError` for an unknown dtype, a negative size or a length that does not fit.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        want = byte_size(self.dtype, self.shape)
+        if len(self.data) != want:
+            raise WireError(f"{self.dtype}{list(self.shape)} takes {want} bytes, got {len(self.data)}")
+
+
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A JSON-able value and named arrays, from an entry function or from a cell."""
+
+    value: Any = None
+    arrays: Arrays = field(default_factory=lambda: MappingProxyType({}))
+    seconds: float = 0.0
+    """Wall seconds from question to answer, by the clock of the process that asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One thing for a lane to do. Raises `SandboxError` for a bad entry, payload or file name."""
+
+    entry: str
+    """`module:function` of trusted code. Called as `function(work: Work)`; see `worker.Work`."""
+    payload: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """JSON-able; only trusted code sees it."""
+    files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The candidate's files, name -> text; plain names or relative paths below the cell's `files/`."""
+
+    def __post_init__(self) -> None:
+        check_entry(self.entry)
+        try:
+            json.dumps(dict(self.payload), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise SandboxError(f"a job's payload must be JSON without NaN and infinity: {error}") from error
+        for name in self.files:
+            parts = name.split("/")
+            if not all(p and p not in (".", "..") and "\0" not in p for p in parts) or len(name) > 200:
+                raise SandboxError(f"a file's name must be a relative path without '..', got {name!r:.80}")
+
+
+def readable(text: str) -> str:
+    """Text from a candidate without the control characters that could command a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def check_entry(entry: str) -> tuple[str, str]:
+    """Split `module:function`. Raises `SandboxError` for anything else."""
+    module, _, function = entry.partition(":")
+    if not function.isidentifier() or not all(p.isidentifier() for p in module.split(".")):
+        raise SandboxError(f"an entry must be 'module:function', got {entry!r:.80}")
+    return module, function
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a job."""
+
+    status: Status
+    fault: Fault = Fault.NONE
+    value: Any = None
+    arrays: Arrays = field(default_factory=lambda: MappingProxyType({}))
+    seconds: float = 0.0
+    """Wall seconds of the whole job, by the parent's clock."""
+    stderr_tail: str = ""
+    """The last 8 KiB of what the candidate wrote to stderr."""
+    stdout_tail: str = ""
+    detail: str = ""
+    """One sentence for a person: the exception, the signal, the limit."""
+    canary: str = ""
+    """`ok` or what the canary said, after a fault; empty if none ran."""
+
+    @property
+    def is_label(self) -> bool:
+        """Whether a surrogate may learn from it."""
+        return self.status in (Status.OK, Status.CANDIDATE_ERROR)

@@ -1,0 +1,356 @@
+"""A lane: one supervised slot for candidates. The process that holds it never loads any of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from forecast_harness.sandbox import canary, wire
+from forecast_harness.sandbox.inside import FILES
+from forecast_harness.sandbox.jobs import (
+    Arrays,
+    Fault,
+    Job,
+    Limits,
+    Result,
+    SandboxError,
+    Status,
+    WireError,
+)
+from forecast_harness.sandbox.levels import LAUNCH, Level, search_path
+
+_PASSED_ON = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "OMP_NUM_THREADS",
+    "TRITON_INTERPRET",
+)
+"""All that a server, a judge and a cell see of this process's environment."""
+_HELLO_S = 180.0
+_SILENT_S = 6
+"""A server that leaves so many pings, one a second, unanswered is lost; it never blocks for half of that."""
+_STOP_S = 5.0
+_MESSAGE = 1 << 17
+
+
+class _ServerLost(Exception):
+    """The fork-server died or does not answer."""
+
+
+class Lane:
+    """A supervised worker slot: `with Lane() as lane: result = lane.run(Job(...), Limits(...))`.
+
+    level: containment to insist on; by default the strongest that works here, see `Lane.level`.
+    device: `CUDA_VISIBLE_DEVICES` of its processes, an index or a UUID; None: no device.
+    scratch: a directory for its files (default: the system's temporary one); a private folder is made in it.
+    environment: variables on top of the allow-list `PATH`, `LANG`, `LC_ALL`, `TZ`, `LD_LIBRARY_PATH`,
+    `CUDA_HOME`, `CUDA_PATH`, `OMP_NUM_THREADS` and `TRITON_INTERPRET`. Candidates can read all of them.
+    warm: modules that the server imports once, so that forks have them; trusted, and none may use a device.
+
+    One job at a time; `run` may be called from several threads and waits its turn. Raises `SandboxError` on
+    entering when the level does not work here or the server does not start.
+    """
+
+    def __init__(
+        self,
+        level: Level | None = None,
+        device: str | None = None,
+        scratch: str | Path | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        warm: Sequence[str] = ("torch", "triton"),
+    ) -> None:
+        if sys.platform != "linux":
+            raise SandboxError(
+                f"the sandbox needs Linux, this is {sys.platform}; run it in a container there"
+            )
+        self._wanted = level
+        self._device = device
+        self._parent = scratch
+        self._warm = [*warm, canary.__name__]
+        self._environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        self._environment |= {"CUDA_VISIBLE_DEVICES": device or "", **(environment or {})}
+        self._turn = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._mail: list[dict[str, Any]] = []
+        self._jobs = 0
+        self._level: Level | None = None
+        self.refused: dict[str, str] = {}
+        """Stronger levels that do not work here, and why."""
+        self.restarts = 0
+        """How often the server had to be replaced."""
+        self.healthy = True
+        """Whether the last canary sang; with a device one sings at the start."""
+
+    @property
+    def level(self) -> Level:
+        """The containment in force. Raises `SandboxError` before the lane is entered."""
+        if self._level is None:
+            raise SandboxError("the lane is not open; use `with Lane() as lane:`")
+        return self._level
+
+    def __enter__(self) -> Lane:
+        self._scratch = Path(tempfile.mkdtemp(prefix="forecast-lane-", dir=self._parent))
+        (self._scratch / "root").mkdir()
+        try:
+            self._start()
+            if self._device is not None:
+                self._try_device()
+        except _ServerLost as error:
+            log = self._log()
+            self.close()
+            raise SandboxError(f"the lane's server was lost at once: {error}; {log}") from error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process of the lane and remove its files."""
+        self._stop()
+        self._level = None
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def run(self, job: Job, limits: Limits | None = None) -> Result:
+        """Do one job in fresh processes and say whose doing the result is. Never raises for a candidate.
+
+        After any fault the canary runs: a fault is the candidate's only on a machine shown to be healthy.
+        An unhealthy lane tries its canary again at the next job and returns `infra_error` until it sings.
+        Raises `SandboxError` if the lane is not open or its server cannot be replaced.
+        """
+        with self._turn:
+            began = time.perf_counter()
+            level = self.level
+            try:
+                if self._server is None:  # given up in an interrupt
+                    self._start(level)
+                return self._attributed(job, limits or Limits(), began)
+            except _ServerLost as error:
+                detail = f"the server was lost and replaced: {error}; {self._log()}"
+                self._restart()
+                spent = time.perf_counter() - began
+                return Result(Status.INFRA_ERROR, Fault.SERVER_LOST, seconds=spent, detail=detail)
+            except BaseException:  # an interrupt, say: no job may be left running
+                self._stop()
+                raise
+
+    def _attributed(self, job: Job, limits: Limits, began: float) -> Result:
+        if not self.healthy and (sang := self._canary()) != "ok":
+            fault = Fault.DEVICE_UNHEALTHY
+            spent = time.perf_counter() - began
+            return Result(fault.status, fault, seconds=spent, detail=sang, canary=sang)
+        said, arrays, end = self._converse(job, limits)
+        if said is None:
+            fault, detail, value = Fault.TRUSTED_ERROR, _how(end, limits), None
+        else:
+            fault, detail, value = Fault(said["fault"]), said["detail"], said["value"]
+        if end["left"]:
+            self.healthy = False
+            detail += f" ({end['left']} processes could not be killed)"
+        sang = self._canary() if fault is not Fault.NONE or end["left"] else ""
+        if sang not in ("", "ok") and fault.status is Status.CANDIDATE_ERROR:
+            fault, detail = Fault.DEVICE_UNHEALTHY, f"{sang} (after {fault}: {detail})"
+        spent = time.perf_counter() - began
+        return Result(fault.status, fault, value, arrays, spent, end["err"], end["out"], detail, sang)
+
+    def _place(self, place: Path, job: Job) -> None:
+        (place / FILES).mkdir(parents=True)
+        for name, text in job.files.items():
+            path = place / FILES / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o444)
+        for folder in (place / FILES, *(p for p in (place / FILES).rglob("*") if p.is_dir())):
+            folder.chmod(0o755)  # whatever the umask: the candidate may be another user
+
+    def _converse(self, job: Job, limits: Limits) -> tuple[dict[str, Any] | None, Arrays, dict[str, Any]]:
+        """(what the judge said, its arrays, what the server reports); None for a judge that said nothing."""
+        self._jobs += 1
+        place = self._scratch / f"job-{self._jobs}"
+        try:
+            self._place(place, job)
+            return self._talk(job, limits, place)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _talk(
+        self, job: Job, limits: Limits, place: Path
+    ) -> tuple[dict[str, Any] | None, Arrays, dict[str, Any]]:
+        ours, theirs = socket.socketpair()
+        with ours:
+            request = {"op": "run", "job": self._jobs, "place": str(place), "limits": limits.to_json()}
+            self._tell(request, theirs.fileno())
+            theirs.close()
+            said: dict[str, Any] | None = None
+            arrays: Arrays = {}
+            with contextlib.suppress(ConnectionError, EOFError, WireError):
+                ours.settimeout(limits.trusted_s)
+                wire.send(ours, {"entry": job.entry, "payload": dict(job.payload)}, {})
+                ours.settimeout(None)
+                said, arrays = wire.receive(ours, wire.TRUSTED, lambda: self._wait(ours), wire.TRUSTED)
+        while (end := self._posted("end")) is None:
+            self._wait()
+        return said, arrays, end
+
+    def _wait(self, channel: socket.socket | None = None) -> None:
+        """Until channel or server say something. Raises `_ServerLost`, or `EOFError` at the job's end."""
+        sources = [self._control, *([channel] if channel else [])]
+        unanswered = 0
+        while not (ready := select.select(sources, [], [], 1.0)[0]):
+            if unanswered >= _SILENT_S:
+                raise _ServerLost(f"no sign of life for {_SILENT_S} s")
+            self._tell({"op": "ping"})
+            unanswered += 1
+        if self._control in ready:
+            self._read_mail()
+        if channel and channel not in ready:
+            if any(m["event"] == "end" for m in self._mail):
+                if not select.select([channel], [], [], 0)[0]:
+                    raise EOFError
+                return
+            self._wait(channel)
+
+    def _canary(self) -> str:
+        """`ok`, or what is wrong with the machine or its device."""
+        job = Job(f"{canary.__name__}:main", {"device": self._device})
+        said, _, end = self._converse(job, canary.LIMITS)
+        if said is None or said["fault"]:
+            text = said["detail"] if said else _how(end, canary.LIMITS)
+        else:
+            text = str(said["value"])
+        self.healthy = text == "ok"
+        return text
+
+    def _posted(self, event: str) -> dict[str, Any] | None:
+        for message in self._mail:
+            if message["event"] == event:
+                self._mail.remove(message)
+                return message
+        return None
+
+    def _read_mail(self) -> None:
+        try:
+            data = self._control.recv(_MESSAGE)
+        except ConnectionError as error:
+            raise _ServerLost(str(error)) from error
+        if not data:
+            raise _ServerLost("it hung up")
+        message = json.loads(data)
+        if message["event"] != "pong":
+            self._mail.append(message)
+
+    def _tell(self, message: dict[str, Any], *fds: int) -> None:
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], fds)
+        except OSError as error:
+            raise _ServerLost(str(error)) from error
+
+    # --- the server's life ---
+
+    def _try_device(self) -> None:
+        """Let the canary sing in a cell; where a level keeps the device from it, take the next weaker one.
+
+        Only if the caller did not insist on a level. If it sings at none, the device is at fault and not
+        the containment: the lane stays at its strongest level, unhealthy.
+        """
+        strongest, refused = self.level, dict(self.refused)
+        while (said := self._canary()) != "ok" and self._wanted is None:
+            refused[self.level.name] = said
+            weaker = self.level is not Level.PROCESS
+            self._stop()
+            self._start(Level(self.level - 1) if weaker else strongest)
+            if not weaker:
+                return
+        self.refused = refused
+
+    def _start(self, level: Level | None = None) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        orders = {
+            "control": theirs.fileno(),
+            "level": level or self._wanted,
+            "device": self._device,
+            "scratch": str(self._scratch),
+            "staging": str(self._scratch / "root"),
+            "warm": self._warm,
+        }
+        command = [sys.executable, "-I", "-c", LAUNCH, search_path(), json.dumps(orders)]
+        with theirs, (self._scratch / "server.log").open("wb") as log:
+            self._server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._scratch,
+                env={**self._environment, "HOME": str(self._scratch), "TMPDIR": str(self._scratch)},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._mail.clear()
+        try:
+            while (hello := self._posted("hello")) is None:
+                if not select.select([self._control], [], [], _HELLO_S)[0]:
+                    raise _ServerLost(f"no greeting within {_HELLO_S:g} s")
+                self._read_mail()
+        except _ServerLost as error:
+            raise SandboxError(f"the lane's server did not start: {error}; {self._log()}") from error
+        self.refused = hello["refused"]
+        if not hello["level"]:
+            wanted = (
+                "no level of containment" if self._wanted is None else f"level {self._wanted.name} does not"
+            )
+            raise SandboxError(f"{wanted} works here: {self.refused}; Lane(level=None) takes the strongest")
+        self._level = Level(hello["level"])
+
+    def _stop(self) -> None:
+        if self._server is None:
+            return
+        with contextlib.suppress(_ServerLost):
+            self._tell({"op": "stop"})
+        self._control.close()
+        try:
+            self._server.wait(_STOP_S)  # it kills what it has started, orphans too, then leaves
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+        self._server = None
+
+    def _restart(self) -> None:
+        if self._server is not None:
+            self._server.kill()  # it does not listen any more; its children die with it
+        self._stop()
+        self.restarts += 1
+        self._start(self._level)
+
+    def _log(self) -> str:
+        with contextlib.suppress(OSError):
+            return (self._scratch / "server.log").read_text(errors="replace")[-2000:]
+        return ""
+
+
+def _how(end: dict[str, Any], limits: Limits) -> str:
+    if end["why"] == "overdue":
+        return f"trusted code took more than trusted_s={limits.trusted_s:g} s on top of its cells' time"
+    return f"the judge ended with {end['code']} before it had answered"

@@ -1,0 +1,110 @@
+"""How strongly a candidate is contained, and what each level leaves open.
+
+| what | PROCESS | SYSCALLS | FILES | NAMESPACES |
+|---|---|---|---|---|
+| forge the result, patch the clock, read what is expected | contained | contained | contained | contained |
+| crash, hang, exit, memory, CPU time, output flood | contained | contained | contained | contained |
+| secrets in the environment of the lane's processes | contained | contained | contained | contained |
+| secrets in the environment of the user's other processes | OPEN | OPEN | contained | contained |
+| ptrace, process memory, mount, bpf, clock setting | OPEN | contained | contained | contained |
+| internet sockets | OPEN | contained | contained | contained |
+| local sockets | OPEN | contained | contained | none to reach outside |
+| signals to the judge or to other processes | OPEN | contained | contained | contained |
+| writes outside scratch | OPEN | OPEN | contained (not: chmod, chown, times) | contained |
+| reading the user's files | OPEN | OPEN | contained (names can be tested) | contained |
+| daemons (setsid, double fork) | swept by a subreaper | swept | swept | contained: they die with it |
+| fork bomb | watchdog, 10/s | watchdog, 10/s | watchdog, 10/s | contained: RLIMIT_NPROC, watchdog |
+| many files in scratch | watchdog, 1/s | watchdog, 1/s | watchdog, 1/s | contained: sized tmpfs |
+| seeing other processes (names, command lines) | OPEN | OPEN | OPEN | contained |
+
+At PROCESS the judge itself may be reached by a candidate of the same user (ptrace is refused only because
+judge and server are not dumpable; a signal is not), so a result at this level is an accident-proof one, not
+an attack-proof one. As root, PROCESS and SYSCALLS leave root's files open, /proc/sys among them: run there
+only what you would run yourself.
+
+No level contains: kernel and driver exploits, side channels (timing, caches, shared device memory that the
+driver does not clear), a candidate slowing the machine within its limits (`Cell.freeze` stops it while
+another is timed), or anything within its own cell, of which what earlier candidates of the lane printed may
+be a part. Patched torch, patched clocks and forged *answers* are expected there, which is why clock and
+comparison live in the judge, and only bytes cross.
+
+CUDA: all cells of a device share its driver; a kernel that wedges the device is noticed by the canary, not
+prevented. A cell at NAMESPACES has its own IPC and PID namespace, across which CUDA IPC handles may not open.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from enum import IntEnum
+from functools import cache
+
+from forecast_harness.sandbox.jobs import SandboxError
+
+
+class Level(IntEnum):
+    """Levels of containment; each includes those below it. The module's table says what each contains."""
+
+    PROCESS = 1
+    """A process of its own: session, limits, clean environment, closed descriptors, private scratch, no
+    capabilities."""
+    SYSCALLS = 2
+    """... and a system-call filter (seccomp)."""
+    FILES = 3
+    """... and a file-system rule set (landlock)."""
+    NAMESPACES = 4
+    """... and user or root-made namespaces: own PIDs, mounts, network, IPC. The root file system is a
+    read-only view of the interpreter and the system libraries. Needs seccomp; landlock is added if there."""
+
+    @property
+    def leaves_open(self) -> tuple[str, ...]:
+        """What a candidate can do at this level that the strongest would prevent; for reports."""
+        return tuple(what for what, last in _OPEN_UP_TO.items() if self <= last)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_OPEN_UP_TO = {
+    "secrets in the environment of the user's other processes": Level.SYSCALLS,
+    "ptrace, process memory, mount, bpf, clock setting": Level.PROCESS,
+    "internet sockets": Level.PROCESS,
+    "local sockets": Level.PROCESS,
+    "signals to the judge or to other processes": Level.PROCESS,
+    "writes outside scratch": Level.SYSCALLS,
+    "reading the user's files": Level.SYSCALLS,
+    "seeing other processes (names, command lines)": Level.FILES,
+}
+"""Rows of the module's table that some level leaves open, and the strongest level that does."""
+
+
+LAUNCH = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from forecast_harness.sandbox.server import main; main(sys.argv[2])"
+)
+"""How a server starts: isolated mode ignores PYTHONPATH and the working directory, so the path is told."""
+
+
+def search_path() -> str:
+    """This process's module search path as JSON, without the working directory."""
+    return json.dumps([entry for entry in sys.path if entry])
+
+
+@cache
+def strongest_level() -> Level:
+    """The strongest level this machine allows, found by trying each in a process of its own.
+
+    Raises `SandboxError` where there is none, with what was tried.
+    """
+    command = [sys.executable, "-I", "-c", LAUNCH, search_path(), json.dumps({"probe": True})]
+    if sys.platform != "linux":
+        raise SandboxError(f"the sandbox needs Linux, this is {sys.platform}; run it in a container there")
+    done = subprocess.run(command, capture_output=True, text=True, env={}, timeout=60, check=False)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        raise SandboxError(f"the probe did not answer: {done.stderr[-500:]}") from None
+    if not found["level"]:
+        raise SandboxError(f"no level of containment works here: {found['refused']}")
+    return Level(found["level"])

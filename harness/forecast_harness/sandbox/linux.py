@@ -1,0 +1,238 @@
+"""The few Linux calls that Python has no name for, each raising `OSError` when the kernel refuses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+NEW_NS = 0x00020000
+NEW_UTS = 0x04000000
+NEW_IPC = 0x08000000
+NEW_USER = 0x10000000
+NEW_PID = 0x20000000
+NEW_NET = 0x40000000
+NEW_CGROUP = 0x02000000
+NEW_TIME = 0x00000080
+
+_MS_BIND = 0x1000
+_MS_REC = 0x4000
+_MS_PRIVATE = 0x40000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 0x2, 0x4, 0x8
+_MNT_DETACH = 2
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_ATTR_RDONLY, _ATTR_NOSUID = 0x1, 0x2
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECUREBITS = 28
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_SECUREBITS_LOCKED = 0x3F
+"""NOROOT, NO_SETUID_FIXUP and KEEP_CAPS, each with its lock: uid 0 gives no capability any more."""
+
+_CAP_V3 = 0x20080522
+
+_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+"""`CONFIG_PROC_CHILDREN`; gVisor has none, for one."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int, what: str) -> int:
+    """Pass a libc result on. Raises `OSError` with errno and `what` when it is negative."""
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def syscall(number: int, *args: int | bytes | ctypes._Pointer[ctypes.Structure] | None) -> int:
+    """A raw system call; integers are passed as 64 bits."""
+    wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
+    return checked(_libc.syscall(ctypes.c_long(number), *wide), f"system call {number}")
+
+
+def prctl(option: int, argument: int = 0) -> None:
+    """`prctl(2)` with one argument."""
+    zero = ctypes.c_ulong(0)
+    checked(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero), f"prctl {option}")
+
+
+def die_with_parent(parent: int) -> None:
+    """Get SIGKILL when the parent ends; leave at once if it already has (`parent`: its pid, 0: unseen).
+
+    Must come after every change of uid, which clears the wish.
+    """
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def set_dumpable(flag: bool) -> None:
+    """Whether processes of the same user may look into this one (ptrace, /proc/PID/mem, fds, environ)."""
+    prctl(_PR_SET_DUMPABLE, int(flag))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def no_new_privileges() -> None:
+    """No setuid program gives this process anything; needed before landlock and seccomp."""
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def unshare(flags: int) -> None:
+    """Enter new namespaces; a new PID namespace begins with the next child."""
+    checked(_libc.unshare(flags), "unshare")
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapData(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable"))
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, also those that uid 0 would get by executing something."""
+    zero = ctypes.c_ulong(0)
+    _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(4), zero, zero, zero)  # clear all; absent before 4.3
+    _libc.prctl(_PR_SET_SECUREBITS, ctypes.c_ulong(_SECUREBITS_LOCKED), zero, zero, zero)
+    header, data = _CapHeader(_CAP_V3, 0), (_CapData * 2)()
+    checked(_libc.capset(ctypes.byref(header), data), "capset")
+
+
+def map_own_user(uid: int, gid: int) -> None:
+    """After `unshare(NEW_USER)`: keep the own uid and gid, so that the caller is still who it was."""
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """`mount(2)`."""
+    checked(
+        _libc.mount(
+            source.encode(),
+            target.encode(),
+            kind.encode() or None,
+            ctypes.c_ulong(flags),
+            options.encode() or None,
+        ),
+        f"mount {kind or source} on {target}",
+    )
+
+
+def make_private() -> None:
+    """Later mounts of this namespace do not travel to others."""
+    mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
+
+
+def bind(source: str, target: str) -> None:
+    """Show a file or tree, with what is mounted below it, at another path too."""
+    mount(source, target, flags=_MS_BIND | _MS_REC)
+
+
+def tmpfs(target: str, nbytes: int, mode: int) -> None:
+    """An empty file system in memory that holds at most `nbytes` and 65536 files."""
+    options = f"size={nbytes},nr_inodes=65536,mode={mode:o}"
+    mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+
+
+def proc(target: str) -> None:
+    """The processes of this PID namespace."""
+    mount("proc", target, "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = tuple((n, ctypes.c_uint64) for n in ("attr_set", "attr_clr", "propagation", "userns_fd"))
+
+
+def read_only(target: str, *, recursive: bool = True) -> None:
+    """Make a mount, and by default all below it, read-only and without setuid (Linux 5.12)."""
+    attr = _MountAttr(_ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    syscall(
+        442, _AT_FDCWD, target.encode() + b"\0", flags, ctypes.pointer(attr), ctypes.sizeof(attr)
+    )  # mount_setattr has one number everywhere
+
+
+def pivot(new_root: str) -> None:
+    """Make `new_root` (a mount) the root and forget the old one."""
+    number = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
+    os.chdir(new_root)
+    syscall(number, b".\0", b".\0")
+    checked(_libc.umount2(b".", _MNT_DETACH), "umount2 of the old root")
+    os.chdir("/")
+
+
+def children(pid: int) -> list[int]:
+    """Pids of the children of every thread of a process; none for one that is gone."""
+    found: list[int] = []
+    if not _LISTS_CHILDREN:
+        return children_by_search(pid)
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(n) for n in (task / "children").read_text().split()]
+    except OSError:
+        pass
+    return found
+
+
+def children_by_search(pid: int) -> list[int]:
+    """The same from every process's own word, for kernels that do not list children."""
+    found = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            try:
+                text = (place / "stat").read_text()
+            except OSError:
+                continue
+            # pid (name) state parent ...; a name may contain spaces and parentheses.
+            if int(text.rpartition(")")[2].split()[1]) == pid:
+                found.append(int(place.name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Pids of all processes below a process."""
+    found: list[int] = []
+    waiting = children(pid)
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.append(one)
+            waiting += children(one)
+    return found
+
+
+def mapped_files() -> set[str]:
+    """Paths of the files whose code is mapped into this process."""
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    return {line[5] for line in lines if len(line) == 6 and "x" in line[1] and line[5].startswith("/")}
+
+
+def state(pid: int) -> str:
+    """The letter that says what a process is doing; `X` for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def usage(pid: int) -> tuple[int, int]:
+    """(private bytes in memory, threads) of one process; zeros when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0, 0
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    kib = sum(int(facts.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
+    return kib * 1024, int(facts.get("Threads", "0"))

@@ -1,0 +1,137 @@
+"""Find the strongest level of containment by trying each: a cell tries to get out, and to do honest work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forecast_harness.sandbox import confine, inside, keeper, wire
+from forecast_harness.sandbox.jobs import Arrays, Limits, WireError
+from forecast_harness.sandbox.levels import Level
+
+_LIMITS = Limits(wall_s=20, cpu_s=20, memory_bytes=256 << 20, processes=64, output_bytes=16 << 20)
+_SECRET = "a secret of the user's"
+
+
+def strongest(
+    device: str | None, roots: tuple[str, ...], staging: str | None = None
+) -> tuple[int, dict[str, str]]:
+    """The strongest level that works (0: none), and why each stronger one was refused."""
+    refused: dict[str, str] = {}
+    for level in sorted(Level, reverse=True):
+        found, why = only(level, device, roots, staging)
+        if found:
+            return found, refused
+        refused |= why
+    return 0, refused
+
+
+def only(
+    level: Level, device: str | None, roots: tuple[str, ...], staging: str | None = None
+) -> tuple[int, dict[str, str]]:
+    """The level if it works here, else 0 and why not."""
+    with _place(staging) as (place, root):
+        why = _try(confine.Cage(level, device, roots, root), place)
+    return (0, {level.name: why}) if why else (int(level), {})
+
+
+@contextlib.contextmanager
+def _place(staging: str | None) -> Iterator[tuple[str, str]]:
+    place = tempfile.mkdtemp(prefix="forecast-probe-")
+    try:
+        Path(place, inside.FILES).mkdir()
+        outside = Path(place, "outside")
+        outside.mkdir()
+        outside.chmod(0o777)
+        (outside / "secret").write_text(_SECRET)
+        root = staging or f"{place}/root"
+        Path(root).mkdir(exist_ok=True)
+        yield place, root
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _try(cage: confine.Cage, place: str) -> str:
+    """The empty string, or what does not hold at this level."""
+    ours, theirs = socket.socketpair()
+    inward, status = os.pipe()
+    server = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            null = os.open(os.devnull, os.O_WRONLY)
+            keeper.keep(cage, _LIMITS, place, theirs, (null, null), status, server)
+        finally:
+            os._exit(1)
+    theirs.close()
+    os.close(status)
+    try:
+        ours.settimeout(_LIMITS.wall_s)
+        question = {"level": int(cage.level), "outside": f"{place}/outside", "judge": server}
+        question["readable"] = list(cage.readable)
+        entry = f"{__name__}:attempt"
+        wire.send(ours, {"nonce": "", "entry": entry, "payload": question, "limit": 0}, {})
+        answer, _ = wire.receive(ours, 0)
+        return str(answer["value"]) if "value" in answer else str(answer["error"]["text"])
+    except (EOFError, OSError, WireError, KeyError) as error:
+        os.set_blocking(inward, False)
+        with contextlib.suppress(BlockingIOError):
+            return os.read(inward, 4096).decode() or f"the cell is gone: {error!r}"
+        return f"the cell does not answer: {error!r}"
+    finally:
+        ours.close()
+        os.close(inward)
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def attempt(payload: dict[str, Any], arrays: Arrays, state: dict[str, Any]) -> str:
+    """Runs in the cell: name the first thing that is possible and must not be, or the other way round."""
+    level = Level(payload["level"])
+    secret = Path(payload["outside"], "secret")
+    wrong: dict[str, bool] = {
+        "it holds capabilities": not _without_capabilities(),
+        "scratch cannot be written": not _works(lambda: Path("tmp/x").write_text("x")),
+        "the interpreter cannot be read": not all(_works(Path(r).stat) for r in payload["readable"])
+        or not _works(lambda: Path(os.__file__).read_bytes()),
+        "no program can be started": not _works(
+            lambda: subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True, timeout=15)
+        ),
+    }
+    if level >= Level.SYSCALLS:
+        wrong["an internet socket could be made"] = _works(lambda: socket.socket().close())
+        wrong["another process could be signalled"] = _works(lambda: os.kill(payload["judge"], 0))
+    if level >= Level.FILES:
+        wrong["a file outside could be read"] = _works(secret.read_text)
+        wrong["a file outside could be written"] = _works(lambda: secret.write_text("x"))
+    if level >= Level.NAMESPACES:
+        seen = [p.name for p in Path("/proc").iterdir() if p.name.isdigit()]
+        wrong["other processes are visible"] = len(seen) > 3 or os.getpid() > 3
+        # Not by its interfaces: some kernels put idle tunnels into every new network.
+        wrong["there is a network"] = len(Path("/proc/net/route").read_text().splitlines()) > 1
+    return "; ".join(text for text, is_so in wrong.items() if is_so)
+
+
+def _works(what: Any) -> bool:
+    try:
+        what()
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
+
+
+def _without_capabilities() -> bool:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return any(line.startswith("CapEff:") and int(line.split()[1], 16) == 0 for line in lines)

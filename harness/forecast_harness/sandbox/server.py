@@ -1,0 +1,295 @@
+"""The fork-server of one lane: warm, without a device, and never in contact with a candidate's code.
+
+It forks a *judge* per job and a *cell* whenever a judge asks for one, drains the cells' output, watches
+their memory, processes and time, kills what exceeds, and reports how each ended. It sees no payload and no
+answer: those cross sockets that it only passes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from forecast_harness.sandbox import keeper, linux, probes, worker
+from forecast_harness.sandbox.confine import Cage, interpreter_roots
+from forecast_harness.sandbox.jobs import Limits
+from forecast_harness.sandbox.levels import Level
+from forecast_harness.sandbox.running import CellRun, JobRun
+
+_TICK_S = 0.1
+_MESSAGE = 1 << 17
+_LAST_READS = 32
+"""Of 64 KiB each, from a stream whose cell has ended: more than a pipe holds, and not for ever."""
+
+
+class Server:
+    """The event loop. `control` is the lane's end; everything ends when the lane hangs up."""
+
+    def __init__(self, control: socket.socket, cage: Cage) -> None:
+        self._control = control
+        self._cage = cage
+        self._selector = selectors.DefaultSelector()
+        self._job: JobRun | None = None
+        self._cells: dict[int, CellRun] = {}
+        self._pid = os.getpid()
+        self._anonymous = linux.usage(self._pid)[0]
+        self._watched = 0.0
+        self._told_to_stop = False
+        inward, self._wake = os.pipe()
+        for fd in (inward, self._wake):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        self._listen(control.fileno(), self._on_lane)
+        self._listen(inward, lambda: self._drop(inward))
+
+    def serve(self) -> bool:
+        """Run until the lane hangs up, then kill everything. True when it had said that it would."""
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                for key, _ in self._selector.select(_TICK_S):
+                    if key.fd in self._selector.get_map():  # not closed by one before it
+                        key.data()
+                self._reap()
+                self._watch()
+        keeper.sweep(self._pid)
+        return self._told_to_stop
+
+    # --- requests ---
+
+    def _on_lane(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self._control, _MESSAGE, 1)
+        if not data:
+            raise EOFError
+        request = json.loads(data)
+        match request["op"]:
+            case "stop":
+                self._told_to_stop = True
+            case "ping":
+                self._tell({"event": "pong"})
+            case "run":
+                self._start_job(request, fds[0])
+
+    def _start_job(self, request: dict[str, Any], result: int) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        limits = Limits(**request["limits"])
+
+        def body() -> NoReturn:
+            channel = socket.socket(fileno=result)
+            worker.judge(theirs, channel, request["place"], limits, self._cage.level, self._pid)
+
+        pid = self._fork(body, spare={theirs.fileno(), result})
+        os.close(result)
+        theirs.close()
+        self._job = JobRun(pid, request["job"], ours, request["place"], limits)
+        self._listen(ours.fileno(), self._on_judge)
+
+    def _on_judge(self) -> None:
+        job = self._job
+        assert job is not None
+        try:
+            data = job.channel.recv(_MESSAGE)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._selector.unregister(job.channel.fileno())
+            return
+        request = json.loads(data)
+        if request["op"] == "cell":
+            self._start_cell(job, Limits(**request["limits"]))
+            return
+        run = self._cells.get(request["cell"])
+        if request["op"] == "close":
+            if run is not None:
+                self._end(run, "closed")
+            return
+        left, own = 0, 1 + int(self._cage.own_root)
+        if run is not None and request["op"] == "freeze":
+            left = run.freeze(own)
+        elif run is not None:
+            run.thaw(own)
+        answer = {"event": "frozen", "cell": request["cell"], "left": left}
+        with contextlib.suppress(OSError):
+            job.channel.send(json.dumps(answer).encode())
+
+    def _start_cell(self, job: JobRun, limits: Limits) -> None:
+        judge_end, cell_end = socket.socketpair()
+        pipes = [os.pipe() for _ in range(3)]
+        (out, out_w), (err, err_w), (status, status_w) = pipes
+
+        def body() -> NoReturn:
+            keeper.keep(self._cage, limits, job.place, cell_end, (out_w, err_w), status_w, self._pid)
+
+        pid = self._fork(body, spare={cell_end.fileno(), out_w, err_w, status_w})
+        cell_end.close()
+        for fd in (out_w, err_w, status_w):
+            os.close(fd)
+        shared = "" if self._cage.own_root else job.place
+        run = CellRun(pid, job.cells, limits, out, err, status, shared)
+        job.cells += 1
+        job.deadline += limits.wall_s
+        self._cells[run.number] = run
+        for stream in (out, err):
+            os.set_blocking(stream, False)
+            self._listen(stream, lambda s=stream: self._drain(run, s))  # type: ignore[misc]
+        message = {"event": "cell", "cell": run.number}
+        with contextlib.suppress(OSError):
+            socket.send_fds(job.channel, [json.dumps(message).encode()], [judge_end.fileno()])
+        judge_end.close()
+
+    def _fork(self, body: Callable[[], NoReturn], spare: set[int]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+                if fd > 2 and fd not in spare:
+                    with contextlib.suppress(OSError):  # the listing's own
+                        os.close(fd)
+            body()
+        finally:
+            os._exit(1)
+
+    # --- what happens ---
+
+    def _drain(self, run: CellRun, stream: int) -> None:
+        """Keep the tail of what a cell writes; the rest is read and forgotten, so that it never blocks."""
+        try:
+            block = os.read(stream, 1 << 16)
+        except BlockingIOError:
+            return
+        if block:
+            run.keep_tail(stream, block)
+        else:
+            self._selector.unregister(stream)
+            run.closed.add(stream)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, code = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            exit_code = os.waitstatus_to_exitcode(code)
+            if self._job is not None and pid == self._job.pid:
+                self._job.code = exit_code
+                for run in list(self._cells.values()):
+                    self._end(run, "closed")
+            else:
+                for run in [r for r in self._cells.values() if r.pid == pid]:
+                    self._cell_ended(run)
+            self._maybe_job_ended()
+
+    def _cell_ended(self, run: CellRun) -> None:
+        del self._cells[run.number]
+        left = keeper.sweep(self._pid, self._known())
+        for stream in (run.out, run.err):
+            for _ in range(_LAST_READS):
+                if stream not in run.closed:
+                    self._drain(run, stream)
+            if stream not in run.closed:  # somebody survived and still holds it
+                self._selector.unregister(stream)
+            os.close(stream)
+        report = run.report()
+        job = self._job
+        assert job is not None
+        job.left += left
+        job.tails = (run.tail(run.out), run.tail(run.err))
+        with contextlib.suppress(OSError):
+            job.channel.send(json.dumps({"event": "end", **report}).encode())
+
+    def _known(self) -> frozenset[int]:
+        known = {run.pid for run in self._cells.values()}
+        if self._job is not None and self._job.code is None:
+            known.add(self._job.pid)
+        return frozenset(known)
+
+    def _maybe_job_ended(self) -> None:
+        job = self._job
+        if job is None or job.code is None or self._cells:
+            return
+        if job.channel.fileno() in self._selector.get_map():
+            self._selector.unregister(job.channel.fileno())
+        job.channel.close()
+        self._job = None
+        out, err = job.tails
+        facts = {"job": job.number, "code": job.code, "why": job.why, "left": job.left}
+        self._tell({"event": "end", **facts, "out": out, "err": err})
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        if now - self._watched < _TICK_S:
+            return
+        self._watched = now
+        for run in list(self._cells.values()):
+            why = run.exceeded(now, self._anonymous, 1 + int(self._cage.own_root))
+            if why:
+                self._end(run, why)
+        job = self._job
+        if job is not None and job.code is None and now > job.deadline:
+            job.why = "overdue"
+            self._kill(job.pid)
+
+    def _end(self, run: CellRun, why: str) -> None:
+        """Kill a cell; its keeper's death takes the namespace along, or leaves orphans that are swept."""
+        run.why = run.why or why
+        self._kill(run.pid)
+
+    def _kill(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+    def _listen(self, fd: int, handler: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, handler)
+
+    def _drop(self, fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(fd, 4096)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._control.send(json.dumps(message).encode())
+
+
+def main(text: str) -> None:
+    """Start a server, or with `probe` say on stdout which level works here. `text`: its orders in JSON."""
+    orders = json.loads(text)
+    linux.adopt_orphans()
+    for module in orders.get("warm", []):
+        importlib.import_module(module)
+    roots = interpreter_roots()
+    if orders.get("probe"):
+        level, refused = probes.strongest(None, roots)
+        print(json.dumps({"level": level, "refused": refused}))
+        return
+    control = socket.socket(fileno=orders["control"])
+    if orders["level"] is None:
+        level, refused = probes.strongest(orders["device"], roots, orders["staging"])
+    else:
+        level, refused = probes.only(Level(orders["level"]), orders["device"], roots, orders["staging"])
+    control.send(json.dumps({"event": "hello", "level": level, "refused": refused}).encode())
+    if not level:
+        return
+    linux.set_dumpable(False)
+    gc.collect()
+    gc.freeze()  # forks share these pages for good
+    gc.disable()
+    cage = Cage(Level(level), orders["device"], roots, orders["staging"])
+    if not Server(control, cage).serve():  # nobody is left to remove the lane's files
+        shutil.rmtree(orders["scratch"], ignore_errors=True)
+    sys.exit(0)

@@ -1,0 +1,97 @@
+"""Framed JSON with binary arrays over a stream socket; nothing that is read is ever executed.
+
+A frame is `FAT1`, the header's length (4 bytes, big-endian), the header in JSON
+`{"value": ..., "arrays": [[name, dtype, shape], ...]}` and the arrays' bytes in that order.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from forecast_harness.sandbox.jobs import Array, Arrays, WireError, byte_size
+
+_MAGIC = b"FAT1"
+_PREFIX = struct.Struct(">4sI")
+_MOST_HEADER = 4 << 20
+"""Of JSON from an untrusted side: parsed, it may take thirty times as much."""
+TRUSTED = 1 << 40
+"""A limit for frames from a trusted side, which only memory bounds."""
+_BLOCK = 1 << 20
+
+Wait = Callable[[], None]
+"""Called before each read; returns when there is something to read, or raises."""
+
+
+def _no_wait() -> None:
+    return None
+
+
+def encode(value: Any, arrays: Arrays) -> bytes:
+    """The frame up to the arrays' bytes. Raises `WireError` for a value that JSON cannot hold."""
+    described = [[name, array.dtype, list(array.shape)] for name, array in arrays.items()]
+    try:
+        header = json.dumps({"value": value, "arrays": described}, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WireError(f"the value must be JSON without NaN and infinity: {error}") from error
+    return _PREFIX.pack(_MAGIC, len(header)) + header
+
+
+def send(channel: socket.socket, value: Any, arrays: Arrays) -> None:
+    """Write one frame. Raises `WireError` before the first byte, `OSError` when the other side is gone."""
+    send_encoded(channel, encode(value, arrays), arrays)
+
+
+def send_encoded(channel: socket.socket, frame: bytes, arrays: Arrays) -> None:
+    """Write what `encode` made of a value and these arrays. Raises `OSError` only."""
+    channel.sendall(frame)
+    for array in arrays.values():
+        channel.sendall(array.data)
+
+
+def receive(
+    channel: socket.socket, limit: int, wait: Wait = _no_wait, header_limit: int = _MOST_HEADER
+) -> tuple[Any, dict[str, Array]]:
+    """Read one frame of at most `limit` bytes of arrays and `header_limit` bytes of JSON.
+
+    Raises `EOFError` when the other side closed before or within the frame, `WireError` for bytes that are
+    none.
+    """
+    magic, length = _PREFIX.unpack(_exactly(channel, _PREFIX.size, wait))
+    if magic != _MAGIC or length > header_limit:
+        raise WireError(f"no frame: it begins with {magic!r} and a header of {length} bytes")
+    try:
+        header = json.loads(_exactly(channel, length, wait), parse_constant=_refuse)
+        named = [(str(n), str(d), tuple(s)) for n, d, s in header["arrays"]]
+        value = header["value"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise WireError(f"the header is malformed: {error!r:.200}") from error
+    if len({name for name, _, _ in named}) != len(named):
+        raise WireError("an array is named twice")
+    sizes = [byte_size(dtype, shape) for _, dtype, shape in named]
+    if sum(sizes) > limit:
+        raise WireError(f"the arrays take {sum(sizes)} bytes, the limit is {limit}")
+    arrays = {
+        name: Array(dtype, shape, bytes(_exactly(channel, size, wait)))
+        for (name, dtype, shape), size in zip(named, sizes, strict=True)
+    }
+    return value, arrays
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _exactly(channel: socket.socket, count: int, wait: Wait) -> bytearray:
+    # Grown block by block: a length that is only claimed costs nothing.
+    data = bytearray()
+    while len(data) < count:
+        wait()
+        block = channel.recv(min(_BLOCK, count - len(data)))
+        if not block:
+            raise EOFError("the channel was closed")
+        data += block
+    return data

@@ -1,0 +1,1 @@
+"""Timing: paired comparison, racing, promotion that survives repeated looks, plausibility."""

@@ -1,0 +1,166 @@
+"""The device's side of timing: facts from the driver, one process at a time, events around a cold launch."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.features.devices import card
+from forecast_autotune.records import Device
+from forecast_harness.timing.plausible import Peaks
+
+_LEAST_FLUSH = 256 << 20
+_L2_TIMES = 3
+_PERSISTING_L2_LIMIT = 6
+"""CU_LIMIT_PERSISTING_L2_CACHE_SIZE of the driver's API."""
+_HEADROOM = 1.15
+"""How far boards exceed their datasheet's bandwidth."""
+
+
+class DeviceBusy(ForecastAutotuneError, TimeoutError):
+    """Another process is timing on this device."""
+
+
+@cache
+def _nvml() -> Any:
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
+def device_count() -> int:
+    """NVIDIA devices the driver knows; 0 without a driver. Opens no context on any."""
+    library, count = _nvml(), ctypes.c_uint(0)
+    if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def _handle(index: int) -> Any:
+    library, handle = _nvml(), ctypes.c_void_p()
+    if library is None or library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
+        return None
+    return handle
+
+
+def _text(function: str, handle: Any) -> str:
+    buffer = ctypes.create_string_buffer(96)
+    done = getattr(_nvml(), function)(handle, buffer, ctypes.c_uint(96))
+    return buffer.value.decode(errors="replace") if done == 0 else ""
+
+
+def _number(function: str, *arguments: Any, wide: bool = False) -> int | None:
+    value: Any = ctypes.c_ulonglong(0) if wide else ctypes.c_uint(0)
+    done = getattr(_nvml(), function)(*arguments, ctypes.byref(value))
+    return int(value.value) if done == 0 else None
+
+
+def identity(index: int) -> tuple[str, str]:
+    """(name, UUID) of a device by the driver's index; two empty texts when there is none."""
+    handle = _handle(index)
+    if handle is None:
+        return "", ""
+    return _text("nvmlDeviceGetName", handle), _text("nvmlDeviceGetUUID", handle)
+
+
+def conditions(index: int) -> dict[str, int]:
+    """Clocks (MHz), temperature (C), power (mW) and throttle reasons (the driver's bits); what it tells."""
+    handle = _handle(index)
+    if handle is None:
+        return {}
+    found = {
+        "sm_mhz": _number("nvmlDeviceGetClockInfo", handle, 1),
+        "memory_mhz": _number("nvmlDeviceGetClockInfo", handle, 2),
+        "temperature_c": _number("nvmlDeviceGetTemperature", handle, 0),
+        "power_mw": _number("nvmlDeviceGetPowerUsage", handle),
+        "throttle": _number("nvmlDeviceGetCurrentClocksThrottleReasons", handle, wide=True),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def peaks(name: str) -> Peaks:
+    """The most a device of this name can do, from its datasheet with some headroom."""
+    known = card(Device(name, "cuda", "", 0, 0, 0, 0, 0))
+    return Peaks(known.memory_gb_s * 1e9 * _HEADROOM, known.tensor_tflops * 2e12 * _HEADROOM)
+
+
+@contextmanager
+def exclusive(uuid: str, timeout_s: float = 600.0, folder: Path | None = None) -> Iterator[None]:
+    """Hold a device, among all processes of this machine that ask in this way.
+
+    Raises `DeviceBusy` after `timeout_s` seconds.
+    """
+    place = (folder or Path(tempfile.gettempdir())) / f"forecast-device-{uuid or 'host'}.lock"
+    lock = FileLock(place, mode=0o666)
+    try:
+        lock.acquire(timeout=timeout_s)
+    except Timeout as error:
+        raise DeviceBusy(f"another process has been timing on {uuid} for {timeout_s:g} s") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class DeviceTimer:
+    """Seconds of one launch with cold caches. Runs in the cell, so its word is checked against the judge's.
+
+    The L2 is flushed by writing three times its size, after any part of it that was set aside for
+    persisting lines has been given back. Device events count the launch's own stream; the host's clock, to
+    the end of all work on the device, counts everything: the larger of the two is reported, so that work on
+    another stream gains nothing.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        cuda = torch.cuda
+        self._event, self._synchronize = cuda.Event, cuda.synchronize
+        size = max(_LEAST_FLUSH, _L2_TIMES * int(cuda.get_device_properties(0).L2_cache_size))
+        self._flush_buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
+        self._driver: Any = None
+        with suppress(OSError):
+            self._driver = ctypes.CDLL("libcuda.so.1")
+        self._clock = time.perf_counter
+        self._overhead = min(self._both(lambda: None)[1] for _ in range(20))
+
+    def flush(self) -> None:
+        """Leave nothing of earlier launches in the L2."""
+        if self._driver is not None:
+            self._driver.cuCtxSetLimit(_PERSISTING_L2_LIMIT, ctypes.c_size_t(0))
+            self._driver.cuCtxResetPersistingL2Cache()
+        self._flush_buffer.zero_()
+
+    def _both(self, call: Callable[[], Any]) -> tuple[float, float, Any]:
+        start, end = self._event(enable_timing=True), self._event(enable_timing=True)
+        self._synchronize()
+        begin = self._clock()
+        start.record()
+        result = call()
+        end.record()
+        self._synchronize()
+        wall = self._clock() - begin
+        return start.elapsed_time(end) * 1e-3, wall, result
+
+    def time(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Seconds of `call`, and what it returned."""
+        self.flush()
+        events, wall, result = self._both(call)
+        hidden = wall - self._overhead
+        return (hidden if hidden > 1.5 * events + 50e-6 else events), result
+
+
+def label_facts(index: int | None) -> Mapping[str, Any]:
+    """What a label says of the device: `device_uuid` and `clocks`; nothing for a host."""
+    if index is None:
+        return {}
+    return {"device_uuid": identity(index)[1], "clocks": conditions(index)}

@@ -1,0 +1,112 @@
+"""Times that cannot be true: faster than memory or arithmetic allow, or contradicted by another clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The most a device can do: bytes per second from its slowest level that inputs must cross, and
+    floating-point operations per second in the format that the task allows."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    def to_json(self) -> dict[str, float]:
+        """Both numbers by name."""
+        return {"bytes_per_s": self.bytes_per_s, "flops_per_s": self.flops_per_s}
+
+
+HOST = Peaks(4e12, 5e13)
+"""No processor of today is faster, even from its caches: what exceeds this on a host is no measurement."""
+
+_DISPATCH_S = 50e-6
+_SHARE = 0.2
+_ENOUGH = 8
+
+
+def floor_seconds(moved_bytes: float, flops: float, peaks: Peaks) -> float:
+    """The least seconds one launch can take (roofline; Williams, Waterman, Patterson 2009)."""
+    return max(moved_bytes / peaks.bytes_per_s, flops / peaks.flops_per_s)
+
+
+def impossible(seconds: float, moved_bytes: float, flops: float, peaks: Peaks) -> str:
+    """Why one launch cannot have taken so little; '' if it can.
+
+    Applied per workload, before any mean: one time of zero would make a geometric mean zero.
+    """
+    if not math.isfinite(seconds) or seconds <= 0:
+        return f"{seconds!r} s is no time"
+    least = floor_seconds(moved_bytes, flops, peaks)
+    if seconds < least:
+        return (
+            f"{seconds:.3g} s for {moved_bytes:.3g} bytes and {flops:.3g} operations, "
+            f"which take {least:.3g} s at the device's peak"
+        )
+    return ""
+
+
+def clocks_disagree(
+    reported: Sequence[float], outside: Sequence[float], idle: Sequence[float], share: float = _SHARE
+) -> str:
+    """Why the times a candidate's process reported contradict those seen from outside; '' if they agree.
+
+    `outside` is from question to answer by another process's clock, `idle` the same for a question that
+    launches nothing. What a launch took beyond what was reported (its excess) has to be explained by
+    `idle`. A lie about every launch shows in the smallest excesses, which a busy machine does not disturb;
+    a lie about most shows in the median, which is held against thrice what was reported. A time above the
+    outside one is wrong at any rate. Fewer than eight launches say nothing.
+    """
+    if any(inner > outer for inner, outer in zip(reported, outside, strict=True)):
+        return "a launch is said to have taken longer than the question it answered"
+    if len(reported) < _ENOUGH:
+        return ""
+    said = _quantile(reported, 0.5)
+    excesses = [o - r for r, o in zip(reported, outside, strict=True)]
+    for level, overhead, margin in ((0.1, _quantile(idle, 0.5), share), (0.5, _overhead(idle), 3.0)):
+        excess, allowed = _quantile(excesses, level) - overhead, margin * said + _DISPATCH_S + 0.5 * overhead
+        if excess > allowed:
+            return (
+                f"launches took {excess * 1e6:.0f} us more than was reported ({said * 1e6:.0f} us); "
+                f"{allowed * 1e6:.0f} us can be explained"
+            )
+    return ""
+
+
+def unexplained(reported: Sequence[float], outside: Sequence[float], idle: Sequence[float]) -> float:
+    """The share of launches that took clearly longer than was reported: half as long again, and a dispatch.
+
+    To be compared between contestants that were timed in turns, so that a busy machine meets both alike: a
+    lie about one launch in ten is the least that moves a comparison of pairs.
+    """
+    allowed = _overhead(idle) + 0.5 * _quantile(reported, 0.5) + _DISPATCH_S
+    return sum(o - r > allowed for r, o in zip(reported, outside, strict=True)) / len(reported)
+
+
+def _overhead(idle: Sequence[float]) -> float:
+    """What asking may cost on this machine as it is now: a busy one must not make liars of honest ones."""
+    return _quantile(idle, 0.95)
+
+
+def slow_at_first(samples: Sequence[float], factor: float = 5.0) -> str:
+    """Why the first launches are unlike the last ones; '' if they are not.
+
+    A candidate that is slow at first on purpose makes an adaptive harness take fewer samples. Even the
+    fastest of the first quarter must be slower than nine tenths of the last: no burst of load does that,
+    nor does compilation, which some launches escape.
+    """
+    quarter = len(samples) // 4
+    if quarter < 3:
+        return ""
+    first, last = min(samples[:quarter]), _quantile(samples[-quarter:], 0.9)
+    if first > factor * last:
+        return f"each of the first {quarter} launches took at least {first / last:.1f} times the last ones"
+    return ""
+
+
+def _quantile(values: Sequence[float], level: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(level * len(ordered)))]

@@ -1,0 +1,153 @@
+"""Whether a pack can tell right from wrong: its checker must reject what every cheat reduces to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_harness.packs.schema import Pack
+from forecast_harness.verify.problem import Case, Draw, Problem
+
+Outputs = list[torch.Tensor]
+
+
+class PackRefused(ForecastAutotuneError, ValueError):
+    """A pack that wrong solutions would pass; the message says which."""
+
+
+def refused(pack: Pack, problem: Problem, seed: int = 0, hidden: int = 2) -> list[str]:
+    """Why this pack must not be used; empty if it may be.
+
+    Every workload, and `hidden` drawn ones, must accept the reference's own result and reject: zeros, each
+    input copied into the output, a constant, wrong shapes, a swapped dtype, and results nearly right (one
+    percent off, one element off, the last row missing, two rows swapped). Also refused: an output that does
+    not depend on the inputs, since any solution could then ignore them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found: list[str] = []
+    axes = [w.axes for w in pack.checked_workloads] + [None] * hidden
+    for one in axes:
+        how = Draw("normal", "contiguous", generator)
+        case, other = problem.case(one, how), problem.case(one, how)
+        right = _reference(pack, case)
+        if right is None:
+            continue
+        if not any(t.numel() for t in right):
+            continue
+        finding, _ = case.check(right)
+        if finding:
+            found.append(f"{case.label}: refuses its own reference rounded to the output dtype: {finding[1]}")
+            continue
+        found += [
+            f"{case.label}: accepts {name}"
+            for name, wrong in _wrong(case, right, public=one is not None)
+            if not case.check(wrong)[0]
+        ]
+        stale = _reference(pack, other)
+        if (
+            stale is not None
+            and all(a.shape == b.shape for a, b in zip(stale, right, strict=True))
+            and not case.check(stale)[0]
+        ):
+            found.append(f"{case.label}: accepts the result of other inputs, so it does not depend on them")
+    return found
+
+
+def _reference(pack: Pack, case: Case) -> Outputs | None:
+    """The exact result in the output dtypes; found through the checker's own reference."""
+    make: Callable[[], Sequence[torch.Tensor]] | None = case.right
+    return None if make is None else list(make())
+
+
+def _wrong(case: Case, right: Outputs, public: bool) -> list[tuple[str, Outputs]]:
+    """Wrong results by name. One that happens to be right (a sum of one element is a copy) does not count
+    at a drawn size; at a public one it shows that the trivial answer is the answer there."""
+    wrong: list[tuple[str, Outputs]] = []
+
+    def replaced(name: str, change: Callable[[torch.Tensor], torch.Tensor], trivial: bool = False) -> None:
+        changed = [change(t) for t in right]
+        same = all(
+            a.shape == b.shape and a.dtype == b.dtype and torch.equal(_raw(a), _raw(b))
+            for a, b in zip(changed, right, strict=True)
+        )
+        if not same or (trivial and public):
+            wrong.append((name, changed))
+
+    replaced("zeros", torch.zeros_like, trivial=True)
+    replaced("a constant", lambda t: torch.full_like(t, _mean(t)), trivial=True)
+    replaced("another shape", lambda t: t.unsqueeze(0))
+    replaced("a missing row", lambda t: t.reshape(-1)[:-1])
+    replaced("another dtype", lambda t: t.to(torch.int64 if t.dtype == torch.float64 else torch.float64))
+    replaced("no output written", _unwritten)
+    for name, given in case.tensors.items():
+        replaced(f"a copy of {name}", partial(_copied, given), trivial=True)
+    replaced("results too large by a hundredth", _scaled)
+    replaced("one wrong element", _one_off)
+    replaced("the last row left out", _last_row)
+    replaced("the first two rows swapped", _swapped)
+    return wrong
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _mean(tensor: torch.Tensor) -> float:
+    return float(tensor.double().nan_to_num(0, 0, 0).mean())
+
+
+def _unwritten(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone()
+    if tensor.numel():
+        _raw_of(changed)[-tensor.element_size() :] = 255 if tensor.is_floating_point() else 77
+    return changed
+
+
+def _raw_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes themselves, not a copy; for contiguous tensors."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _copied(given: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    flat = given.reshape(-1)
+    if flat.numel() == 0:
+        return torch.zeros_like(like)
+    times = -(-like.numel() // flat.numel())
+    return flat.repeat(times)[: like.numel()].to(like.dtype).reshape(like.shape)
+
+
+def _scaled(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor + 1 if tensor.dtype != torch.bool else ~tensor
+    factor = 1 + max(0.01, 2 * torch.finfo(tensor.dtype).eps)
+    return (tensor.double() * factor).to(tensor.dtype)
+
+
+def _one_off(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone().reshape(-1)
+    middle = changed.numel() // 2
+    if changed.dtype == torch.bool:
+        changed[middle] = ~changed[middle]
+    elif not changed.is_floating_point():
+        changed[middle] += 1
+    else:
+        size = tensor.double().nan_to_num(0, 0, 0).square().mean().sqrt()
+        changed[middle] = (changed[middle].double() + 0.5 * size).to(changed.dtype)
+    return changed.reshape(tensor.shape)
+
+
+def _last_row(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone()
+    if changed.dim():
+        changed[-1] = 0
+    return changed
+
+
+def _swapped(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone()
+    if changed.dim() and changed.shape[0] > 1:
+        changed[0], changed[1] = tensor[1].clone(), tensor[0].clone()
+    return changed

@@ -1,0 +1,148 @@
+"""One block of bytes that holds all tensors of a launch, with canaries everywhere else.
+
+The judge builds it, the cell copies it over its own block at the same addresses and sends the block back
+afterwards. Whatever byte outside an output changed was written out of bounds or into an input.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+GUARD = 256
+"""Bytes of canary before, behind and between tensors, at least."""
+_ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor lies: offset in bytes, shape and strides in elements."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    output: bool = False
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last, gaps included; 0 for an empty tensor."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+    def view(self, block: torch.Tensor) -> torch.Tensor:
+        """The tensor inside a uint8 block."""
+        dtype = getattr(torch, self.dtype)
+        size = torch.empty((), dtype=dtype).element_size()
+        flat = block[self.offset : self.offset + self.span * size].view(dtype)
+        return flat.as_strided(self.shape, self.stride)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "stride": list(self.stride),
+            "offset": self.offset,
+            "output": self.output,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Slot:
+        """Read what `to_json` wrote."""
+        return cls(
+            data["name"],
+            data["dtype"],
+            tuple(data["shape"]),
+            tuple(data["stride"]),
+            data["offset"],
+            data["output"],
+        )
+
+
+@dataclass(frozen=True)
+class Arena:
+    """A filled block and the slots in it."""
+
+    block: torch.Tensor
+    slots: tuple[Slot, ...]
+
+    def data(self) -> bytes:
+        """The block's bytes."""
+        return bytes(self.block.numpy().tobytes())
+
+
+def strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Element strides of `shape` in a layout; those that do not apply to so few axes are contiguous."""
+    order = list(range(len(shape)))
+    if layout == "transposed" and len(shape) >= 2:
+        order[-1], order[-2] = order[-2], order[-1]
+    found = [0] * len(shape)
+    step = 1
+    for position, axis in enumerate(reversed(order)):
+        found[axis] = step
+        step *= max(1, shape[axis])
+        if layout == "padded" and position == 0 and len(shape) >= 2:
+            step += 3
+    return tuple(found)
+
+
+def build(
+    tensors: Mapping[str, torch.Tensor],
+    outputs: Mapping[str, torch.Tensor],
+    layouts: Mapping[str, str],
+    rng: random.Random,
+    *,
+    shift: int = 0,
+) -> Arena:
+    """Lay out inputs and given outputs; `shift` moves all of them by so many aligned steps.
+
+    Outputs are filled with NaN (integers: all bits set); canaries are random bytes, or all bits set,
+    which reads as NaN, so that a result that depends on what lies beyond a tensor shows.
+    """
+    slots: list[Slot] = []
+    position = GUARD + shift * _ALIGN
+    for name, value in (*tensors.items(), *outputs.items()):
+        layout = layouts.get(name, "contiguous")
+        size = value.element_size()
+        offset = -(-position // _ALIGN) * _ALIGN + (size if layout == "offset" else 0)
+        kind = str(value.dtype).removeprefix("torch.")
+        slot = Slot(name, kind, tuple(value.shape), strides(value.shape, layout), offset, name in outputs)
+        slots.append(slot)
+        position = offset + slot.span * size + GUARD
+    canary = rng.randbytes(position) if rng.random() < 0.5 else b"\xff" * position
+    block = torch.from_numpy(np.frombuffer(bytearray(canary), dtype=np.uint8))
+    for slot in slots:
+        if slot.span:
+            slot.view(block).copy_(outputs[slot.name] if slot.output else tensors[slot.name])
+    return Arena(block, tuple(slots))
+
+
+def changed(before: Arena, after: bytes) -> tuple[list[str], int]:
+    """Which inputs changed, and how many bytes changed that belong to no tensor."""
+    now = np.frombuffer(after, dtype=np.uint8)
+    was = before.block.numpy()
+    if len(now) != len(was):
+        return [], abs(len(now) - len(was))
+    differs = torch.from_numpy(now != was)
+    owned = torch.zeros(len(was), dtype=torch.bool)
+    inputs = []
+    for slot in before.slots:
+        if not slot.span:
+            continue
+        size = getattr(torch, slot.dtype).itemsize
+        shape, stride = (*slot.shape, size), (*(s * size for s in slot.stride), 1)
+        mask = owned[slot.offset : slot.offset + slot.span * size].as_strided(shape, stride)
+        mask.fill_(True)
+        part = differs[slot.offset : slot.offset + slot.span * size].as_strided(shape, stride)
+        if not slot.output and part.any():
+            inputs.append(slot.name)
+    return inputs, int((differs & ~owned).sum())

@@ -1,0 +1,63 @@
+"""Input values: regimes that catch what standard normal numbers let through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+_COUNT = 3
+"""How many elements a NaN or an infinity is put into."""
+
+
+def draw(shape: Sequence[int], dtype: torch.dtype, regime: str, generator: torch.Generator) -> torch.Tensor:
+    """A contiguous CPU tensor of this shape whose numbers follow `regime`.
+
+    normal: N(0, 1); uniform: [0, 1); offset: N(5, 1), where an operation that is nearly the identity or
+    nearly zero on N(0, 1) shows; large and tiny: N(0, 1) scaled so that squares still fit the dtype;
+    denormal: half of the elements below the smallest normal number; cauchy: heavy tails; nan, inf: a few
+    among normal ones. Integers are uniform in [0, 128), booleans fair.
+    """
+    size = tuple(shape)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, size, generator=generator).bool()
+    if not dtype.is_floating_point:
+        return torch.randint(0, 128, size, generator=generator).to(dtype)
+    info = torch.finfo(dtype)
+    normal = torch.randn(size, generator=generator, dtype=torch.float64)
+    if regime == "uniform":
+        normal = torch.rand(size, generator=generator, dtype=torch.float64)
+    elif regime == "offset":
+        normal = normal + 5
+    elif regime == "large":
+        normal = normal * min(1e3, math.sqrt(info.max) / 16)
+    elif regime == "tiny":
+        normal = normal * max(1e-3, math.sqrt(info.smallest_normal))
+    elif regime == "denormal":
+        small = torch.rand(size, generator=generator) < 0.5
+        normal = torch.where(small, normal * info.smallest_normal * 0.25, normal)
+    elif regime == "cauchy":
+        normal = (normal / torch.randn(size, generator=generator, dtype=torch.float64)).clamp(-1e3, 1e3)
+    elif regime == "zeros":
+        normal = torch.zeros(size, dtype=torch.float64)
+    elif regime in ("nan", "inf") and normal.numel():
+        flat = normal.reshape(-1)
+        where = torch.randint(0, flat.numel(), (_COUNT,), generator=generator)
+        bad = torch.tensor([math.nan] * 3 if regime == "nan" else [math.inf, -math.inf, math.inf])
+        flat[where] = bad.double()
+    if info.bits == 8:
+        normal = normal.clamp(info.min, info.max)
+    return normal.to(dtype)
+
+
+def nearly_same(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A copy in which one element in sixteen, at random places, has its neighbour's value.
+
+    A cache that recognises inputs by a sample of their elements takes the two for equal.
+    """
+    if value.numel() < 2:
+        return value.clone()
+    chosen = torch.rand(value.shape, generator=generator) < 1 / 16
+    chosen.reshape(-1)[torch.randint(0, value.numel(), (1,), generator=generator)] = True
+    return torch.where(chosen, value.reshape(-1).roll(1).reshape(value.shape), value)

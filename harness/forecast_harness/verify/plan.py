@@ -1,0 +1,43 @@
+"""How thoroughly a solution is examined; loads no torch, so that whoever asks need not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_harness.timing.plausible import HOST, Peaks
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to try. More trials find rarer faults; nothing here is told to the candidate."""
+
+    cases: int = 18
+    """Launches with other shapes, values and layouts."""
+    timed: int = 40
+    """Launches of one workload in a row, of which a random share is checked."""
+    checked: float = 0.25
+    device: str = "cpu"
+    """torch's name of where candidates run: `cpu` or `cuda`."""
+    peaks: Peaks = HOST
+    index: int = 0
+    """The driver's number of the device."""
+    uuid: str = ""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Read what `to_json` wrote."""
+        return cls(**{**data, "peaks": Peaks(**data["peaks"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return {
+            "cases": self.cases,
+            "timed": self.timed,
+            "checked": self.checked,
+            "device": self.device,
+            "peaks": self.peaks.to_json(),
+            "index": self.index,
+            "uuid": self.uuid,
+        }

@@ -1,0 +1,148 @@
+"""What the judge says of a solution: accepted, or every reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from forecast_autotune.records import Outcome
+
+
+class Judgement(StrEnum):
+    """Whose doing it is that a solution has, or has not, been accepted."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    """The candidate is wrong, fails or does not do the task: a label."""
+    SUSPICIOUS = "suspicious"
+    """It does what honest code does not do: quarantine, never a label."""
+    INFRASTRUCTURE = "infrastructure"
+    """Nothing can be said about the candidate: never a label."""
+
+
+class Code(StrEnum):
+    """Reasons, one word per cause."""
+
+    WRONG_STRUCTURE = "wrong_structure"
+    """Another number of outputs, or something that is no plain tensor."""
+    WRONG_SHAPE = "wrong_shape"
+    WRONG_DTYPE = "wrong_dtype"
+    WRONG_VALUES = "wrong_values"
+    MUTATED_INPUT = "mutated_input"
+    OUT_OF_BOUNDS = "out_of_bounds"
+    """A byte outside every tensor changed."""
+    ALIASES_INPUT = "aliases_input"
+    """The output shares memory with an input, or with an earlier output."""
+    LATE_WRITE = "late_write"
+    """The output changed after the solution had returned."""
+    NONDETERMINISTIC = "nondeterministic"
+    NO_KERNEL = "no_kernel"
+    """The result does not depend on the solution's own kernels."""
+    LIBRARY_COMPUTES = "library_computes"
+    """The framework does the arithmetic that the kernel claims to do."""
+    STATE_DICT = "state_dict"
+    """Parameters of the task are missing or have another shape."""
+    FAILS = "fails"
+    """Does not compile, raises, crashes or runs out of a limit."""
+    TIMEOUT = "timeout"
+    PATCHED = "patched"
+    """Replaced a function of the clock, the framework or the harness."""
+    GLOBAL_STATE = "global_state"
+    """Changed a precision or default setting of the process."""
+    THREADS = "threads"
+    """Left threads running."""
+    CLOCK = "clock"
+    """Two clocks disagree about how long it took."""
+    IMPOSSIBLE = "impossible"
+    """Faster than the bytes or operations allow."""
+    COMPILES_WHILE_TIMED = "compiles_while_timed"
+    ESCAPE = "escape"
+    """The sandbox caught something that only an attack does."""
+    HARNESS = "harness"
+    """The harness itself failed."""
+
+
+_SUSPICIOUS = {Code.PATCHED, Code.CLOCK, Code.IMPOSSIBLE, Code.ESCAPE, Code.LATE_WRITE, Code.THREADS}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One finding: its code, a sentence, and the trial in which it was made."""
+
+    code: Code
+    detail: str
+    trial: str = ""
+
+    @property
+    def judgement(self) -> Judgement:
+        """What this finding alone leads to."""
+        if self.code is Code.HARNESS:
+            return Judgement.INFRASTRUCTURE
+        return Judgement.SUSPICIOUS if self.code in _SUSPICIOUS else Judgement.REJECTED
+
+    def to_json(self) -> dict[str, str]:
+        """All fields by name."""
+        return {"code": str(self.code), "detail": self.detail, "trial": self.trial}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement on one solution of one pack, with all that led to it."""
+
+    pack: str
+    solution: str
+    reasons: tuple[Reason, ...] = ()
+    hints: tuple[str, ...] = ()
+    """What static screening noticed; never a reason by itself."""
+    trials: int = 0
+    seconds: float = 0.0
+    """Wall seconds of the whole verification."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Seeds, sandbox level, largest error over limit, harness hash."""
+
+    @property
+    def judgement(self) -> Judgement:
+        """The gravest of the reasons; accepted without any.
+
+        A failure of the harness outweighs all else, because a candidate must not be blamed for it.
+        """
+        found = {r.judgement for r in self.reasons}
+        for one in (Judgement.INFRASTRUCTURE, Judgement.SUSPICIOUS, Judgement.REJECTED):
+            if one in found:
+                return one
+        return Judgement.ACCEPTED
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the solution may be timed and used."""
+        return self.judgement is Judgement.ACCEPTED
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome a measurement of it gets; only a candidate's own fault is a label."""
+        if self.judgement is Judgement.ACCEPTED:
+            return Outcome.OK
+        if self.judgement is not Judgement.REJECTED:
+            return Outcome.INFRASTRUCTURE
+        codes = {r.code for r in self.reasons}
+        if Code.TIMEOUT in codes:
+            return Outcome.TIMEOUT
+        return Outcome.RUNTIME_ERROR if Code.FAILS in codes else Outcome.INCORRECT
+
+    def to_json(self) -> dict[str, Any]:
+        """The trace line of a verification."""
+        return {
+            "type": "verdict",
+            "schema": 1,
+            "pack": self.pack,
+            "solution": self.solution,
+            "judgement": str(self.judgement),
+            "outcome": str(self.outcome),
+            "reasons": [r.to_json() for r in self.reasons],
+            "hints": list(self.hints),
+            "trials": self.trials,
+            "seconds": round(self.seconds, 4),
+            "facts": dict(self.facts),
+        }

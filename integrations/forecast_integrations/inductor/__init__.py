@@ -1,0 +1,1 @@
+"""torch.compile's max-autotune: fewer choices compiled, every timing kept."""

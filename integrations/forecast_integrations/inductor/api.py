@@ -1,0 +1,182 @@
+"""`enable_torch_compile` and `disable_torch_compile`: torch.compile's max-autotune, served by us."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.policy import Policy
+from forecast_autotune.settings import Budget, Mode, Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.base import Surrogate
+from forecast_autotune.task import now
+from forecast_integrations.inductor.patches import Patches
+from forecast_integrations.inductor.serving import FORECAST_LIMIT_S, ROUNDS, Serving, open_store
+from forecast_integrations.inductor.tally import Tally
+
+_MUTEX = threading.RLock()
+_state: dict[str, Serving | None] = {"serving": None, "last": None}
+_patches: dict[str, Patches] = {}
+_exit: list[Tally] = []
+"""Of everything that was in force in this process; its caches need not be kept for it."""
+
+
+def current() -> Serving | None:
+    """What torch.compile is served with; None while it is not."""
+    return _state["serving"]
+
+
+class Enabled:
+    """What `enable_torch_compile` returns: as a context manager it ends with what was in force before."""
+
+    def __init__(self, serving: Serving, before: Serving | None) -> None:
+        self.serving = serving
+        self._before = before
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _MUTEX:
+            if self._before is None:
+                disable_torch_compile()
+            else:
+                _state["serving"] = self._before
+
+
+def enable_torch_compile(
+    *,
+    surrogate: Surrogate | None = None,
+    store: Store | Path | str | None = None,
+    search_space: str | None = None,
+    pointwise: bool | None = None,
+    mode: Mode | str | None = None,
+    tolerance: float | None = None,
+    risk: float | None = None,
+    budget: Budget | None = None,
+    policy: Policy | None = None,
+    rounds: int = ROUNDS,
+    frozen_at: str | None = None,
+    forecast_timeout_s: float = FORECAST_LIMIT_S,
+) -> Enabled:
+    """Serve `torch.compile(mode="max-autotune")` in this process: compile fewer choices, keep every timing.
+
+    The library's own choice (ATen, cuBLAS, MKL) and at least one more are always measured; what the store
+    has decided is used without a measurement; whatever fails in here, Inductor goes on with all of its own
+    choices. Calling it again replaces what is in force and hooks nothing twice.
+
+    Args:
+        surrogate: forecasts the choices' times; the one for Inductor's templates by default.
+        store: a `Store` or a directory; by default the user's own (FORECAST_AUTOTUNE_CACHE_DIR).
+        search_space: `default`, or `exhaustive` to choose GEMM configs from Inductor's EXHAUSTIVE space, of
+            which only the planned ones are compiled (FORECAST_AUTOTUNE_INDUCTOR_SPACE).
+        pointwise: also choose among the configs of generated pointwise and reduction kernels. Compile
+            workers take part only with FORECAST_AUTOTUNE=1 and FORECAST_AUTOTUNE_INDUCTOR_POINTWISE=1.
+        mode: as FORECAST_AUTOTUNE_MODE. `listen` changes nothing and keeps the timings; `frozen` takes the
+            best forecast where the store knows nothing, because a compilation must not fail for it.
+        tolerance: accepted regret, a share.
+        risk: accepted probability of a larger regret.
+        budget: limits per operation; only `measurements` applies here.
+        policy: what to measure next; `RiskBounded` by default.
+        rounds: plans per operation at most; 1 is Inductor's own single round of benchmarks.
+        frozen_at: UTC time (ISO 8601, seconds); what other processes stored later is not used. Give all
+            ranks of a job the same. Now, by default.
+        forecast_timeout_s: seconds after which a surrogate counts as hung and is not asked again.
+
+    Returns a context manager; leaving it ends the service, as `disable_torch_compile` does. Raises
+    `SettingsError` for values that break a setting's rule and ImportError without torch.
+    """
+    from forecast_integrations.inductor import hooks
+    from forecast_integrations.inductor import pointwise as generated
+    from forecast_integrations.inductor.surrogate import default
+
+    settings = Settings.from_environment().with_(
+        mode=mode,
+        tolerance=tolerance,
+        risk=risk,
+        max_measurements=budget.measurements if budget is not None else None,
+        inductor_space=search_space,
+        inductor_pointwise=pointwise,
+    )
+    if not forecast_timeout_s > 0:
+        raise SettingsError(
+            f"forecast_timeout_s must be a positive number of seconds, got {forecast_timeout_s}"
+        )
+    serving = Serving.of(
+        settings,
+        surrogate if surrogate is not None else default(),
+        open_store(store, settings),
+        frozen_at or now(),
+        policy=policy,
+        rounds=rounds,
+        limit_s=forecast_timeout_s,
+    )
+    with _MUTEX:
+        before = current()
+        if "selection" not in _patches:
+            _patches["selection"] = hooks.install(current)
+        if "user kernels" not in _patches and importlib.util.find_spec("triton") is not None:
+            from forecast_integrations.inductor import user_kernels
+
+            _patches["user kernels"] = user_kernels.install(current)
+        if settings.inductor_pointwise and "generated" not in _patches:
+            _patches["generated"] = generated.install(current)
+        _state["serving"] = serving
+        if not _exit:
+            atexit.register(_report, os.getpid())
+        _exit.append(serving.tally)
+        _state["last"] = serving
+    return Enabled(serving, before)
+
+
+def autoload_torch_compile() -> None:
+    """FORECAST_AUTOTUNE=1: serve torch.compile by the environment alone, unless the program has done so."""
+    if "selection" not in _patches:
+        enable_torch_compile()
+
+
+def autoload_generated() -> None:
+    """The part that a compile worker needs, where importing the rest of Inductor would cost seconds."""
+    from forecast_integrations.inductor import pointwise as generated
+    from forecast_integrations.inductor.surrogate import default
+
+    settings = Settings.from_environment()
+    with _MUTEX:
+        if "generated" in _patches:
+            return
+        _patches["generated"] = generated.install(current)
+        if current() is None:
+            _state["serving"] = Serving.of(settings, default(), open_store(None, settings), now())
+
+
+def disable_torch_compile() -> None:
+    """Give Inductor its own tuning back: every attribute and list that was touched is as it was."""
+    with _MUTEX:
+        _state["serving"] = None
+        for patches in reversed(_patches.values()):
+            patches.restore()
+        _patches.clear()
+
+
+def missing_hooks() -> list[str]:
+    """Names that this release of torch does not have, of those we would hook; empty while disabled."""
+    return [name for patches in _patches.values() for name in patches.missing]
+
+
+def _report(owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a forked child took our exit handlers along
+    try:
+        total, last = Tally.total(_exit), _state["last"]
+        if (total.operations or total.timings) and last is not None and last.says():
+            print(total.line(), file=sys.stderr, flush=True)
+    except (BrokenPipeError, ValueError):
+        return  # the program closed the stream

@@ -1,0 +1,142 @@
+"""Every time that Inductor takes goes into the store; what it reads from its own cache does not."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forecast_autotune.records import Outcome, Problem
+from forecast_autotune.results import Measurement
+from forecast_autotune.task import now
+from forecast_integrations.inductor.features import describe
+from forecast_integrations.inductor.pruning import Operation, search_of
+from forecast_integrations.inductor.records import candidate_of, problem_of
+from forecast_integrations.inductor.serving import Serving
+
+PROTOCOL = "inductor"
+"""Timed by Inductor's own benchmarker, with its own number of repetitions."""
+_LONGEST = 2000
+"""Characters kept of a failure's message."""
+
+
+class Clock(threading.local):
+    """What Inductor's benchmark has returned in this thread and no saver has taken yet."""
+
+    def __init__(self) -> None:
+        self.timed: dict[Any, float] = {}
+        self.errors: dict[Any, str] = {}
+        """Why a choice failed: type and text of the exception, which itself would keep tensors alive."""
+        self.deaf = 0
+        """Above zero while times are taken of sizes other than the operation's own."""
+
+
+CLOCK = Clock()
+
+
+def outcome_of(message: str) -> Outcome:
+    """What became of a choice that failed, by its exception's type and text."""
+    if message.startswith("TimeoutError"):
+        return Outcome.TIMEOUT
+    if any(word in message for word in ("OutOfResources", "out of resource", "OutOfMemoryError")):
+        return Outcome.OUT_OF_RESOURCES
+    if any(word in message for word in ("CompilationError", "CompileError", "PTXASError", "InductorError")):
+        return Outcome.COMPILE_ERROR
+    return Outcome.RUNTIME_ERROR
+
+
+def measurement(
+    problem: Problem,
+    choice: Any,
+    ms: float,
+    compile_s: float | None = None,
+    message: str = "",
+    outcome: Outcome | None = None,
+) -> Measurement:
+    """One timing in milliseconds, or one failure (an infinite time), as a record.
+
+    A failure's `outcome` follows from its `message` unless it is given.
+    """
+    extra: dict[str, Any] = {"choice": str(getattr(choice, "name", ""))}
+    if features := _features(choice):
+        extra["features"] = features
+    filed: dict[str, Any] = {"protocol": PROTOCOL, "at": now(), "extra": extra}
+    candidate = candidate_of(choice)
+    # A clock that says zero has not measured anything.
+    if math.isfinite(ms) and ms > 0:
+        seconds = compile_s if compile_s is not None and 0 <= compile_s < math.inf else None
+        return Measurement(problem.id, candidate, Outcome.OK, ms, compile_s=seconds, **filed)
+    if message:
+        extra["message"] = message[:_LONGEST]
+    if math.isfinite(ms):
+        outcome = Outcome.INFRASTRUCTURE
+    return Measurement(problem.id, candidate, outcome or outcome_of(message), **filed)
+
+
+def _features(choice: Any) -> dict[str, Any]:
+    """What can be told of a choice, as JSON has it. A timing is worth keeping without it, too."""
+    try:
+        return {k: v for k, v in describe(choice).items() if not isinstance(v, float) or math.isfinite(v)}
+    except Exception:
+        return {}
+
+
+def save(
+    serving: Serving,
+    timings: Mapping[Any, float],
+    operation: Operation,
+    compile_s: Mapping[Any, float],
+    *,
+    all_measured: bool = False,
+) -> None:
+    """File the measured ones of these times, and let the search hear all of them."""
+    choices = list(timings)
+    search = search_of(choices)
+    if search is not None:
+        problem = search.problem
+    else:
+        problem = problem_of(operation.name, operation.input_nodes, operation.layout)
+    fresh: list[Measurement] = []
+    replayed: list[Measurement] = []
+    for choice, ms in timings.items():
+        measured = all_measured or choice in CLOCK.timed
+        m = measurement(problem, choice, ms, compile_s.get(choice), CLOCK.errors.pop(choice, ""))
+        (fresh if measured else replayed).append(m)
+        CLOCK.timed.pop(choice, None)
+    if search is not None:
+        search.compile_s += sum(compile_s.get(choice, 0.0) for choice in choices)
+        search.compiled.update(m.candidate for m in fresh)
+        search.hear(fresh)
+        search.hear(replayed, replayed=True)
+    _file(serving, problem, fresh)
+
+
+def save_failures(serving: Serving, choices: Sequence[Any]) -> None:
+    """File what failed in a round that Inductor reports no times of.
+
+    It leaves choices that do not compile out of its timings, and reports none at all when nothing ran.
+    """
+    search = search_of(choices)
+    if search is None:
+        return
+    rows = []
+    for choice in choices:
+        message = CLOCK.errors.pop(choice, "")
+        if getattr(choice, "failed", False):
+            guess = outcome_of(message) if message else Outcome.COMPILE_ERROR
+            outcome = Outcome.COMPILE_ERROR if guess is Outcome.RUNTIME_ERROR else guess
+            rows.append(measurement(search.problem, choice, math.inf, None, message, outcome))
+        elif math.isinf(CLOCK.timed.pop(choice, 0.0)):
+            rows.append(measurement(search.problem, choice, math.inf, None, message))
+    rows = [m for m in rows if m.candidate not in search.tried]
+    search.hear(rows)
+    _file(serving, search.problem, rows)
+
+
+def _file(serving: Serving, problem: Problem, rows: Sequence[Measurement]) -> None:
+    for m in rows:
+        serving.view.add(problem, m)
+    if rows:
+        serving.view.store.sync()
+        serving.tally.stored(len(rows))

@@ -1,0 +1,262 @@
+"""Timings that Inductor left on disk: its GEMM timing cache, and the `kernel_autotune` metrics table.
+
+Both hold times without what is needed to use them alone: the cache names choices by a hash of their source
+and has no parameters, the metrics table has no operands. What comes in is prior knowledge of an op (how
+fast the vendor's kernel is, how fast the best was) and never answers for a problem of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib.util
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome, Problem, Scalar
+from forecast_autotune.results import Measurement
+from forecast_autotune.table import Table, filed
+
+CACHE_PROTOCOL = "inductor-cache"
+"""Timing protocol of the cache: Inductor's benchmarker, whatever it was then."""
+METRICS_PROTOCOL = "inductor-metrics"
+
+_HEAD = 4096
+_CACHE = re.compile(r'\A\s*\{\s*"system"\s*:')
+_COLUMNS = ("kernel_path", "kernel_name", "triton_config", "latency_ms")
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError, OSError)
+_LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+def is_inductor_cache(path: Path) -> bool:
+    """Whether a file looks like Inductor's GEMM timing cache; False if unreadable."""
+    return _CACHE.match(_head(path)) is not None
+
+
+def is_kernel_autotune(path: Path) -> bool:
+    """Whether a file looks like the `kernel_autotune` metrics table; False if unreadable."""
+    return set(_COLUMNS) <= set(_head(path).partition("\n")[0].strip().split(","))
+
+
+def _head(path: Path) -> str:
+    if not path.is_file():
+        return ""  # what is read from a pipe is gone for whoever reads it next
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_HEAD).decode("utf-8-sig", "replace")
+    except OSError:
+        return ""
+
+
+def import_inductor(path: Path, device_name: str | None = None) -> list[Table] | None:
+    """The tables of one file that Inductor wrote; None when it is neither cache nor metrics table.
+
+    `device_name` says where it was measured, over what the file says. Raises `RecordError`, naming file
+    and entry, for a file that is damaged, and where no device is named.
+    """
+    if is_inductor_cache(path):
+        return import_cache(path, device_name)
+    if is_kernel_autotune(path):
+        return import_kernel_autotune(path, device_name)
+    return None
+
+
+def import_cache(path: Path, device_name: str | None = None) -> list[Table]:
+    """Read `$TORCHINDUCTOR_CACHE_DIR/cache/<hash>`, one table per op, operands and precision.
+
+    Vendor kernels become the candidates they are in live runs; templates become candidates named by the
+    hash of their source. A time of infinity, which Inductor writes for whatever fails, becomes
+    `runtime_error`. Raises `RecordError` for anything malformed, naming the entry.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        system, cache = data["system"], data["cache"]
+        named = device_name or (system.get("device") or {}).get("name")
+        at = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+        if not isinstance(cache, Mapping):
+            raise RecordError(f"cache must be an object, not {cache!r:.60}")
+    except _MALFORMED as error:
+        raise RecordError(f"{path}: no timing cache of Inductor's ({_said(error)})") from error
+    tables: dict[str, Table] = {}
+    for op, by_inputs in cache.items():
+        for inputs, by_precision in _items(by_inputs, path, op):
+            for precision, timings in _items(by_precision, path, f"{op} {inputs}"):
+                listed = _items(timings, path, f"{op} {inputs}")
+                try:
+                    problem = _problem(op, inputs, precision, named, system)
+                    rows = [_measurement(problem.id, choice, ms, at) for choice, ms in listed]
+                    filed(tables, problem).measurements.extend(rows)
+                except _MALFORMED as error:
+                    raise RecordError(f"{path}: {op} {inputs:.80}: {_said(error)}") from error
+    return list(tables.values())
+
+
+def _items(value: object, path: Path, what: str) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{path}: {what:.100}: expected an object, not {value!r:.60}")
+    return list(value.items())
+
+
+def _said(error: BaseException) -> str:
+    shown = str(error)[:160]
+    return shown if isinstance(error, RecordError) else f"{type(error).__name__}: {shown}"
+
+
+def _problem(op: str, inputs: str, precision: str, named: object, system: Mapping[str, Any]) -> Problem:
+    # `[(device, dtype, *sizes, *strides, offset), ...]`, and `_<hint>` where sizes were overridden.
+    text, _, hint = inputs.rpartition("]")
+    operands = ast.literal_eval(f"{text}]")
+    if not isinstance(operands, list) or not operands:
+        raise RecordError("the operands must be a list of tuples")
+    kinds = {operand[0] for operand in operands}
+    arguments = [_operand(f"in{i}", operand) for i, operand in enumerate(operands)]
+    key = [f"precision={precision}", *([f"hint={hint.lstrip('_')}"] if hint else [])]
+    device = _device(named, next(iter(kinds)))
+    shown = [argument.to_json() for argument in arguments]
+    problem = Problem.of(
+        Kernel(op, "inductor"),
+        arguments,
+        device,
+        key=key,
+        # The system's hash stands for the compiler's version, which the file does not name otherwise.
+        identity=[CACHE_PROTOCOL, str(system.get("hash")), *shown],
+    )
+    return replace(problem, extra={"imported_from": CACHE_PROTOCOL})
+
+
+def _operand(name: str, described: Sequence[Any]) -> Argument:
+    _, dtype, *numbers = described
+    rank, odd = divmod(len(numbers) - 1, 2)
+    if odd or not isinstance(dtype, str) or not all(type(n) is int for n in numbers):
+        raise RecordError(f"an operand is (device, dtype, *sizes, *strides, offset), not {described!r:.100}")
+    shape, stride = tuple(numbers[:rank]), tuple(numbers[rank:-1])
+    return Argument(name, "tensor", dtype.removeprefix("torch."), shape, stride, numbers[-1] % 16 == 0)
+
+
+def _device(named: object, backend: str) -> Device:
+    """The device of this name: with all its facts where it is here, else by its name alone."""
+    if not isinstance(named, str) or not named:
+        raise RecordError(
+            "the file names no device (Inductor writes none for a CPU): say where it was measured, as in "
+            "--device-name 'NVIDIA H200'"
+        )
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        from forecast_integrations.inductor.records import device_of
+
+        count = torch.cuda.device_count() if backend == "cuda" else 0
+        here = [torch.device(backend, i) for i in range(count)] if count else []
+        here += [torch.device("cpu")] if backend == "cpu" else []
+        same = [found for found in map(device_of, here) if found.name == named]
+        if same:
+            return same[0]
+    return Device(named, backend)
+
+
+def _measurement(problem: str, choice: str, ms: object, at: str) -> Measurement:
+    candidate = _candidate(choice)
+    if isinstance(ms, bool) or not isinstance(ms, int | float) or math.isnan(ms) or ms < 0:
+        raise RecordError(f"the time of {choice:.60} must be a number of milliseconds, not {ms!r:.40}")
+    extra = {"choice": choice}
+    if math.isinf(ms) or ms == 0:
+        extra["message"] = f"{ms} in inductor's cache"
+        outcome = Outcome.RUNTIME_ERROR if ms else Outcome.INFRASTRUCTURE
+        return Measurement(problem, candidate, outcome, protocol=CACHE_PROTOCOL, at=at, extra=extra)
+    return Measurement(problem, candidate, Outcome.OK, float(ms), protocol=CACHE_PROTOCOL, at=at, extra=extra)
+
+
+def _candidate(choice: str) -> Candidate:
+    """The candidate of a `ChoiceCaller.hash_key()`: `name-[kwarg=value-...]hash`."""
+    name, *parts = choice.split("-")
+    if not name or not parts:
+        raise RecordError(f"a choice is called name-hash, not {choice!r:.60}")
+    source = parts.pop()
+    if name.startswith("triton_"):
+        return _plain(f"triton::{name.removeprefix('triton_')}", {"source": source})
+    if name.lower().startswith("cpp"):
+        return _plain(f"cpp::{name}", {"source": source})
+    pairs: list[str] = []
+    for part in parts:
+        if "=" in part or not pairs:
+            pairs.append(part)
+        else:  # a minus sign inside a value
+            pairs[-1] += f"-{part}"
+    given = dict(pair.partition("=")[::2] for pair in pairs)
+    kwargs = {k: v for k, text in given.items() if (v := _literal(text)) is not None}
+    return _plain(f"aten::{name}", kwargs)
+
+
+def _plain(variant: str, kwargs: Mapping[str, Scalar]) -> Candidate:
+    return Candidate(Config.of(kwargs, num_warps=1, num_stages=1), variant)
+
+
+def _literal(text: str) -> Scalar:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, int | float | str) or value is None else text
+
+
+def import_kernel_autotune(path: Path, device_name: str | None = None) -> list[Table]:
+    """Read `metric_table_kernel_autotune.csv`, one table per kernel source.
+
+    Inductor appends a row per config and run. The generated file's name, a hash of its text, tells kernels
+    apart: their own names carry a counter. Raises `RecordError` naming the line that is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        at = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: unreadable: {error}") from error
+    if not device_name:
+        raise RecordError(
+            f"{path}: a metrics table names no device: say where it was measured, as in "
+            "--device-name 'NVIDIA H200'"
+        )
+    device = _device(device_name, "cuda")
+    tables: dict[str, Table] = {}
+    reader = csv.DictReader(io.StringIO(text))
+    if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
+        raise RecordError(f"{path}:1: no column {sorted(missing)[0]}: not a kernel_autotune metrics table")
+    for row in reader:
+        try:
+            if any(row[column] in (None, "") for column in _COLUMNS):
+                raise RecordError("the line is cut off")
+            kernel = Kernel(row["kernel_name"], "triton")
+            problem = Problem.of(
+                kernel, (), device, identity=[METRICS_PROTOCOL, Path(row["kernel_path"]).stem]
+            )
+            problem = replace(
+                problem, extra={"imported_from": METRICS_PROTOCOL, "model": row.get("model_name")}
+            )
+            measurement = _metric(problem.id, row["triton_config"], float(row["latency_ms"]), at)
+            filed(tables, problem).measurements.append(measurement)
+        except _MALFORMED as error:
+            raise RecordError(f"{path}:{reader.line_num}: {_said(error)}") from error
+    return list(tables.values())
+
+
+def _metric(problem: str, config: str, ms: float, at: str) -> Measurement:
+    parts = [part.partition(": ") for part in config.split(", ")]
+    if not all(name.isidentifier() and sign for name, sign, _ in parts):
+        raise RecordError(f"a config reads `XBLOCK: 128, num_warps: 4, ...`, not {config!r:.80}")
+    values = {name: _literal(text) for name, _, text in parts}
+    launch = {name: values.pop(name) for name in _LAUNCH if name in values}
+    kwargs = {k: v for k, v in values.items() if v is not None}
+    candidate = Candidate(Config.from_json({"kwargs": kwargs, **launch}))
+    if math.isnan(ms) or ms < 0:
+        raise RecordError(f"latency_ms must be a number of milliseconds, not {ms}")
+    if math.isinf(ms) or ms == 0:
+        outcome = Outcome.RUNTIME_ERROR if ms else Outcome.INFRASTRUCTURE
+        return Measurement(problem, candidate, outcome, protocol=METRICS_PROTOCOL, at=at)
+    return Measurement(problem, candidate, Outcome.OK, ms, protocol=METRICS_PROTOCOL, at=at)

@@ -1,0 +1,255 @@
+"""Inductor's words in ours: one `Problem` per operation, one `Candidate` per choice.
+
+Inductor names a choice with a counter that changes from run to run; a candidate is named by its template
+and the template's own parameters, which do not.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Problem,
+    Scalar,
+    digest,
+    plain,
+)
+
+_LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_WITH_USER_CODE = ("flex", "b2b")
+"""Templates with a user's graph inside, by how their names begin."""
+_COUNTER = re.compile(r"_\d+$")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def problem_of(op_name: str, input_nodes: Sequence[Any], layout: Any) -> Problem:
+    """The problem of one operation: its name, operands and result, precision, device and versions.
+
+    Sizes that are symbols count with the value Inductor tunes for, and put `dynamic` into the key. Needs
+    an active graph (`V.graph`) only where there are symbols.
+    """
+    import torch
+
+    shapes = [(node.get_size(), node.get_stride()) for node in input_nodes]
+    operands = [
+        _tensor(f"in{i}", node.get_dtype(), size, stride, _offset(node))
+        for i, (node, (size, stride)) in enumerate(zip(input_nodes, shapes, strict=True))
+    ]
+    if hasattr(layout, "size"):
+        shapes.append((layout.size, layout.stride))
+        operands.append(
+            _tensor("out", layout.dtype, layout.size, layout.stride, getattr(layout, "offset", 0))
+        )
+    key = [f"precision={torch.get_float32_matmul_precision()}"]
+    if not all(isinstance(n, int) or n.is_number for size, stride in shapes for n in (*size, *stride)):
+        key.append("dynamic")
+    where = _place(input_nodes, layout)
+    return Problem.of(
+        Kernel(op_name, "inductor"), operands, device_of(where), key=key, toolchain=tools(where)
+    )
+
+
+def _tensor(name: str, dtype: Any, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Argument:
+    (start,) = hints([offset])
+    aligned = start * dtype.itemsize % 16 == 0
+    return Argument(name, "tensor", _dtype(dtype), hints(size), hints(stride), aligned)
+
+
+def _offset(node: Any) -> Any:
+    try:
+        return node.get_layout().offset
+    except (AttributeError, NotImplementedError):
+        return 0
+
+
+def _dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _place(input_nodes: Sequence[Any], layout: Any) -> Any:
+    """The torch device of an operation."""
+    found = getattr(layout, "device", None)
+    return found if found is not None else input_nodes[0].get_device()
+
+
+def hints(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Sizes as integers; symbols take the value that Inductor tunes for."""
+    if all(isinstance(n, int) for n in sizes):
+        return tuple(sizes)
+    if all(isinstance(n, int) or n.is_number for n in sizes):
+        return tuple(int(n) for n in sizes)
+    from torch._inductor.virtualized import V
+
+    known = V.graph.sizevars
+    # `size_hints` became `optimization_hints` between torch 2.11 and 2.13.
+    ask = getattr(known, "optimization_hints", None) or known.size_hints
+    return tuple(int(n) for n in ask(list(sizes)))
+
+
+def device_of(device: Any) -> Device:
+    """The record of a torch device. Two hosts with the same model of CPU are the same device."""
+    if device.type == "cuda":
+        from forecast_integrations.device import cuda_device
+
+        return cuda_device(_index(device))
+    if device.type == "cpu":
+        return _cpu()
+    return Device(name=str(device.type), backend=str(device.type))
+
+
+def _index(device: Any) -> int:
+    import torch
+
+    return int(device.index if device.index is not None else torch.cuda.current_device())
+
+
+@cache
+def _cpu() -> Device:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return Device(name=next(names, "") or f"cpu-{platform.machine()}", backend="cpu", arch=platform.machine())
+
+
+def tools(device: Any) -> dict[str, str]:
+    """Versions that change what a choice compiles to; for a CPU, the number of threads, too."""
+    import torch
+
+    if device.type == "cpu":
+        return {"torch": torch.__version__.split("+")[0], "threads": str(torch.get_num_threads())}
+    from forecast_integrations.device import toolchain
+
+    return toolchain()
+
+
+def bare(choice: Any) -> Any:
+    """The choice itself, out of the wrapper that C++ templates put around it."""
+    return vars(choice).get("_wrapped", choice)
+
+
+def template_choice(choice: Any) -> Any:
+    """The `KernelTemplateChoice` a choice was made from, or which it is; None where there is none."""
+    inner = bare(choice)
+    if hasattr(inner, "template") and hasattr(inner, "params"):
+        return inner
+    return (getattr(inner, "annotations", None) or {}).get("ktc")
+
+
+def is_extern(choice: Any) -> bool:
+    """Whether this is a vendor library's kernel (ATen, cuBLAS, MKL), which needs no compilation."""
+    ktc = template_choice(choice)
+    if ktc is not None:
+        return type(ktc.template).__name__ == "ExternKernelChoice"
+    return type(bare(choice)).__name__ == "ExternKernelCaller"
+
+
+def candidate_of(choice: Any) -> Candidate:
+    """The candidate of a `ChoiceCaller` or, before its code is generated, of a `KernelTemplateChoice`.
+
+    The variant is the template's own name (`triton::mm`, `aten::mm`, `cpp::...`), the config holds its
+    parameters. Choices that Inductor itself does not tell apart by these share one candidate.
+    """
+    ktc, inner = template_choice(choice), bare(choice)
+    if ktc is not None:
+        return _candidate(str(ktc.template.uid), ktc.params.to_kwargs())
+    kind = type(inner).__name__
+    variant, parameters = _KINDS.get(kind, _other)(inner)
+    override = getattr(inner, "hint_override", None)
+    if override is not None:
+        parameters = {**parameters, "hint_override": override}
+    return _candidate(variant, parameters)
+
+
+def _candidate(variant: str, parameters: Mapping[str, Any]) -> Candidate:
+    values = {str(name): scalar(value) for name, value in parameters.items()}
+    launch = {k: v for k in _LAUNCH if type(v := values.get(k)) is int}
+    kwargs = {name: value for name, value in values.items() if name not in launch and value is not None}
+    if not variant.startswith("triton::"):
+        # Triton's defaults would be an invention for code that has neither warps nor stages.
+        launch = {"num_warps": 1, "num_stages": 1, **launch}
+    return Candidate(Config.of(kwargs, **launch), variant)  # type: ignore[arg-type]
+
+
+def scalar(value: Any) -> Scalar:
+    """A parameter as JSON has it: symbolic numbers as numbers, anything else as text without addresses."""
+    if getattr(value, "is_Boolean", False):
+        return bool(value)
+    if getattr(value, "is_Integer", False):
+        return int(value)
+    found = plain(value)
+    return _ADDRESS.sub("", found) if isinstance(found, str) else found
+
+
+def _stem(name: str) -> str:
+    return _COUNTER.sub("", name)
+
+
+def _extern(choice: Any) -> tuple[str, Mapping[str, Any]]:
+    return f"aten::{choice.choice.name}", choice.kwargs
+
+
+def _triton(choice: Any) -> tuple[str, Mapping[str, Any]]:
+    name, found = _stem(choice.name).removeprefix("triton_"), described(choice.description)
+    if name.startswith(_WITH_USER_CODE):
+        # Shapes do not say what a score_mod does; the hash of the generated source does.
+        found["source"] = digest(str(getattr(choice.bmreq, "module_cache_key", "")))[:12]
+    return f"triton::{name}", found
+
+
+def _cpp(choice: Any) -> tuple[str, Mapping[str, Any]]:
+    template = choice.template
+    found: dict[str, Any] = {"num_threads": getattr(template, "num_threads", None)}
+    blocking = getattr(template, "register_blocking", None)
+    for name in ("block_m", "block_n", "block_k"):
+        found[name.upper()] = getattr(blocking, name, None)
+    return f"cpp::{choice.category}", found
+
+
+def _subgraph(choice: Any) -> tuple[str, Mapping[str, Any]]:
+    rule = choice.decomposition
+    # A decomposition is user code: when its graph changes, old timings are of something else.
+    graph = digest(str(getattr(choice.gm, "code", "")))[:12]
+    name = _stem(choice.name) if rule is None else rule.__name__
+    return f"subgraph::{name}", {**(choice.decomposition_kwargs or {}), "graph": graph}
+
+
+def _other(choice: Any) -> tuple[str, Mapping[str, Any]]:
+    backend = re.sub(r"(Template)?Caller$", "", type(choice).__name__).lower()
+    found = described(choice.description)
+    return f"{backend}::{_stem(choice.name)}", found
+
+
+_KINDS = {
+    "ExternKernelCaller": _extern,
+    "TritonTemplateCaller": _triton,
+    "CppTemplateCaller": _cpp,
+    "SubgraphChoiceCaller": _subgraph,
+}
+
+
+def described(description: str) -> dict[str, Scalar]:
+    """The parameters in a choice's description, `BLOCK_M=64, ALLOW_TF32=True`; other texts as a whole."""
+    parts = [part.partition("=") for part in description.split(", ") if part]
+    if not all(name.strip().isidentifier() and sign for name, sign, _ in parts):
+        return {"description": description}
+    return {name.strip(): _read(text.strip()) for name, _, text in parts}
+
+
+def _read(text: str) -> Scalar:
+    if text in ("True", "False", "None"):
+        return {"True": True, "False": False, "None": None}[text]
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    return text.strip("'\"")

@@ -1,0 +1,163 @@
+"""Measure -> update -> extend, around Inductor's one round of benchmarks; known times are not taken again."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from forecast_autotune.records import Candidate
+from forecast_autotune.settings import Mode
+from forecast_integrations.inductor.pruning import MARK, Pool, conclude, search_of
+from forecast_integrations.inductor.records import bare, candidate_of
+from forecast_integrations.inductor.search import Search
+from forecast_integrations.inductor.serving import Serving
+
+Timings = dict[Any, float]
+"""Milliseconds by choice; inf for a failure."""
+Measure = Callable[[list[Any], Any], Timings]
+Prepare = Callable[[list[Any]], Any]
+_GRAPHS = "_benchmark_with_cudagraphs"
+"""Attribute of choices that are timed in CUDA graphs."""
+
+
+def tune(serving: Serving, measure: Measure, prepare: Prepare, choices: list[Any], prepared: Any) -> Timings:
+    """Times of these choices in milliseconds, and of those that further rounds add; failures are inf.
+
+    `measure(choices, prepared)` is Inductor's own round and `prepare(choices)` starts their compilation,
+    as it has been started for `choices`. Raises what Inductor raises when nothing at all runs.
+    """
+    search = search_of(choices)
+    if search is None:
+        return measure(choices, prepared)
+    start = time.perf_counter()
+    try:
+        search.refresh()
+        if (decided := _as_decided(search, choices)) is not None:
+            conclude(serving, search)
+            return decided
+        known = _known(search, choices)
+    except Exception as error:
+        serving.complain("look up what is known of an operation", error)
+        return measure(choices, prepared)
+    timings = _first(search, measure, prepare, choices, prepared, known)
+    if not timings:
+        return timings
+    try:
+        # Without our saver (others may clear all of them) no round would ever teach anything.
+        while search.heard.issuperset(map(candidate_of, timings)) and (extra := _extra(search)):
+            search.measure_s += time.perf_counter() - start
+            start = time.perf_counter()
+            timings.update(_attempt(measure, extra, prepare))
+    except Exception as error:
+        serving.complain("measure another round", error)
+    search.measure_s += time.perf_counter() - start
+    conclude(serving, search)
+    return timings
+
+
+def _known(search: Search, choices: list[Any]) -> Timings:
+    """Times that need not be taken again, failures included."""
+    if search.serving.settings.mode is not Mode.TUNE or search.failed:
+        return {}
+    known = {c: _time(search, c) for c in choices if candidate_of(c) in search.measured}
+    # When all of them failed elsewhere, Inductor must hear so from its own clock.
+    return {} if len(known) == len(choices) and all(map(math.isinf, known.values())) else known
+
+
+def _first(
+    search: Search, measure: Measure, prepare: Prepare, choices: list[Any], prepared: Any, known: Timings
+) -> Timings:
+    unknown = [c for c in choices if c not in known]
+    try:
+        return {**known, **(measure(unknown, prepared) if unknown else {})}
+    except _nothing_works() as error:
+        if any(map(math.isfinite, known.values())):
+            return {**known, **dict.fromkeys(unknown, math.inf)}
+        seen = set(map(candidate_of, choices))
+        rest = _choices(search, [c for c in search.ranked() if c not in seen])
+        if not rest:
+            raise
+        search.rounds.append(f"nothing of the first round runs ({error}): everything else")
+        return {**dict.fromkeys(choices, math.inf), **measure(rest, prepare(rest))}
+
+
+def _time(search: Search, choice: Any) -> float:
+    m = search.measured.get(candidate_of(choice))
+    return m.ms if m is not None and m.ok else math.inf
+
+
+def _as_decided(search: Search, choices: Sequence[Any]) -> Timings | None:
+    """Times that make Inductor take what is decided, without a clock; None while nothing is decided.
+
+    Between the listing of this operation and now, its like may have been measured elsewhere in the graph.
+    """
+    chosen = search.decided()
+    if chosen is None:
+        return None
+    timings = {c: _time(search, c) for c in choices}
+    winners = [c for c in choices if candidate_of(c) == chosen] or _choices(search, [chosen])
+    if not winners:
+        return None
+    times = [*timings.values(), _time(search, winners[0])]
+    # Where nothing was ever timed, any time that is not infinite makes it win.
+    best = min((t for t in times if math.isfinite(t)), default=1.0)
+    return {**timings, **dict.fromkeys(winners, best)}
+
+
+def _extra(search: Search) -> list[Any]:
+    """The choices of the next round."""
+    while wanted := search.more():
+        if found := _choices(search, wanted):
+            return found
+        # Inductor has no code for any of them: the plan is made again, without them.
+    return []
+
+
+def _choices(search: Search, wanted: Sequence[Candidate]) -> list[Any]:
+    """Choices of a kind that Inductor has seen of this operation: it has decided by their kinds how to go
+    on."""
+    pool: Pool | None = search.pool
+    if pool is None or not wanted:
+        return []
+    with _outside_the_scheduler():
+        found = [c for c in pool.choices(wanted, search) if type(bare(c)) in pool.kinds]
+    # What is compared has to be timed alike; Inductor has told only the choices of its first round.
+    graphs = any(getattr(choice, _GRAPHS, False) for members in pool.values() for choice in members)
+    for choice in found:
+        setattr(choice, MARK, search)
+        if graphs:
+            setattr(choice, _GRAPHS, True)
+    return found
+
+
+@contextlib.contextmanager
+def _outside_the_scheduler() -> Iterator[None]:
+    """Code of templates is generated at lowering time, when the graph has no scheduler yet."""
+    from torch._inductor.virtualized import V
+
+    before = getattr(V.graph, "scheduler", None)
+    if before is None:
+        yield
+        return
+    V.graph.scheduler = None
+    try:
+        yield
+    finally:
+        V.graph.scheduler = before
+
+
+def _attempt(measure: Measure, extra: list[Any], prepare: Prepare) -> Timings:
+    """One more round; that none of its choices works is an answer, not an error."""
+    try:
+        return measure(extra, prepare(extra))
+    except _nothing_works():
+        return dict.fromkeys(extra, math.inf)
+
+
+def _nothing_works() -> type[Exception]:
+    from torch._inductor.select_algorithm import NoValidChoicesError
+
+    return NoValidChoicesError

@@ -1,0 +1,95 @@
+"""What is in force while torch.compile is served: settings, surrogate, policy, and the frozen view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forecast_autotune import __version__
+from forecast_autotune.policy import Policy, RiskBounded
+from forecast_autotune.records import digest
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
+from forecast_integrations.inductor.asking import Asker, Complaint
+from forecast_integrations.inductor.tally import Tally
+from forecast_integrations.inductor.view import View
+
+FORECAST_LIMIT_S = 10.0
+"""Seconds for the forecasts of one operation; they take milliseconds, the first call also its imports."""
+ROUNDS = 8
+"""Plans per operation at most. The policy's cap on measurements ends it sooner."""
+
+
+@dataclass
+class Serving:
+    """State of one `enable_torch_compile`; every hook has it, and gives up when it is no longer current."""
+
+    settings: Settings
+    view: View
+    asker: Asker
+    complain: Complaint
+    policy: Policy = field(default_factory=RiskBounded)
+    rounds: int = ROUNDS
+    tally: Tally = field(default_factory=Tally)
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        surrogate: Surrogate,
+        store: Store,
+        until: str,
+        *,
+        policy: Policy | None = None,
+        rounds: int = ROUNDS,
+        limit_s: float = FORECAST_LIMIT_S,
+    ) -> Serving:
+        """Put together what `enable_torch_compile` was given."""
+        complain = Complaint()
+        asker = Asker(surrogate, limit_s, complain)
+        chosen = policy or RiskBounded()
+        return cls(settings, View(store, until), asker, complain, chosen, max(1, rounds))
+
+    @property
+    def exhaustive_space(self) -> bool:
+        """Enumerate Inductor's EXHAUSTIVE configs for GEMMs; the plan decides what is compiled."""
+        return self.prunes and self.settings.inductor_space == "exhaustive"
+
+    def ask(self, query: Query) -> Forecasts | None:
+        """Forecasts, or None when the surrogate fails."""
+        return self.asker(query)
+
+    @property
+    def prunes(self) -> bool:
+        """Whether choices are taken away at all."""
+        return self.settings.mode not in (Mode.LISTEN, Mode.EXHAUSTIVE)
+
+    def identity(self) -> str:
+        """Names what decides over the compiled code; part of the cache keys of compiled graphs.
+
+        The store is not in it: a graph that was compiled knowing less is still right, and was made by
+        the same rules. While listening, code is what it is without us, and so is its name.
+        """
+        if self.settings.mode is Mode.LISTEN:
+            return ""
+        s = self.settings
+        rules = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(self.policy), self.rounds)
+        more = (self.exhaustive_space, s.inductor_pointwise)
+        return f"forecast_autotune:{digest(__version__, self.asker.label, rules, more)}"
+
+    def says(self) -> bool:
+        """Whether a line per operation is printed: where Inductor prints its own, or when asked to."""
+        if self.settings.summary:
+            return True
+        from torch._inductor import config, select_algorithm
+
+        shown = getattr(config, "autotune_num_choices_displayed", None) != 0
+        return bool(getattr(select_algorithm, "PRINT_AUTOTUNE", True) and shown)
+
+
+def open_store(store: Store | Path | str | None, settings: Settings) -> Store:
+    """The store that was given, at a path, or the user's own."""
+    if isinstance(store, Store):
+        return store
+    return Store.default(Path(store).expanduser() if store is not None else settings.cache_dir)

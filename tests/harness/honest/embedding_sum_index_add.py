@@ -1,0 +1,13 @@
+# mode: honest
+# title: adds rows into the output
+# backend: cpu
+# pack: embedding_sum
+# language: torch
+# expected: accepted
+import torch
+
+
+def run(table, index):
+    bags = torch.arange(index.shape[0]).repeat_interleave(index.shape[1])
+    y = torch.zeros(index.shape[0], table.shape[1])
+    return y.index_add_(0, bags, table[index.reshape(-1)])

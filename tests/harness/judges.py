@@ -1,0 +1,148 @@
+"""Trusted entries for the sandbox's tests."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from forecast_harness.sandbox.api import Answer, Array, Fault, SandboxError, Suspicion, Work
+from forecast_harness.sandbox.inside import load
+
+_RUN = "forecast_harness.sandbox.inside:run_file"
+
+
+def compare(work: Work) -> dict[str, Any]:
+    """Ask the candidate twice for the double of a secret number; only this process knows what is right."""
+    verdicts, seconds = [], []
+    with work.cell() as cell:
+        for _ in range(2):
+            x = secrets.randbits(62)
+            answer = cell.ask(_RUN, {**work.payload, "arguments": [x]})
+            verdicts.append(answer.value == 2 * x)
+            seconds.append(answer.seconds)
+            time.sleep(0.3)
+    return {"correct": all(verdicts), "seconds": seconds}
+
+
+def twice(work: Work) -> dict[str, Any]:
+    """Two cells, both alive, asked in turns, then each after the other was closed."""
+    with work.cell() as one, work.cell() as two:
+        first = [cell.ask(_RUN, work.payload).value for cell in (one, two, one)]
+        one.close()
+        second = two.ask(_RUN, work.payload).value
+    return {"first": first, "second": second}
+
+
+def recovers(work: Work) -> dict[str, Any]:
+    """A fault that the trusted code expects is not the job's."""
+    try:
+        with work.cell() as cell:
+            cell.ask(_RUN, work.payload)
+    except Exception as error:
+        fault = getattr(error, "fault", Fault.NONE)
+    with work.cell() as cell:
+        value = cell.ask(_RUN, {"file": "attacks.py", "function": "honest"}).value
+    return {"fault": fault, "then": value}
+
+
+def echo_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> Answer:
+    state["count"] = state.get("count", 0) + 1
+    return Answer({"count": state["count"], **payload}, arrays)
+
+
+def echo(work: Work) -> Answer:
+    """Arrays to a cell and back, and on to the lane."""
+    data = bytes(range(256)) * (1 << 12)
+    sent = {"big": Array("float32", (512, 512), data), "none": Array("bfloat16", (0, 3), b"")}
+    with work.cell() as cell:
+        cell.ask(f"{__name__}:echo_in_cell", {}, sent)
+        answer = cell.ask(f"{__name__}:echo_in_cell", {"said": "ä"}, sent)
+    return Answer({"same": answer.arrays == sent, **answer.value}, answer.arrays)
+
+
+def much_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> Answer:
+    return Answer(None, {"much": Array("uint8", (payload["bytes"],), bytes(payload["bytes"]))})
+
+
+def much(work: Work) -> None:
+    """Honest code whose answer is larger than the limit."""
+    with work.cell() as cell:
+        cell.ask(f"{__name__}:much_in_cell", {"bytes": work.limits.output_bytes})
+        cell.ask(f"{__name__}:much_in_cell", {"bytes": work.limits.output_bytes + 1})
+
+
+def seeds_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> Any:
+    return _draws()
+
+
+def seeds(work: Work) -> dict[str, Any]:
+    """Numbers drawn by the judge and by a cell from every generator they have."""
+    with work.cell() as cell:
+        theirs = cell.ask(f"{__name__}:seeds_in_cell").value
+    return {"ours": _draws(), "theirs": theirs}
+
+
+def _draws() -> dict[str, float]:
+    import random
+
+    import numpy
+    import torch
+
+    return {"python": random.random(), "numpy": numpy.random.rand(), "torch": torch.rand(()).item()}
+
+
+def freezes(work: Work) -> dict[str, Any]:
+    """A candidate leaves a thread and a child that count in files; how far they come, frozen and not."""
+    with work.cell() as cell:
+        cell.ask(_RUN, work.payload)
+        cell.freeze()
+        refused = ""
+        try:
+            cell.ask(_RUN, work.payload)
+        except SandboxError as error:
+            refused = str(error)
+        time.sleep(0.4)
+        cell.thaw()
+        longest = cell.ask(_RUN, {"file": "attacks.py", "function": "longest_pauses"}).value
+    return {"refused": refused, "longest": longest}
+
+
+def suspects(work: Work) -> None:
+    raise Suspicion("it looked at us strangely")
+
+
+def fails(work: Work) -> None:
+    raise KeyError("trusted code has bugs, too")
+
+
+def asks_nonsense(work: Work) -> None:
+    with work.cell() as cell:
+        cell.ask(_RUN, {"file": object()})
+
+
+def dies(work: Work) -> None:
+    import os
+
+    os._exit(0)
+
+
+def sleeps(work: Work) -> None:
+    time.sleep(60)
+
+
+def returns_nonsense(work: Work) -> object:
+    return float("nan")
+
+
+def loaded(work: Work) -> list[str]:
+    """Whether the candidate's file is a module of this process."""
+    import sys
+
+    with work.cell() as cell:
+        cell.ask(f"{__name__}:load_in_cell")
+    return sorted(name for name in sys.modules if name in ("candidate", "attacks"))
+
+
+def load_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> str:
+    return load("attacks.py").__name__

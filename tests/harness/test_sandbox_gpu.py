@@ -1,0 +1,106 @@
+"""Candidates that poison, wedge or fill a real device: their lane survives and the fault is theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from forecast_harness.sandbox.api import Fault, Job, Lane, Limits, Result, Status
+from tests.harness.lanes import RUN, lane
+
+pytestmark = pytest.mark.gpu
+
+LIMITS = Limits(wall_s=60, cpu_s=120, memory_bytes=8 << 30, processes=512)
+LOST_S = 10.0
+SOURCE = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def stray(p):
+    tl.store(p + (1 << 40), 1.0)
+
+def honest():
+    a = torch.ones(64, 64, device="cuda")
+    return float((a @ a)[0, 0])
+
+def illegal_address():
+    stray[(1,)](torch.zeros(16, device="cuda"))
+    torch.cuda.synchronize()
+
+def device_assert():
+    torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
+    torch.cuda.synchronize()
+
+def poisons_in_silence():
+    try:
+        illegal_address()
+    except Exception:
+        pass
+    return "fine"
+
+def hangs():
+    torch.cuda._sleep(1 << 42)
+    torch.cuda.synchronize()
+
+def hangs_and_leaves():
+    import os
+    torch.cuda._sleep(1 << 42)
+    os._exit(3)
+
+def devices():
+    return torch.cuda.device_count()
+"""
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Lane]:
+    with lane(device="0", warm=("torch", "triton")) as one:
+        yield one
+
+
+def run(opened: Lane, function: str, limits: Limits = LIMITS) -> Result:
+    return opened.run(Job(RUN, {"file": "s.py", "function": function}, {"s.py": SOURCE}), limits)
+
+
+def test_the_canary_sings_on_the_device(opened: Lane) -> None:
+    assert opened.healthy, opened.refused
+    assert run(opened, "honest").value["returned"] == 64.0
+    assert run(opened, "devices").value["returned"] == 1
+
+
+FAULTS = {
+    "illegal_address": Fault.EXCEPTION,
+    "device_assert": Fault.EXCEPTION,
+    "hangs": Fault.TIMEOUT,
+    "hangs_and_leaves": Fault.EXIT,
+}
+
+
+@pytest.mark.parametrize("function", FAULTS)
+def test_a_poisoned_device_is_fit_again_for_the_next(opened: Lane, function: str) -> None:
+    limits = replace(LIMITS, wall_s=6) if function == "hangs" else LIMITS
+    result = run(opened, function, limits)
+    assert (result.fault, result.status) == (FAULTS[function], Status.CANDIDATE_ERROR), result.detail
+    assert result.canary == "ok"
+    assert run(opened, "honest").status is Status.OK
+
+
+def test_a_poison_that_is_hushed_up_stays_in_its_cell(opened: Lane) -> None:
+    assert run(opened, "poisons_in_silence").value["returned"] == "fine"
+    assert run(opened, "honest").value["returned"] == 64.0
+
+
+@pytest.mark.slow
+def test_a_hundred_poisons_and_twenty_hangs_in_a_row(opened: Lane) -> None:
+    before = opened.restarts
+    for i in range(100):
+        result = run(opened, ("illegal_address", "device_assert")[i % 2])
+        assert (result.fault, result.is_label) == (Fault.EXCEPTION, True), result.detail
+    for _ in range(20):
+        result = run(opened, "hangs", replace(LIMITS, wall_s=5))
+        assert (result.fault, result.is_label) == (Fault.TIMEOUT, True), result.detail
+        assert result.seconds - 5 < LOST_S
+    assert opened.restarts == before
+    assert run(opened, "honest").status is Status.OK

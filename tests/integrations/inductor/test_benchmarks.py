@@ -1,0 +1,205 @@
+"""The list of problems, the harvest's dry run, and the baselines that forecasts are compared with."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import inductor_baselines as baselines  # noqa: E402
+from benchmarks.inductor_harvest import Harvest  # noqa: E402
+from benchmarks.inductor_problems import FIT, HELD_OUT, Problem, leaks, problems  # noqa: E402
+from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome  # noqa: E402
+from forecast_autotune.records import Problem as Record  # noqa: E402
+from forecast_autotune.results import Measurement  # noqa: E402
+from forecast_autotune.surrogates.base import Query  # noqa: E402
+from forecast_autotune.table import Table, read_tables  # noqa: E402
+from forecast_integrations.inductor.surrogate import default  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+H200 = Device("NVIDIA H200", arch="90", multiprocessors=132, shared_memory_bytes=232448)
+VENDOR = Candidate(Config.of({}, num_warps=1, num_stages=1), "aten::mm")
+
+# --- problems ---
+
+
+def test_there_are_enough_problems_of_every_kind_on_both_sides() -> None:
+    every = problems()
+    assert len(every) >= 60
+    assert len({p.name for p in every}) == len(every)
+    assert sum(p.is_gemm for p in problems(HELD_OUT)) >= 20
+    for split in (FIT, HELD_OUT):
+        assert {p.op for p in problems(split)} >= {"linear", "linear_bias", "bmm", "conv", "flex"}
+    assert [*problems(FIT), *problems(HELD_OUT)] == sorted(every, key=lambda p: p.split)
+
+
+def test_no_held_out_shape_is_fitted() -> None:
+    assert leaks() == []
+
+
+@pytest.mark.parametrize("op", ["linear", "linear_bias", "bmm", "conv", "flex"])
+def test_problems_can_be_made_small_and_run(op: str) -> None:
+    for problem in {p.label: p for p in problems() if p.op == op}.values():
+        small = problem.tiny()
+        module, inputs = small.make("cpu")
+        with torch.no_grad():
+            out = module(*inputs)
+        assert all(t.dtype == torch.float32 for t in (out, *inputs))
+        assert torch.isfinite(out).all()
+        if problem.is_gemm:
+            assert out.shape == (small.sizes["m"], small.sizes["n"])
+            assert (module.bias is not None) == (op == "linear_bias")
+        if op == "conv":
+            assert inputs[0].is_contiguous(memory_format=torch.channels_last)
+
+
+# --- baselines ---
+
+
+def table(m: int = 1024, n: int = 2048, k: int = 512) -> Table:
+    """A product whose templates run as the formula says, but for one that fails; the vendor's is slower."""
+    shapes = [("in0", (m, k), (k, 1)), ("in1", (k, n), (1, k)), ("out", (m, n), (n, 1))]
+    arguments = [Argument(name, "tensor", "float16", shape, stride) for name, shape, stride in shapes]
+    problem = Record.of(Kernel("mm", "inductor"), arguments, H200)
+    names = [
+        Candidate(
+            Config.of({"BLOCK_M": a, "BLOCK_N": b, "BLOCK_K": c, "GROUP_M": 8}, num_warps=w, num_stages=3),
+            "triton::mm",
+        )
+        for a, b, c, w in itertools.product((32, 64, 128), (32, 64, 128), (32, 64), (4, 8))
+    ]
+    # As slow as their place in the forecast's order says, doubts about running at all included.
+    found = default().forecast(Query(problem, names))
+    times = np.sort(found.mean)[np.argsort(found.order())]
+    rows = [Measurement(problem.id, c, Outcome.OK, float(2.0**t)) for c, t in zip(names, times, strict=True)]
+    rows[0] = Measurement(problem.id, names[0], Outcome.COMPILE_ERROR)
+    best = min(m.ms for m in rows if m.ok)
+    return Table(problem, [Measurement(problem.id, VENDOR, Outcome.OK, 1.5 * best), *rows])
+
+
+def test_a_right_forecast_has_no_regret_and_everything_compiled_neither() -> None:
+    given = table()
+    orders: dict[str, baselines.Order] = {
+        "first": baselines.first,
+        "forecast": baselines.forecast(default()),
+        "rounds": baselines.rounds(default()),
+    }
+    found = baselines.compare([given], orders, (1, 3, 36))
+    for side in ("with vendor", "templates"):
+        assert found[side]["forecast"]["1"] == 0.0
+        assert found[side]["rounds"]["3"] == pytest.approx(0.0, abs=0.02)
+        assert all(figures["36"] == pytest.approx(0.0) for figures in found[side].values())
+        assert found[side]["random"]["1"] > found[side]["random"]["3"] > 0.0
+    # The first one fails: all that is left is the vendor's, or nothing.
+    assert found["with vendor"]["first"]["1"] == pytest.approx(0.5)
+    assert found["templates"]["first"]["1"] == pytest.approx(10.0)
+
+
+def test_rounds_compile_each_template_once_and_never_the_vendors() -> None:
+    given = table()
+    split = baselines.Split.of(given)
+    chosen = baselines.rounds(default())(given, list(split.templates), 12)
+    assert len(set(chosen)) == 12
+    assert VENDOR not in chosen
+
+
+def test_autoheuristic_ranks_what_torchs_own_tree_ranks() -> None:
+    given = table()
+    templates = list(baselines.Split.of(given).templates)
+    ranked = baselines.autoheuristic(given, templates, len(templates))
+    assert sorted(map(str, ranked)) == sorted(map(str, templates))
+    assert ranked != templates
+    other = table(16, 4096, 4096)
+    assert baselines.autoheuristic(other, templates, 8) != ranked[:8]
+
+
+def test_a_recommended_kernel_is_matched_by_tile_warps_and_stages() -> None:
+    """nvMatmulHeuristics speaks of warps by their tiles."""
+
+    class Recommended:
+        cta_tile_m, cta_tile_n, cta_tile_k = 128, 64, 32
+        warp_tile_m, warp_tile_n, stages = 64, 32, 3
+
+    templates = list(baselines.Split.of(table()).templates)
+    nearest = min(templates, key=lambda c: baselines._distance(Recommended(), c))
+    assert nearest.config.parameters()["num_warps"] == 4
+    assert [dict(nearest.config.kwargs)[f"BLOCK_{axis}"] for axis in "MNK"] == [128, 64, 32]
+    assert baselines._distance(Recommended(), nearest) == (0.0, 0)
+
+
+def test_only_products_with_templates_are_compared() -> None:
+    given = table()
+    assert baselines.usable(given)
+    assert not baselines.usable(Table(given.problem, given.measurements[:1]))
+    sort = Record.of(Kernel("sort", "inductor"), given.problem.arguments[:1], H200)
+    assert not baselines.usable(Table(sort, given.measurements))
+
+
+# --- harvest ---
+
+
+def arguments(out: Path, **changes: Any) -> argparse.Namespace:
+    given = {"out": out, "only": "", "split": None, "exhaustive": False, "null": True}
+    return argparse.Namespace(**{**given, "seconds": 1e9, "patience": 60.0, **changes})
+
+
+def test_pending_takes_both_sides_in_turns_and_leaves_out_what_is_done(tmp_path: Path) -> None:
+    sides = {p.name: p.split for p in problems()}
+    harvest = Harvest(arguments(tmp_path))
+    names = harvest.pending()
+    assert sorted(names) == sorted(sides)
+    assert [sides[name] for name in names[:4]] == [FIT, HELD_OUT, FIT, HELD_OUT]
+    harvest.note({"name": names[0], "rows": {}})
+    assert names[0] not in harvest.pending()
+    assert names[0] in Harvest(arguments(tmp_path, exhaustive=True)).pending()
+    assert {sides[n] for n in Harvest(arguments(tmp_path, split=HELD_OUT)).pending()} == {HELD_OUT}
+
+
+@pytest.mark.parametrize(("ending", "left"), [("", None), ("; import os; os._exit(3)", "second")])
+def test_a_child_that_dies_names_the_problem_it_left(tmp_path: Path, ending: str, left: str | None) -> None:
+    lines = [{"event": "begun", "name": "first"}, {"event": "done", "name": "first", "rows": {"id": 2}}]
+    lines += [{"event": "begun", "name": "second"}]
+    lines += [] if left else [{"event": "done", "name": "second", "rows": {}}]
+    code = f"print({chr(10).join(map(json.dumps, lines))!r}, flush=True){ending}"
+    harvest = Harvest(arguments(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert harvest.follow(child) == left
+    assert set(harvest.known()) == ({"first"} if left else {"first", "second"})
+
+
+def test_a_problem_that_hangs_is_given_up(tmp_path: Path) -> None:
+    code = (
+        f"print({json.dumps({'event': 'begun', 'name': 'slow'})!r}, flush=True); import time; time.sleep(60)"
+    )
+    harvest = Harvest(arguments(tmp_path, patience=0.2))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert harvest.follow(child) == "slow"
+    assert child.returncode != 0
+
+
+@pytest.mark.slow
+def test_the_dry_run_times_inductors_choices_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    chosen: list[Problem] = [p for p in problems() if p.name.startswith("gpt2-medium/scores")]
+    command = [sys.executable, ROOT / "benchmarks" / "inductor_harvest.py", "--null", "--out", tmp_path]
+    command += ["--only", "gpt2-medium/scores"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (found,) = read_tables(tmp_path / "inductor-held-out.jsonl.gz")
+    assert found.problem.extra["label"] == chosen[0].name
+    assert found.problem.kernel.name == "bmm"
+    assert {m.candidate.variant.partition("::")[0] for m in found.measurements} == {"aten", "cpp"}
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0
+    assert "AUTOTUNE" not in again.stderr
+    assert len(read_tables(tmp_path / "inductor-held-out.jsonl.gz")[0].measurements) == len(
+        found.measurements
+    )

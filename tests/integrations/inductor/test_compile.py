@@ -1,0 +1,253 @@
+"""torch.compile on a CPU, for real: pruning, rounds, harvest, a warm store, failures, cache keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.task import now
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+WORKER = Path(__file__).with_name("worker.py")
+HOOKED = """AlgorithmSelectorCache.__call__ AlgorithmSelectorCache.benchmark
+AlgorithmSelectorCache.benchmark_choice AlgorithmSelectorCache.do_autotuning AsyncAutotuner.get_results
+CachingAutotuner.benchmark_all_configs FxGraphHashDetails.__init__
+InductorChoices._finalize_template_configs InductorChoices.get_template_configs
+UserDefinedTritonKernel.__init__ feedback[1] preprocessing[2]
+torch._inductor.runtime.triton_heuristics.cached_autotune
+torch._inductor.select_algorithm._log_autotune_exceptions"""
+ALL = 6
+"""Choices of the worker's custom operation."""
+
+
+def environment(folder: Path, cache: str, **more: str) -> dict[str, str]:
+    found = {k: v for k, v in os.environ.items() if not k.startswith(("FORECAST_AUTOTUNE", "TORCH"))}
+    found |= {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder / cache), "OMP_NUM_THREADS": "1"}
+    # Workers would import torch once more to compile a handful of small files.
+    return {**found, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TRITON_CACHE_DIR": str(folder / "triton")} | more
+
+
+def start(folder: Path, cache: str, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(WORKER), *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment(folder, cache), stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors[-5000:]
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return {**found, "stderr": errors}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compile")
+
+
+@pytest.fixture(scope="module")
+def session(folder: Path) -> dict[str, Any]:
+    return finish(start(folder, "first", "session", str(folder / "store")))
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, session: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two processes at a time with the store that `session` left, as it was then."""
+    words = ("warm", str(folder / "store"), now())
+    return [finish(p) for p in [start(folder, f"rank{i}", *words) for i in range(2)]]
+
+
+@pytest.fixture(scope="module")
+def listened(folder: Path) -> dict[str, Any]:
+    return finish(start(folder, "listened", "listen", str(folder / "heard")))
+
+
+def splits(choices: list[str]) -> list[str]:
+    """The choices without the counter in their names; the library's is called `library`."""
+    names = (c.partition("split_s__")[2].rpartition("_")[0] for c in choices)
+    return sorted(name or "library" for name in names)
+
+
+def test_only_the_planned_choices_and_the_library_are_measured(session: dict[str, Any]) -> None:
+    assert [splits(r) for r in session["sure"]["rounds"]] == [["1", "2", "library"]]
+    assert session["sure"]["correct"]
+
+
+def test_rounds_extend_until_the_risk_is_accepted(session: dict[str, Any]) -> None:
+    """Everything untried is believed to be far faster than what was measured: nothing can be trusted."""
+    rounds = [splits(r) for r in session["unsure"]["rounds"]]
+    assert rounds[0] == ["1", "2", "library"]
+    assert rounds[1:] == [["16", "4", "8"]]
+    assert session["unsure"]["correct"]
+
+
+def test_every_timing_is_stored_with_its_parameters(session: dict[str, Any]) -> None:
+    assert session["stored"] == [
+        ["aten::fatest_product_fallback", 1, "ok", True, "aten"],
+        ["subgraph::split", 1, "ok", True, "subgraph"],
+        ["subgraph::split", 2, "ok", True, "subgraph"],
+    ]
+
+
+def test_a_problem_met_again_is_not_measured_again(session: dict[str, Any]) -> None:
+    assert (session["again"]["autotunes"], session["again"]["rounds"]) == (0, [])
+    assert session["again"]["correct"]
+
+
+def test_each_operation_and_the_end_get_a_line(session: dict[str, Any]) -> None:
+    lines = [x for x in session["stderr"].splitlines() if x.startswith("forecast_autotune ")]
+    first, *_, last = lines
+    operation = "forecast_autotune fatest::product_autotuned(32x256, 256x64)"
+    assert first.startswith(f"{operation}: 6 candidates, all forecast, 3 measured, 3 trusted")
+    assert last.startswith("forecast_autotune torch.compile: 6 operations, 1 of them known, 36 choices")
+    assert "2 operations, 1 of them known, 12 choices considered, 3 compiled" in session["tally"]
+
+
+def test_everything_is_hooked_once_and_given_back_exactly(session: dict[str, Any]) -> None:
+    assert session["hooked"] == sorted(HOOKED.split())
+    assert session["hooked_again"] == []
+    assert session["left"] == session["left_at_last"] == []
+    assert len(session["plain"]["rounds"][0]) == ALL
+
+
+def test_nested_services_end_in_order(session: dict[str, Any]) -> None:
+    assert session["nested"]
+    assert session["outer_is_back"]
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "said"),
+    [("raising", "ZeroDivisionError"), ("hanging", "no answer within"), ("nonsense", "must have shape (6,)")],
+)
+def test_a_failing_surrogate_costs_a_warning_and_no_choice(
+    session: dict[str, Any], surrogate: str, said: str
+) -> None:
+    found = session[surrogate]
+    assert found["correct"]
+    assert [len(r) for r in found["rounds"]] == [ALL]
+    assert said in found["said"][0]
+    assert f"({found['said'][0].partition(': ')[2]})" in session["stderr"]
+
+
+def test_a_warm_store_in_a_fresh_process_needs_no_benchmark(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert (found["known"]["autotunes"], found["known"]["rounds"]) == (0, [])
+        assert found["known"]["correct"]
+        assert "2 operations, 1 of them known" in found["tally"]
+
+
+def test_ranks_with_one_store_keep_the_same_choices(ranks: list[dict[str, Any]]) -> None:
+    kept = [[splits(r) for r in found["new"]["rounds"]] for found in ranks]
+    assert kept == [[["1", "2", "library"]]] * 2
+
+
+def test_listening_keeps_the_timings_and_changes_nothing(listened: dict[str, Any]) -> None:
+    assert (listened["first"]["autotunes"], listened["first"]["choices"]) == (1, [2])
+    assert [row[0] for row in listened["stored"]] == ["aten::_mkl_linear", "cpp::CppMicroGemmFP32Vec"]
+    assert listened["identity"] == ""
+
+
+def test_inductors_own_cached_timings_are_not_stored_again(listened: dict[str, Any]) -> None:
+    assert (listened["replay"]["autotunes"], listened["replay"]["choices"]) == (0, [2])
+    assert listened["stored_after_replay"] == listened["stored"]
+
+
+def test_what_listening_has_learned_is_used(listened: dict[str, Any]) -> None:
+    for name in ("told", "known"):
+        assert (listened[name]["autotunes"], listened[name]["choices"]) == (0, [])
+        assert listened[name]["correct"]
+    assert listened["stored_after_told"] == listened["stored"]
+
+
+def test_compiled_graphs_are_shared_only_under_the_same_rules(folder: Path) -> None:
+    """On, off, on, off with another surrogate in between: nobody gets what somebody else compiled."""
+    hits = []
+    for words in ("1", "off", "1", "2", "off"):
+        found = finish(start(folder, "shared", "caching", str(folder / "unused"), words))
+        assert found["hit"] + found["miss"] == 1
+        hits.append(found["hit"])
+    assert hits == [0, 0, 1, 0, 1]
+
+
+SCRIPT = """
+import sys
+assert "torch" not in sys.modules
+import torch
+assert "torch._inductor.select_algorithm" not in sys.modules, "the entry point must not load Inductor"
+torch.set_num_threads(1)
+layer, x = torch.nn.Linear(128, 256).eval(), torch.randn(64, 128)
+torch._inductor.config.freezing = True
+with torch.no_grad():
+    options = {"max_autotune_gemm_backends": "CPP,ATEN"}
+    compiled = torch.compile(layer, backend="forecast_autotune", options=options)
+    print("close", torch.allclose(compiled(x), layer(x), atol=1e-3))
+print("listed", "forecast_autotune" in torch._dynamo.list_backends())
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(folder: Path) -> Path:
+    """Entry points as an installer writes them: an editable installation may be older than pyproject."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = folder / "site" / "forecast_autotune_entries-1.dist-info"
+    found.mkdir(parents=True)
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: forecast-autotune-entries\nVersion: 1\n")
+    lines = []
+    for group in ("torch.backends", "torch_dynamo_backends"):
+        lines += [f"[{group}]", *(f"{k} = {v}" for k, v in project["entry-points"][group].items())]
+    (found / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return found.parent
+
+
+def test_one_variable_serves_a_program_that_knows_nothing_of_us(folder: Path, installed: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    more = {"PYTHONPATH": f"{ROOT}:{installed}", "FORECAST_AUTOTUNE_CACHE_DIR": str(folder / "by_variable")}
+    on = environment(folder, "variable", FORECAST_AUTOTUNE="1", **more)
+    done = subprocess.run([sys.executable, script], env=on, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["close True", "listed True"], done.stderr[-3000:]
+    assert "forecast_autotune packed_linear" in done.stderr
+    assert list((folder / "by_variable").rglob("log-*.jsonl"))
+    words = [sys.executable, "-m", "forecast_autotune", "run", "--json", str(script)]
+    again = environment(folder, "run", **more)
+    served = subprocess.run(words, env=again, capture_output=True, text=True, check=False)
+    counts = json.loads(served.stdout.splitlines()[-1])
+    assert (counts["decisions"], counts["stored"]) == (1, 1), served.stderr[-3000:]
+    assert "close True" in served.stderr
+
+
+def test_importing_torch_survives_a_variable_that_breaks_its_rule(folder: Path, installed: Path) -> None:
+    broken = environment(folder, "broken", FORECAST_AUTOTUNE="perhaps", PYTHONPATH=f"{ROOT}:{installed}")
+    words = [sys.executable, "-c", "import torch; print(torch.ones(1).item())"]
+    done = subprocess.run(words, env=broken, capture_output=True, text=True, check=False)
+    assert done.stdout == "1.0\n", done.stderr
+    assert "FORECAST_AUTOTUNE='perhaps'" in done.stderr
+
+
+WORKERS_VIEW = """
+import sys
+import torch
+from torch._inductor.runtime import triton_heuristics
+print(hasattr(triton_heuristics.cached_autotune, "__wrapped__"), "torch._inductor.choices" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("flag", ["1", "0"])
+def test_a_compile_worker_is_reached_without_the_rest_of_inductor(
+    folder: Path, installed: Path, flag: str
+) -> None:
+    variables = {"FORECAST_AUTOTUNE": "1", "FORECAST_AUTOTUNE_INDUCTOR_POINTWISE": flag}
+    on = environment(folder, "worker", PYTHONPATH=f"{ROOT}:{installed}", **variables)
+    words = [sys.executable, "-c", WORKERS_VIEW]
+    done = subprocess.run(words, env=on, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{flag == '1'} False\n", done.stderr

@@ -1,0 +1,212 @@
+"""What must not happen when something of ours fails: no error, no larger space, no shared cache key."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from torch._inductor import codecache, config  # noqa: E402
+from torch._inductor.choices import InductorChoices  # noqa: E402
+from torch._inductor.kernel import mm  # noqa: E402
+from torch._inductor.kernel_template_choice import KernelTemplateChoice  # noqa: E402
+from torch._inductor.runtime.hints import DeviceProperties, HeuristicType  # noqa: E402
+
+from forecast_autotune.records import Candidate  # noqa: E402
+from forecast_autotune.surrogates.base import Query  # noqa: E402
+from forecast_integrations.inductor import harvest, hooks, pointwise, records  # noqa: E402
+from forecast_integrations.inductor.asking import Asker, Complaint  # noqa: E402
+from forecast_integrations.inductor.pruning import Operation, before_compilation  # noqa: E402
+from forecast_integrations.inductor.records import is_extern  # noqa: E402
+from forecast_integrations.inductor.serving import Serving  # noqa: E402
+from tests.integrations.inductor.graphs import H200, Believing, graph, product_inputs, serving  # noqa: E402
+from tests.integrations.inductor.test_parts import TWO, a_problem  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def in_graph(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The record of a GPU that is not there is the only thing that has to be given."""
+    monkeypatch.setattr(records, "device_of", lambda d: H200)
+    monkeypatch.setattr(records, "tools", lambda d: {"torch": "2.13.0"})
+    with graph():
+        yield
+
+
+@pytest.fixture
+def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template choice stands for its own code, which needs a GPU's compiler."""
+    monkeypatch.setattr(KernelTemplateChoice, "choice", property(lambda ktc: ktc))
+
+
+def failing(candidate: Candidate) -> float:
+    raise ZeroDivisionError("on purpose")
+
+
+def listed(ours: Serving | None) -> list[Any]:
+    """The product's choices as Inductor lists them for CUDA, through the hooks."""
+    patches = hooks.install(lambda: ours)
+    try:
+        with config.patch(max_autotune=True):
+            found: list[Any] = InductorChoices().get_template_configs(
+                product_inputs(), [mm.aten_mm, mm.mm_template], "mm"
+            )
+            return found
+    finally:
+        patches.restore()
+
+
+@pytest.mark.usefixtures("in_graph", "without_code")
+def test_without_forecasts_the_exhaustive_space_shrinks_to_the_users_own() -> None:
+    own = listed(None)
+    planned = listed(serving(lambda c: float(c.config.num_warps), inductor_space="exhaustive"))
+    assert 2 <= len(planned) < len(own)
+    ours = serving(failing, inductor_space="exhaustive")
+    with pytest.warns(RuntimeWarning, match="on purpose"):
+        found = listed(ours)
+    assert len(found) == len(own)
+    assert sum(map(is_extern, found)) == 1
+
+
+@pytest.mark.usefixtures("in_graph", "without_code")
+def test_a_surrogate_that_fails_later_does_not_bring_the_exhaustive_reserve_back() -> None:
+    believing = Believing(lambda c: float(c.config.num_warps))
+    ours = serving(inductor_space="exhaustive")
+    ours.asker.surrogate = believing
+    drafted = listed(ours)
+    believing.believe = failing
+    operation = Operation("mm", product_inputs().nodes(), drafted[0].layout)
+    ours.asker._answers.clear()
+    with pytest.warns(RuntimeWarning, match="on purpose"):
+        assert before_compilation(ours, operation, drafted) == drafted
+
+
+@pytest.mark.filterwarnings("error")
+def test_where_warnings_are_errors_a_failure_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    complain = Complaint()
+    complain("think", ValueError("no idea"))
+    complain("think", ValueError("again"))
+    assert len(complain.said) == 2
+    assert capsys.readouterr().err.count("failed to think") == 1
+
+
+def test_what_was_measured_is_part_of_the_question() -> None:
+    surrogate = Believing(lambda c: 0.0)
+    ask = Asker(surrogate, 5.0, Complaint())
+    problem = a_problem()
+    rows = [harvest.Measurement(problem.id, c, harvest.Outcome.OK, 1.0) for c in TWO]
+    for measured in ([rows[0]], [rows[1]], [rows[0]]):
+        assert ask(Query(problem, TWO, measured=measured)) is not None
+    assert len(surrogate.queries) == 2
+
+
+def test_rules_that_cannot_be_named_share_no_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unspeakable:
+        def plan(self, state: Any) -> Any:
+            raise NotImplementedError
+
+        def __repr__(self) -> str:
+            raise ValueError("no words")
+
+    class Details:
+        def __init__(self) -> None:
+            self.theirs = 1
+
+    monkeypatch.setattr(codecache, "FxGraphHashDetails", Details)
+    ours: Serving | None = serving(policy=Unspeakable())
+    patches = hooks.install(lambda: ours)
+    try:
+        with pytest.warns(RuntimeWarning, match="no words"):
+            names = [vars(Details())["forecast_autotune"] for _ in range(2)]
+        assert len(set(names)) == 2
+        ours = None
+        assert vars(Details()) == {"theirs": 1}
+    finally:
+        patches.restore()
+
+
+def test_generated_kernels_are_left_alone_once_the_flag_is_off(tmp_path: Path) -> None:
+    """The hook stays in place when a service with the flag is replaced by one without."""
+    configs = [triton.Config({"XBLOCK": n}, num_warps=4) for n in (1024, 512, 256, 128, 64, 32)]
+    device = DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90)
+    meta = {"signature": {"in_ptr0": "*fp32", "xnumel": "i32"}, "device": device}
+    seen: list[int] = []
+
+    def slow(candidate: Candidate) -> float:
+        return float(dict(candidate.config.kwargs)["XBLOCK"] or 0) / 64
+
+    def autotune(hints: Any, given: Any, *args: Any, **kwargs: Any) -> None:
+        seen.append(len(given))
+
+    for flag in (True, False):
+        ours = serving(slow, inductor_pointwise=flag)
+        hooked = pointwise._cached_autotune(autotune, lambda ours=ours: ours)
+        hooked({"x": 1 << 20}, configs, meta, HeuristicType.POINTWISE, filename=str(tmp_path / "c1.py"))
+    assert seen[0] < seen[1] == len(configs)
+
+
+def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_failures() -> None:
+    """A choice may be a graph whose operations are tuned while the outer operation's are timed."""
+    clock, found = harvest.CLOCK, []
+    ours = serving()
+
+    def inner(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
+        clock.errors["theirs"] = "RuntimeError: inside"
+        return {}
+
+    def outer(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
+        clock.errors["mine"] = "OutOfResources: outside"
+        hooks._autotuning(inner, lambda: ours)(self, "mm", [], None, None, "key", [], None)
+        found.append(dict(clock.errors))
+        return {}
+
+    hooks._autotuning(outer, lambda: ours)(None, "mm", [], None, None, "key", [], None)
+    assert found == [{"mine": "OutOfResources: outside"}]
+    assert clock.errors == {}
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"FORECAST_AUTOTUNE": "perhaps"}, "FORECAST_AUTOTUNE='perhaps'"),
+        ({"FORECAST_AUTOTUNE": "1", "FORECAST_AUTOTUNE_MODE": "sing"}, "FORECAST_AUTOTUNE_MODE='sing'"),
+        ({"FORECAST_AUTOTUNE_MODE": "sing"}, ""),
+        ({"FORECAST_AUTOTUNE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, ""),
+    ],
+)
+def test_importing_torch_survives_our_settings_even_where_warnings_are_errors(
+    variables: dict[str, str], said: str
+) -> None:
+    """What torch calls, called as torch does, at the end of its import."""
+    code = "import torch\nfrom forecast_autotune.activate import autoload\nautoload()\nprint(1 + 1)"
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FORECAST_AUTOTUNE")}
+    kept |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::RuntimeWarning"} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+    assert said in done.stderr
+    assert said or "FORECAST_AUTOTUNE" not in done.stderr
+
+
+def test_the_entry_point_loads_nothing_while_the_variable_is_unset() -> None:
+    """It runs in every `import torch` of an environment that we are installed in."""
+    code = (
+        "import sys; from forecast_autotune.activate import autoload; before = set(sys.modules);"
+        "autoload(); print(sorted(set(sys.modules) - before),"
+        "[n for n in ('numpy', 'torch', 'triton', 'forecast_autotune.settings') if n in sys.modules])"
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FORECAST_AUTOTUNE")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "[] []\n", done.stderr

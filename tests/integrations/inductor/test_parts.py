@@ -1,0 +1,355 @@
+"""The parts of the hooks: names of choices, the frozen view, the leash, patches, generated kernels."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from torch._dynamo.source import ConstantSource  # noqa: E402
+from torch._inductor.runtime import triton_heuristics  # noqa: E402
+from torch._inductor.runtime.hints import DeviceProperties, HeuristicType  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import DimDynamic  # noqa: E402
+
+from forecast_autotune.errors import SettingsError  # noqa: E402
+from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome, Problem  # noqa: E402
+from forecast_autotune.results import Measurement  # noqa: E402
+from forecast_autotune.settings import Mode  # noqa: E402
+from forecast_autotune.store import Store  # noqa: E402
+from forecast_autotune.surrogates.base import Forecasts, Query  # noqa: E402
+from forecast_integrations.inductor import api, pointwise, records  # noqa: E402
+from forecast_integrations.inductor.asking import Asker, Complaint  # noqa: E402
+from forecast_integrations.inductor.harvest import outcome_of  # noqa: E402
+from forecast_integrations.inductor.patches import Patches  # noqa: E402
+from forecast_integrations.inductor.records import described, problem_of, scalar  # noqa: E402
+from forecast_integrations.inductor.view import View  # noqa: E402
+from tests.integrations.inductor.graphs import graph, node, serving  # noqa: E402
+
+TWO = [Candidate(Config.of({"i": i})) for i in range(2)]
+
+
+def a_problem(m: int = 8) -> Problem:
+    shape = Argument("in0", "tensor", "float16", (m, 8), (8, 1))
+    return Problem.of(Kernel("mm", "inductor"), [shape], Device("somewhere"))
+
+
+# --- records ---
+
+
+def test_a_problem_depends_on_what_changes_the_answer() -> None:
+    def of(name: str = "mm", m: int = 64, dtype: Any = torch.float16, stride: Any = None) -> Problem:
+        operands = [node("a", m, 16, device="cpu", dtype=dtype), node("b", 16, 32, device="cpu", dtype=dtype)]
+        if stride is not None:
+            operands[0].layout.stride = stride
+        return problem_of(name, operands, node("o", m, 32, device="cpu", dtype=dtype).layout)
+
+    with graph():
+        problem = of()
+        others = [of("bmm"), of(m=65), of(dtype=torch.float32), of(stride=[1, 64])]
+        assert of().id == problem.id
+    assert len({problem.id, *(p.id for p in others)}) == 5
+    assert [(a.name, a.shape, a.stride, a.dtype) for a in problem.arguments] == [
+        ("in0", (64, 16), (16, 1), "float16"),
+        ("in1", (16, 32), (32, 1), "float16"),
+        ("out", (64, 32), (32, 1), "float16"),
+    ]
+    assert problem.device.backend == "cpu"
+    assert {"torch", "threads"} <= dict(problem.toolchain).keys()
+    assert Problem.from_json(problem.to_json()).id == problem.id
+
+
+def test_symbols_count_with_their_hint_and_are_marked() -> None:
+    with graph() as lowering:
+        size = lowering._shape_env.create_unspecified_symbol(48, ConstantSource("n"), DimDynamic.DYNAMIC)
+        rows = node("a", 1, 16, device="cpu")
+        rows.layout.size = [size, 16]
+        problem = problem_of("mm", [rows], node("o", 4, 4, device="cpu").layout)
+    assert problem.arguments[0].shape == (48, 16)
+    assert "dynamic" in problem.key
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("BLOCK_M=64, ALLOW_TF32=False, ACC_TYPE='tl.float32', num_stages=3", [64, False, "tl.float32", 3]),
+        ("", []),
+        ("cutlass3x_sm90_tensorop", ["cutlass3x_sm90_tensorop"]),
+    ],
+)
+def test_parameters_are_read_from_descriptions(text: str, found: list[Any]) -> None:
+    assert list(described(text).values()) == found
+    assert list(map(type, described(text).values())) == list(map(type, found))
+
+
+def test_parameters_never_hold_an_address() -> None:
+    def rule() -> None: ...
+
+    assert " at 0x" in str(rule)
+    assert scalar(rule) == scalar(functools.wraps(rule)(lambda: None))
+    import sympy
+
+    assert (scalar(sympy.Integer(3)), scalar(sympy.true)) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("message", "outcome"),
+    [
+        ("OutOfResources: out of resource: shared memory", Outcome.OUT_OF_RESOURCES),
+        ("CompilationError: at 3:5", Outcome.COMPILE_ERROR),
+        ("TimeoutError: 300 s", Outcome.TIMEOUT),
+        ("RuntimeError: illegal memory access", Outcome.RUNTIME_ERROR),
+        ("", Outcome.RUNTIME_ERROR),
+    ],
+)
+def test_failures_are_named(message: str, outcome: Outcome) -> None:
+    assert outcome_of(message) is outcome
+
+
+# --- the view ---
+
+
+def row(problem: Problem, ms: float, at: str) -> Measurement:
+    return Measurement(problem.id, TWO[0], Outcome.OK, ms, at=at)
+
+
+def test_a_view_does_not_see_what_came_later_but_what_this_process_adds() -> None:
+    store, problem, other = Store(None), a_problem(), a_problem(16)
+    for where in (problem, other):
+        store.add(where, row(where, 1.0, "2026-01-01T00:00:00+00:00"))
+        store.add(where, row(where, 2.0, "2026-01-03T00:00:00+00:00"))
+    view = View(store, "2026-01-02T00:00:00+00:00")
+    assert [m.ms for m in view.rows(problem)] == [1.0]
+    assert [[m.ms for m in r.measurements] for r in view.relatives(problem)] == [[1.0]]
+    store.add(problem, row(problem, 3.0, "2026-01-01T00:00:00+00:00"))
+    assert [m.ms for m in view.rows(problem)] == [1.0]
+    view.add(problem, row(problem, 4.0, "2026-01-04T00:00:00+00:00"))
+    assert [m.ms for m in view.rows(problem)] == [1.0, 4.0]
+    assert [m.ms for m in store.measurements(problem)] != [m.ms for m in view.rows(problem)]
+
+
+# --- the leash ---
+
+
+class Counting:
+    name, version = "counting", "1"
+
+    def __init__(self, wait: threading.Event | None = None) -> None:
+        self.wait, self.asked = wait, 0
+
+    def forecast(self, query: Query) -> Forecasts:
+        self.asked += 1
+        if self.wait is not None:
+            self.wait.wait(30)
+        n = len(query.candidates)
+        return Forecasts(query.candidates, np.zeros(n), np.ones(n), np.zeros(n))
+
+
+def test_the_same_question_is_asked_once() -> None:
+    surrogate, complain = Counting(), Complaint()
+    ask = Asker(surrogate, 5.0, complain)
+    first = ask(Query(a_problem(), TWO))
+    assert first is not None
+    assert ask(Query(a_problem(), list(TWO))) is first
+    assert ask(Query(a_problem(), TWO[:1])) is not first
+    assert (surrogate.asked, complain.said) == (2, [])
+
+
+def test_a_surrogate_that_hangs_is_not_asked_again_and_warned_of_once() -> None:
+    release = threading.Event()
+    surrogate, complain = Counting(release), Complaint()
+    ask = Asker(surrogate, 0.05, complain)
+    with pytest.warns(RuntimeWarning, match="no answer within 0.05 s.*all of its own choices") as seen:
+        assert ask(Query(a_problem(), TWO)) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ask(Query(a_problem(16), TWO)) is None
+    release.set()
+    assert (len(seen), surrogate.asked, len(complain.said)) == (1, 1, 1)
+
+
+# --- patches ---
+
+
+class Foreign:
+    entries: ClassVar[list[Any]] = ["theirs"]
+
+    def plain(self, x: int) -> int:
+        """Foreign words."""
+        return x
+
+    @classmethod
+    def of_class(cls, x: int) -> tuple[str, int]:
+        return cls.__name__, x
+
+    @staticmethod
+    def static(x: int) -> int:
+        return x
+
+
+def test_patches_keep_the_kind_and_are_taken_back_exactly() -> None:
+    before = dict(vars(Foreign))
+    patches = Patches()
+    patches.replace(Foreign, "plain", lambda f: lambda self, x: f(self, x) + 1)
+    patches.replace(Foreign, "of_class", lambda f: lambda cls, x: f(cls, x + 1))
+    patches.replace(Foreign, "static", lambda f: lambda x: f(x) + 1)
+    patches.replace(Foreign, "absent", lambda f: f)
+    patches.append(Foreign.entries, "ours")
+    assert (Foreign().plain(1), Foreign.of_class(1), Foreign.static(1)) == (2, ("Foreign", 2), 2)
+    assert Foreign.plain.__doc__ == "Foreign words."
+    assert patches.missing == ["Foreign.absent"]
+    patches.restore()
+    assert dict(vars(Foreign)) == before
+    assert all(vars(Foreign)[name] is value for name, value in before.items())
+    assert Foreign.entries == ["theirs"]
+
+
+def test_what_others_put_on_top_of_a_patch_stays() -> None:
+    class Owner:
+        def method(self) -> str:
+            return "original"
+
+    patches = Patches()
+    patches.replace(Owner, "method", lambda f: lambda self: f(self) + " ours")
+    ours = Owner.method
+    Owner.method = theirs = lambda self: ours(self) + " theirs"  # type: ignore[method-assign]
+    patches.restore()
+    assert vars(Owner)["method"] is theirs
+    assert Owner().method() == "original ours theirs"
+
+
+# --- enabling ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"search_space": "huge"}, "inductor_space='huge': must be one of default, exhaustive"),
+        ({"forecast_timeout_s": 0}, "forecast_timeout_s must be a positive number"),
+        ({"mode": "fast"}, "mode='fast': must be one of"),
+    ],
+)
+def test_bad_options_are_refused_and_hook_nothing(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        api.enable_torch_compile(surrogate=Counting(), store=Store(None), **options)
+    assert api.current() is None
+
+
+def test_this_release_of_torch_has_everything_that_is_hooked() -> None:
+    with api.enable_torch_compile(surrogate=Counting(), store=Store(None), pointwise=True) as handle:
+        assert api.current() is handle.serving
+        assert api.missing_hooks() == []
+    assert api.current() is None
+
+
+def test_the_identity_follows_the_rules_and_the_surrogate() -> None:
+    def of(**settings: Any) -> str:
+        return serving(**settings).identity()
+
+    other = serving()
+    other.asker.surrogate.version = "2"
+    names = [of(), of(tolerance=0.5), of(mode=Mode.SKIP), of(inductor_pointwise=True), other.identity()]
+    names.append(of(inductor_space="exhaustive"))
+    assert len(set(names)) == len(names)
+    assert of() == names[0]
+    assert of(mode=Mode.LISTEN) == ""
+
+
+# --- generated kernels ---
+
+META = {
+    "signature": {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32"},
+    "device": DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90),
+}
+HINTS = {"x": 1 << 20}
+
+
+def blocks(*sizes: int) -> list[Any]:
+    return [triton.Config({"XBLOCK": size}, num_warps=4) for size in sizes]
+
+
+def kept(believe: Any, configs: list[Any], kind: str = "POINTWISE", **settings: Any) -> list[int]:
+    ours = serving(believe, **settings)
+    return [c.kwargs["XBLOCK"] for c in pointwise.chosen(ours, HINTS, configs, META, kind, "/x/c1.py")]
+
+
+def large_is_slow(candidate: Candidate) -> float:
+    return float(dict(candidate.config.kwargs)["XBLOCK"] or 0) / 64
+
+
+def test_generated_kernels_keep_the_plan_and_inductors_default() -> None:
+    listed = blocks(1024, 512, 256, 128, 64, 32)
+    assert kept(large_is_slow, listed) == [1024, 128, 64, 32]
+
+
+@pytest.mark.parametrize(
+    ("believe", "configs", "kind"),
+    [
+        (lambda c: 0.0, blocks(1024, 512, 256, 128), "POINTWISE"),
+        (large_is_slow, blocks(1024, 512), "REDUCTION"),
+        (large_is_slow, blocks(1024, 512, 256, 128), "USER_AUTOTUNE"),
+        (large_is_slow, blocks(1024, 512, 256, 128), "TEMPLATE"),
+    ],
+)
+def test_generated_kernels_are_left_alone(believe: Any, configs: list[Any], kind: str) -> None:
+    assert len(kept(believe, configs, kind)) == len(configs)
+
+
+def test_worker_and_parent_choose_alike_whatever_the_store_holds() -> None:
+    listed, store = blocks(1024, 512, 256, 128, 64, 32), Store(None)
+    parent = serving(large_is_slow, store)
+    problem = pointwise.problem_of(HINTS, META, "POINTWISE", "/x/c1.py")
+    launcher = SimpleNamespace(n_regs=32, n_spills=0, shared=0)
+    pointwise.save(parent, problem, [(c, 0.1 + i, launcher) for i, c in enumerate(listed)])
+    rows = store.measurements(problem)
+    assert [(m.ms, m.extra["registers"]) for m in rows] == [(0.1 + i, 32) for i in range(6)]
+    both = []
+    for ours, file in ((parent, "/x/c1.py"), (serving(large_is_slow), "/y/c1.py")):
+        found = pointwise.chosen(ours, HINTS, listed, META, "POINTWISE", file)
+        both.append([c.kwargs["XBLOCK"] for c in found])
+    assert both[0] == both[1] == [1024, 128, 64, 32]
+
+
+def test_the_run_time_autotuner_gets_the_chosen_configs(tmp_path: Path) -> None:
+    """Inductor's own `cached_autotune`, hooked and given back."""
+
+    def autotuned() -> list[int]:
+        decorate = triton_heuristics.cached_autotune(
+            HINTS,
+            blocks(1024, 512, 256, 128, 64, 32),
+            triton_meta={**META, "constants": {}, "configs": []},
+            heuristic_type=HeuristicType.POINTWISE,
+            filename=str(tmp_path / "c1.py"),
+            inductor_meta={"force_disable_caches": True},
+        )
+        return [c.kwargs["XBLOCK"] for c in decorate(kernel).configs]
+
+    before = triton_heuristics.cached_autotune
+    ours: Any = serving(large_is_slow, inductor_pointwise=True)
+    patches = pointwise.install(lambda: ours)
+    try:
+        assert autotuned() == [1024, 128, 64, 32]
+        ours = None
+        assert len(autotuned()) == 6
+    finally:
+        patches.restore()
+    assert triton_heuristics.cached_autotune is before
+
+
+@triton.jit
+def kernel(in_ptr0, out_ptr0, xnumel, XBLOCK: triton.language.constexpr):  # type: ignore[no-untyped-def]
+    pass
+
+
+def test_a_cpu_is_named_after_its_model() -> None:
+    device = records.device_of(torch.device("cpu"))
+    assert (device.backend, device.name != "") == ("cpu", True)
+    assert device == records.device_of(torch.device("cpu"))

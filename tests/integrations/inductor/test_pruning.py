@@ -1,0 +1,294 @@
+"""Which choices stay, on Inductor's own template choices: before code is generated, and in rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._inductor.kernel_template_choice import KernelTemplateChoice  # noqa: E402
+from torch._inductor.select_algorithm import ExternKernelChoice, NoValidChoicesError  # noqa: E402
+from torch._inductor.template_heuristics.params import DictKernelTemplateParams  # noqa: E402
+
+from forecast_autotune.records import Candidate, Outcome  # noqa: E402
+from forecast_autotune.results import Measurement  # noqa: E402
+from forecast_autotune.settings import Mode  # noqa: E402
+from forecast_autotune.store import Store  # noqa: E402
+from forecast_integrations.inductor import records, rounds  # noqa: E402
+from forecast_integrations.inductor.harvest import measurement  # noqa: E402
+from forecast_integrations.inductor.pruning import (  # noqa: E402
+    Operation,
+    before_code_generation,
+    before_compilation,
+    search_of,
+)
+from forecast_integrations.inductor.records import candidate_of, is_extern, problem_of  # noqa: E402
+from forecast_integrations.inductor.serving import Serving  # noqa: E402
+from tests.integrations.inductor.graphs import (  # noqa: E402
+    H200,
+    graph,
+    product_choices,
+    product_inputs,
+    serving,
+)
+
+COUNT = 12
+
+
+@pytest.fixture(autouse=True)
+def in_graph(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The record of a GPU that is not there is the only thing that has to be given."""
+    real = records.device_of
+    monkeypatch.setattr(records, "device_of", lambda d: H200 if d.type == "cuda" else real(d))
+    monkeypatch.setattr(records, "tools", lambda d: {"torch": "2.13.0"})
+    with graph():
+        yield
+
+
+def tile(candidate: Candidate) -> float:
+    """A belief: large tiles are fast, the library is in the middle."""
+    kwargs = dict(candidate.config.kwargs)
+    if "BLOCK_M" not in kwargs:
+        return 0.0
+    return 7.0 - math.log2(int(kwargs["BLOCK_M"] or 1) * int(kwargs["BLOCK_N"] or 1)) / 2
+
+
+@pytest.mark.parametrize(("space", "most"), [("DEFAULT", 5), ("EXHAUSTIVE", 30)])
+def test_a_handful_gets_code_and_the_library_stays(space: str, most: int) -> None:
+    inputs = product_inputs()
+    listed = product_choices(inputs, space)
+    kept = before_code_generation(serving(tile), "mm", inputs, listed)
+    assert len(listed) > 4 * most
+    assert 2 <= len(kept) <= most
+    assert [is_extern(c) for c in kept].count(True) == 1
+    best = min(map(tile, map(candidate_of, listed)))
+    assert best in [tile(candidate_of(c)) for c in kept]
+    order = [listed.index(c) for c in kept]
+    assert order == sorted(order)
+    assert not any(hasattr(c, "_choice") for c in listed), "no code may have been generated"
+
+
+def test_candidates_are_named_by_parameters() -> None:
+    inputs = product_inputs()
+    names = [candidate_of(c) for c in product_choices(inputs)]
+    assert {c.variant for c in names} == {"aten::mm", "triton::mm"}
+    some = next(c for c in names if c.variant == "triton::mm")
+    assert {"BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "EVEN_K"} <= dict(some.config.kwargs).keys()
+    assert "num_warps" not in dict(some.config.kwargs)
+    assert len({(c.config.num_warps, c.config.num_stages) for c in names}) > 2
+
+
+@pytest.mark.parametrize("mode", [Mode.LISTEN, Mode.EXHAUSTIVE])
+def test_who_listens_or_wants_all_gets_all(mode: Mode) -> None:
+    inputs = product_inputs()
+    listed = product_choices(inputs)
+    assert before_code_generation(serving(tile, mode=mode), "mm", inputs, listed) == listed
+
+
+def test_two_processes_with_the_same_view_keep_the_same(tmp_path: Path) -> None:
+    inputs = product_inputs()
+    listed = product_choices(inputs)
+    problem = problem_of("mm", inputs.nodes(), listed[0].layout)
+    kept = []
+    for i in range(2):
+        ours = serving(tile, tmp_path, until="2020")
+        kept.append([candidate_of(c) for c in before_code_generation(ours, "mm", inputs, listed)])
+        # What one rank measures must not change what the other one does.
+        Store(tmp_path).add(problem, measurement(problem, listed[i + 1], 0.1))
+    assert kept[0] == kept[1]
+
+
+def test_what_the_store_decided_gets_code_and_company(tmp_path: Path) -> None:
+    """Before code generation not all choices are known, so one more stays beside the library."""
+    inputs = product_inputs()
+    listed = product_choices(inputs)
+    ours = serving(tile, tmp_path)
+    slow = max(listed, key=lambda c: tile(candidate_of(c)))
+    problem = problem_of("mm", inputs.nodes(), listed[0].layout)
+    for choice in listed:
+        ours.view.add(problem, measurement(problem, choice, 1.0 if choice is slow else 2.0))
+    kept = before_code_generation(serving(tile, tmp_path), "mm", inputs, listed)
+    assert {candidate_of(c) for c in kept} == {candidate_of(slow), candidate_of(listed[0])}
+
+
+# --- all of it, with code: extern choices stand in for templates, which need a GPU ---
+
+
+class Template(ExternKernelChoice):
+    """Something tunable whose choices can be made on a CPU."""
+
+
+STANDS_IN = Template(torch.mm, "at::mm_out", name="forecast_test_mm")
+LIBRARY = ExternKernelChoice(torch.mm, "at::mm_out", name="forecast_test_library")
+
+
+class Bench:
+    """Inductor's round of benchmarks, with made-up times: milliseconds by the parameter `i`."""
+
+    def __init__(self, ours: Serving, times: dict[int, float]) -> None:
+        self.ours, self.times = ours, times
+        self.rounds: list[list[int]] = []
+        self.prepared: list[list[Any]] = []
+
+    def prepare(self, choices: list[Any]) -> str:
+        self.prepared.append(choices)
+        return "prepared"
+
+    def measure(self, choices: list[Any], prepared: Any) -> dict[Any, float]:
+        search = search_of(choices)
+        assert search is not None
+        self.rounds.append([number(c) for c in choices])
+        timings = {c: self.times.get(number(c), 1.0) for c in choices}
+        if all(map(math.isinf, timings.values())):
+            raise NoValidChoicesError
+        rows = [measurement(search.problem, c, ms) for c, ms in timings.items()]
+        for m in rows:
+            self.ours.view.add(search.problem, m)
+        search.hear(rows)
+        return timings
+
+
+def number(choice: Any) -> int:
+    """The parameter of a choice; -1 for the library's."""
+    return int(dict(candidate_of(choice).config.kwargs).get("i", -1))  # type: ignore[arg-type]
+
+
+def believed(candidate: Candidate) -> float:
+    """A belief: the higher the number, the slower; everything is far faster than it is."""
+    return float(dict(candidate.config.kwargs).get("i", 6)) - 40.0  # type: ignore[arg-type]
+
+
+def listed_here(inputs: Any, count: int = COUNT) -> list[Any]:
+    layout = inputs.output_layout(flexible=False)
+    found = [KernelTemplateChoice(LIBRARY, DictKernelTemplateParams({}), {}, layout, inputs)]
+    for i in range(count):
+        parameters = DictKernelTemplateParams({"i": i})
+        found.append(KernelTemplateChoice(STANDS_IN, parameters, {}, layout, inputs))
+    return found
+
+
+def select(ours: Serving, times: dict[int, float], count: int = COUNT) -> tuple[Bench, dict[int, float]]:
+    """Inductor's selection: its times by number. Empty when it was left a single choice."""
+    inputs = product_inputs(64, 32, 16, device="cpu")
+    kept = before_code_generation(ours, "mm", inputs, listed_here(inputs, count))
+    made = [c.choice for c in kept]
+    operation = Operation("mm", inputs.nodes(), made[0].layout)
+    left = before_compilation(ours, operation, made)
+    bench = Bench(ours, times)
+    if len(left) == 1:
+        bench.rounds.append([number(left[0])])
+        return bench, {}
+    timings = rounds.tune(ours, bench.measure, bench.prepare, left, "first")
+    return bench, {number(c): ms for c, ms in timings.items()}
+
+
+def test_rounds_bring_reserved_templates_back() -> None:
+    ours = serving(believed)
+    bench, timings = select(ours, {})
+    assert bench.rounds[0] == [-1, 0, 1, 2]
+    assert bench.rounds[1:] == [[3, 4, 5, 6]]
+    assert [[number(c) for c in r] for r in bench.prepared] == bench.rounds[1:]
+    assert set(timings) == {-1, *range(7)}, "the policy's cap of eight"
+    assert "8 compiled and timed" in ours.tally.line()
+
+
+def test_a_decision_ends_measuring_in_the_next_process(tmp_path: Path) -> None:
+    _, timings = select(serving(believed, tmp_path), {4: 0.25})
+    assert min(timings, key=lambda i: timings[i]) == 4
+    later = serving(believed, tmp_path)
+    bench, again = select(later, {})
+    assert (bench.rounds, again) == ([[4]], {})
+    assert "1 of them known" in later.tally.line()
+
+
+def test_a_second_operation_waiting_for_its_turn_reads_the_first_ones_times() -> None:
+    """In one graph all operations are listed before the first one is measured."""
+    ours, bench_times = serving(believed), {1: 0.5}
+    inputs = product_inputs(64, 32, 16, device="cpu")
+    waiting = []
+    for _ in range(2):
+        made = [c.choice for c in before_code_generation(ours, "mm", inputs, listed_here(inputs))]
+        waiting.append(before_compilation(ours, Operation("mm", inputs.nodes(), made[0].layout), made))
+    benches = [Bench(ours, bench_times) for _ in waiting]
+    found = [rounds.tune(ours, b.measure, b.prepare, w, "") for b, w in zip(benches, waiting, strict=True)]
+    assert benches[0].rounds
+    assert benches[1].rounds == []
+    assert [min((ms, number(c)) for c, ms in t.items()) for t in found] == [(0.5, 1)] * 2
+
+
+def test_when_nothing_of_the_first_round_runs_everything_else_is_tried() -> None:
+    broken = dict.fromkeys((-1, 0, 1, 2), math.inf)
+    bench, timings = select(serving(believed), broken)
+    assert bench.rounds[:2] == [[-1, 0, 1, 2], list(range(3, COUNT))]
+    assert {i for i, ms in timings.items() if math.isinf(ms)} == set(broken)
+
+
+def test_when_nothing_at_all_runs_inductor_says_so() -> None:
+    with pytest.raises(NoValidChoicesError):
+        select(serving(believed), dict.fromkeys(range(-1, COUNT), math.inf))
+
+
+def test_a_known_failure_is_not_tried_again(tmp_path: Path) -> None:
+    select(serving(believed, tmp_path), {0: math.inf, 1: 0.5})
+    (table,) = Store(tmp_path).tables()
+    failed = [m for m in table.measurements if m.outcome is not Outcome.OK]
+    assert [dict(m.candidate.config.kwargs)["i"] for m in failed] == [0]
+    # Another policy, so the decision does not count and the search begins anew.
+    bench, timings = select(serving(believed, tmp_path, tolerance=0.01), {})
+    known = {dict(m.candidate.config.kwargs).get("i", -1) for m in table.measurements}
+    assert not known & {i for r in bench.rounds for i in r}
+    assert math.isinf(timings.get(0, math.inf))
+
+
+@pytest.mark.parametrize("mode", [Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC])
+def test_modes_without_a_clock_leave_the_best_guess(mode: Mode, tmp_path: Path) -> None:
+    bench, timings = select(serving(believed, tmp_path, mode=mode), {})
+    assert (bench.rounds, timings) == ([[0]], {})
+    select(serving(believed, tmp_path), {3: 0.01})
+    bench, _ = select(serving(believed, tmp_path, mode=mode), {})
+    assert bench.rounds == [[0 if mode is Mode.DETERMINISTIC else 3]]
+
+
+def test_collective_operations_are_left_alone() -> None:
+    inputs = product_inputs(64, 32, 16, device="cpu")
+    made = [c.choice for c in listed_here(inputs)]
+    operation = Operation("mm", inputs.nodes(), made[0].layout, leave_alone=True)
+    assert before_compilation(serving(believed), operation, made) is made
+
+
+def test_a_template_that_gives_no_code_is_replaced() -> None:
+    """Inductor drops a template choice whose code cannot be generated; the next best takes its place."""
+
+    class Barren(Template):
+        def choice_or_none(self, **kwargs: Any) -> Any:
+            return None if kwargs.get("i", 0) in (3, 4) else super().choice_or_none(**kwargs)
+
+    barren = Barren(torch.mm, "at::mm_out", name="forecast_test_barren")
+    ours = serving(believed)
+    inputs = product_inputs(64, 32, 16, device="cpu")
+    listed = listed_here(inputs)
+    for choice in listed[1:]:
+        choice.template = barren
+    made = [c.choice for c in before_code_generation(ours, "mm", inputs, listed)]
+    left = before_compilation(ours, Operation("mm", inputs.nodes(), made[0].layout), made)
+    bench = Bench(ours, {})
+    timings = rounds.tune(ours, bench.measure, bench.prepare, left, "")
+    assert {3, 4}.isdisjoint(number(c) for c in timings)
+    assert {5, 6} <= {number(c) for c in timings}
+
+
+def test_an_imported_row_counts_as_known() -> None:
+    inputs = product_inputs(64, 32, 16, device="cpu")
+    listed = listed_here(inputs)
+    problem = problem_of("mm", inputs.nodes(), listed[0].layout)
+    ours = serving(believed)
+    row = Measurement(problem.id, candidate_of(listed[1]), Outcome.OK, 3.0)
+    ours.view.store.add(problem, row)
+    bench, timings = select(ours, {})
+    assert 0 not in {i for r in bench.rounds for i in r}
+    assert timings[0] == 3.0

@@ -1,0 +1,157 @@
+"""Closed-form facts against the code that torch itself renders from its templates, fact by fact.
+
+There is no GPU here: the null device stands in for Triton's driver, and the two questions that rendering
+asks of a real one (its properties, its generation) are answered for an H200.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 13):
+    pytest.skip("rendering without a device is put together for torch 2.13", allow_module_level=True)
+
+from torch._inductor import ir  # noqa: E402
+from torch._inductor.codecache import PyCodeCache  # noqa: E402
+from torch._inductor.graph import GraphLowering  # noqa: E402
+from torch._inductor.kernel.bmm import bmm_template  # noqa: E402
+from torch._inductor.kernel.conv import conv2d_template  # noqa: E402
+from torch._inductor.kernel.mm import mm_template, persistent_tma_mm_template  # noqa: E402
+from torch._inductor.kernel.mm_plus_mm import mm_plus_mm_template  # noqa: E402
+from torch._inductor.runtime.hints import DeviceProperties  # noqa: E402
+from torch._inductor.utils import fresh_cache  # noqa: E402
+from torch._inductor.virtualized import V  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from forecast_autotune.features.trace import trace  # noqa: E402
+from forecast_autotune.features.ttir import facts  # noqa: E402
+from forecast_autotune.records import Argument, Device, Kernel, Problem  # noqa: E402
+from forecast_integrations.inductor.features import describe  # noqa: E402
+from forecast_integrations.inductor.geometry import geometry  # noqa: E402
+from forecast_integrations.inductor.records import candidate_of  # noqa: E402
+from forecast_integrations.inductor.templates import closed  # noqa: E402
+from forecast_integrations.null_device import null_device  # noqa: E402
+from tests.integrations.null import by_launch_options  # noqa: E402
+
+M, N, K = 4096, 2048, 1024
+DEVICE = torch.device("cuda:0")
+H200 = {"multi_processor_count": 132, "cc": 90, "major": 9, "regs_per_multiprocessor": 65536}
+LIMITS = {"max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024, "warp_size": 32}
+TILE = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 3, "num_warps": 4}
+GEMM = {**TILE, "GROUP_M": 8, "EVEN_K": True, "ALLOW_TF32": False, "ACC_TYPE": "tl.float32"}
+TMA = {"A_ROW_MAJOR": True, "B_ROW_MAJOR": True, "NUM_SMS": 132, "TMA_SIZE": 128}
+TMA |= {"TMA_EXPERIMENTAL_API": False, "workspace_arg": None, "USE_FAST_ACCUM": False}
+WINDOW = {"KERNEL_H": 3, "KERNEL_W": 3, "STRIDE_H": 1, "STRIDE_W": 1, "PADDING_H": 1, "PADDING_W": 1}
+CONV = {**TILE, **WINDOW, "GROUPS": 1, "UNROLL": False, "ALLOW_TF32": True}
+A, B, C = (M, K), (K, N), (M, N)
+
+Sizes = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A graph in which templates can be rendered."""
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    properties = DeviceProperties(type="cuda", index=0, **H200, **LIMITS)
+    monkeypatch.setattr(DeviceProperties, "create", staticmethod(lambda device: properties))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    lowering = GraphLowering(make_fx(lambda: torch.zeros(1))())
+    with null_device(by_launch_options), fresh_cache(), V.set_graph_handler(lowering):
+        yield lowering
+
+
+def rendered(graph: Any, template: Any, operands: list[Sizes], out: Sizes, given: dict[str, Any]) -> Any:
+    """The choice that a template gives for these operands (size, stride)."""
+    nodes = []
+    for i, (size, stride) in enumerate(operands):
+        layout = ir.FixedLayout(DEVICE, torch.float16, list(size), list(stride))
+        buffer = ir.InputBuffer(name=f"arg{i}", layout=layout)
+        graph.graph_inputs[buffer.name] = buffer
+        nodes.append(ir.StorageBox(buffer))
+    layout = ir.FixedLayout(DEVICE, torch.float16, list(out[0]), list(out[1]))
+    choice = template.generate(nodes, layout, **given)
+    assert hasattr(choice, "bmreq"), f"the template gave no choice: {choice}"
+    return choice
+
+
+def traced(choice: Any, operands: list[Sizes], out: Sizes) -> str:
+    """The TTIR of a choice's code."""
+    module = PyCodeCache.load_by_key_path(choice.bmreq.module_cache_key, choice.bmreq.module_path)
+    fn = getattr(module, choice.bmreq.kernel_name).fn
+    tensors = [
+        torch.empty_strided(size, stride, dtype=torch.float16, device="meta")
+        for size, stride in [*operands, out]
+    ]
+    assert len(fn.arg_names) == len(tensors)
+    return trace(fn, tensors, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "operands", "out", "given"),
+    [
+        ("mm", mm_template, [(A, (K, 1)), (B, (N, 1))], C, {**GEMM, "USE_FAST_ACCUM": False}),
+        ("mm", mm_template, [(A, (K, 1)), (B, (1, K))], C, {**GEMM, "USE_FAST_ACCUM": True}),
+        ("mm", mm_template, [(A, (1, M)), (B, (N, 1))], C, {**GEMM, "USE_FAST_ACCUM": False}),
+        (
+            "mm",
+            mm_template,
+            [((M, 1000), (1000, 1)), ((1000, N), (1, 1000))],
+            C,
+            {**GEMM, "EVEN_K": False, "USE_FAST_ACCUM": False, "BLOCK_M": 128, "BLOCK_K": 64},
+        ),
+        (
+            "bmm",
+            bmm_template,
+            [((24, *A), (M * K, K, 1)), ((24, *B), (K * N, N, 1))],
+            (24, *C),
+            GEMM,
+        ),
+        ("mm_plus_mm", mm_plus_mm_template, [(A, (K, 1)), (B, (N, 1))] * 2, C, GEMM),
+        ("mm", persistent_tma_mm_template, [(A, (K, 1)), (B, (N, 1))], C, {**GEMM, **TMA}),
+    ],
+)
+def test_products(graph: Any, name: str, template: Any, operands: Any, out: Any, given: Any) -> None:
+    result = (out, (M * N, N, 1)[-len(out) :])
+    compare(graph, name, template, operands, result, given, set())
+
+
+def test_convolution(graph: Any) -> None:
+    side, channels, filters = 56, 64, 128
+    image = ((8, channels, side, side), (channels * side**2, 1, channels * side, channels))
+    weight = ((filters, channels, 3, 3), (9 * channels, 1, 3 * channels, channels))
+    out = ((8, filters, side, side), (filters * side**2, 1, filters * side, filters))
+    # Runs over the edges of pixels are not in the closed form: the cost asks for 16 neighbours at most.
+    compare(graph, "convolution", conv2d_template, [image, weight], out, CONV, {"mean_contiguous"})
+
+
+def compare(
+    graph: Any,
+    name: str,
+    template: Any,
+    operands: list[Sizes],
+    out: Sizes,
+    given: dict[str, Any],
+    left_out: set[str],
+) -> None:
+    choice = rendered(graph, template, operands, out, given)
+    candidate = candidate_of(choice)
+    assert candidate.config.num_warps == 4
+    assert describe(choice)["BLOCK_N"] == 128
+    named = [*((f"in{i}", sizes) for i, sizes in enumerate(operands)), ("out", out)]
+    arguments = [Argument(n, "tensor", "float16", tuple(size), tuple(stride)) for n, (size, stride) in named]
+    shape = geometry(Problem.of(Kernel(name, "inductor"), arguments, Device("NVIDIA H200")))
+    assert shape is not None
+    found = closed(shape, candidate.variant, candidate.config.parameters(), 132)
+    assert found is not None
+    want = facts(traced(choice, operands, out), (), found.grid)
+    for field in dataclasses.fields(want):
+        if field.name not in {"ops", "dot_shapes"} | left_out:
+            mine, theirs = getattr(found.facts, field.name), getattr(want, field.name)
+            assert mine == pytest.approx(theirs, rel=0.01), field.name
+    assert found.facts.dot_shapes == want.dot_shapes

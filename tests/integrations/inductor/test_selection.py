@@ -1,0 +1,234 @@
+"""Inductor's own selection, hooked, in this process: extern kernels on a CPU stand in for templates."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._dynamo.utils import counters  # noqa: E402
+from torch._inductor import config  # noqa: E402
+from torch._inductor.choices import InductorChoices  # noqa: E402
+from torch._inductor.kernel_template_choice import KernelTemplateChoice  # noqa: E402
+from torch._inductor.select_algorithm import ExternKernelChoice, get_algorithm_selector_cache  # noqa: E402
+from torch._inductor.template_heuristics.params import DictKernelTemplateParams  # noqa: E402
+from torch._inductor.utils import fresh_cache  # noqa: E402
+from torch._inductor.virtualized import V  # noqa: E402
+
+from forecast_autotune.records import Candidate, Outcome  # noqa: E402
+from forecast_autotune.settings import Mode  # noqa: E402
+from forecast_autotune.store import Store  # noqa: E402
+from forecast_integrations.inductor import hooks, tally  # noqa: E402
+from forecast_integrations.inductor.patches import Patches  # noqa: E402
+from forecast_integrations.inductor.records import candidate_of  # noqa: E402
+from forecast_integrations.inductor.serving import Serving  # noqa: E402
+from tests.integrations.inductor.graphs import graph, product_inputs, serving  # noqa: E402
+
+COUNT, BROKEN = 8, 1
+
+
+class Template(ExternKernelChoice):
+    """Something tunable whose choices can be made on a CPU."""
+
+
+def run(a: Any, b: Any, *, out: Any, i: int = -1) -> None:
+    """The product; one parameter does not work."""
+    if i == BROKEN:
+        raise RuntimeError("out of resource: on purpose")
+    torch.mm(a, b, out=out)
+
+
+TEMPLATE = Template(run, name="forecast_test_selection")
+LIBRARY = ExternKernelChoice(torch.mm, "at::mm_out", name="forecast_test_selection_library")
+
+
+@pytest.fixture(autouse=True)
+def in_graph() -> Iterator[None]:
+    with graph(), fresh_cache(), config.patch(max_autotune=True, autotune_num_choices_displayed=0):
+        yield
+
+
+def believed(candidate: Candidate) -> float:
+    return float(dict(candidate.config.kwargs).get("i", 3))  # type: ignore[arg-type]
+
+
+def number(choice: Any) -> int:
+    """The parameter of a choice; -1 for the library's."""
+    return int(dict(candidate_of(choice).config.kwargs).get("i", -1))  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def hooked(ours: Serving | None) -> Iterator[tuple[list[Any], Any, Any]]:
+    """Choices as a lowering makes them, with their inputs and layout, while the hooks are in place."""
+    patches = hooks.install(lambda: ours)
+    try:
+        inputs = product_inputs(32, 32, 32, device="cpu")
+        layout = inputs.output_layout(flexible=False)
+
+        def listed(template: Any, many: int) -> Iterator[Any]:
+            for i in range(many):
+                parameters = DictKernelTemplateParams({} if template is LIBRARY else {"i": i})
+                yield KernelTemplateChoice(template, parameters, {}, layout, inputs)
+
+        lists = {"library": listed(LIBRARY, 1), "template": listed(TEMPLATE, COUNT)}
+        kept = InductorChoices()._finalize_template_configs(lists, inputs, [LIBRARY, TEMPLATE], "mm", {})
+        yield [c.choice for c in kept], inputs.nodes(), layout
+    finally:
+        patches.restore()
+
+
+def select(ours: Serving | None) -> tuple[int, list[int]]:
+    """Inductor's selection: how many rounds of benchmarks it made, and which choices had got code."""
+    with hooked(ours) as (made, nodes, layout):
+        before = counters["inductor"]["select_algorithm_autotune"]
+        _, chosen = get_algorithm_selector_cache()("mm", made, nodes, layout)
+        assert chosen is not None
+        return counters["inductor"]["select_algorithm_autotune"] - before, list(map(number, made))
+
+
+def outcomes(store: Path) -> dict[int, Outcome]:
+    rows = [m for table in Store(store).tables() for m in table.measurements]
+    return {int(dict(m.candidate.config.kwargs).get("i", -1)): m.outcome for m in rows}  # type: ignore[arg-type]
+
+
+def test_choices_are_pruned_timed_and_kept_with_their_failures(tmp_path: Path) -> None:
+    ours = serving(believed, tmp_path)
+    assert select(ours) == (1, [-1, 0, 1, 2])
+    ok = Outcome.OK
+    assert outcomes(tmp_path) == {-1: ok, 0: ok, 1: Outcome.OUT_OF_RESOURCES, 2: ok}
+    (table,) = Store(tmp_path).tables()
+    (failed,) = [m for m in table.measurements if not m.ok]
+    assert failed.extra["message"] == "RuntimeError: out of resource: on purpose"
+    assert all(m.extra["choice"] for m in table.measurements)
+    assert ours.complain.said == []
+    (_, decision), *_ = Store(tmp_path).decisions()
+    assert (decision.candidates, decision.measured) == (COUNT + 1, 4)
+    # The same again, with Inductor's caches emptied: decided.
+    with fresh_cache():
+        assert select(serving(believed, tmp_path))[0] == 0
+
+
+def test_inductors_cached_times_are_heard_and_not_stored(tmp_path: Path) -> None:
+    select(serving(believed, tmp_path / "first"))
+    timed, _ = select(serving(believed, tmp_path / "second"))
+    assert timed == 0
+    assert outcomes(tmp_path / "second") == {}
+
+
+def test_listening_stores_all_of_it(tmp_path: Path) -> None:
+    assert select(serving(believed, tmp_path, mode=Mode.LISTEN)) == (1, list(range(-1, COUNT)))
+    assert len(outcomes(tmp_path)) == COUNT + 1
+    assert list(Store(tmp_path).decisions()) == []
+
+
+def test_hooks_that_are_no_longer_in_force_do_nothing() -> None:
+    assert select(None) == (1, list(range(-1, COUNT)))
+
+
+def test_a_broken_hook_leaves_the_choices_to_inductor() -> None:
+    def broken(candidate: Candidate) -> float:
+        return math.nan
+
+    ours = serving(broken)
+    with pytest.warns(RuntimeWarning, match="Inductor goes on with all of its own choices"):
+        assert select(ours)[1] == list(range(-1, COUNT))
+
+
+def test_a_store_that_fails_costs_nothing_but_itself(tmp_path: Path) -> None:
+    class Failing(Store):
+        def add(self, *_: Any) -> None:
+            raise OSError("on purpose")
+
+    ours = serving(believed, Failing(tmp_path))
+    with pytest.warns(RuntimeWarning, match="on purpose.*Inductor goes on"):
+        assert select(ours)[1] == [-1, 0, 1, 2]
+
+
+def test_times_that_the_scheduler_asks_for_later_are_taken_in_rounds(tmp_path: Path) -> None:
+    """On a GPU, Inductor fuses first and measures when the graph has its scheduler."""
+    ours = serving(lambda c: believed(c) - 40.0, tmp_path)
+    with config.patch(cpu_backend="triton"), hooked(ours) as (made, nodes, layout):
+        before = counters["inductor"]["select_algorithm_autotune"]
+        node, chosen = get_algorithm_selector_cache()("mm", made, nodes, layout, return_multi_template=True)
+        assert chosen is None
+        assert outcomes(tmp_path) == {}
+        V.graph.scheduler = scheduler = object()
+        timings = node.data.data.choice_timings()
+        assert V.graph.scheduler is scheduler
+    rounds = counters["inductor"]["select_algorithm_autotune"] - before
+    assert len(made) < len(outcomes(tmp_path)) == COUNT
+    assert rounds > 1
+    # Inductor keeps only the fastest of what it takes for library calls.
+    (table,) = Store(tmp_path).tables()
+    assert min(timings.values()) == min(m.ms for m in table.measurements if m.ok)
+    assert ours.complain.said == []
+
+
+def test_ranks_that_share_the_work_keep_every_operation_in_the_count(tmp_path: Path) -> None:
+    """With `distributed_max_autotune_gemm`, ranks number the operations that have several choices."""
+    import torch.distributed as dist
+
+    select(serving(believed, tmp_path))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with config.patch(distributed_max_autotune_gemm=True, cpu_backend="triton"), fresh_cache():
+            ours = serving(believed, tmp_path)
+            with hooked(ours) as (made, nodes, layout):
+                before = counters["inductor"]["select_algorithm_autotune"]
+                select_one = get_algorithm_selector_cache()
+                node, chosen = select_one("mm", made, nodes, layout, return_multi_template=True)
+                assert chosen is None, "a single choice would have been taken at once"
+                timings = node.data.data.choice_timings()
+                assert counters["inductor"]["select_algorithm_autotune"] == before
+    finally:
+        dist.destroy_process_group()
+    ((_, decision),) = Store(tmp_path).decisions()
+    assert candidate_of(min(timings, key=lambda c: timings[c])) == decision.chosen
+    assert ours.tally.known == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "space"),
+    [
+        ({"inductor_space": "exhaustive"}, "EXHAUSTIVE"),
+        ({}, "DEFAULT"),
+        ({"inductor_space": "exhaustive", "mode": Mode.LISTEN}, "DEFAULT"),
+    ],
+)
+def test_the_exhaustive_space_is_in_force_only_while_configs_are_listed(
+    settings: dict[str, Any], space: str
+) -> None:
+    class Listing:
+        def get_template_configs(self) -> str:
+            return str(config.max_autotune_gemm_search_space)
+
+    patches, ours = Patches(), serving(believed, **settings)
+    patches.replace(Listing, "get_template_configs", lambda f: hooks._template_configs(f, lambda: ours))
+    assert Listing().get_template_configs() == space
+    assert config.max_autotune_gemm_search_space == "DEFAULT"
+
+
+def test_a_listener_that_fails_breaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listener(label: str, decision: Any) -> None:
+        raise OSError("the stream is closed")
+
+    monkeypatch.setattr(tally, "LISTENERS", [listener])
+    with pytest.warns(RuntimeWarning, match="keep what was decided of an operation.*stream is closed"):
+        assert select(serving(believed, tmp_path)) == (1, [-1, 0, 1, 2])
+
+
+def test_without_our_saver_there_is_one_round(tmp_path: Path) -> None:
+    with hooked(serving(lambda c: believed(c) - 40.0, tmp_path)) as (made, nodes, layout):
+        cache = get_algorithm_selector_cache()
+        savers = list(cache.feedback_saver_fns)
+        cache.clear_feedback_savers()
+        before = counters["inductor"]["select_algorithm_autotune"]
+        cache("mm", made, nodes, layout)
+        assert counters["inductor"]["select_algorithm_autotune"] - before == 1
+        cache.feedback_saver_fns = savers

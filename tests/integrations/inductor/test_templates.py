@@ -1,0 +1,239 @@
+"""Closed-form facts against the TTIR of the templates, fact by fact."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from triton import language as tl  # noqa: E402
+
+from forecast_autotune.features.trace import trace  # noqa: E402
+from forecast_autotune.features.ttir import Facts, facts  # noqa: E402
+from forecast_autotune.records import Candidate, Config  # noqa: E402
+from forecast_integrations.inductor.geometry import Attention, Convolution, Operand, Product  # noqa: E402
+from forecast_integrations.inductor.templates import attention_facts, closed, complete  # noqa: E402
+from tests.integrations.inductor import templates, templates_other  # noqa: E402
+
+SMS = 132
+TILES = [(64, 128, 32), (128, 64, 64), (32, 256, 16), (16, 32, 128), (128, 128, 128), (256, 16, 256)]
+UNCHECKED = {"ops", "unknown_trips"}
+"""The length of the text says nothing about the candidate; a closed form assumes no trips."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+def tensor(*shape: int, dtype: Any = torch.float16) -> Any:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def assert_equal(got: Facts, want: Facts, *, loosely: tuple[str, ...] = (), within: float = 0.01) -> None:
+    """Every fact within one percent; those named, in the same power of two."""
+    for field in dataclasses.fields(Facts):
+        if field.name in UNCHECKED:
+            continue
+        mine, theirs = getattr(got, field.name), getattr(want, field.name)
+        if field.name == "dot_shapes":
+            assert [shape[:3] for shape in mine] == [shape[:3] for shape in theirs]
+            assert [s[3] for s in mine] == pytest.approx([s[3] for s in theirs])
+        elif field.name in loosely:
+            assert min(16.0, mine) == pytest.approx(min(16.0, theirs), rel=0.5), field.name
+        else:
+            assert mine == pytest.approx(theirs, rel=within, abs=1e-9), field.name
+
+
+def product(
+    shape: tuple[int, int, int, int], dtype: Any, *, left: bool = True, right: bool = True, **more: Any
+) -> Product:
+    batch, m, n, k = shape
+    size = dtype.itemsize * 8
+    return Product(batch, m, n, k, Operand(size, left), Operand(size, right), size, **more)
+
+
+def matmul(
+    fn: Any, shape: tuple[int, int, int, int], tile: tuple[int, int, int], dtype: Any, **how: bool
+) -> str:
+    """TTIR of a template; `how`: left, right (rows are contiguous), bias."""
+    batch, m, n, k = shape
+    left, right = how.get("left", True), how.get("right", True)
+    sizes = {"M": m, "N": n, "K": k, "ACC_TYPE": tl.float32, "GROUP_M": 8}
+    sizes |= dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True))
+    strides = {
+        "stride_am": k if left else 1,
+        "stride_ak": 1 if left else m,
+        "stride_bk": n if right else 1,
+        "stride_bn": 1 if right else k,
+        "EVEN_K": k % tile[2] == 0,
+    }
+    a, b, c = (tensor(*s, dtype=dtype) for s in ((m, k), (k, n), (m, n)))
+    if fn is templates.mm:
+        return trace(
+            fn, (a, b, c, tensor(n, dtype=dtype)), {}, sizes | strides | {"BIAS": how.get("bias", False)}
+        )
+    if fn is templates.bmm:
+        return trace(fn, (a, b, c), {}, sizes | strides | {"BATCH": batch})
+    if fn is templates.mm_plus_mm:
+        return trace(fn, (a, b, a, b, c), {}, sizes | strides)
+    return trace(fn, (a, b, c), {}, sizes | {"A_ROW_MAJOR": left, "B_ROW_MAJOR": right, "NUM_SMS": SMS})
+
+
+def parameters(tile: tuple[int, int, int], **more: Any) -> dict[str, Any]:
+    return {**dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True)), "GROUP_M": 8, **more}
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    ("left", "right", "bias", "k", "dtype"),
+    [
+        (True, True, False, 1024, torch.float16),
+        (True, False, False, 1024, torch.bfloat16),
+        (False, True, False, 1024, torch.float16),
+        (True, False, True, 1024, torch.bfloat16),
+        (True, True, False, 1000, torch.float16),
+        (True, False, True, 1000, torch.float16),
+        (True, True, False, 512, torch.float32),
+    ],
+)
+def test_mm(tile: Any, left: bool, right: bool, bias: bool, k: int, dtype: Any) -> None:
+    shape = (1, 4096, 2048, k)
+    text = matmul(templates.mm, shape, tile, dtype, left=left, right=right, bias=bias)
+    more = {"bias_bits": dtype.itemsize * 8} if bias else {}
+    found = closed(product(shape, dtype, left=left, right=right, **more), "triton::mm", parameters(tile), SMS)
+    assert found is not None
+    assert found.grid == (-(-4096 // tile[0]) * -(-2048 // tile[1]), 1, 1)
+    assert_equal(found.facts, facts(text, (), found.grid))
+
+
+@pytest.mark.parametrize("tile", [(64, 128, 32), (128, 64, 64)])
+def test_mixed_mm(tile: Any) -> None:
+    """A right operand of 8 bits is cast on its way to the product."""
+    m, n, k = 4096, 2048, 1024
+    blocks = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True))
+    sizes = {"M": m, "N": n, "K": k, "stride_am": k, "stride_ak": 1, "stride_bk": n, "stride_bn": 1}
+    how = {"BIAS": False, "ACC_TYPE": tl.float32, "EVEN_K": True, "GROUP_M": 8}
+    a, b, c = tensor(m, k), tensor(k, n, dtype=torch.int8), tensor(m, n)
+    text = trace(templates.mm, (a, b, c, None), {}, sizes | how | blocks)
+    geometry = Product(1, m, n, k, Operand(16), Operand(8), 16)
+    found = closed(geometry, "triton::mm", parameters(tile), SMS)
+    assert found is not None
+    assert_equal(found.facts, facts(text, (), found.grid))
+
+
+@pytest.mark.parametrize("tile", TILES[:4])
+@pytest.mark.parametrize(("left", "right", "k"), [(True, True, 512), (True, False, 500), (False, True, 512)])
+def test_bmm(tile: Any, left: bool, right: bool, k: int) -> None:
+    shape = (24, 1024, 768, k)
+    text = matmul(templates.bmm, shape, tile, torch.float16, left=left, right=right)
+    found = closed(
+        product(shape, torch.float16, left=left, right=right), "triton::bmm", parameters(tile), SMS
+    )
+    assert found is not None
+    assert found.grid == (-(-1024 // tile[0]) * -(-768 // tile[1]), 24, 1)
+    assert_equal(found.facts, facts(text, (), found.grid))
+
+
+@pytest.mark.parametrize("tile", TILES[:4])
+@pytest.mark.parametrize(("right", "k"), [(True, 512), (False, 512), (True, 520)])
+def test_mm_plus_mm(tile: Any, right: bool, k: int) -> None:
+    shape = (1, 1024, 768, k)
+    text = matmul(templates.mm_plus_mm, shape, tile, torch.float16, right=right)
+    geometry = product(shape, torch.float16, right=right, terms=2)
+    found = closed(geometry, "triton::mm_plus_mm", parameters(tile), SMS)
+    assert found is not None
+    assert_equal(found.facts, facts(text, (), found.grid))
+
+
+@pytest.mark.parametrize("tile", [(128, 128, 64), (128, 256, 64), (256, 128, 32), (64, 64, 128)])
+@pytest.mark.parametrize(("m", "right"), [(4096, True), (4096, False), (256, True)])
+def test_persistent_tma(tile: Any, m: int, right: bool) -> None:
+    """Programs share the tiles evenly: TTIR's mean over the grid and the closed form agree in that."""
+    shape = (1, m, 2048, 1024)
+    text = matmul(templates.mm_persistent_tma, shape, tile, torch.float16, right=right)
+    geometry = product(shape, torch.float16, right=right)
+    found = closed(geometry, "triton::mm_persistent_tma", parameters(tile, NUM_SMS=SMS), 78)
+    assert found is not None
+    tiles = -(-m // tile[0]) * -(-2048 // tile[1])
+    assert found.grid == (min(SMS, tiles), 1, 1)
+    # Programs are sampled, so that the mean of their numbers of tiles is a little off.
+    assert_equal(found.facts, facts(text, (), found.grid), within=0.05)
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("last", "step", "channels"), [(True, 1, 64), (True, 2, 512), (False, 1, 96)])
+def test_convolution(tile: Any, last: bool, step: int, channels: int) -> None:
+    side = 56 // step
+    window = {
+        "KERNEL_H": 3,
+        "KERNEL_W": 3,
+        "STRIDE_H": step,
+        "STRIDE_W": step,
+        "PADDING_H": 1,
+        "PADDING_W": 1,
+    }
+    sizes = {"BATCH": 8, "IN_C": channels, "IN_H": 56, "IN_W": 56, "OUT_C": 128}
+    blocks = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True))
+    x, w, y = tensor(8, 56, 56, channels), tensor(128, 3, 3, channels), tensor(8, side, side, 128)
+    more = {"OUT_H": side, "OUT_W": side, "CHANNELS_LAST": last}
+    text = trace(templates_other.convolution2d, (x, w, y, None), {}, sizes | window | blocks | more)
+    geometry = Convolution(8, channels, 128, (56, 56), (3, 3), 16, 16, last)
+    found = closed(geometry, "triton::convolution2d", blocks | window | {"GROUPS": 1}, SMS)
+    assert found is not None
+    assert found.grid == (-(-8 * side * side // tile[0]), -(-128 // tile[1]), 1)
+    # Runs over the edges of rows and pixels are not worth a closed form: the cost asks for 16 at most.
+    assert_equal(found.facts, facts(text, (), found.grid), loosely=("mean_contiguous", "direct_bytes"))
+
+
+@pytest.mark.parametrize(
+    ("block", "width"), list(itertools.product([(128, 64), (64, 32), (16, 64)], [64, 128]))
+)
+def test_flex_attention(block: tuple[int, int], width: int) -> None:
+    m, n = block
+    sizes = {"HQ": 16, "Q_LEN": 2048, "KV_LEN": 2048, "QK_HEAD_DIM": width, "V_HEAD_DIM": width}
+    how = {"GQA_SHARED_HEADS": 1, "SM_SCALE": 0.125, "MASKED": True, "BLOCK_M": m, "BLOCK_N": n}
+    how |= {"SPARSE_Q_BLOCK_SIZE": 128, "SPARSE_KV_BLOCK_SIZE": 128}
+    q, index = tensor(2, 16, 2048, width), tensor(16, 16, dtype=torch.int32)
+    text = trace(templates_other.flex_attention, (q, q, q, index, index, q), {}, sizes | how)
+    geometry = Attention(2, 16, 16, 2048, 2048, width, width, 16)
+    found = closed(geometry, "triton::flex_attention", how, SMS)
+    assert found is not None
+    assert found.grid == (2048 // m, 2, 16)
+    assert found.facts.iterations == 2048 / n
+    # How many blocks the mask leaves is data, which TTIR does not hold: compared at its own guess.
+    want = facts(text, (), found.grid)
+    assert want.unknown_trips == 1
+    assert_equal(attention_facts(geometry, m, n, want.iterations), want, loosely=("mean_contiguous",))
+
+
+def test_decoding_puts_the_heads_of_one_key_head_into_one_tile() -> None:
+    geometry = Attention(8, 32, 8, 1, 4096, 128, 128, 16)
+    found = closed(geometry, "triton::flex_decoding", {"BLOCK_N": 64, "SPLIT_KV": 4}, SMS)
+    assert found is not None
+    assert found.grid == (8, 8, 4)
+    assert found.facts.iterations == 4096 / 4 / 64
+    assert found.facts.dot_shapes[0][:3] == (16, 64, 128)
+
+
+@pytest.mark.parametrize("missing", ["BLOCK_M", "BLOCK_N", "BLOCK_K"])
+def test_a_candidate_without_its_tile_has_no_facts(missing: str) -> None:
+    given = parameters((64, 64, 64))
+    geometry = product((1, 64, 64, 64), torch.float16)
+    assert complete(geometry, Candidate(Config.of(given), "triton::mm"))
+    del given[missing]
+    assert not complete(geometry, Candidate(Config.of(given), "triton::mm"))
+    assert closed(geometry, "triton::mm", given, SMS) is None
+
+
+@pytest.mark.parametrize(
+    "variant", ["aten::mm", "cpp::mm", "triton::convolution2d_bwd_weight", "triton::flex_attention_backward"]
+)
+def test_vendor_kernels_and_gradients_have_no_closed_form(variant: str) -> None:
+    geometry = product((1, 64, 64, 64), torch.float16)
+    assert not complete(geometry, Candidate(Config.of(parameters((64, 64, 64))), variant))

@@ -1,0 +1,114 @@
+"""What the torch.compile benchmarks make of their rows, and how they keep and resume them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from benchmarks import torch_compile_models as models  # noqa: E402
+from benchmarks import torch_compile_tuning as tuning  # noqa: E402
+from benchmarks.torch_compile_children import Rows, stream  # noqa: E402
+from benchmarks.torch_compile_tuning import Pinned  # noqa: E402
+from forecast_autotune.records import Candidate, Config  # noqa: E402
+from forecast_autotune.surrogates.base import Query  # noqa: E402
+from tests.integrations.inductor.test_parts import a_problem  # noqa: E402
+
+VENDOR = Candidate(Config.of({}, num_warps=1, num_stages=1), "aten::mm")
+SMALL, LARGE = (Candidate(Config.of({"BLOCK_M": n}), "triton::mm") for n in (32, 128))
+
+
+def pick(candidate: Candidate) -> dict[str, Any]:
+    return {"variant": candidate.variant, "config": candidate.config.to_json(), "ms": 1.0}
+
+
+def tuned(arm: str, seconds: float, best: Candidate, triton: Candidate, **more: Any) -> dict[str, Any]:
+    row = {"row": "tune", "arm": arm, "repeat": 0, "problem": "p", "tuning_s": seconds, "compiled": 9}
+    return {**row, "best": pick(best), "triton": pick(triton), **more}
+
+
+def test_arms_are_compared_by_the_times_taken_in_turns(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    rows.add(tuned("default", 10.0, VENDOR, SMALL))
+    rows.add(tuned("default", 30.0, VENDOR, SMALL, repeat=1))
+    rows.add(tuned("wide", 20.0, LARGE, LARGE))
+    rows.add(tuned("exhaustive", 900.0, LARGE, LARGE))
+    ms = {str(VENDOR): 2.0, str(SMALL): 4.0, str(LARGE): 1.0}
+    rows.add({"row": "retime", "problem": "p", "ms": ms, "noise": 0.01, "missing": []})
+    found = tuning.summary(rows)
+    assert found["wide"]["tuning_over_default"] == pytest.approx(1.0)
+    assert found["exhaustive"]["tuning_over_default"] == pytest.approx(45.0)
+    assert found["wide"]["time_over_oracle"] == pytest.approx(1.0)
+    assert found["default"]["time_over_oracle"] == pytest.approx(2.0)
+    assert found["wide"]["template_time_over_default"] == pytest.approx(0.25)
+    assert (found["problems"], found["oracles"], found["errors"]) == (1, 1, 0)
+    assert "ours" not in found
+
+
+def test_what_was_not_retimed_is_in_no_mean(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    rows.add(tuned("default", 10.0, VENDOR, SMALL))
+    rows.add({"row": "tune", "arm": "ours", "repeat": 0, "problem": "p", "error": "broken"})
+    rows.add({"row": "retime", "problem": "p", "ms": {}, "noise": None, "missing": [str(SMALL)]})
+    found = tuning.summary(rows)
+    assert (found["errors"], found["not_retimed"], "ours" in found) == (1, 1, False)
+    assert found["default"]["time_over_default"] is None
+
+
+def test_every_choice_is_retimed_in_the_space_that_has_it(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    rows.add(tuned("default", 10.0, VENDOR, SMALL))
+    rows.add(tuned("wide", 10.0, LARGE, LARGE))
+    found = [(tuning.candidate_in(p), p["space"]) for p in tuning.picks(rows, "p")]
+    assert found == [(VENDOR, "default"), (SMALL, "default"), (LARGE, "exhaustive"), (LARGE, "exhaustive")]
+
+
+def test_a_pinned_candidate_comes_first() -> None:
+    found = Pinned(LARGE).forecast(Query(a_problem(), [VENDOR, SMALL, LARGE]))
+    assert found.candidates[int(found.order()[0])] == LARGE
+
+
+def test_rows_outlive_the_process(tmp_path: Path) -> None:
+    Rows(tmp_path / "rows.jsonl").add({"row": "tune", "arm": "ours", "repeat": 1})
+    again = Rows(tmp_path / "rows.jsonl")
+    assert again.pick(arm="ours", repeat=1) == [{"row": "tune", "arm": "ours", "repeat": 1}]
+    assert again.pick(arm="ours", repeat=2) == []
+
+
+def test_a_silent_child_is_ended_and_its_rows_stay() -> None:
+    code = f"print({json.dumps({'row': 'tune'})!r}, flush=True); print('noise'); import time; time.sleep(600)"
+    begin = time.monotonic()
+    assert list(stream([sys.executable, "-c", code], os.environ, 1.0)) == [{"row": "tune"}]
+    assert time.monotonic() - begin < 300
+
+
+def test_models_are_summed_up_by_medians(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    for repeat, slow in enumerate((30.0, 90.0, 60.0)):
+        base = {"row": "compile", "model": "convnet", "repeat": repeat}
+        rows.add({**base, "arm": "plain", "tuning_s": slow, "seconds": 100.0})
+        rows.add({**base, "arm": "ours", "tuning_s": slow / 4, "seconds": 50.0})
+    rows.add({"row": "latency", "model": "convnet", "ms": {"plain": 2.0, "ours": 2.02}, "noise": 0.003})
+    rows.add({"row": "compile", "model": "flex", "arm": "ours", "tuning_s": 1.0, "seconds": 2.0})
+    found = models.summary(rows)
+    assert set(found) == {"convnet"}
+    assert found["convnet"]["tuning_plain_over_ours"] == pytest.approx(4.0)
+    assert found["convnet"]["tuning_share_of_plain"] == pytest.approx(0.6)
+    assert found["convnet"]["latency_over_plain"] == pytest.approx(1.01)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_the_models_run(name: str) -> None:
+    module, x = models.model_of(name, "cpu")
+    with torch.no_grad():
+        out = module(x)
+    assert torch.isfinite(out).all()
+    assert out.shape == ((2, 1000) if name == "convnet" else x.shape)

@@ -1,0 +1,167 @@
+"""Kernels decorated with ours inside torch.compile: which configs Inductor gets, and where its times go."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from forecast_autotune import autotune  # noqa: E402
+from forecast_autotune.records import Outcome  # noqa: E402
+from forecast_autotune.settings import Settings  # noqa: E402
+from forecast_autotune.store import Store  # noqa: E402
+from forecast_autotune.task import now  # noqa: E402
+from forecast_integrations.inductor import user_kernels  # noqa: E402
+from forecast_integrations.inductor.serving import Serving  # noqa: E402
+from forecast_integrations.inductor.surrogate import default  # noqa: E402
+from forecast_integrations.null_device import null_device  # noqa: E402
+from tests.integrations.null import by_launch_options, double, fresh  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+BLOCKS = (32, 128, 256, 512, 1024)
+EVERYTHING = [[block, warps] for block in BLOCKS for warps in (1, 2, 4, 8)]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the worker saw."""
+    folder = tmp_path_factory.mktemp("user_kernels")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FORECAST_AUTOTUNE")}
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "FORECAST_AUTOTUNE_CACHE_DIR": str(folder / "measurements"),
+        "TRITON_CACHE_DIR": str(folder / "binaries"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+    worker = Path(__file__).with_name("user_kernels_worker.py")
+    done = subprocess.run(
+        [sys.executable, worker, folder / "store"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def grids(configs: list[list[int]], n: int) -> list[int]:
+    return [-(-n // block) for block, _ in configs]
+
+
+def test_inductor_gets_every_config_while_we_are_off(compiled: dict[str, Any]) -> None:
+    assert compiled["off"] == {"configs": EVERYTHING, "grids": grids(EVERYTHING, 4096)}
+
+
+def test_the_plan_is_applied_to_configs_and_to_their_grids(compiled: dict[str, Any]) -> None:
+    planned = compiled["planned"]
+    assert 2 <= len(planned["configs"]) < 8
+    assert planned["grids"] == grids(planned["configs"], 4096)
+    assert [c for c in EVERYTHING if c in planned["configs"]] == planned["configs"]
+    assert compiled["kept by the user"] == len(EVERYTHING)
+
+
+def test_the_same_plan_adds_no_kernel_to_torchs_table(compiled: dict[str, Any]) -> None:
+    assert compiled["again"] == compiled["planned"]
+    assert compiled["kernels added"] == 0
+
+
+def test_what_the_users_own_pruning_leaves_is_planned(compiled: dict[str, Any]) -> None:
+    """Dynamo prunes by itself and makes a plain tuner of the rest."""
+    pruned = compiled["pruned"]
+    assert 2 <= len(pruned["configs"]) < 8
+    assert all(warps > 1 for _, warps in pruned["configs"])
+    assert pruned["grids"] == grids(pruned["configs"], 4096)
+
+
+def test_what_was_decided_in_eager_mode_is_not_tuned_again(compiled: dict[str, Any]) -> None:
+    assert compiled["stored"] == {"configs": [compiled["eager"]], "grids": grids([compiled["eager"]], 8192)}
+    assert len(compiled["other size"]["configs"]) > 1
+
+
+def test_listening_changes_nothing(compiled: dict[str, Any]) -> None:
+    assert compiled["listening"] == compiled["off"]
+
+
+def test_a_broken_surrogate_costs_nothing_but_the_choice(compiled: dict[str, Any]) -> None:
+    assert compiled["broken"] == compiled["off"]
+    assert "no forecast today" in compiled["said"][0]
+
+
+def test_tuners_of_others_are_left_alone(compiled: dict[str, Any]) -> None:
+    assert compiled["plain"]["configs"] == [[32, 4], [128, 4], [256, 4]]
+
+
+def test_the_hooks_are_taken_out_again(compiled: dict[str, Any]) -> None:
+    assert compiled["hooked"] == [True] * 3
+    assert compiled["hooked again"] == [False] * 3
+    assert compiled["restored"] == [True] * 3
+    assert compiled["off again"] == compiled["off"]
+
+
+def test_a_cached_graph_is_named_by_the_rules_of_its_kernels(compiled: dict[str, Any]) -> None:
+    names = compiled["rules"]
+    assert names[0] == names[1]
+    assert [len(n) for n in names] == [1] * 4
+    assert len({str(n) for n in names}) == 3
+    assert compiled["rules of others"] == []
+
+
+class Launcher:
+    """As much of Inductor's launcher as says what was timed."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+
+def timed(tmp_path: Path, times: dict[int, float], size: int = 4096, mode: str = "tune") -> list[Any]:
+    """What the store holds after Inductor has timed a kernel that was planned for 4096 elements."""
+    store = Store(tmp_path)
+    configs = [triton.Config({"BLOCK": block}, num_warps=4) for block in BLOCKS]
+    with null_device(by_launch_options):
+        tuner = autotune(configs=configs, key=["n"], store=store)(fresh(double))
+        serving = Serving.of(Settings().with_(mode=mode), default(), store, now())
+        memory = user_kernels.Memory()
+        x = torch.zeros(4096)
+        kept = user_kernels.plan(
+            serving,
+            tuner,
+            configs,
+            {"x": x, "out": x, "n": 4096},
+            [(4096 // block,) for block in BLOCKS],
+            memory,
+        )
+        assert kept == sorted(set(kept))
+        assert (len(kept) == len(BLOCKS)) == (mode == "listen")
+        y = torch.zeros(size)
+        times_by_launcher = {
+            Launcher(triton.Config({"BLOCK": block}, num_warps=4)): ms for block, ms in times.items()
+        }
+        user_kernels.keep(serving, memory, "double", (y, y, size), times_by_launcher)
+    return [m for table in store.tables("double") for m in table.measurements]
+
+
+@pytest.mark.parametrize("mode", ["tune", "listen"])
+def test_inductors_times_are_filed_under_the_eager_problem(tmp_path: Path, mode: str) -> None:
+    rows = timed(tmp_path, {32: 0.5, 128: 0.25, 1024: float("inf")}, mode=mode)
+    assert {(dict(m.candidate.config.kwargs)["BLOCK"], m.median_ms, m.outcome) for m in rows} == {
+        (32, 0.5, Outcome.OK),
+        (128, 0.25, Outcome.OK),
+        (1024, None, Outcome.OUT_OF_RESOURCES),
+    }
+    assert {m.protocol for m in rows} == {"inductor"}
+
+
+def test_times_of_other_sizes_and_unknown_configs_are_not_filed(tmp_path: Path) -> None:
+    assert timed(tmp_path / "size", {32: 0.5}, size=8192) == []
+    assert timed(tmp_path / "config", {64: 0.5}) == []

@@ -1,0 +1,249 @@
+"""Real compilations, one scenario per process: `python worker.py SCENARIO STORE` prints one JSON line.
+
+On a CPU a custom operation with several decompositions has many choices, a frozen linear layer has two
+(MKL and a C++ template), and a plain product has one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+from torch._inductor.utils import fresh_cache
+
+import forecast_autotune
+from forecast_autotune.records import Candidate
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.base import Forecasts, Query
+
+SPLITS = (1, 2, 4, 8, 16)
+
+HEARD: list[dict[str, float]] = []
+"""What each of Inductor's own feedback savers' calls was told: milliseconds by choice."""
+
+
+@torch.library.custom_op("fatest::product", mutates_args=())
+def product(a: torch.Tensor, b: torch.Tensor, s: int = 1) -> torch.Tensor:
+    return a @ b
+
+
+@product.register_fake
+def _(a: torch.Tensor, b: torch.Tensor, s: int = 1) -> torch.Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+def split(a: torch.Tensor, b: torch.Tensor, s: int = 1) -> torch.Tensor:
+    if s == 1:
+        return a @ b
+    k = a.shape[1] // s
+    return torch.stack([a[:, i * k : (i + 1) * k] @ b[i * k : (i + 1) * k] for i in range(s)]).sum(0)
+
+
+class Scripted:
+    """Believes that splits are as slow as they are many; the library comes in the middle."""
+
+    version = "1"
+
+    def __init__(self, *, hope: float = 0.0, version: str = "1") -> None:
+        self.name, self.version = "scripted", version
+        self.hope = hope
+        """Doublings by which everything is believed to be faster than it is."""
+        self.asked = 0
+
+    def forecast(self, query: Query) -> Forecasts:
+        self.asked += 1
+        mean = [self.believe(c) for c in query.candidates]
+        sd = np.full(len(mean), 0.01)
+        return Forecasts(query.candidates, np.array(mean) - self.hope, sd, np.zeros(len(mean)))
+
+    def believe(self, candidate: Candidate) -> float:
+        return float(dict(candidate.config.kwargs).get("s") or 3) if "sub" in candidate.variant else 3.0
+
+
+class Raising(Scripted):
+    def forecast(self, query: Query) -> Forecasts:
+        raise ZeroDivisionError("on purpose")
+
+
+class Hanging(Scripted):
+    def forecast(self, query: Query) -> Forecasts:
+        self.asked += 1
+        time.sleep(1000)
+        raise AssertionError
+
+
+class Nonsense(Scripted):
+    def forecast(self, query: Query) -> Forecasts:
+        return Forecasts(query.candidates, np.full(3, np.nan), np.zeros(1), np.full(2, 7.0))
+
+
+def compile_product(n: int = 64) -> dict[str, Any]:
+    """Compile and run the custom operation once, with empty caches; what Inductor measured for it."""
+    torch._dynamo.reset()
+    before, heard = counters["inductor"]["select_algorithm_autotune"], len(HEARD)
+    a, b = torch.randn(32, 256), torch.randn(256, n)
+    with torch.no_grad(), fresh_cache():
+        error = (torch.compile(product)(a, b) - a @ b).abs().max().item()
+    return {
+        "correct": error < 1e-3,
+        "autotunes": counters["inductor"]["select_algorithm_autotune"] - before,
+        "rounds": [sorted(timings) for timings in HEARD[heard:]],
+    }
+
+
+def compile_linear() -> dict[str, Any]:
+    """Compile and run a frozen linear layer once: MKL against a C++ template."""
+    torch._dynamo.reset()
+    before, heard = counters["inductor"]["select_algorithm_autotune"], len(HEARD)
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(128, 256).eval(), torch.randn(64, 128)
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
+    with torch.no_grad(), torch._inductor.config.patch(freezing=True):
+        error = (torch.compile(layer, options=options)(x) - layer(x)).abs().max().item()
+    return {
+        "correct": error < 1e-3,
+        "autotunes": counters["inductor"]["select_algorithm_autotune"] - before,
+        "choices": [len(timings) for timings in HEARD[heard:]],
+    }
+
+
+def kept(store: Path) -> list[list[Any]]:
+    """(variant, s, outcome, whether it has a time, backend by its features) of every measurement."""
+    rows = [m for table in Store(store).tables() for m in table.measurements]
+    shown = []
+    for m in rows:
+        backend = m.extra.get("features", {}).get("backend")
+        s = dict(m.candidate.config.kwargs).get("s")
+        shown.append([m.candidate.variant, s, str(m.outcome), m.ms > 0, backend])
+    return sorted(shown, key=str)
+
+
+def touched() -> dict[str, Any]:
+    """Everything of torch's that is hooked, as it is now."""
+    from torch._inductor import autotune_process, codecache, ir, select_algorithm
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.runtime import triton_heuristics
+
+    selector = select_algorithm.AlgorithmSelectorCache
+    cache = select_algorithm.get_algorithm_selector_cache()
+    owners = {
+        selector: ("__call__", "do_autotuning", "benchmark", "benchmark_choice"),
+        select_algorithm: ("_log_autotune_exceptions",),
+        InductorChoices: ("get_template_configs", "_finalize_template_configs"),
+        codecache.FxGraphHashDetails: ("__init__",),
+        autotune_process.AsyncAutotuner: ("get_results",),
+        triton_heuristics: ("cached_autotune",),
+        triton_heuristics.CachingAutotuner: ("benchmark_all_configs",),
+        ir.UserDefinedTritonKernel: ("__init__",),
+    }
+    found = {f"{o.__name__}.{n}": vars(o)[n] for o, names in owners.items() for n in names}
+    lists = {"preprocessing": cache.preprocessing_fns, "feedback": cache.feedback_saver_fns}
+    return found | {
+        f"{name}[{i}]": entry for name, entries in lists.items() for i, entry in enumerate(entries)
+    }
+
+
+def changed(before: dict[str, Any]) -> list[str]:
+    """Names of what is not the very same object as before."""
+    after = touched()
+    return sorted(n for n in {*before, *after} if before.get(n) is not after.get(n))
+
+
+def session(store: Path) -> dict[str, Any]:
+    """Enable, compile, extend in rounds, disable; then the surrogates that fail."""
+    from forecast_integrations.inductor.api import current
+
+    found: dict[str, Any] = {}
+    before = touched()
+    enable = forecast_autotune.enable_torch_compile
+    handle = enable(surrogate=Scripted(), store=store, pointwise=True)
+    found["hooked"] = changed(before)
+    once = touched()
+    second = enable(surrogate=Scripted(), store=store, pointwise=True)
+    found["hooked_again"] = changed(once)
+    found["sure"] = compile_product(64)
+    found["stored"] = kept(store)
+    found["again"] = compile_product(64)
+    found["tally"] = second.serving.tally.line()
+    with enable(surrogate=Scripted(hope=30), store=store) as inner:
+        found["unsure"] = compile_product(48)
+        found["nested"] = current() is inner.serving
+    found["outer_is_back"] = current() is second.serving
+    forecast_autotune.disable_torch_compile()
+    found["left"] = changed(before)
+    found["plain"] = compile_product(40)
+    for surrogate in (Raising(), Hanging(), Nonsense()):
+        name = type(surrogate).__name__.lower()
+        with enable(surrogate=surrogate, store=store / name, forecast_timeout_s=0.2) as served:
+            found[name] = compile_product(56) | {
+                "said": served.serving.complain.said,
+                "asked": surrogate.asked,
+            }
+    found["left_at_last"] = changed(before)
+    del handle
+    return found
+
+
+def warm(store: Path) -> dict[str, Any]:
+    """Another process: the store knows the problem, Inductor's caches are empty."""
+    enable = forecast_autotune.enable_torch_compile
+    with enable(surrogate=Scripted(), store=store, frozen_at=sys.argv[3]) as handle:
+        known = compile_product(64)
+        new = compile_product(72)
+        return {"known": known, "new": new, "tally": handle.serving.tally.line()}
+
+
+def listen(store: Path) -> dict[str, Any]:
+    """Only listen: first Inductor measures, then it reads its own cache, then ours."""
+    enable = forecast_autotune.enable_torch_compile
+    with enable(store=store, mode="listen") as handle:
+        first = compile_linear()
+        identity = handle.serving.identity()
+    stored = kept(store)
+    with enable(store=store, mode="listen"):
+        replay = compile_linear()
+    after = kept(store)
+    with enable(store=store, surrogate=Scripted()):
+        told = compile_linear()
+    told_rows = kept(store)
+    with enable(store=store, surrogate=Scripted()):
+        known = compile_linear()
+    found = {"first": first, "replay": replay, "told": told, "known": known, "identity": identity}
+    return found | {"stored": stored, "stored_after_replay": after, "stored_after_told": told_rows}
+
+
+def caching(store: Path) -> dict[str, Any]:
+    """One small graph, on or off as asked; whether compiled graphs were found in the shared cache."""
+    if (version := sys.argv[3]) != "off":
+        forecast_autotune.enable_torch_compile(surrogate=Scripted(version=version), store=store)
+    a = torch.randn(8, 8)
+    with torch.no_grad():
+        torch.compile(lambda x: x @ x)(a)
+    names = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
+    return {name.rpartition("_")[2]: counters["inductor"][name] for name in names}
+
+
+def main() -> None:
+    scenario, store = sys.argv[1], Path(sys.argv[2])
+    gen = lambda fake: torch.randn(tuple(fake.shape))  # noqa: E731
+    configs = [CustomOpConfig(split, s=s) for s in SPLITS]
+    register_custom_op_autotuning(product, configs=configs, input_gen_fns={"a": gen, "b": gen})
+    from torch._inductor.select_algorithm import add_feedback_saver
+
+    def saver(timings: Any, *_: Any) -> None:
+        HEARD.append({getattr(c, "_wrapped", c).name: ms for c, ms in timings.items()})
+
+    add_feedback_saver(saver)
+    found = {"session": session, "warm": warm, "listen": listen, "caching": caching}[scenario](store)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
