@@ -42,8 +42,8 @@ from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Forecasts, Query
+from forecast_autotune.surrogates.default import default
 from forecast_autotune.tuner import Task, fingerprint, tune
 from forecast_integrations import describe
 from forecast_integrations.call import Call
@@ -77,15 +77,17 @@ class _UnderWay(BaseException):
     """Ends a decision as soon as all that is timed here has happened."""
 
 
-class _Noted(Analytic):
-    """The surrogate, noting when it has answered."""
+class _Noted:
+    """The surrogate that ships, loaded when first asked, noting when it has answered."""
+
+    name = "noted"
+    version = "1"
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        super().__init__()
         self._note = note
 
     def forecast(self, query: Query) -> Forecasts:
-        found = super().forecast(query)
+        found = default().forecast(query)
         self._note("forecast")
         return found
 
@@ -218,7 +220,7 @@ class _Front:
             task,
             lambda: _Instant(task.problem.id, seed),
             store=Store(None),
-            surrogate=Analytic(),
+            surrogate=default(),
             settings=Settings(seed=seed),
         )
         took = {"ms": (time.perf_counter() - wall) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
@@ -244,7 +246,7 @@ def front(given: dict[str, Any], null: bool) -> dict[str, Any]:
                     query = Query(task.problem, list(task.candidates), task.grids, known, (), texts)
                     with one_thread():
                         wall, cpu = time.perf_counter(), time.process_time()
-                        Analytic().forecast(query)
+                        default().forecast(query)
                         took = (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
                     rows.append({"measured": len(known), "ms": took[0], "cpu_ms": took[1]})
     return {"forecasts": forecasts, "decisions": decisions}

@@ -9,6 +9,7 @@ every kernel (`features.vector`), and a second one its probability of failing. T
 from __future__ import annotations
 
 import json
+import operator
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,6 +118,9 @@ class Learned(Analytic):
         self.model = model
         self.trees = len(model.residual.roots)
         self._plain = Analytic()
+        self._last: tuple[Problem, Listed, Any, Any, int, Prior] | None = None
+        """The latest belief with what it follows from. A decision asks about one list many times, and with
+        thousands of candidates the forest would be most of its work."""
 
     def answer(self, query: Query, candidates: Listed, before: Prior) -> Forecasts:
         """Without IR there is nothing for the forest to read, and its hyperparameters mislead."""
@@ -132,6 +136,23 @@ class Learned(Analytic):
         ttir: Mapping[str, str],
     ) -> Prior:
         """The formula's belief, corrected where there is IR to read."""
+        if not isinstance(candidates, Listed):
+            return self._corrected(problem, candidates, grids, ttir)
+        last, asked = self._last, (problem, candidates, grids, ttir)
+        # Traces only ever come in addition: as many texts in the same mapping are the same texts.
+        if last is not None and last[4] == len(ttir) and all(map(operator.is_, last[:4], asked)):
+            return last[5]
+        found = self._corrected(problem, candidates, grids, ttir)
+        self._last = (problem, candidates, grids, ttir, len(ttir), found)
+        return found
+
+    def _corrected(
+        self,
+        problem: Problem,
+        candidates: Sequence[Candidate],
+        grids: Mapping[Candidate, tuple[int, ...]],
+        ttir: Mapping[str, str],
+    ) -> Prior:
         plain = super().before(problem, candidates, grids, ttir)
         if plain.facts is None or plain.costs is None:
             return plain

@@ -204,6 +204,15 @@ def test_the_table_of_levels_says_what_the_levels_say() -> None:
 
 @on_linux
 def test_an_interrupted_job_is_ended_and_the_lane_goes_on() -> None:
+    # A shell starts background jobs with this signal ignored, and Python then leaves it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        _interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted() -> None:
     with lane() as opened:
         assert opened._server is not None
         server = opened._server.pid
