@@ -23,7 +23,7 @@ PTX = """
 	st.shared.v4.b32 	[%r9], {%r1, %r2, %r3, %r4};
 	bar.sync 	0;
 	shfl.sync.bfly.b32 	%r15, %r16, 16, 31, -1;
-	mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r5, %r6}, {%f1, %f2, %f3, %f4};
+	mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1, %f2}, {%r1, %r2}, {%r5, %r6}, {%f1, %f2};
 	wgmma.fence.sync.aligned;
 	wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%f5}, %rd7, %rd8, 1, 1, 1, 0, 0;
 	ex2.approx.f32 	%f6, %f7;
