@@ -32,7 +32,7 @@ from benchmarks import kernels
 from benchmarks.common import say
 from benchmarks.harvest_lane import COMPILE_S, lane
 from benchmarks.report_environment import environment
-from forecast_autotune.records import Candidate, Outcome, digest
+from forecast_autotune.records import Candidate, Outcome, Problem, digest
 from forecast_integrations import describe
 from forecast_integrations.compile_fork import ForkPool
 from forecast_integrations.null_device import null_device
@@ -227,12 +227,18 @@ class Harvest:
         return False
 
 
-def binaries(case: kernels.Case) -> list[str]:
-    """What each config's binary depends on: a digest that other shapes may share."""
+def described(case: kernels.Case) -> tuple[Problem, dict[str, Any]]:
+    """The problem record of a case on the null device, and its arguments by name."""
     data = case.make("meta")
     named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
     record = describe.kernel_record(case.kernel)
-    problem = describe.describe(case.kernel, record, named, (), data["grid"])
+    key = tuple(str(named[name]) for name in case.key)
+    return describe.describe(case.kernel, record, named, key, data["grid"]), named
+
+
+def binaries(case: kernels.Case) -> list[str]:
+    """What each config's binary depends on: a digest that other shapes may share."""
+    problem, named = described(case)
     kind = describe.kind(problem, innermost(case.kernel))
     computed = describe.heuristic_values(case.kernel)
     found = []

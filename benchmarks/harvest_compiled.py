@@ -29,11 +29,11 @@ import triton
 
 from benchmarks import kernels
 from benchmarks.common import say
-from benchmarks.harvest import binaries
+from benchmarks.harvest import binaries, described
 from benchmarks.harvest_lane import COMPILE_S
 from forecast_autotune.features.compiled import ptx_facts, usage
 from forecast_autotune.features.trace import trace_many
-from forecast_autotune.records import Problem, digest
+from forecast_autotune.records import Candidate, digest
 from forecast_autotune.table import dump_line, read_lines
 from forecast_integrations import describe
 from forecast_integrations.call import outcome_of
@@ -41,15 +41,6 @@ from forecast_integrations.children import Children
 from forecast_integrations.null_device import null_device
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-
-
-def described(case: kernels.Case) -> Problem:
-    """The problem record of a case, on the null device."""
-    data = case.make("meta")
-    named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
-    record = describe.kernel_record(case.kernel)
-    key = tuple(str(named[name]) for name in case.key)
-    return describe.describe(case.kernel, record, named, key, data["grid"])
 
 
 def attempt(case: kernels.Case, index: int) -> dict[str, Any]:
@@ -101,16 +92,17 @@ def compile_kernel(name: str, each: int, workers: int) -> list[dict[str, Any]]:
         by_case.setdefault(case.name, []).append((case, index))
     for tasks in by_case.values():
         case = tasks[0][0]
-        problem, data = described(case), case.make("meta")
-        configs = kernels.configs(case)
-        values = [dict(configs[i].kwargs) for _, i in tasks]
+        (problem, named), data = described(case), case.make("meta")
+        listed = kernels.configs(case)
+        configs = {i: listed[i] for _, i in tasks}
+        records = {i: Candidate(describe.to_config(config)) for i, config in configs.items()}
+        values = [dict(config.kwargs) for config in configs.values()]
         traced = trace_many(case.kernel, data["args"], data["kwargs"], values)
         texts = {key: text for key, text in traced if isinstance(text, str)}
         noted = {"label": case.name, "family": case.family, "hand": case.hand}
         lines.append(replace(problem, ttir=texts, extra=noted).to_json())
-        named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
-        grids = describe.grids({c: configs[i] for c, i in _records(tasks)}, data["grid"], named, case.kernel)
-        records = dict((i, c) for c, i in _records(tasks))
+        by_record = {records[i]: config for i, config in configs.items()}
+        grids = describe.grids(by_record, data["grid"], named, case.kernel)
         children, left = Children(), list(tasks)
         while left or len(children):
             while left and len(children) < workers:
@@ -135,13 +127,6 @@ def compile_kernel(name: str, each: int, workers: int) -> list[dict[str, Any]]:
                 )
         children.close()
     return lines
-
-
-def _records(tasks: list[tuple[kernels.Case, int]]) -> list[tuple[Any, int]]:
-    from forecast_autotune.records import Candidate
-
-    configs = kernels.configs(tasks[0][0])
-    return [(Candidate(describe.to_config(configs[i])), i) for _, i in tasks]
 
 
 def _answer(child: Any) -> dict[str, Any]:

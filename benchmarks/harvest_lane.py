@@ -44,7 +44,7 @@ class Lane:
 
     def kernel(self, name: str, hung: dict[str, list[int]]) -> None:
         """Time all configs of all shapes of one kernel, and append its tables to the lane's file."""
-        rows: dict[str, tuple[kernels.Case, str]] = {}
+        rows: dict[str, kernels.Case] = {}
         tuners: dict[str, Any] = {}
         store = Store(self.stores / name)
         for case in kernels.cases([name]):
@@ -63,8 +63,8 @@ class Lane:
             row = self._case(case, tuners[mark])
             print(json.dumps(row), flush=True)
             if "problem" in row:
-                rows[row["problem"]] = (case, case.name)
-        tables = [_labelled(t, rows[t.problem.id][0], hung) for t in store.tables() if t.problem.id in rows]
+                rows[row["problem"]] = case
+        tables = [_labelled(t, rows[t.problem.id], hung) for t in store.tables() if t.problem.id in rows]
         # A gzip file may have many members: appending one leaves the others whole.
         with self.table.open("ab") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
             packed.writelines(line.encode() for line in table_lines(tables))

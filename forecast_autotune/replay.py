@@ -16,7 +16,7 @@ import numpy as np
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.ttir import assignment_of
 from forecast_autotune.policy import Policy
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Settings
 from forecast_autotune.simulated import TableMeasurer, exhaustive_seconds
@@ -139,6 +139,18 @@ class ReplayStore(Store):
         return self._given[:limit]
 
 
+def _of_kernel(problem: Problem, tables: Iterable[Table]) -> list[Table]:
+    return [t for t in tables if t.problem.kernel.name == problem.kernel.name and t.problem.id != problem.id]
+
+
+def other_shapes(problem: Problem, tables: Iterable[Table]) -> list[Table]:
+    """The tables of the same kernel function on the same device, nearest first; ties keep their order."""
+    from forecast_autotune.surrogates.analytic import distance
+
+    same = [t for t in _of_kernel(problem, tables) if t.problem.device.slug == problem.device.slug]
+    return sorted(same, key=lambda t: distance(problem, t.problem))
+
+
 def relatives_of(
     table: Table,
     tables: Sequence[Table],
@@ -155,16 +167,13 @@ def relatives_of(
         raise ValueError(f"prior is one of {', '.join(PRIORS)}, got {prior!r}")
     if prior == "none":
         return []
-    from forecast_autotune.surrogates.analytic import distance
     from forecast_autotune.surrogates.default import same_sizes
 
     own = table.problem
-    same = [t for t in tables if t.problem.kernel.name == own.kernel.name and t.problem.id != own.id]
     if prior == "devices":
-        away = [t for t in same if t.problem.device.slug != own.device.slug and same_sizes(own, t.problem)]
-        return [Relative(t.problem, tuple(t.measurements)) for t in away]
-    same = [t for t in same if t.problem.device.slug == own.device.slug]
-    same.sort(key=lambda t: distance(own, t.problem))
+        away = [t for t in _of_kernel(own, tables) if t.problem.device.slug != own.device.slug]
+        return [Relative(t.problem, tuple(t.measurements)) for t in away if same_sizes(own, t.problem)]
+    same = other_shapes(own, tables)
     if prior == "shapes":
         return [Relative(t.problem, tuple(t.measurements)) for t in same]
     return [Relative(t.problem, (tuned or {}).get(t.problem.id, ())) for t in same]

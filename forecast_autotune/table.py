@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+import math
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,14 @@ class Table:
     def by_candidate(self) -> dict[Candidate, Measurement]:
         """The measurement that counts per candidate: the last one that is a label."""
         return latest(self.measurements)
+
+    def grids(self) -> dict[Candidate, tuple[int, ...]]:
+        """The launch grid per candidate, where it was recorded."""
+        return {c: m.grid for c, m in self.by_candidate().items() if m.grid is not None}
+
+    def log2_ms(self) -> list[float]:
+        """log2(milliseconds) in the order of `by_candidate`; NaN for failures."""
+        return [math.log2(m.ms) if m.ok else math.nan for m in self.by_candidate().values()]
 
 
 def latest(measurements: Iterable[Measurement]) -> dict[Candidate, Measurement]:

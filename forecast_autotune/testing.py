@@ -77,9 +77,14 @@ def example_table(
 
 def query_of(table: Table, known: int = 0) -> Query:
     """A query about a table's problem, with its first `known` rows as measurements."""
-    names = list(table.by_candidate())
-    grids = {c: m.grid for c, m in table.by_candidate().items() if m.grid is not None}
-    return Query(table.problem, names, grids, table.measurements[:known], (), table.problem.ttir)
+    return Query(
+        table.problem,
+        list(table.by_candidate()),
+        table.grids(),
+        table.measurements[:known],
+        (),
+        table.problem.ttir,
+    )
 
 
 class SurrogateContract:

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.cli.output import Failure, Output, Usage
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.cli.output import Output, Usage, at_least_one
+from forecast_autotune.cli.recorded import recorded
 from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,17 +21,12 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.evaluation.report import shown, write_report
     from forecast_train.evaluation.splits import SplitError, spread
 
-    for name in ("seeds", "jobs", "limit"):
-        if (given := getattr(options, name)) is not None and given < 1:
-            raise Usage(f"--{name} must be at least 1, got {given}")
+    at_least_one(options, "seeds", "jobs", "limit")
     methods = _methods(options.methods)
     if options.subject is not None and options.subject not in methods:
         raise Usage(f"--subject {options.subject}: it must be one of --methods {','.join(methods)}")
     out = None if options.out is None else Path(options.out)
-    paths = [Path(name) for name in options.tables] or shipped()
-    if not paths:
-        raise Failure("this installation ships no recorded tables: give TABLE files, for example of `export`")
-    tables = load(paths)
+    tables = recorded(options)
     if options.limit is not None:
         tables = spread(tables, options.limit)
     try:
@@ -78,26 +73,10 @@ def evaluated(
     subject: str | None = None,
 ) -> Summary:
     """Score methods with a progress bar. Raises `SplitError`; see `forecast_train.evaluation.evaluate`."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from forecast_train.evaluation import evaluate as run
     from forecast_train.evaluation import summarize
 
-    with Progress(
-        TextColumn("evaluating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False, style="dim"),
-        console=output.errors,
-        transient=True,
-        disable=not output.errors.is_terminal,
-    ) as progress:
-        task = progress.add_task("", total=None)
-
-        def done(count: int, total: int, what: str) -> None:
-            progress.update(task, completed=count, total=total, description=what)
-
+    with output.progress("evaluating") as progress:
         result = run(
             tables,
             leave_out=leave_out,
@@ -106,6 +85,6 @@ def evaluated(
             jobs=jobs,
             out=out,
             settings=Settings.from_environment(),
-            progress=done,
+            progress=progress,
         )
     return summarize(result, subject=subject)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import io
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,35 @@ class Output:
     def remark(self, text: str) -> None:
         """One line to stderr."""
         self.errors.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def progress(self, label: str, total: int | None = None) -> Iterator[Callable[[int, int, str], None]]:
+        """A bar on stderr, where that is a terminal; what is yielded moves it: (done, total, what)."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        with Progress(
+            TextColumn(label),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False, style="dim"),
+            console=self.errors,
+            transient=True,
+            disable=not self.errors.is_terminal,
+        ) as bar:
+            task = bar.add_task("", total=total)
+
+            def done(count: int, total: int, what: str) -> None:
+                bar.update(task, completed=count, total=total, description=what)
+
+            yield done
+
+
+def at_least_one(options: argparse.Namespace, *names: str) -> None:
+    """Refuse counts below 1 among these options; what is not given is nobody's mistake."""
+    for name in names:
+        if (given := getattr(options, name)) is not None and given < 1:
+            raise Usage(f"--{name} must be at least 1, got {given}")
 
 
 def _console(*, stderr: bool) -> Console:

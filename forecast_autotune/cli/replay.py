@@ -7,13 +7,15 @@ it, and all baselines are scored beside it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.cli.output import Failure, Output, Usage
+from forecast_autotune.cli.output import Output, Usage, at_least_one
+from forecast_autotune.cli.recorded import recorded
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
-from forecast_autotune.replay import Report, load, replay_one, shipped
+from forecast_autotune.replay import Report, replay_one
 from forecast_autotune.replay import replay as replay_tables
 from forecast_autotune.report.table import replay_panel, replay_table
 from forecast_autotune.settings import Mode, Settings
@@ -30,14 +32,10 @@ _PICTURES = (".png", ".html", ".htm")
 def replay(options: argparse.Namespace, output: Output) -> int:
     """Replay tables, print the report, and draw it if asked to."""
     picture = None if options.plot is None else _picture_path(options.plot)
-    if options.workers < 1:
-        raise Usage(f"--workers must be at least 1, got {options.workers}")
+    at_least_one(options, "workers")
     _check_left_out(options)
     policy, settings = _policy(options), _settings(options)
-    paths = [Path(name) for name in options.tables] or shipped()
-    if not paths:
-        raise Failure("this installation ships no recorded tables: give TABLE files, for example of `export`")
-    tables = load(paths)
+    tables = recorded(options)
     if options.leave_out is not None:
         return left_out(tables, options, settings, policy, output)
     report = _replay(tables, options, settings, policy, output)
@@ -96,9 +94,7 @@ def _check_left_out(options: argparse.Namespace) -> None:
             if getattr(options, name) is not None:
                 raise Usage(f"--{name} belongs to --leave-out: give both, or neither")
         return
-    for name in ("jobs", "seeds"):
-        if (given := getattr(options, name)) is not None and given < 1:
-            raise Usage(f"--{name} must be at least 1, got {given}")
+    at_least_one(options, "jobs", "seeds")
     if options.prior != "none" or options.plot is not None or options.surrogate != "analytic":
         raise Usage(
             "--leave-out says itself what is known (shape: the kernel's other shapes), fits the learned "
@@ -169,27 +165,16 @@ def _replay(
     policy: Callable[[Table], Policy | None],
     output: Output,
 ) -> Report:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from forecast_autotune.surrogates.analytic import Analytic
     from forecast_autotune.surrogates.default import default
 
     # The shipped model has seen the shipped tables: of them only the untrained formula is an honest replay.
     surrogate = default() if options.surrogate == "default" else Analytic()
-    with Progress(
-        TextColumn("replaying"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False, style="dim"),
-        console=output.errors,
-        transient=True,
-        disable=not output.errors.is_terminal,
-    ) as progress:
-        task = progress.add_task("", total=len(tables))
+    with output.progress("replaying", len(tables)) as progress:
+        played = itertools.count(1)
 
         def done(row: Row) -> None:
-            progress.update(task, advance=1, description=row.label)
+            progress(next(played), len(tables), row.label)
 
         return replay_tables(
             tables,

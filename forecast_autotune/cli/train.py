@@ -6,8 +6,8 @@ import argparse
 import time
 from pathlib import Path
 
-from forecast_autotune.cli.output import Failure, Output, Usage
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.cli.output import Output, Usage, at_least_one
+from forecast_autotune.cli.recorded import recorded
 
 
 def surrogate(options: argparse.Namespace, output: Output) -> int:
@@ -17,16 +17,11 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.surrogate import fit_model
     from forecast_train.surrogate.fit import Recipe
 
-    for name in ("trees", "leaf"):
-        if getattr(options, name) < 1:
-            raise Usage(f"--{name} must be at least 1, got {getattr(options, name)}")
+    at_least_one(options, "trees", "leaf")
     out = Path(options.out)
     if out.suffix != ".npz" or not out.absolute().parent.is_dir():
         raise Usage(f"--out {out}: the name must end in .npz, in a directory that exists")
-    paths = [Path(name) for name in options.tables] or shipped()
-    if not paths:
-        raise Failure("this installation ships no recorded tables: give TABLE files, for example of `export`")
-    tables = load(paths)
+    tables = recorded(options)
     begin = time.perf_counter()
     model = fit_model(tables, seed=options.seed, recipe=Recipe(trees=options.trees, leaf=options.leaf))
     model.save(out)

@@ -24,7 +24,7 @@ from forecast_autotune.records import Candidate, Outcome, Problem
 from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative
 from forecast_autotune.surrogates.calibration import group_of, shipped
-from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart
+from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart, noise
 from forecast_autotune.surrogates.prior import VERSION, Prior, prior
 from forecast_autotune.surrogates.relatives import device_distance
 from forecast_autotune.table import latest
@@ -62,23 +62,24 @@ class Analytic:
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
-        candidates = Listed.of(query.candidates)
-        return self.answer(query, candidates, self.before(query.problem, candidates, query.grids, query.ttir))
+        query = replace(query, candidates=Listed.of(query.candidates))
+        return self.answer(query, self.before(query))
 
-    def answer(self, query: Query, candidates: Listed, before: Prior) -> Forecasts:
+    def answer(self, query: Query, before: Prior) -> Forecasts:
         """The forecast that follows from what is believed before anything was measured."""
+        candidates = Listed.of(query.candidates)
         encoder = Encoder.of(candidates)
         inputs, believed = self.inputs(candidates, before, encoder)
         floor = float(before.mean.min())
         known = self._observations(query, candidates.row, encoder, before, believed, inputs)
         scale = self._scale(query.problem, before)
         p_fail = _failures(before, candidates.row, inputs.points, query.measured)
-        if not len(known.residual):
-            kernel = self.covariance(inputs, inputs[:0], scale)
-        else:
-            scale = self._fit_scale(known, scale)
-            kernel = self.covariance(inputs, known.inputs, scale)
-        oo = self._covariance(known, scale)
+        smooth = self.covariance.residual(known.inputs, known.inputs)
+        tilt = self.covariance.tilt(known.inputs, known.inputs)
+        if len(known.residual):
+            scale = self._fit_scale(known, smooth, tilt, scale)
+        kernel = self.covariance(inputs, known.inputs, scale)
+        oo = self._tied(known, scale**2 * smooth + tilt)
         oo[np.diag_indices_from(oo)] += self.hyper.noise**2
         cross = kernel * known.correlation[known.group] + self.hyper.intercept**2 * (known.group == 0)
         factor = np.linalg.cholesky(oo) if len(oo) else np.zeros((0, 0))
@@ -100,15 +101,13 @@ class Analytic:
             block = self.covariance(inputs[rows], inputs[rows], scale)
             block = block + self.hyper.intercept**2 - common**2 - half[:, rows].T @ half[:, rows]
             block[np.diag_indices_from(block)] += loose[rows] + 1e-8
-            values, vectors = np.linalg.eigh(block)
-            root = vectors * np.sqrt(np.maximum(values, 0.0))
-            drawn = mean[rows] + generator.standard_normal((count, len(rows))) @ root.T
+            drawn = mean[rows] + noise(block, count, generator)
             # Before anything has run, the level is unknown, but it is the same for all candidates.
             return self.hyper.expand(drawn, floor) + common * generator.standard_normal((count, 1))
 
         sd = np.sqrt(np.maximum(variance, 1e-8))
         # The slow end was squeezed: undo that for the spread as well as for the mean.
-        spread = (self.hyper.expand(mean + sd, floor) - self.hyper.expand(mean - sd, floor)) / 2
+        spread = self.hyper.spread(mean, sd, floor)
         forecasts = Forecasts(
             candidates,
             self.hyper.expand(mean, floor),
@@ -122,15 +121,9 @@ class Analytic:
         honest = shipped(f"{self.name}/{self.version}")
         return honest.applied(forecasts, group_of(query.problem.device, before.informed), count)
 
-    def before(
-        self,
-        problem: Problem,
-        candidates: Sequence[Candidate],
-        grids: Mapping[Candidate, tuple[int, ...]],
-        ttir: Mapping[str, str],
-    ) -> Prior:
+    def before(self, query: Query) -> Prior:
         """What is believed of the candidates before anything was measured."""
-        return prior(problem, candidates, grids, ttir)
+        return prior(query.problem, query.candidates, query.grids, query.ttir)
 
     def inputs(
         self, candidates: Sequence[Candidate], before: Prior, encoder: Encoder | None = None
@@ -206,14 +199,12 @@ class Analytic:
         """
         names = [m.candidate for m in rows]
         grids = {m.candidate: m.grid for m in rows if m.grid is not None}
-        there = self.before(relative.problem, names, grids, {**ttir, **relative.problem.ttir})
+        texts = {**ttir, **relative.problem.ttir}
+        there = self.before(Query(relative.problem, names, grids, ttir=texts))
         if there.informed == before.informed:
             return there
         zero = np.zeros(len(rows))
         return replace(there, mean=zero, parts=np.zeros((len(rows), before.parts.shape[1])), leaves=None)
-
-    def _covariance(self, known: _Known, scale: float) -> Array:
-        return self._tied(known, self.covariance(known.inputs, known.inputs, scale))
 
     def _tied(self, known: _Known, base: Array) -> Array:
         same = known.group[:, None] == known.group[None, :]
@@ -222,11 +213,9 @@ class Analytic:
         tie = np.where(same, 1.0, across[:, None] * across[None, :])
         return np.asarray(base * tie + self.hyper.intercept**2 * same)
 
-    def _fit_scale(self, known: _Known, scale: float) -> float:
+    def _fit_scale(self, known: _Known, smooth: Array, tilt: Array, scale: float) -> float:
         """The residual's size that explains the measurements best, within a factor of four."""
         best, choice = -math.inf, scale
-        smooth = self.covariance.residual(known.inputs, known.inputs)
-        tilt = self.covariance.tilt(known.inputs, known.inputs)
         for factor in (0.5, 0.7, 1.0, 1.4, 2.0):
             matrix = self._tied(known, (scale * factor) ** 2 * smooth + tilt)
             matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2

@@ -74,6 +74,10 @@ class Hyper:
         bent = self.knee + (over - self.knee) / self.beyond
         return np.asarray(floor + np.where(over > self.knee, bent, over))
 
+    def spread(self, mean: Array, sd: Array, floor: float) -> Array:
+        """A standard deviation of compressed log2 times, expanded around its mean."""
+        return np.asarray((self.expand(mean + sd, floor) - self.expand(mean - sd, floor)) / 2)
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -138,6 +142,13 @@ def together(a: Leaves, b: Leaves) -> Array:
     for left, right in zip(a.T, b.T, strict=True):  # tree by tree: thousands of rows fit
         same += left[:, None] == right[None, :]
     return np.asarray(same / a.shape[1])
+
+
+def noise(covariance: Array, count: int, generator: np.random.Generator) -> Array:
+    """Draws [count, n] from a normal distribution with mean zero and this covariance [n, n]."""
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(generator.standard_normal((count, len(covariance))) @ root.T)
 
 
 def apart(n: int, trees: int) -> Leaves:

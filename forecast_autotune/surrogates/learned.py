@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import operator
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -27,7 +27,6 @@ from forecast_autotune.features.devices import card
 from forecast_autotune.features.listing import Listed
 from forecast_autotune.features.vector import VERSION as VECTOR
 from forecast_autotune.features.vector import vectors
-from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Array, Forecasts, Query
 from forecast_autotune.surrogates.covariance import Hyper
@@ -118,46 +117,34 @@ class Learned(Analytic):
         self.model = model
         self.trees = len(model.residual.roots)
         self._plain = Analytic()
-        self._last: tuple[Problem, Listed, Any, Any, int, Prior] | None = None
+        self._last: tuple[Any, Any, Any, Any, int, Prior] | None = None
         """The latest belief with what it follows from. A decision asks about one list many times, and with
         thousands of candidates the forest would be most of its work."""
 
-    def answer(self, query: Query, candidates: Listed, before: Prior) -> Forecasts:
+    def answer(self, query: Query, before: Prior) -> Forecasts:
         """Without IR there is nothing for the forest to read, and its hyperparameters mislead."""
         if not before.informed:
-            return self._plain.answer(query, candidates, before)
-        return super().answer(query, candidates, before)
+            return self._plain.answer(query, before)
+        return super().answer(query, before)
 
-    def before(
-        self,
-        problem: Problem,
-        candidates: Sequence[Candidate],
-        grids: Mapping[Candidate, tuple[int, ...]],
-        ttir: Mapping[str, str],
-    ) -> Prior:
+    def before(self, query: Query) -> Prior:
         """The formula's belief, corrected where there is IR to read."""
-        if not isinstance(candidates, Listed):
-            return self._corrected(problem, candidates, grids, ttir)
-        last, asked = self._last, (problem, candidates, grids, ttir)
+        if not isinstance(query.candidates, Listed):
+            return self._corrected(query)
+        last, asked = self._last, (query.problem, query.candidates, query.grids, query.ttir)
         # Traces only ever come in addition: as many texts in the same mapping are the same texts.
-        if last is not None and last[4] == len(ttir) and all(map(operator.is_, last[:4], asked)):
+        if last is not None and last[4] == len(query.ttir) and all(map(operator.is_, last[:4], asked)):
             return last[5]
-        found = self._corrected(problem, candidates, grids, ttir)
-        self._last = (problem, candidates, grids, ttir, len(ttir), found)
+        found = self._corrected(query)
+        self._last = (*asked, len(query.ttir), found)
         return found
 
-    def _corrected(
-        self,
-        problem: Problem,
-        candidates: Sequence[Candidate],
-        grids: Mapping[Candidate, tuple[int, ...]],
-        ttir: Mapping[str, str],
-    ) -> Prior:
-        plain = super().before(problem, candidates, grids, ttir)
+    def _corrected(self, query: Query) -> Prior:
+        plain = super().before(query)
         if plain.facts is None or plain.costs is None:
             return plain
-        device = card(problem.device)
-        features, _ = vectors(plain.facts, plain.costs, [c.config for c in candidates], device)
+        device = card(query.problem.device)
+        features, _ = vectors(plain.facts, plain.costs, [c.config for c in query.candidates], device)
         leaves = self.model.residual.leaves(features)
         residual = self.model.residual.value[leaves].mean(axis=1)
         p_fail = plain.p_fail

@@ -24,7 +24,7 @@ from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative
 from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN, shipped
-from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart
+from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart, noise
 from forecast_autotune.surrogates.relatives import DENSE, Pool, pool
 from forecast_autotune.table import latest
 
@@ -118,14 +118,12 @@ class Pooled:
             block = space.covariance(some, some, fit.smooth) + h.intercept**2 - common**2
             block -= fit.half[:, rows].T @ fit.half[:, rows]
             block[np.diag_indices_from(block)] += own[rows] + 1e-8
-            values, vectors = np.linalg.eigh(block)
-            root = vectors * np.sqrt(np.maximum(values, 0.0))
-            drawn = mean[rows] + generator.standard_normal((count, len(rows))) @ root.T
+            drawn = mean[rows] + noise(block, count, generator)
             # Before anything has run, the level is unknown, but it is the same for all candidates.
             return h.expand(drawn, floor) + common * generator.standard_normal((count, 1))
 
         sd = np.sqrt(variance)
-        spread = (h.expand(mean + sd, floor) - h.expand(mean - sd, floor)) / 2
+        spread = h.spread(mean, sd, floor)
         found = space.pool
         count = 0 if found is None else len(found.weights)
         forecasts = Forecasts(

@@ -11,11 +11,10 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.replay import load, shipped
 from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Query
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.learned import Learned, Model
 from forecast_autotune.table import Table
-from forecast_autotune.testing import SurrogateContract, example_table
+from forecast_autotune.testing import SurrogateContract, example_table, query_of
 from forecast_train.surrogate import fit, fit_model
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import Recipe
@@ -34,12 +33,6 @@ def model(tables: list[Table]) -> Model:
     return fit_model(tables, recipe=SMALL)
 
 
-def asked(table: Table) -> Query:
-    rows = table.by_candidate()
-    grids = {c: m.grid for c, m in rows.items() if m.grid is not None}
-    return Query(table.problem, list(rows), grids, (), (), table.problem.ttir)
-
-
 class TestLearned(SurrogateContract):
     def make(self) -> Learned:
         return fit(load(shipped())[:4], recipe=SMALL)
@@ -49,7 +42,7 @@ def test_the_residual_brings_forecasts_nearer_to_what_it_was_fitted_to(
     tables: list[Table], model: Model
 ) -> None:
     def error(surrogate: Analytic, table: Table) -> float:
-        mean = surrogate.forecast(asked(table)).mean
+        mean = surrogate.forecast(query_of(table)).mean
         times = np.array([np.log2(m.ms) if m.ok else np.nan for m in table.by_candidate().values()])
         fast = times < np.nanmin(times) + 1.0
         gap = (mean - times)[fast]
@@ -65,7 +58,7 @@ def test_a_file_holds_the_whole_model(tmp_path: Path, tables: list[Table], model
     model.save(path)
     again = Model.load(path)
     assert (again.names, again.hyper, again.weight) == (model.names, model.hyper, model.weight)
-    query = asked(tables[0])
+    query = query_of(tables[0])
     one, two = Learned(model).forecast(query), Learned(again).forecast(query)
     np.testing.assert_array_equal(one.mean, two.mean)
     np.testing.assert_array_equal(one.p_fail, two.p_fail)
@@ -99,7 +92,7 @@ def test_tables_without_ir_cannot_be_fitted_and_say_what_to_do() -> None:
 
 def test_without_ir_the_learned_surrogate_answers_as_the_formula_does(model: Model) -> None:
     table = load(shipped())[0]
-    query = replace(asked(table), ttir={}, problem=replace(table.problem, ttir={}))
+    query = replace(query_of(table), ttir={}, problem=replace(table.problem, ttir={}))
     learned, plain = Learned(model).forecast(query), Analytic().forecast(query)
     np.testing.assert_array_equal(learned.mean, plain.mean)
     np.testing.assert_array_equal(learned.sd, plain.sd)

@@ -7,15 +7,10 @@ from functools import partial
 
 import torch
 
-from forecast_autotune.errors import ForecastAutotuneError
 from forecast_harness.packs.schema import Pack
 from forecast_harness.verify.problem import Case, Draw, Problem
 
 Outputs = list[torch.Tensor]
-
-
-class PackRefused(ForecastAutotuneError, ValueError):
-    """A pack that wrong solutions would pass; the message says which."""
 
 
 def refused(pack: Pack, problem: Problem, seed: int = 0, hidden: int = 2) -> list[str]:

@@ -8,7 +8,7 @@ from: it is forecast apart, with a wide spread, and tells nothing about the temp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from forecast_autotune.features.cost import Table
 from forecast_autotune.features.devices import Card, card
 from forecast_autotune.features.listing import Listed
-from forecast_autotune.records import Candidate, Problem
+from forecast_autotune.records import Candidate
 from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative, Surrogate
@@ -99,22 +99,16 @@ class Templates(Analytic):
         anchored = any(m.ok for m in latest(inner.measured).values())
         return _joined(listed, is_template, found, _others(query, others, shape, device), anchored)
 
-    def before(
-        self,
-        problem: Problem,
-        candidates: Sequence[Candidate],
-        grids: Mapping[Candidate, tuple[int, ...]],
-        ttir: Mapping[str, str],
-    ) -> Prior:
+    def before(self, query: Query) -> Prior:
         """The cost formula on closed-form facts; the usual one where any candidate has none."""
-        listed = Listed.of(candidates)
-        shape = geometry(problem)
+        listed = Listed.of(query.candidates)
+        shape = geometry(query.problem)
         if shape is None or not len(listed):
-            return super().before(problem, candidates, grids, ttir)
-        device = card(problem.device)
+            return super().before(query)
+        device = card(query.problem.device)
         units = listed.units({}, None)
         if not all(complete(shape, listed[int(row)]) for row in units.first):
-            return super().before(problem, candidates, grids, ttir)
+            return super().before(query)
         first = [listed[int(row)] for row in units.first]
         found = [closed(shape, c.variant, c.config.parameters(), device.multiprocessors) for c in first]
         known = [one for one in found if one is not None]

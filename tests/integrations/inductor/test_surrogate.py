@@ -165,7 +165,7 @@ def test_choices_without_a_closed_form_are_told_apart_by_measuring(backend: str)
 
 def test_a_learned_residual_corrects_templates_alone() -> None:
     problem, candidates = matmul(2048, 2048, 2048), [ATEN, tile(128, 128, 64), tile(64, 64, 32)]
-    table = Templates().before(problem, candidates[1:], {}, {})
+    table = Templates().before(Query(problem, candidates[1:]))
     assert table.facts is not None
     assert table.costs is not None
     _, names = vectors(table.facts, table.costs, [c.config for c in candidates[1:]], card(H200))

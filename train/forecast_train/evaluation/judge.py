@@ -62,12 +62,12 @@ class Case:
     @cached_property
     def log2_ms(self) -> Array:
         """Shape [n]; NaN for failures."""
-        return np.array([math.log2(m.ms) if m.ok else math.nan for m in self.rows.values()])
+        return np.array(self.table.log2_ms())
 
     @cached_property
     def grids(self) -> dict[Candidate, tuple[int, ...]]:
         """Launch grids, where they are known."""
-        return {c: m.grid for c, m in self.rows.items() if m.grid is not None}
+        return self.table.grids()
 
     @cached_property
     def budgets(self) -> list[int]:

@@ -13,6 +13,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from threadpoolctl import threadpool_limits
+
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.table import Table, table_lines
@@ -249,17 +251,12 @@ def _one_thread_each() -> Iterator[None]:
     """Numerical libraries of this process, and of those started inside, run on one thread.
 
     The matrices are small: threads that wait for each other take many times longer than one alone. The
-    variables, unless set by the user, reach libraries that are not loaded yet; threadpoolctl, which comes
-    with scikit-learn, reaches those that are.
+    variables, unless set by the user, reach libraries that are not loaded yet; threadpoolctl those that are.
     """
     mine = [name for name in _THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(mine, "1"))
     try:
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(ImportError):
-                from threadpoolctl import threadpool_limits
-
-                stack.enter_context(threadpool_limits(1))
+        with threadpool_limits(1):
             yield
     finally:
         for name in mine:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Problem
-from forecast_autotune.surrogates.analytic import distance
+from forecast_autotune.replay import other_shapes
 from forecast_autotune.surrogates.base import Relative
 from forecast_autotune.table import Table
 
@@ -51,16 +51,9 @@ class Fold:
 
 
 def nearest(problem: Problem, tables: Iterable[Table]) -> list[Relative]:
-    """The tables of the same kernel function on the same device, as relatives, nearest first."""
-    same = [
-        t
-        for t in tables
-        if t.problem.kernel.name == problem.kernel.name
-        and t.problem.device.slug == problem.device.slug
-        and t.problem.id != problem.id
-    ]
-    same.sort(key=lambda t: (distance(problem, t.problem), t.problem.id))
-    return [Relative(t.problem, t.measurements) for t in same]
+    """The tables of the same kernel function on the same device, as relatives, nearest first; ties by id."""
+    listed = sorted(tables, key=lambda t: t.problem.id)
+    return [Relative(t.problem, t.measurements) for t in other_shapes(problem, listed)]
 
 
 def kernel_of(problem: Problem) -> str:

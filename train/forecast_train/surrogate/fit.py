@@ -7,7 +7,6 @@ on another's, one trained on many hands does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,7 +64,7 @@ def fit(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None)
 def fit_model(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None) -> Model:
     """The forests; see the module. Raises `FitError` when no table has IR and times."""
     how = recipe or Recipe()
-    problems = [rows for t in tables if (rows := _rows(id(t), _Ref(t))) is not None]
+    problems = [rows for t in tables if (rows := _rows(_Ref(t))) is not None]
     if not problems:
         raise FitError(
             f"none of {len(tables)} tables has TTIR, grids and times: harvest with "
@@ -148,19 +147,16 @@ class _Ref:
 
 
 @lru_cache(maxsize=8192)
-def _rows(_: int, ref: _Ref) -> Rows | None:
+def _rows(ref: _Ref) -> Rows | None:
     """The numbers of one table; None where there is no IR or nothing ran. Folds share tables: cached."""
     table = ref.table
-    problem, by = table.problem, table.by_candidate()
-    candidates = list(by)
-    measured = [by[c] for c in candidates]
-    ran = np.array([m.ok for m in measured])
+    observed = np.array(table.log2_ms())
+    ran = np.isfinite(observed)
     if ran.sum() < 2:
         return None
-    grids = {m.candidate: m.grid for m in measured if m.grid is not None}
-    before = prior(problem, candidates, grids, problem.ttir)
+    problem, candidates = table.problem, list(table.by_candidate())
+    before = prior(problem, candidates, table.grids(), problem.ttir)
     if before.facts is None or before.costs is None:
         return None
     x, names = vectors(before.facts, before.costs, [c.config for c in candidates], card(problem.device))
-    observed = np.array([math.log2(m.ms) if m.ok else math.nan for m in measured])
     return Rows(x, tuple(names), before.mean, observed, ~ran)

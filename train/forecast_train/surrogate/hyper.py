@@ -15,7 +15,7 @@ import numpy as np
 
 from forecast_autotune.features.cost import PARTS
 from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.base import Array, Query
 from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs
 from forecast_autotune.table import Table
 from forecast_train.surrogate.errors import FitError
@@ -73,16 +73,14 @@ def _with(hyper: Hyper, logs: Array) -> Hyper:
 
 
 def _observed(table: Table, surrogate: Analytic, rows: int) -> _Observed | None:
-    by = table.by_candidate()
-    candidates = list(by)
-    grids = {c: m.grid for c, m in by.items() if m.grid is not None}
-    before = surrogate.before(table.problem, candidates, grids, table.problem.ttir)
-    times = np.array([math.log2(m.ms) if m.ok else math.nan for m in by.values()])
+    query = Query(table.problem, list(table.by_candidate()), table.grids(), ttir=table.problem.ttir)
+    before = surrogate.before(query)
+    times = np.array(table.log2_ms())
     ran = np.flatnonzero(np.isfinite(times))
     if not before.informed or len(ran) < 3:
         return None
     ran = ran[np.argsort(times[ran], kind="stable")][:rows]
-    inputs, believed = surrogate.inputs(candidates, before)
+    inputs, believed = surrogate.inputs(query.candidates, before)
     seen = surrogate.hyper.compress(times[ran], float(np.nanmin(times)))
     return _Observed(inputs[ran], seen - believed[ran])
 
