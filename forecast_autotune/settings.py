@@ -181,6 +181,15 @@ class Settings:
         None,
         "a model of `forecast-autotune train surrogate` instead of the shipped one",
     )
+    llm: str = _variable(
+        "_LLM",
+        str,
+        "",
+        "a language model to ask, too: transformers:PATH_OR_ID, vllm:PATH_OR_ID or the URL of a server",
+    )
+    llm_timeout_s: float = _variable(
+        "_LLM_TIMEOUT", _number(0.01, 1e6), 30.0, "seconds after which a decision goes on without the model"
+    )
     summary: bool = _variable("_SUMMARY", _flag, False, "1: print one line per decision to stderr")
     seed: int = _variable("_SEED", _count(0), 0, "seed of audits and of random policies")
 

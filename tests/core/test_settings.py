@@ -30,6 +30,8 @@ GOOD: dict[str, tuple[str, Any]] = {
     "inductor_space": ("exhaustive", "exhaustive"),
     "inductor_pointwise": ("1", True),
     "model": ("/some/model.npz", Path("/some/model.npz")),
+    "llm": ("http://localhost:8000/v1?model=m", "http://localhost:8000/v1?model=m"),
+    "llm_timeout_s": ("2.5", 2.5),
     "summary": ("yes", True),
     "seed": ("5", 5),
 }

@@ -1,0 +1,86 @@
+"""What every backend does: probabilities of given labels after a shared prefix and each suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.llm.bins import Label
+
+Array = npt.NDArray[np.float64]
+
+
+class LLMError(ForecastAutotuneError):
+    """A language model could not be asked, or did not answer in time; the message names the remedy."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one or more forecasts cost."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt's tokens, those whose computation was kept from an earlier request."""
+    output_tokens: int = 0
+    seconds: float = 0.0
+    """Wall seconds of waiting for the model."""
+    money: float = 0.0
+    """In the currency of the prices that were configured; 0 without prices."""
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Probabilities [n, labels], one row per suffix, in their order."""
+
+    probabilities: Array
+    """Rows sum to 1; a row of zeros where the model said nothing usable: abstention, not a forecast."""
+    mass: Array
+    """[n]: probability that the model gave to all labels together, among everything it could have said; 1
+    where the backend does not tell. A small mass means that the model did not understand the question."""
+    usage: Usage = Usage()
+    trouble: tuple[str, ...] = field(default=())
+    """Distinct reasons for missing rows."""
+
+    @property
+    def answered(self) -> npt.NDArray[np.bool_]:
+        """Which rows hold a forecast, [n]."""
+        return np.asarray(self.probabilities.sum(axis=1) > 0.5)
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A language model that can be asked; `llm.open.backend` builds one from FORECAST_AUTOTUNE_LLM."""
+
+    name: str
+    """Kind, model and adapter, as they are recorded with a forecast."""
+
+    def forecast(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
+    ) -> Answer:
+        """Probability of each label as the next word after `prefix + suffix`, for every suffix.
+
+        A suffix ends where the label's letter, with a space before it, would follow. Raises `LLMError` when
+        nothing was answered within `timeout_s`; rows that alone went wrong are zeros.
+        """
+        ...
+
+    def ready(self) -> bool:
+        """Whether an answer needs no loading first. Cheap."""
+        ...
+
+    def prepare(self) -> None:
+        """Load what answering needs; blocks. May run in a thread beside the first compilations."""
+        ...
+
+    def close(self) -> None:
+        """Give memory, threads and connections back."""
+        ...

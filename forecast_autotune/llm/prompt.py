@@ -1,0 +1,204 @@
+"""One prompt contract for configs, variants and whole kernels: a shared prefix, one suffix per candidate.
+
+The prefix holds what all candidates of a problem share (source, device, sizes, reference, measured
+neighbours, the table of bins), so a model reads it once; a suffix holds one candidate and what the features
+know of it, and ends where the answer's letter follows. Texts are versioned: a forecast records the version,
+an adapter is trained for one, and a changed template is a new version.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from forecast_autotune.features.devices import card
+from forecast_autotune.llm.bins import BINS, Label
+from forecast_autotune.records import Argument, Candidate, Problem
+
+FORECAST = "forecast-1"
+"""Version of the prompt whose answer is a bin."""
+COMPARE = "compare-1"
+"""Version of the prompt whose answer is the faster of two."""
+PAIR = (Label("A", "the first"), Label("B", "the second"))
+"""Labels of a comparison."""
+SOURCE = 6000
+"""Most characters of a kernel's source in a prompt, about 1,500 tokens; the middle of longer ones is cut."""
+CHANGE = 4000
+"""Most characters of a variant's changes in a suffix."""
+_QUESTION = {FORECAST: "Bin:", COMPARE: "Faster:"}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What times are compared with: a candidate that was measured, or an estimate and how it came about."""
+
+    log2_ms: float
+    shown: str
+    """The candidate as text, or what was estimated."""
+    measured: bool
+
+    def __str__(self) -> str:
+        how = "measured" if self.measured else "estimated, not measured"
+        return f"{self.shown}: {2.0**self.log2_ms:.4g} ms ({how})"
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """One known result that a model may go by."""
+
+    shown: str
+    """The candidate as text."""
+    log2_ratio: float | None
+    """log2(time / its reference's time); None: it failed."""
+    where: str = ""
+    """The other problem it comes from, whose own fastest is its reference; empty: this problem."""
+
+    def __str__(self) -> str:
+        place = f" at {self.where}, against the fastest there" if self.where else ""
+        if self.log2_ratio is None:
+            return f"{self.shown}{place}: {BINS.labels[BINS.fails].token} (fails)"
+        letter = BINS.labels[int(BINS.index(self.log2_ratio))].token
+        return f"{self.shown}{place}: {letter} ({2.0**self.log2_ratio:.2f})"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question to a model about n candidates (or n pairs of them)."""
+
+    version: str
+    prefix: str
+    suffixes: tuple[str, ...]
+    labels: tuple[Label, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the prefix says of a problem."""
+
+    problem: Problem
+    source: str = ""
+    """The base kernel with its helpers where they are known; by default the problem's own source."""
+    work: str = ""
+    """FLOPs and bytes of one launch as text, where they are known."""
+
+
+def forecast_prompt(
+    subject: Subject, candidates: Sequence[str], reference: Reference, neighbours: Sequence[Neighbour] = ()
+) -> Prompt:
+    """Ask for the bin of every candidate; texts from `shown` or `shown_variant`."""
+    prefix = _prefix(FORECAST, subject, reference, neighbours)
+    suffixes = tuple(f"{text}\n{_QUESTION[FORECAST]}" for text in candidates)
+    return Prompt(FORECAST, prefix, suffixes, BINS.labels)
+
+
+def compare_prompt(
+    subject: Subject,
+    pairs: Sequence[tuple[str, str]],
+    reference: Reference,
+    neighbours: Sequence[Neighbour] = (),
+) -> Prompt:
+    """Ask which of each pair is faster. A model may favour a place: ask both orders and take the mean."""
+    prefix = _prefix(COMPARE, subject, reference, neighbours)
+    suffixes = tuple(f"A: {a}\nB: {b}\n{_QUESTION[COMPARE]}" for a, b in pairs)
+    return Prompt(COMPARE, prefix, suffixes, PAIR)
+
+
+def shown(candidate: Candidate, features: Mapping[str, float] | None = None) -> str:
+    """One candidate as text: its config, and what the features say of it, in the order given."""
+    known = " ".join(f"{name}={value:.3g}" for name, value in (features or {}).items())
+    return f"{candidate.config}{' | ' if known else ''}{known}"
+
+
+def shown_variant(base: str, source: str, text: str) -> str:
+    """A candidate of another source: its changes against the base as a unified diff, then `text`.
+
+    Where the diff is longer than the source itself, the whole source is shown.
+    """
+    lines = difflib.unified_diff(
+        base.splitlines(), source.splitlines(), "kernel", "variant", lineterm="", n=1
+    )
+    change = "\n".join(list(lines)[2:])
+    if len(change) < len(source):
+        return f"Changed kernel:\n```diff\n{cut(change, CHANGE)}\n```\n{text}"
+    return f"Other kernel:\n```\n{cut(source, CHANGE)}\n```\n{text}"
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its first two thirds and its end with a mark between, `most` characters at the most."""
+    if len(text) <= most:
+        return text
+    mark = f"\n... {len(text) - most} characters left out ...\n"
+    head = (most - len(mark)) * 2 // 3
+    return text[:head] + mark + text[len(text) - (most - len(mark) - head) :]
+
+
+def described(argument: Argument) -> str:
+    """An argument as a line of text."""
+    if argument.kind == "tensor":
+        aligned = "" if argument.aligned else ", not 16-byte aligned"
+        shape = "x".join(map(str, argument.shape)) or "scalar"
+        return f"{argument.name}: {argument.dtype} [{shape}], strides {list(argument.stride)}{aligned}"
+    if argument.kind == "none":
+        return f"{argument.name}: None"
+    kind = "constexpr" if argument.kind == "constexpr" else argument.dtype or "scalar"
+    return f"{argument.name}: {kind} = {argument.value}"
+
+
+def sizes(problem: Problem) -> str:
+    """The sizes of a problem in a few words: its key, or else its scalars."""
+    named = [f"{a.name}={a.value}" for a in problem.arguments if a.kind == "scalar" and a.value is not None]
+    return " ".join(named[:6]) or ",".join(problem.key) or problem.id
+
+
+def work_text(flops: float, moved_bytes: float) -> str:
+    """FLOPs and bytes of a launch as text; empty where nothing is known."""
+    parts = []
+    if flops > 0:
+        parts.append(f"{flops / 1e9:.3g} GFLOP")
+    if moved_bytes > 0:
+        parts.append(f"{moved_bytes / 1e6:.3g} MB of tensors")
+    return ", ".join(parts)
+
+
+def _prefix(version: str, subject: Subject, reference: Reference, neighbours: Sequence[Neighbour]) -> str:
+    problem = subject.problem
+    if not math.isfinite(reference.log2_ms):
+        raise ValueError(f"a reference needs a finite time, got 2^{reference.log2_ms} ms")
+    return str(
+        _template(version).render(
+            device=problem.device,
+            card=card(problem.device),
+            toolchain=", ".join(f"{k} {v}" for k, v in problem.toolchain) or "not known",
+            kernel=problem.kernel,
+            source=cut(subject.source or problem.kernel.source or "(source not known)", SOURCE),
+            arguments=[described(a) for a in problem.arguments],
+            work=subject.work,
+            reference=str(reference),
+            neighbours=[str(n) for n in neighbours],
+            table=BINS.table(),
+        )
+    )
+
+
+@cache
+def _template(version: str) -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ImportError(
+            "prompts need jinja2, which torch brings: pip install 'forecast-autotune[llm]'"
+        ) from error
+    # Plain text for a model: nothing to escape; an unknown name is a mistake, not an empty word.
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("forecast_autotune", "assets/prompts"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+    )
+    return environment.get_template(f"{version}.j2")

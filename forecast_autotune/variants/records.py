@@ -1,0 +1,183 @@
+"""A variant: another source for the same kernel, with its origin and the checks it has passed.
+
+A variant's source is the text of one self-contained module: imports of triton only, and `@triton.jit`
+functions. The entry has the name of the base kernel and the base's runtime parameters, by the same names
+in the same order; meta-parameters may be dropped, added or changed. Three more names may be defined:
+
+- `CONFIGS`: a list of objects like `{"kwargs": {"BLOCK": 128}, "num_warps": 4, "num_stages": 3}`, in place
+  of the base's list;
+- `grid(meta, arguments)`: the launch grid from the meta-parameters and the call's arguments by name, where
+  the variant needs another one than the call gives;
+- `RESET_TO_ZERO`: names of arguments that must be zero before a launch; zeroing them is part of its time.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.fields import listed, rest
+from forecast_autotune.records import Config, Extra, digest
+
+SCHEMA = 1
+
+
+class Origin(StrEnum):
+    """Who wrote a variant."""
+
+    LLM = "llm"
+    MECHANICAL = "mechanical"
+    """A rewrite of `variants.mechanical`, without a language model."""
+    HAND = "hand"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a variant comes from; empty texts mean: not known."""
+
+    origin: Origin
+    author: str = ""
+    """Model and version, rewrite, or person."""
+    parent: str = ""
+    """Name of the variant it was made of; empty for the base kernel."""
+    prompt_sha256: str = ""
+    """Of the whole prompt, for variants of a language model."""
+    note: str = ""
+    """What was changed and why, in a sentence."""
+    at: str = ""
+    """UTC, ISO 8601."""
+
+    def to_json(self) -> dict[str, str]:
+        """One JSON object."""
+        return {k: str(v) for k, v in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Provenance:
+        """Read it back. Raises `RecordError`."""
+        try:
+            texts = {k: str(v) for k, v in data.items() if k != "origin"}
+            return cls(Origin(data["origin"]), **texts)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RecordError(
+                f"provenance needs an origin of {', '.join(Origin)}: {data!r:.80} ({error})"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Check:
+    """One verification that a variant passed or failed."""
+
+    device: str
+    """Slug of the device it ran on; `interpreter` for Triton's interpreter."""
+    signature: str
+    """What it was verified for: see `signature_of`."""
+    passed: bool
+    detail: str = ""
+    """Trials and harness version, or the first reason for a refusal."""
+    at: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, data: Any) -> Check:
+        """Read it back. Raises `RecordError`."""
+        try:
+            texts = {k: str(data.get(k, "")) for k in ("device", "signature", "detail", "at")}
+            if not isinstance(data["passed"], bool):
+                raise TypeError("passed must be true or false")
+            return cls(texts["device"], texts["signature"], data["passed"], texts["detail"], texts["at"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise RecordError(
+                f"a check needs device, signature and passed: {data!r:.80} ({error})"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Another source of a kernel; see the module."""
+
+    name: str
+    """Unique among a kernel's variants; build it with `Variant.of`."""
+    kernel: str
+    """Name of the base kernel, and of the entry."""
+    base_sha256: str
+    """`Kernel.source_sha256` of the base it may stand in for."""
+    source: str = field(repr=False)
+    provenance: Provenance
+    configs: tuple[Config, ...] = ()
+    """Its own configs; empty: the base's."""
+    checks: tuple[Check, ...] = ()
+    extra: Extra = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        kernel: str,
+        base_sha256: str,
+        source: str,
+        provenance: Provenance,
+        *,
+        title: str = "",
+        configs: tuple[Config, ...] = (),
+    ) -> Variant:
+        """Build a variant and its name: `title` and a digest of the source.
+
+        Raises `RecordError` for a source that is not Python or does not define the entry.
+        """
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise RecordError(f"the variant's source is not Python: {error}") from error
+        defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        if kernel not in defined:
+            raise RecordError(
+                f"the variant must define {kernel!r} at its top level, as the base does; it defines "
+                f"{', '.join(defined) or 'nothing'}"
+            )
+        words = "-".join((title or str(provenance.origin)).lower().split())
+        name = f"{words}-{digest(ast.dump(tree))[:8]}"
+        return cls(name, kernel, base_sha256, source, provenance, configs)
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; `from_json` reads it back."""
+        return {
+            **dict(self.extra),
+            "type": "variant",
+            "schema": SCHEMA,
+            "name": self.name,
+            "kernel": self.kernel,
+            "base_sha256": self.base_sha256,
+            "source": self.source,
+            "provenance": self.provenance.to_json(),
+            "configs": [c.to_json() for c in self.configs],
+            "checks": [c.to_json() for c in self.checks],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Variant:
+        """Read a `variant` line. Raises `RecordError` naming what is wrong."""
+        if not isinstance(data, Mapping) or data.get("type") != "variant":
+            raise RecordError(f'expected an object of type "variant", got {data!r:.80}')
+        if not isinstance(data.get("schema"), int) or data["schema"] > SCHEMA:
+            raise RecordError(
+                f"variant has schema {data.get('schema')!r}, this release reads up to {SCHEMA}: upgrade "
+                "forecast-autotune"
+            )
+        texts = {name: data.get(name) for name in ("name", "kernel", "base_sha256", "source")}
+        if not all(isinstance(text, str) and text for text in texts.values()):
+            raise RecordError(f"a variant needs {', '.join(texts)} as texts: {json.dumps(texts)[:120]}")
+        known = ("type", "schema", *texts, "provenance", "configs", "checks")
+        return cls(
+            **texts,  # type: ignore[arg-type]
+            provenance=Provenance.from_json(data.get("provenance")),
+            configs=tuple(Config.from_json(c) for c in listed(data.get("configs"), "configs")),
+            checks=tuple(Check.from_json(c) for c in listed(data.get("checks"), "checks")),
+            extra=rest(data, known),
+        )

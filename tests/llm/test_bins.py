@@ -1,0 +1,98 @@
+"""Bins: one array of edges for prompt, labels and moments; the reference implementation's defect."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.llm.bins import BINS, Bins
+
+RATIO_LISTS = st.lists(st.integers(min_value=1, max_value=99_999), min_size=3, max_size=24, unique=True).map(
+    lambda found: tuple(sorted(n / 1000 for n in found))
+)
+
+
+@given(RATIO_LISTS)
+def test_what_a_model_is_told_is_what_it_is_judged_by(ratios: tuple[float, ...]) -> None:
+    bins = Bins(ratios)
+    assert Bins.parsed(f"Some prompt.\n{bins.table()}\nBin:") == bins
+
+
+@given(st.floats(min_value=0.01, max_value=100.0))
+def test_a_model_that_obeys_the_table_is_right(ratio: float) -> None:
+    """Reads the printed ranges only, and answers with the letter whose range holds the ratio."""
+    answers = []
+    for line in BINS.table().splitlines()[:-1]:
+        letter, _, text = line.partition(" = ")
+        numbers = [
+            float(w) for w in text.replace("below ", "0 ").replace("at least ", "").split() if w != "to"
+        ]
+        low, high = numbers[0], numbers[1] if len(numbers) > 1 else math.inf
+        if low <= ratio < high:
+            answers.append(letter)
+    assert (
+        answers == [BINS.labels[int(BINS.index(math.log2(ratio)))].token]
+        or min(abs(math.log2(ratio) - BINS.edges)) < 1e-12
+    )
+
+
+def test_the_reference_implementation_tells_other_edges_than_it_labels_with() -> None:
+    """arXiv 2605.31464 at 6393a51: prompt table and `from_speedup` are one bin apart; a regression of theirs,
+    written down so that nobody brings it back here."""
+    told = [0.25, 0.5, 0.707, 1.0, 1.414, 2.0, 4.0]  # upper ends of bins 1..7 in the prompt
+
+    def obeyed(speedup: float) -> int:
+        return 1 + sum(speedup > edge for edge in told)
+
+    def labelled(speedup: float) -> int:
+        return min(8, max(1, math.floor(2 * math.log2(speedup)) + 4))
+
+    # Off the edges themselves, where "<=" and "<" differ.
+    between = [s for s in np.geomspace(0.2501, 2.82, 401) if min(abs(s - e) for e in (*told, 2.828)) > 1e-3]
+    assert all(obeyed(s) == labelled(s) + 1 for s in between)
+    assert not any(obeyed(s) == labelled(s) for s in between)
+
+
+@pytest.mark.parametrize("ratios", [(1.0, 0.5, 2.0), (0.5, 1.0), (0.0, 1.0, 2.0), (1.0, 1.0, 2.0)])
+def test_edges_that_are_no_edges_are_refused(ratios: tuple[float, ...]) -> None:
+    with pytest.raises(RecordError, match="increasing positive"):
+        Bins(ratios)
+
+
+def test_a_table_with_a_gap_is_refused() -> None:
+    with pytest.raises(RecordError, match="gaps or overlaps"):
+        Bins.parsed("A = below 0.5\nB = 0.6 to 0.7\nC = 0.7 to 2\nD = at least 2")
+
+
+@given(st.floats(min_value=-0.9, max_value=2.3), st.floats(min_value=0.0, max_value=0.9))
+def test_moments_give_back_what_soft_targets_hold(log2_ratio: float, p_fail: float) -> None:
+    target = BINS.soft([log2_ratio], 0.1) * (1 - p_fail)
+    target[:, BINS.fails] += p_fail
+    mean, sd, failing = BINS.moments(target)
+    k = int(BINS.index(log2_ratio))
+    widest = np.diff(BINS.bounds, axis=1)[max(0, k - 1) : k + 2].max()
+    assert abs(mean[0] - log2_ratio) <= widest
+    assert 0.0 < sd[0] <= 0.1 + 1.5 * widest
+    assert failing[0] == pytest.approx(p_fail)
+
+
+def test_a_sure_failure_has_finite_moments() -> None:
+    mean, sd, p_fail = BINS.moments(BINS.soft([math.nan], 0.1))
+    assert np.isfinite(mean).all()
+    assert np.isfinite(sd).all()
+    assert p_fail[0] == 1.0
+
+
+@given(st.floats(min_value=-3.0, max_value=5.0), st.floats(min_value=0.01, max_value=1.0))
+def test_soft_targets_are_distributions_around_the_bin(log2_ratio: float, sigma: float) -> None:
+    target = BINS.soft([log2_ratio], sigma)[0]
+    assert target.sum() == pytest.approx(1.0)
+    assert target.min() >= 0.0
+    cumulative = target.cumsum()
+    # The median of a normal is its mean, so the bin that holds the value holds the median.
+    assert int(np.searchsorted(cumulative, 0.5 - 1e-9)) == int(BINS.index(log2_ratio))
