@@ -1,0 +1,176 @@
+"""Recorded tables -> examples: the questions that decisions on these problems would have asked.
+
+A decision asks early, when nothing of its problem is known, or late, when some of it is; with or without
+other shapes of the kernel in the store. Each problem gives several such moments, drawn from a seed. The
+candidates of all examples are thinned so that every bin is about as frequent (`sampling.balanced`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from forecast_autotune.features.listing import Listed
+from forecast_autotune.llm.asking import Question, question
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.records import Candidate, digest
+from forecast_autotune.replay import other_shapes
+from forecast_autotune.results import Measurement
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.base import Query, Relative
+from forecast_autotune.table import Table
+from forecast_train.evaluation.splits import family_of, hand_of, kernel_of, source_hash
+from forecast_train.llm.examples import Asked, Example, Origin
+from forecast_train.llm.sampling import Index, balanced
+
+_CENTRAL_60 = 1.6832424671458284
+"""Distance of a normal's 20th and 80th percentile in standard deviations."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How examples are drawn. Part of a run's configuration file."""
+
+    moments: int = 6
+    """Examples per problem."""
+    known: tuple[int, ...] = (0, 0, 2, 4, 8, 16)
+    """Own measurements at each moment, in turn."""
+    relatives: float = 0.5
+    """Probability that other shapes of the kernel are known."""
+    relative_rows: int = 16
+    """Measurements known of each other shape."""
+    most: int = 64
+    """Candidates per example at the most."""
+    per_bin: int = 0
+    """Rows per bin over the whole set; 0: as they come."""
+
+
+def examples(
+    tables: Sequence[Table],
+    recipe: Recipe | None = None,
+    *,
+    seed: int = 0,
+    progress: Callable[[Table], None] | None = None,
+) -> list[Example]:
+    """The examples of these tables, in their order; the same for the same seed.
+
+    What is shown as known of other shapes comes from `tables` as well, so give one side of a split only.
+    Infrastructure failures are not labels and are left out. A problem where nothing ran gives nothing.
+    """
+    recipe = recipe or Recipe()
+    found: list[Example] = []
+    for table in tables:
+        if any(m.ok for m in table.by_candidate().values()):
+            found += _of_table(table, tables, recipe, seed)
+        if progress is not None:
+            progress(table)
+    # Two moments at which nothing is known ask the same.
+    found = list({e.id: e for e in found}.values())
+    if not recipe.per_bin:
+        return found
+    generator = np.random.default_rng([seed, len(found)])
+    labels = [e.labels() for e in found]
+    kept = balanced(labels, recipe.per_bin, len(BINS) + 1, generator)
+    thinned = [_only(e, rows) for e, rows in zip(found, kept, strict=True)]
+    return [e for e in thinned if e.asked]
+
+
+def _of_table(table: Table, tables: Sequence[Table], recipe: Recipe, seed: int) -> list[Example]:
+    rows = table.by_candidate()
+    candidates = Listed.of(list(rows))
+    problem = replace(table.problem, ttir={})
+    query = Query(problem, candidates, table.grids(), ttir=table.problem.ttir)
+    before = Analytic().before(query)
+    log2_ms = np.array(table.log2_ms())
+    shapes = other_shapes(table.problem, tables)
+    made = []
+    for moment in range(recipe.moments):
+        # Named by the problem, so that adding tables changes no other problem's examples.
+        generator = np.random.default_rng([seed, moment, int(digest(table.problem.id)[:12], 16)])
+        known = recipe.known[moment % len(recipe.known)]
+        own = _drawn(list(rows.values()), min(known, len(rows) // 2), generator)
+        others: list[Relative] = []
+        if shapes and generator.random() < recipe.relatives:
+            some = [_drawn(list(t.by_candidate().values()), recipe.relative_rows, generator) for t in shapes]
+            others = [Relative(t.problem, m) for t, m in zip(shapes, some, strict=True)]
+        asked = question(
+            replace(query, measured=own, relatives=others), before, before.mean, most=len(candidates)
+        )
+        if (example := _example(table, candidates, rows, asked, own, log2_ms, recipe, generator)).asked:
+            made.append(example)
+    return made
+
+
+def _drawn(
+    rows: Sequence[Measurement], count: int, generator: np.random.Generator
+) -> tuple[Measurement, ...]:
+    """Some of the measurements, in their order: a decision under way has seen fast and slow ones."""
+    taken = generator.permutation(len(rows))[:count]
+    return tuple(rows[i] for i in sorted(taken))
+
+
+def _example(
+    table: Table,
+    candidates: Listed,
+    rows: dict[Candidate, Measurement],
+    asked: Question,
+    own: Sequence[Measurement],
+    log2_ms: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    recipe: Recipe,
+    generator: np.random.Generator,
+) -> Example:
+    shown = {m.candidate for m in own}
+    ratios = asked.ratios(log2_ms)
+    # What the prompt tells is no question.
+    places = [i for i, row in enumerate(asked.rows) if candidates[row] not in shown]
+    places = sorted(generator.permutation(places)[: recipe.most].tolist())
+    found = []
+    for i in places:
+        m = rows[candidates[asked.rows[i]]]
+        found.append(
+            Asked(
+                asked.prompt.suffixes[i],
+                m.candidate.variant,
+                str(m.candidate.config),
+                str(m.outcome),
+                float(ratios[i]),
+                _noise(m),
+                float(m.extra.get("audit_probability", math.nan)),
+            )
+        )
+    return Example(
+        _origin(table),
+        asked.prompt.version,
+        asked.prompt.prefix,
+        asked.log2_ms,
+        asked.measured,
+        len(own),
+        tuple(found),
+    )
+
+
+def _noise(m: Measurement) -> float:
+    if not m.ok or m.p20_ms is None or m.p80_ms is None or m.p80_ms < m.p20_ms:
+        return math.nan
+    return math.log2(m.p80_ms / m.p20_ms) / _CENTRAL_60
+
+
+def _origin(table: Table) -> Origin:
+    problem = table.problem
+    source = problem.kernel.source
+    return Origin(
+        problem.id,
+        kernel_of(problem),
+        family_of(problem),
+        hand_of(problem),
+        problem.device.slug,
+        source_hash(source) if source.strip() else problem.kernel.source_sha256,
+        max((m.at for m in table.measurements), default=""),
+    )
+
+
+def _only(example: Example, rows: Index) -> Example:
+    return replace(example, asked=tuple(example.asked[i] for i in rows))

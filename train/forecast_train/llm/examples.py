@@ -1,0 +1,152 @@
+"""What a language model is trained on: one shared prefix, several candidates, and what became of them.
+
+An `Example` is what the surrogate would have asked at some point of a decision, with the answers. On disk
+it is one Parquet row per candidate, which `datasets` loads as it is; rows of one example share `example`
+and `prefix`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.records import digest
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an example comes from: what it may be split and grouped by."""
+
+    problem: str
+    kernel: str
+    family: str
+    hand: str
+    device: str
+    source: str
+    """Hash of the source that comments, layout and the function's name do not change."""
+    at: str
+    """When its last measurement was taken, UTC, ISO 8601; empty: not known."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One candidate of an example."""
+
+    suffix: str
+    variant: str
+    config: str
+    outcome: str
+    log2_ratio: float
+    """Measured log2(time / reference time); NaN: it failed."""
+    log2_sd: float
+    """Of one timing, from its 20th and 80th percentile; NaN: not known."""
+    propensity: float
+    """Probability with which an audit drew it; NaN: the policy chose it, or everything was measured."""
+
+    @property
+    def label(self) -> int:
+        """Its bin, or "fails"."""
+        return BINS.fails if math.isnan(self.log2_ratio) else int(BINS.index(self.log2_ratio))
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question with its answers."""
+
+    origin: Origin
+    version: str
+    """Of the prompt."""
+    prefix: str
+    reference_log2_ms: float
+    measured: bool
+    """Whether the reference was measured; else it was an estimate, and ratios are to its true time."""
+    known: int
+    """Own measurements that the prefix shows."""
+    asked: tuple[Asked, ...]
+
+    @property
+    def id(self) -> str:
+        """A digest of the question."""
+        return digest(self.version, self.prefix, [a.suffix for a in self.asked])
+
+    def log2_ratios(self) -> Array:
+        """Measured log2(time / reference time) of the candidates, [n]; NaN: failed."""
+        return np.array([a.log2_ratio for a in self.asked])
+
+    def labels(self) -> npt.NDArray[np.intp]:
+        """Bin per candidate, or "fails", [n]."""
+        return np.array([a.label for a in self.asked], dtype=np.intp)
+
+
+_ORIGIN = tuple(Origin.__dataclass_fields__)
+_ASKED = tuple(Asked.__dataclass_fields__)
+_SHARED = ("version", "prefix", "reference_log2_ms", "measured", "known")
+
+
+def columns(examples: Iterable[Example]) -> dict[str, list[Any]]:
+    """One row per candidate, column by column; NaN becomes null, which every reader understands."""
+    names = ("example", *_ORIGIN, *_SHARED, *_ASKED, "label")
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for e in examples:
+        shared = {"example": e.id, **vars(e.origin), **{n: getattr(e, n) for n in _SHARED}}
+        for a in e.asked:
+            for name, value in {**shared, **vars(a), "label": a.label}.items():
+                found[name].append(None if isinstance(value, float) and math.isnan(value) else value)
+    return found
+
+
+def write(path: Path, examples: Sequence[Example]) -> int:
+    """Write a Parquet file, atomically; returns the number of rows."""
+    import pyarrow
+    from pyarrow import parquet
+
+    data = columns(examples)
+    floats = {"log2_ratio", "log2_sd", "propensity", "reference_log2_ms"}
+    fields = [(n, pyarrow.float64()) for n in data if n in floats]
+    types = {**dict(fields), "known": pyarrow.int64(), "label": pyarrow.int64(), "measured": pyarrow.bool_()}
+    schema = pyarrow.schema([(n, types.get(n, pyarrow.string())) for n in data])
+    part = path.with_name(f".{path.name}.part")
+    try:
+        parquet.write_table(pyarrow.table(data, schema=schema), part, compression="zstd")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(data["example"])
+
+
+def read(path: Path) -> list[Example]:
+    """Read what `write` wrote. Raises `RecordError` for anything else, naming the remedy."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise RecordError(f"{path}: no data set ({error}): write one with `train data`") from error
+    if rows and (missing := {"example", *_ORIGIN, *_SHARED, *_ASKED} - rows[0].keys()):
+        raise RecordError(f"{path}: columns {sorted(missing)} are missing: write it with `train data`")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["example"], []).append(row)
+    return [_example(group) for group in groups.values()]
+
+
+def _example(rows: Sequence[Mapping[str, Any]]) -> Example:
+    asked = []
+    for row in rows:
+        known: dict[str, Any] = {n: math.nan if row[n] is None else row[n] for n in _ASKED}
+        asked.append(Asked(**known))
+    first = rows[0]
+    return Example(
+        Origin(**{n: first[n] for n in _ORIGIN}), **{n: first[n] for n in _SHARED}, asked=tuple(asked)
+    )
