@@ -31,5 +31,9 @@ class CaptureError(ForecastAutotuneError, RuntimeError):
     """A kernel would have to be tuned inside a CUDA-graph capture, where nothing can be timed."""
 
 
+class VariantError(ForecastAutotuneError, RuntimeError):
+    """A variant cannot be loaded, launched or verified; the base kernel is used in its place."""
+
+
 class DeviceLost(ForecastAutotuneError, RuntimeError):
     """A candidate hung or broke the device; nothing more can be launched in this process."""

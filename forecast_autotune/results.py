@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forecast_autotune.errors import RecordError
@@ -151,6 +151,32 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Consulted:
+    """A language model's part in forecasts."""
+
+    model: str
+    """Kind, model and adapter."""
+    prompt: str = ""
+    """Version of the prompt."""
+    calibration: str = ""
+    """Mark of the calibration that its answer went through."""
+    weight: float = 0.0
+    """Share of the way from the learned forecast to its own that was gone, on the average of both beliefs."""
+    tokens: int = 0
+    """Of prompts and answers together."""
+    seconds: float = 0.0
+    """Wall seconds that it worked; others may have worked at the same time."""
+    money: float = 0.0
+    trouble: str = ""
+    """Why it was not heard although it was asked; empty otherwise."""
+
+    def __str__(self) -> str:
+        if self.trouble:
+            return f"without {self.model}: {self.trouble}"
+        return f"{self.model} at weight {self.weight:.2f}"
+
+
+@dataclass(frozen=True)
 class Cost:
     """What a decision took, in seconds of wall time unless said otherwise."""
 
@@ -161,6 +187,17 @@ class Cost:
     """Sum over candidates; runs in parallel, so it may exceed `wall_s`."""
     timing_s: float = 0.0
     compiled: int = 0
+    llm_s: float = 0.0
+    """Seconds that a language model worked; compilations may have gone on at the same time."""
+    llm_tokens: int = 0
+    llm_money: float = 0.0
+    """In the currency of the configured prices."""
+
+    def asked(self, consulted: Consulted | None) -> Cost:
+        """The same with what a language model took, if one was asked."""
+        if consulted is None:
+            return self
+        return replace(self, llm_s=consulted.seconds, llm_tokens=consulted.tokens, llm_money=consulted.money)
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers by name."""

@@ -190,6 +190,30 @@ class Settings:
     llm_timeout_s: float = _variable(
         "_LLM_TIMEOUT", _number(0.01, 1e6), 30.0, "seconds after which a decision goes on without the model"
     )
+    llm_key: bool = _variable(
+        "_LLM_KEY",
+        bool,  # whether there is one: the key itself goes to the server and nowhere else
+        False,
+        "the server's key (else OPENAI_API_KEY); never shown or stored",
+    )
+    llm_max_tokens: int | None = _variable(
+        "_LLM_MAX_TOKENS", _count(1), None, "most tokens this process sends to and gets from servers"
+    )
+    llm_max_money: float | None = _variable(
+        "_LLM_MAX_MONEY",
+        _number(0.0, 1e9),
+        None,
+        "most it spends on them, at the prices that the model's URL states",
+    )
+    llm_max_seconds: float | None = _variable(
+        "_LLM_MAX_SECONDS", _number(0.0, 1e9), None, "most wall seconds it waits for them"
+    )
+    variants: str = _variable(
+        "_VARIANTS",
+        _choice("off", "store"),
+        "off",
+        "store: verified variants in the store are candidates, too; read when a kernel is decorated",
+    )
     summary: bool = _variable("_SUMMARY", _flag, False, "1: print one line per decision to stderr")
     seed: int = _variable("_SEED", _count(0), 0, "seed of audits and of random policies")
 

@@ -71,6 +71,8 @@ class Task:
     """Gives TTIR by assignment key for the candidates asked for; None when there is no IR."""
     fingerprint: str = ""
     """Digest of the candidates; computed when empty."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Source by variant, where it is known."""
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""

@@ -144,7 +144,8 @@ class _Search:
                 return ()
             with one_thread():
                 # One worker: what a plan would compile ahead, for rounds to come, is not needed.
-                found = self.policy.plan(replace(self._state(measurer, self._ask(traced)), workers=1)).measure
+                guess = self._ask(traced, provisional=True)
+                found = self.policy.plan(replace(self._state(measurer, guess), workers=1)).measure
         except Exception:
             return ()  # it will fail again where the first plan is made, and be dealt with there
         finally:
@@ -198,9 +199,11 @@ class _Search:
         self.traces.begin(everything=True)
         self.problem = replace(self.problem, ttir=self.traces.texts)
 
-    def _ask(self, candidates: Listed) -> Forecasts:
-        task = self.task
-        query = Query(task.problem, candidates, task.grids, self.rows, self.relatives, self.traces.texts)
+    def _ask(self, candidates: Listed, *, provisional: bool = False) -> Forecasts:
+        task, texts = self.task, self.traces.texts
+        query = Query(
+            task.problem, candidates, task.grids, self.rows, self.relatives, texts, task.sources, provisional
+        )
         with one_thread():
             return self.ledger.corrected(checked(self.surrogate.forecast(query), candidates))
 
@@ -217,13 +220,15 @@ class _Search:
         row = self.candidates.row
         audits = set(plan.audit)
         for m in measurer.measure(plan.measure, prefetch=plan.prefetch):
-            forecast = state.forecasts[row[m.candidate]]
+            place = row[m.candidate]
+            forecast = state.forecasts[place]
             noted: dict[str, object] = {
                 "forecast": {
                     "surrogate": f"{self.surrogate.name}/{self.surrogate.version}",
                     "log2_ms": round(forecast.point, 4),
                     "sd": round(forecast.spread, 4),
                     "p_fail": round(forecast.p_fail, 4),
+                    **state.forecasts.note(place),
                 }
             }
             if m.candidate in audits:
@@ -267,6 +272,7 @@ class _Search:
         spent = measurer.spent() if measurer is not None else Spent()
         wall = time.perf_counter() - self.start
         cost = Cost(max(wall, spent.wall_s), self.forecast_s, spent.compile_s, spent.timing_s, spent.compiled)
+        cost = cost.asked(state.forecasts.consulted)
         refused = int(((state.forecasts.p_fail >= REFUSED) & ~self.candidates.among(self.measured)).sum())
         new = len(self.tried)
         if not fast:
@@ -283,7 +289,7 @@ class _Search:
             problem=self.task.problem.id,
             chosen=best.candidate,
             evidence=evidence,
-            reason=f"{share}; {plan.reason}",
+            reason="; ".join(map(str, filter(None, (share, plan.reason, state.forecasts.consulted)))),
             stated_risk=risk,
             tolerance=self.settings.tolerance,
             candidates=len(self.task.candidates),

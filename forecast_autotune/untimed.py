@@ -52,13 +52,23 @@ def untimed(
     traces = Traces(task.candidates, task.trace)
     try:
         traces.begin()
-        query = Query(task.problem, task.candidates, task.grids, rows, relatives, traces.texts)
+        query = Query(
+            task.problem,
+            task.candidates,
+            task.grids,
+            rows,
+            relatives,
+            traces.texts,
+            task.sources,
+            once=True,
+        )
         forecasts = checked(surrogate.forecast(query), task.candidates)
     except Exception as error:
         warnings.warn(f"surrogate {surrogate.name} failed ({error!r}): using the first config", stacklevel=2)
         forecasts = flat(task.candidates, f"no forecast: {error}")
     spent = time.perf_counter() - begin
-    cost = Cost(wall_s=spent, forecast_s=spent)
+    cost = Cost(wall_s=spent, forecast_s=spent).asked(forecasts.consulted)
+    reason = "; ".join(map(str, filter(None, (reason, forecasts.consulted))))
     return from_forecasts(task, forecasts, settings, mark, reason, cost, latest(rows))
 
 

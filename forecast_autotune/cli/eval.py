@@ -12,18 +12,21 @@ from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
     from forecast_autotune.table import Table
+    from forecast_train.evaluation.baselines import Fit
     from forecast_train.evaluation.splits import LeaveOut
     from forecast_train.evaluation.summary import Summary
 
 
 def evaluate(options: argparse.Namespace, output: Output) -> int:
     """Evaluate methods on tables, print the report, and write it to a folder if asked to."""
+    from forecast_train.evaluation.models import ALONE, TOGETHER
     from forecast_train.evaluation.report import shown, write_report
     from forecast_train.evaluation.splits import SplitError, spread
 
     at_least_one(options, "seeds", "jobs", "limit")
     methods = _methods(options.methods)
-    if options.subject is not None and options.subject not in methods:
+    models = (ALONE, TOGETHER) if options.llm is not None else ()
+    if options.subject is not None and options.subject not in (*methods, *models):
         raise Usage(f"--subject {options.subject}: it must be one of --methods {','.join(methods)}")
     out = None if options.out is None else Path(options.out)
     tables = recorded(options)
@@ -39,6 +42,7 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
             jobs=options.jobs,
             out=out,
             subject=options.subject,
+            llm=options.llm,
         )
     except SplitError as error:
         raise Usage(f"--leave-out {options.leave_out}: {error}") from error
@@ -71,16 +75,21 @@ def evaluated(
     jobs: int,
     out: Path | None,
     subject: str | None = None,
+    llm: str | None = None,
 ) -> Summary:
     """Score methods with a progress bar. Raises `SplitError`; see `forecast_train.evaluation.evaluate`."""
     from forecast_train.evaluation import evaluate as run
     from forecast_train.evaluation import summarize
+    from forecast_train.evaluation.baselines import chosen
 
+    fits = chosen(methods)
+    if llm is not None:
+        fits |= _models(tables, llm, output, out)
     with output.progress("evaluating") as progress:
         result = run(
             tables,
             leave_out=leave_out,
-            methods=methods,
+            methods=fits,
             seeds=seeds,
             jobs=jobs,
             out=out,
@@ -88,3 +97,13 @@ def evaluated(
             progress=progress,
         )
     return summarize(result, subject=subject)
+
+
+def _models(tables: list[Table], llm: str, output: Output, out: Path | None) -> dict[str, Fit]:
+    """The language model's methods; it is asked first, and its answers are kept with the results."""
+    from forecast_autotune.cli.language_model import ask
+    from forecast_train.evaluation.models import methods_of
+
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    return methods_of(ask(tables, llm, output, kept=None if out is None else out / "answers.jsonl"))

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from forecast_autotune import __version__
 from forecast_autotune.cli.output import Usage
+from forecast_autotune.cli.parser_training import training
 from forecast_autotune.settings import Mode
 
 
@@ -66,6 +67,7 @@ def build() -> argparse.ArgumentParser:
     _stored(commands)
     _exchange(commands)
     _harness(commands)
+    _variants(commands)
     doctor = _command(commands, "doctor", "doctor", "doctor", "check this installation, and say what to do")
     _store_option(doctor)
     demo = _command(
@@ -152,6 +154,9 @@ def _replay(commands: Any) -> None:
     )
     replay.add_argument("--workers", type=int, default=16, metavar="N", help="simulated compile threads")
     replay.add_argument(
+        "--llm", metavar="SPEC", help="a language model beside the surrogate, as in FORECAST_AUTOTUNE_LLM"
+    )
+    replay.add_argument(
         "--leave-out",
         choices=("family", "hand", "kernel", "shape", "device"),
         help="fit the surrogate without one of these at a time, and score it beside the baselines",
@@ -173,6 +178,31 @@ def _train(commands: Any) -> None:
     forest.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the forests")
     forest.add_argument("--trees", type=int, default=64, metavar="N", help="trees of a forest (default: 64)")
     forest.add_argument("--leaf", type=int, default=8, metavar="N", help="fewest rows of a leaf (default: 8)")
+    honest = _command(
+        kinds,
+        "calibrate-llm",
+        "language_model",
+        "calibrate",
+        "find out what a language model's forecasts are worth: until then it is not asked",
+    )
+    honest.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
+    honest.add_argument("--llm", required=True, metavar="SPEC", help="as in FORECAST_AUTOTUNE_LLM")
+    honest.add_argument(
+        "--out", metavar="FILE", help="default: beside the adapter, else in the cache directory"
+    )
+    honest.add_argument(
+        "--sample", type=int, metavar="N", help="ask about so many candidates of a problem (default: all)"
+    )
+    honest.add_argument(
+        "--answers", metavar="FILE", help="keep its answers in this .jsonl file; a second run takes them up"
+    )
+    honest.add_argument("--seeds", type=int, default=2, metavar="N", help="replays (default: 2)")
+    honest.add_argument(
+        "--noted",
+        action="store_true",
+        help="ask nothing: correct a calibration by what was noted with measurements (`export` them first)",
+    )
+    training(kinds, _command, _store_option)
 
 
 def _eval(commands: Any) -> None:
@@ -191,6 +221,11 @@ def _eval(commands: Any) -> None:
     evaluation.add_argument("--methods", metavar="A,B", help="surrogates and baselines (default: all)")
     evaluation.add_argument(
         "--subject", metavar="NAME", help="the method under test (default: learned, else analytic)"
+    )
+    evaluation.add_argument(
+        "--llm",
+        metavar="SPEC",
+        help="also a language model, alone and beside the learned surrogate; as in FORECAST_AUTOTUNE_LLM",
     )
     evaluation.add_argument("--seeds", type=int, default=3, metavar="N", help="repetitions (default: 3)")
     evaluation.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
@@ -238,7 +273,7 @@ def _exchange(commands: Any) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="tables, Kernel Tuner's or Inductor's cache files; a directory is Triton's cache; - is stdin",
+        help="tables, caches of Kernel Tuner, Inductor, Triton (its directory), Helion's .csv; - is stdin",
     )
     imports.add_argument(
         "--triton-cache",
@@ -256,6 +291,7 @@ def _exchange(commands: Any) -> None:
 
     clear = _command(commands, "clear", "exchange", "clear", "remove measurements and decisions")
     _filters(clear)
+    clear.add_argument("--variants", action="store_true", help="instead: other sources of kernels")
     clear.add_argument("--yes", action="store_true", help="do not ask")
 
 
@@ -276,6 +312,40 @@ def _harness(commands: Any) -> None:
     bench.add_argument("--against", metavar="REF", help="what has to be beaten (default: the first SOLUTION)")
     bench.add_argument("--seconds", type=float, default=60.0, help="most launch seconds of one contest")
     _judged(bench)
+
+
+def _variants(commands: Any) -> None:
+    variants = _command(
+        commands,
+        "variants",
+        "variants",
+        "variants",
+        "make other sources of a kernel, and verify them in a sandbox against it",
+        usage="forecast-autotune variants [options] (KERNEL.py:FN | list | show NAME)",
+        epilog="A verified variant is a candidate where variants= or FORECAST_AUTOTUNE_VARIANTS=store asks "
+        "for it. Without --mechanical, --from and --llm, what the store holds of the kernel is verified.",
+    )
+    variants.add_argument("what", metavar="KERNEL.py:FN", help="a kernel in a file, or `list`, or `show`")
+    variants.add_argument("name", nargs="?", metavar="NAME", help="with show: a variant's name, or its start")
+    variants.add_argument("--mechanical", action="store_true", help="by rewrites that need no model")
+    variants.add_argument(
+        "--from",
+        dest="sources",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="sources, tables or folders of them",
+    )
+    variants.add_argument("--llm", metavar="SPEC", help="by a language model; as in FORECAST_AUTOTUNE_LLM")
+    variants.add_argument("--n", type=int, default=16, metavar="N", help="how many to ask for (default: 16)")
+    variants.add_argument(
+        "--verify", action=argparse.BooleanOptionalAction, default=True, help="in a sandbox (default: yes)"
+    )
+    variants.add_argument("--kernel", metavar="TEXT", help="with list: only kernels whose name contains this")
+    _store_option(variants)
+    variants.add_argument("--device", metavar="N", help="a device's number, or cpu (default: 0, if any)")
+    variants.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
+    variants.add_argument("--cases", type=int, default=12, metavar="N", help="launches with varied inputs")
 
 
 def _judged(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forecast_autotune.replay import Row
+    from forecast_autotune.surrogates.base import Surrogate
 
 _PICTURES = (".png", ".html", ".htm")
 
@@ -95,10 +96,11 @@ def _check_left_out(options: argparse.Namespace) -> None:
                 raise Usage(f"--{name} belongs to --leave-out: give both, or neither")
         return
     at_least_one(options, "jobs", "seeds")
-    if options.prior != "none" or options.plot is not None or options.surrogate != "analytic":
+    plain = options.prior == "none" and options.plot is None and options.surrogate == "analytic"
+    if not plain or options.llm is not None:
         raise Usage(
             "--leave-out says itself what is known (shape: the kernel's other shapes), fits the learned "
-            "surrogate and draws nothing: leave out --prior, --surrogate and --plot"
+            "surrogate and draws nothing: leave out --prior, --surrogate, --plot and --llm (`eval` has it)"
         )
 
 
@@ -166,10 +168,22 @@ def _replay(
     output: Output,
 ) -> Report:
     from forecast_autotune.surrogates.analytic import Analytic
-    from forecast_autotune.surrogates.default import default
+    from forecast_autotune.surrogates.default import Default, default
+    from forecast_autotune.surrogates.serving import asking
 
     # The shipped model has seen the shipped tables: of them only the untrained formula is an honest replay.
-    surrogate = default() if options.surrogate == "default" else Analytic()
+    surrogate: Surrogate = default() if options.surrogate == "default" else Analytic()
+    if options.llm is not None:
+        # Seconds are not real here: it is taken for loaded, and waited for.
+        plain = surrogate if isinstance(surrogate, Default) else Default(surrogate)
+        surrogate = asking(
+            plain,
+            options.llm,
+            cache=settings.cache_dir,
+            timeout_s=settings.llm_timeout_s,
+            workers=options.workers,
+            patient=True,
+        )
     with output.progress("replaying", len(tables)) as progress:
         played = itertools.count(1)
 

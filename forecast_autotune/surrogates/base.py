@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.records import Candidate, Problem
-from forecast_autotune.results import Measurement
+from forecast_autotune.results import Consulted, Measurement
 
 Array = npt.NDArray[np.float64]
 
@@ -51,6 +51,12 @@ class Query:
     relatives: Sequence[Relative] = ()
     ttir: Mapping[str, str] = field(default_factory=dict)
     """TTIR by `features.ttir.assignment_key`; may be empty or partial."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Source by variant, where it is known; the base kernel's is the problem's own."""
+    provisional: bool = False
+    """A guess among a few candidates, to have something to do: the question itself follows at once."""
+    once: bool = False
+    """Nothing will be measured, so there is no later question: what is slow to know is worth waiting for."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,10 @@ class Forecast:
     def spread(self) -> float:
         """Standard deviation of log2(milliseconds) that a normal with this central 90 % would have."""
         return (self.quantiles[4] - self.quantiles[0]) / (2 * float(_Z[4]))
+
+
+def _no_note(row: int) -> Mapping[str, object]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,10 @@ class Forecasts:
     """The same for `p_within`; None changes nothing."""
     factors: tuple[float, ...] = (1.0,) * len(NOMINAL)
     """What half-widths of a normal's central intervals are multiplied by, per level of `NOMINAL`."""
+    consulted: Consulted | None = None
+    """The language model that was asked, if one was."""
+    note: Callable[[int], Mapping[str, object]] = _no_note
+    """What to record with a row's measurement besides the forecast itself: JSON, to learn from later."""
 
     def __len__(self) -> int:
         return len(self.candidates)

@@ -35,8 +35,15 @@ class Default:
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates of the query."""
-        narrow = replace(query, relatives=[r for r in query.relatives if poolable(query, r)])
+        narrow = self._narrowed(query)
         return self.pooled.forecast(narrow) if self.pooled.knows(narrow) else self.single.forecast(query)
+
+    def pools(self, query: Query) -> bool:
+        """Whether dense tables of relatives answer this query."""
+        return self.pooled.knows(self._narrowed(query))
+
+    def _narrowed(self, query: Query) -> Query:
+        return replace(query, relatives=[r for r in query.relatives if poolable(query, r)])
 
 
 @lru_cache(maxsize=8)

@@ -67,7 +67,7 @@ def prior(
     else:
         table = Table.of([known[i] for i in range(count)])
     table = Table({name: column[units.of] for name, column in table.columns.items()}, table.dots[units.of])
-    unique = sum(_tensor_bytes(a) for a in problem.arguments)
+    unique = sum(tensor_bytes(a) for a in problem.arguments)
     exact = np.zeros(count, dtype=bool)
     exact[list(known)] = True
     configs = [c.config for c in candidates]
@@ -133,7 +133,8 @@ def _facts(text: str, arguments: tuple[Argument, ...], grid: tuple[int, ...] | N
         return None
 
 
-def _tensor_bytes(argument: Argument) -> float:
+def tensor_bytes(argument: Argument) -> float:
+    """Bytes of a tensor's elements; 0 for everything else."""
     if argument.kind != "tensor":
         return 0.0
     return math.prod(argument.shape) * _element_bytes(argument.dtype)

@@ -32,6 +32,11 @@ GOOD: dict[str, tuple[str, Any]] = {
     "model": ("/some/model.npz", Path("/some/model.npz")),
     "llm": ("http://localhost:8000/v1?model=m", "http://localhost:8000/v1?model=m"),
     "llm_timeout_s": ("2.5", 2.5),
+    "llm_key": ("not-a-real-key", True),
+    "llm_max_tokens": ("100000", 100000),
+    "llm_max_money": ("2.5", 2.5),
+    "llm_max_seconds": ("60", 60.0),
+    "variants": ("store", "store"),
     "summary": ("yes", True),
     "seed": ("5", 5),
 }
@@ -49,6 +54,7 @@ BAD = [
     ("FORECAST_AUTOTUNE_BUCKET", "log", "one of exact, pow2"),
     ("FORECAST_AUTOTUNE_WORKERS", "-1", "an integer >= 0"),
     ("FORECAST_AUTOTUNE_INDUCTOR_SPACE", "all", "one of default, exhaustive"),
+    ("FORECAST_AUTOTUNE_VARIANTS", "all", "one of off, store"),
     ("FORECAST_AUTOTUNE_SEED", "x", "an integer >= 0"),
 ]
 

@@ -73,9 +73,14 @@ def test_an_oracle_gets_the_best_of_every_score(tables: list[Table]) -> None:
         assert row.spearman == pytest.approx(1.0)
         assert row.auroc_fail == row.stated.auroc_within == 1.0
         assert row.stated.p_within == row.stated.within
+        assert row.binned is not None
+        assert row.binned.accuracy == row.binned.off_by_one == 1.0
+        assert row.binned.brier == row.binned.rps == 0.0
     figures = summarize(result).figures["oracle"]
     assert figures["static.ece_within"].interval.value == 0.0
     assert figures["static.brier_within"].interval.value == 0.0
+    assert figures["bins.ece"].interval.value == figures["bins.aurc"].interval.value == 0.0
+    assert figures["bins.recovery"].interval.value == 1.0
     assert figures["default.beyond_tolerance"].interval.value == 0.0
 
 
@@ -86,6 +91,7 @@ def test_the_first_method_measures_in_the_order_given(tables: list[Table]) -> No
     np.testing.assert_allclose(row.adaptive_path, expected[: len(row.adaptive_path)], atol=1e-9)
     assert row.adaptive_path == row.static_path
     assert row.stated.crps_raw is None  # an order is no distribution
+    assert row.binned is None
 
 
 def test_budgets_are_spent_to_the_last_measurement(tables: list[Table]) -> None:

@@ -17,6 +17,10 @@ from forecast_train.evaluation.rows import ADAPTIVE, BUDGETS, LEVELS, NEAR, STAT
 MANY = 30
 """Problems with at least so many candidates are reported apart from smaller ones."""
 
+RECOVERED = 0.2
+"""Regret up to which measuring the best 10 % counts as having found the best (arXiv 2605.31464)."""
+_BINNED = ("accuracy", "off_by_one", "brier", "rps", "nll")
+
 Value: TypeAlias = float | tuple[float, ...] | Array | None
 Columns: TypeAlias = dict[str, list[Value]]
 """Per column one value for each row: a number, or several; None leaves the row out."""
@@ -67,7 +71,8 @@ def columns_of(rows: Sequence[Row]) -> Columns:
     edges = metrics.count_edges(np.concatenate(stated) if stated else np.zeros(0))
     found: Columns = {}
     for row, p in zip(rows, stated, strict=True):
-        for name, value in {**_static(row), **_within(row, p, edges), **_measured(row)}.items():
+        parts = {**_static(row), **_within(row, p, edges), **_measured(row), **_binned(row)}
+        for name, value in parts.items():
             found.setdefault(name, []).append(value)
     return found
 
@@ -132,6 +137,18 @@ def _measured(row: Row) -> dict[str, Value]:
     }
 
 
+def _binned(row: Row) -> dict[str, Value]:
+    found: dict[str, Value] = {"bins.recovery": float(row.top["top10pct"] <= RECOVERED + 1e-9)}
+    b = row.binned
+    if b is None:
+        return found | {f"bins.{name}": None for name in (*_BINNED, "by width", "aurc")}
+    confidence, hit = np.array(b.confidence, dtype=float), np.array(b.hit, dtype=bool)
+    found |= {f"bins.{name}": getattr(b, name) for name in _BINNED}
+    found["bins.by width"] = metrics.bin_sums(confidence, hit, metrics.width_bins(confidence), BINS)
+    found["bins.aurc"] = metrics.aurc(confidence, 1.0 - hit)
+    return found
+
+
 def _figures() -> dict[str, Spec]:
     found: dict[str, Spec] = {}
     for column in (*(f"static.{n}" for n in STATIC), *(f"adaptive.{n}" for n in ADAPTIVE), "default"):
@@ -153,6 +170,8 @@ def _figures() -> dict[str, Spec]:
         for kind in ("static", "adaptive"):
             found[f"{kind}.measurements_to_{near:.0%}"] = Spec(f"{kind}.needed {near:.0%}", _median)
             found[f"{kind}.reached_{near:.0%}"] = Spec(f"{kind}.reached {near:.0%}", _mean)
+    found |= {f"bins.{name}": Spec(f"bins.{name}", _mean) for name in (*_BINNED, "aurc", "recovery")}
+    found["bins.ece"] = Spec("bins.by width", _ece_of_sums)
     return found | {
         "default.beyond_tolerance": Spec("default.slow", _mean),
         "default.mean_stated_risk": Spec("default.risk", _mean),

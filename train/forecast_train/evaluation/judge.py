@@ -16,9 +16,11 @@ from forecast_autotune.replay import replay_one
 from forecast_autotune.results import Measurement, Plan
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.base import Forecasts, Query, Relative, Surrogate
+from forecast_autotune.surrogates.prior import prior
 from forecast_autotune.table import Table
 from forecast_autotune.task import checked
 from forecast_train.evaluation import metrics
+from forecast_train.evaluation.binned import Binned, labels_of, scored, stated_bins
 from forecast_train.evaluation.metrics import Array
 from forecast_train.evaluation.rows import ADAPTIVE, BUDGETS, LEVELS, NEAR, WITHIN, Row, Stated
 from forecast_train.evaluation.splits import Fold, family_of, hand_of, kernel_of
@@ -70,6 +72,13 @@ class Case:
         return self.table.grids()
 
     @cached_property
+    def reference(self) -> int:
+        """Row that bins are relative to, the same for all methods: of those that ran, the formula's best."""
+        problem = self.table.problem
+        before = prior(problem, list(self.rows), self.grids, problem.ttir)
+        return int(np.argmin(np.where(np.isfinite(self.log2_ms), before.mean, np.inf)))
+
+    @cached_property
     def budgets(self) -> list[int]:
         """Measurements allowed by each of `BUDGETS`."""
         n = len(self.rows)
@@ -84,7 +93,7 @@ def judge(case: Case, fold: Fold, method: str, surrogate: Surrogate, seed: int, 
     forecasts, and the score would be that of measuring everything.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "(surrogate .* failed|joint samples failed)")
+        warnings.filterwarnings("error", "(surrogate .* failed|joint samples failed|language model)")
         return _judged(case, fold, method, surrogate, seed, settings)
 
 
@@ -98,7 +107,8 @@ def _judged(case: Case, fold: Fold, method: str, surrogate: Surrogate, seed: int
     path = metrics.regret_path(order, truth)
     at = {"top1": 1, "top3": 3, "top5": 5, "top10pct": math.ceil(0.1 * n)}
     at |= dict(zip(ADAPTIVE, case.budgets, strict=True))
-    stated = Stated() if getattr(surrogate, "order_only", False) else _stated(forecasts, truth, seed)
+    order_only = getattr(surrogate, "order_only", False)
+    stated = Stated() if order_only else _stated(forecasts, truth, seed)
     walked = _adaptive(case, relatives, surrogate, seed, settings)
     decision, _ = replay_one(
         case.table,
@@ -133,7 +143,16 @@ def _judged(case: Case, fold: Fold, method: str, surrogate: Surrogate, seed: int
         default_measured=decision.measured,
         default_risk=decision.stated_risk,
         tolerance=settings.tolerance,
+        binned=None if order_only else _binned(forecasts, truth, case.reference, seed),
     )
+
+
+def _binned(forecasts: Forecasts, truth: Array, reference: int, seed: int) -> Binned:
+    rows = np.delete(np.arange(len(truth)), reference)
+    if len(rows) > _MOST_JOINT:
+        rows = np.sort(np.random.default_rng(seed).choice(rows, _MOST_JOINT, replace=False))
+    p = stated_bins(forecasts, rows, reference, seed)
+    return scored(p, labels_of(truth[rows] - truth[reference]))
 
 
 def _adaptive(

@@ -34,7 +34,26 @@ _MEASURED = (
     (f"share n>={MANY}", "default.measured_share.large"),
     (f"n<{MANY}", "default.measured_share.small"),
 )
-_SHARES = ("regret", "beyond_tolerance", "measured_share", "mean_stated_risk", "coverage")
+_BINNED = (
+    ("exact", "bins.accuracy"),
+    ("off by one", "bins.off_by_one"),
+    ("ECE", "bins.ece"),
+    ("Brier", "bins.brier"),
+    ("RPS", "bins.rps"),
+    ("NLL", "bins.nll"),
+    ("AURC", "bins.aurc"),
+    ("10 % finds", "bins.recovery"),
+)
+_SHARES = (
+    "regret",
+    "beyond_tolerance",
+    "measured_share",
+    "mean_stated_risk",
+    "coverage",
+    "accuracy",
+    "off_by_one",
+    "recovery",
+)
 
 
 def write_report(summary: Summary, folder: Path) -> list[Path]:
@@ -68,6 +87,9 @@ def shown(summary: Summary, *, width: int = 132) -> RenderableType:
         Padding(facts(pairs), (1, 0)),
         _table(summary, "before any measurement (regrets and coverage in %)", _STATIC, wide=width >= 120),
         _table(summary, "with measurements (regrets, risks and shares in %)", _MEASURED, wide=width >= 120),
+        _table(
+            summary, "as bins of time / reference time (exact, off by one, found in %)", _BINNED, wide=False
+        ),
         _unbeaten(summary),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from forecast_autotune.errors import RecordError
+from forecast_train.evaluation.binned import Binned
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Nominal levels of the central intervals whose coverage is reported."""
@@ -78,6 +79,8 @@ class Row:
     default_risk: float
     """Stated risk of the default policy's decision."""
     tolerance: float
+    binned: Binned | None
+    """Scores of the first forecast over bins, against a reference that ran; None as `stated` is empty."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers by name, probabilities and regrets to five digits."""
@@ -88,7 +91,8 @@ class Row:
         """Read a stored row. Raises `RecordError` when fields are missing."""
         try:
             plain = {f.name: data[f.name] for f in fields(cls)}
-            return cls(**{**plain, "stated": Stated(**data["stated"])})
+            binned = None if data["binned"] is None else Binned(**data["binned"])
+            return cls(**{**plain, "stated": Stated(**data["stated"]), "binned": binned})
         except (KeyError, TypeError) as error:
             raise RecordError(
                 f"not a row of an evaluation ({error!r}): delete the file, it is made again"

@@ -23,7 +23,7 @@ from forecast_train.evaluation.judge import Case, judge
 from forecast_train.evaluation.rows import Row
 from forecast_train.evaluation.splits import Fold, LeaveOut, folds
 
-VERSION = 1
+VERSION = 2
 """Counts up when rows change their meaning: older results are then not taken up."""
 
 

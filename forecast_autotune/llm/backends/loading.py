@@ -1,0 +1,221 @@
+"""A model of transformers from a folder or the hub, with an adapter merged into its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forecast_autotune.llm.backend import LLMError
+
+T = TypeVar("T")
+
+DTYPES = ("bfloat16", "float16", "float32")
+_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
+"""What is fetched of a repository, from its top folder: no code, and no weights that are pickles."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to load, and where to."""
+
+    model: str
+    """A folder, or a name on the Hugging Face hub."""
+    adapter: str | None = None
+    """A LoRA adapter for it, by folder or name."""
+    device: str | None = None
+    """A torch device; by default the current CUDA device, or the CPU without one."""
+    dtype: str | None = None
+    """One of `DTYPES`; by default bfloat16 where the device computes in it, else what is quickest."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model on its device, ready to read."""
+
+    model: Any
+    tokenizer: Any
+    import_s: float
+    """Seconds of importing transformers (and peft)."""
+    load_s: float
+    """Seconds of reading weights, adapter and tokenizer."""
+
+
+def load(source: Source) -> Loaded:
+    """Load; raises `LLMError` saying what is missing or broken.
+
+    Weights are read from safetensors only, and nothing of a checkpoint is executed. A folder, or a model
+    that the hub's cache holds, is loaded without a word to the network.
+    """
+    begin = time.perf_counter()
+    try:
+        import torch
+        import transformers
+
+        if source.adapter is not None:
+            import peft  # noqa: F401 - so that its seconds count as importing
+    except ImportError as error:
+        raise LLMError(
+            f"a model in this process needs torch, transformers and peft ({error}): "
+            "pip install 'forecast-autotune[transformers]'"
+        ) from error
+    device = _device(torch, source.device)
+    dtype = _dtype(torch, source.dtype, device)
+    imported = time.perf_counter()
+    with quiet():
+        tokenizer = _got(source.model, "tokenizer", transformers.AutoTokenizer.from_pretrained)
+        model = _got(source.model, "model", lambda folder: _model(folder, device, dtype))
+        if source.adapter is not None:
+            model = _got(source.adapter, "adapter", lambda folder: _adapted(model, folder, device))
+    model.eval().requires_grad_(False)
+    return Loaded(model, tokenizer, imported - begin, time.perf_counter() - imported)
+
+
+def _device(torch: Any, given: str | None) -> Any:
+    if given is None:
+        given = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(given)
+        torch.empty(1, device=device)
+    except Exception as error:  # whatever a driver says of a device that is not there
+        raise LLMError(
+            f"the device {given!r} cannot be used ({error}): give a torch device that this machine has"
+        ) from error
+    return device
+
+
+def _dtype(torch: Any, given: str | None, device: Any) -> Any:
+    if given is not None:
+        if given not in DTYPES:
+            raise LLMError(f"the model's dtype must be one of {', '.join(DTYPES)}, got {given!r}")
+        return getattr(torch, given)
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float16
+    # A CPU without instructions for it converts back and forth: slower than float32.
+    asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    return torch.bfloat16 if any(ask is not None and ask() for ask in asked) else torch.float32
+
+
+def _got(name: str, what: str, load_one: Callable[[str], T]) -> T:
+    """Load a part from its folder: the one given, else that in the hub's cache, else one that is fetched."""
+    folder = Path(name).expanduser()
+    local = folder.exists()
+    if not local and (folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+        raise LLMError(f"no {what} at {name}: give an existing folder, or a name on the Hugging Face hub")
+    try:
+        if local:
+            return load_one(str(folder))
+        with contextlib.suppress(OSError):  # not there, or not whole
+            return load_one(_snapshot(name, fetch=False))
+        return load_one(_snapshot(name, fetch=True))
+    except LLMError:
+        raise
+    except Exception as error:
+        # A checkpoint can be broken in as many ways as it has parts; a forecast is not worth a crash.
+        if out_of_memory(error):
+            remedy = "choose a smaller model, or another device"
+        elif local:
+            remedy = "check that the folder holds config, tokenizer and safetensors, whole and matching"
+        else:
+            remedy = "check the name, the network and HF_HUB_OFFLINE, or give a folder"
+        raise LLMError(
+            f"the {what} {name} cannot be loaded ({type(error).__name__}: {str(error)[:500]}): {remedy}"
+        ) from error
+
+
+def _snapshot(name: str, fetch: bool) -> str:
+    """The folder of a repository in the hub's cache. Raises `OSError` if there is none."""
+    import huggingface_hub
+
+    # The libraries' own `local_files_only` still asks the hub for some files, and waits for it.
+    return str(
+        huggingface_hub.snapshot_download(
+            name, local_files_only=not fetch, allow_patterns=list(_FILES), ignore_patterns=["*/*"]
+        )
+    )
+
+
+def _model(folder: str, device: Any, dtype: Any) -> Any:
+    import transformers
+
+    # Straight to the device: a copy in host memory would slow down every fork of a compiling child.
+    where = {} if device.type == "cpu" else {"device_map": {"": device}}
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **where
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise LLMError(
+            f"the model {folder} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
+            "random: give a checkpoint of a whole causal language model"
+        )
+    return model
+
+
+def _adapted(model: Any, folder: str, device: Any) -> Any:
+    import peft
+
+    config = peft.PeftConfig.from_pretrained(folder)
+    if config.peft_type != peft.PeftType.LORA:
+        kind = getattr(config.peft_type, "value", config.peft_type)
+        raise LLMError(f"only LoRA adapters can be merged, and {folder} is one of kind {kind}: train a LoRA")
+    config.inference_mode = True
+    wrapped = peft.PeftModel(model, config)
+    result = wrapped.load_adapter(folder, "default", torch_device=str(device))
+    if odd := [*result.missing_keys, *result.unexpected_keys]:
+        raise LLMError(
+            f"the adapter {folder} does not fit the model: {len(odd)} weights have no counterpart "
+            f"({', '.join(odd[:3])} ...): give the model it was made for ({config.base_model_name_or_path})"
+        )
+    # Merged: no more operations than the base model has.
+    return wrapped.merge_and_unload()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no chatter of the libraries inside of the block; as before after it.
+
+    The switches are the process's: what another thread of it would report meanwhile is lost.
+    """
+    import huggingface_hub.utils
+    from transformers.utils import logging
+
+    hub: Any = huggingface_hub.utils
+
+    level = logging.get_verbosity()
+    bars, hub_bars = logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+        if hub_bars:
+            hub.enable_progress_bars()
+        else:
+            hub.disable_progress_bars()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory was what was missing, on whichever device."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+def unless_out_of_memory(function: Callable[[], T]) -> T | None:
+    """What the function returns, or None if memory was missing: by then, nothing holds what it had used."""
+    try:
+        return function()
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return None

@@ -1,0 +1,98 @@
+"""Texts to token numbers: prefix and suffixes apart, so that a prefix's computation can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.llm.backend import LLMError
+from forecast_autotune.llm.bins import Label
+
+Ids = npt.NDArray[np.int64]
+
+_KEPT = 20_000
+"""Most texts whose tokens are remembered: later rounds ask about the same candidates again."""
+
+
+class Tokens:
+    """A tokenizer of transformers, asked for what a forecast needs."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        self._known: dict[tuple[bool, str], Ids] = {}
+        self._labels: dict[tuple[str, ...], list[int]] = {}
+
+    def prefix(self, text: str) -> Ids:
+        """Tokens of a prompt's beginning, with those that the model's prompts start with."""
+        ids = self._encoded([text], opening=True)[0]
+        # Some tokenizers close every text as well; this one goes on.
+        closed = (
+            len(ids) > 1 and ids[-1] == self._tokenizer.eos_token_id and not _ends_so(self._tokenizer, text)
+        )
+        return ids[:-1] if closed else ids
+
+    def suffixes(self, texts: Sequence[str]) -> list[Ids]:
+        """Tokens of what follows a prefix, one array per text."""
+        return self._encoded(texts, opening=False)
+
+    def labels(self, suffixes: Sequence[str], labels: Sequence[Label]) -> list[int]:
+        """The token of every label after these suffixes.
+
+        Raises `LLMError` where a label, with a space before it, is not exactly one token of its own.
+        """
+        found: list[int] = []
+        for tail in dict.fromkeys(text.rpartition("\n")[2] for text in suffixes):
+            ids = self._labels_after(tail, [label.token for label in labels])
+            if found and ids != found:
+                raise LLMError(
+                    "the suffixes of one forecast must end alike, but a label's token depends on which of "
+                    f"them it follows (one ends in {tail!r}): ask for them apart"
+                )
+            found = ids
+        return found
+
+    def _labels_after(self, tail: str, words: list[str]) -> list[int]:
+        key = (tail, *words)
+        if key in self._labels:
+            return self._labels[key]
+        (before, *after) = self._encoded([tail, *(f"{tail} {word}" for word in words)], opening=False)
+        found = []
+        for word, ids in zip(words, after, strict=True):
+            if len(ids) != len(before) + 1 or not np.array_equal(ids[:-1], before):
+                rest = [int(i) for i in ids[len(before) :]]
+                raise LLMError(
+                    f"the label {word!r} must be one token after {tail!r}, but this model's tokenizer makes "
+                    f"{rest} of it: choose labels that are single tokens, such as capital letters, or "
+                    "another model"
+                )
+            found.append(int(ids[-1]))
+        if len(set(found)) < len(found):
+            raise LLMError(
+                f"labels must be told apart, but this model's tokenizer maps {words} to the tokens {found}: "
+                "choose other labels or another model"
+            )
+        self._labels[key] = found
+        return found
+
+    def _encoded(self, texts: Sequence[str], opening: bool) -> list[Ids]:
+        missing = [text for text in dict.fromkeys(texts) if (opening, text) not in self._known]
+        if len(self._known) + len(missing) > _KEPT:
+            self._known.clear()
+            missing = list(dict.fromkeys(texts))
+        if missing:
+            if self._fast is not None:  # without what a model's call wraps around it: half the time
+                rows = self._fast.encode_batch_fast(missing, add_special_tokens=opening)
+                made = [row.ids for row in rows]
+            else:
+                made = self._tokenizer(missing, add_special_tokens=opening)["input_ids"]
+            for text, ids in zip(missing, made, strict=True):
+                self._known[opening, text] = np.asarray(ids, np.int64)
+        return [self._known[opening, text] for text in texts]
+
+
+def _ends_so(tokenizer: Any, text: str) -> bool:
+    return bool(tokenizer.eos_token) and text.endswith(tokenizer.eos_token)

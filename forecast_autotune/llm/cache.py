@@ -1,0 +1,178 @@
+"""Answers kept on disk by what was asked: the same question to the same model is asked once.
+
+One JSON file per prefix, with a row per suffix. Nothing is executed by reading one, a damaged one counts as
+absent, and only rows that were answered are written: an error, or a candidate that got no answer, is asked
+again next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage
+from forecast_autotune.llm.bins import Label
+from forecast_autotune.records import digest
+
+Array = npt.NDArray[np.float64]
+Known = dict[str, tuple[list[float], float]]
+"""Probabilities and mass by the suffix's hash."""
+
+SCHEMA = 1
+LIMIT = 64 * 2**20
+"""Most bytes of kept answers; those not written to for longest go first."""
+LARGEST = 8 * 2**20
+"""A file beyond this is not ours."""
+_SWEEP = 64
+"""Files written between two looks at how much is kept."""
+
+
+class Cached(Backend):
+    """A backend whose answers are kept below a directory. Safe to share between threads and processes.
+
+    Args:
+        inner: who is asked what is not known.
+        directory: created when first written to; trouble with it is warned of once, and costs no answer.
+        salt: what else an answer depends on: the server's address, the state of the weights.
+        limit_bytes: most bytes kept below the directory.
+    """
+
+    def __init__(self, inner: Backend, directory: Path, *, salt: str = "", limit_bytes: int = LIMIT) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self._directory = directory
+        self._salt = salt
+        self._limit = limit_bytes
+        self._mutex = threading.Lock()
+        self._written = 0
+        self._warned = False
+
+    def forecast(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
+    ) -> Answer:
+        """See `Backend`. Where a part is known and asking for the rest fails, the part is the answer."""
+        path = self._path(prefix, labels)
+        known = _read(path, len(labels))
+        keys = [digest(suffix) for suffix in suffixes]
+        asked = [index for index, key in enumerate(keys) if key not in known]
+        usage = Usage()
+        trouble: tuple[str, ...] = ()
+        if asked:
+            try:
+                answer = self.inner.forecast(
+                    prefix, [suffixes[i] for i in asked], labels, timeout_s=timeout_s
+                )
+            except LLMError as error:
+                if len(asked) == len(keys):
+                    raise
+                trouble = (str(error),)
+            else:
+                usage, trouble = answer.usage, answer.trouble
+                fresh = _rows(answer, [keys[i] for i in asked])
+                known |= fresh
+                if fresh:
+                    self._write(path, fresh, len(labels))
+        probabilities, mass = np.zeros((len(keys), len(labels))), np.zeros(len(keys))
+        for index, key in enumerate(keys):
+            if key in known:
+                probabilities[index], mass[index] = known[key]
+        return Answer(probabilities, mass, usage, trouble)
+
+    def ready(self) -> bool:
+        """See `Backend`."""
+        return self.inner.ready()
+
+    def prepare(self) -> None:
+        """See `Backend`."""
+        self.inner.prepare()
+
+    def close(self) -> None:
+        """See `Backend`. What was kept stays."""
+        self.inner.close()
+
+    def _path(self, prefix: str, labels: Sequence[Label]) -> Path:
+        meanings = [[label.token, label.meaning] for label in labels]
+        return self._directory / f"{digest(SCHEMA, self.name, self._salt, meanings, prefix)}.json"
+
+    def _write(self, path: Path, fresh: Known, labels: int) -> None:
+        with self._mutex:
+            # Another thread or process may have added rows; a row lost in between is only asked again.
+            everything = _read(path, labels) | fresh
+            data = {"schema": SCHEMA, "model": self.name, "rows": everything}
+            part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part.write_text(json.dumps(data, allow_nan=False), encoding="utf-8")
+                part.replace(path)
+                self._written += 1
+                if self._written % _SWEEP == 1:
+                    _sweep(self._directory, self._limit)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    part.unlink(missing_ok=True)
+                if not self._warned:
+                    self._warned = True
+                    warnings.warn(
+                        f"answers of {self.name} cannot be kept below {self._directory} ({error}): free "
+                        "space there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
+                        UserWarning,
+                        stacklevel=4,
+                    )
+
+
+def _rows(answer: Answer, keys: Sequence[str]) -> Known:
+    """What of an answer may be kept: rows that are distributions, with a mass."""
+    sums = np.abs(answer.probabilities.sum(axis=1) - 1.0) < 1e-6
+    fine = sums & (answer.probabilities >= 0).all(axis=1) & np.isfinite(answer.mass)
+    return {
+        key: ([float(p) for p in answer.probabilities[i]], float(answer.mass[i]))
+        for i, key in enumerate(keys)
+        if fine[i]
+    }
+
+
+def _read(path: Path, labels: int) -> Known:
+    """Rows of a file; none if it is absent, damaged, or not of this kind."""
+    try:
+        if path.stat().st_size > LARGEST:
+            return {}
+        data = json.loads(path.read_bytes())
+        if data["schema"] != SCHEMA:
+            return {}
+        return {str(key): one for key, value in data["rows"].items() if (one := _row(value, labels))}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return {}
+
+
+def _row(value: Any, labels: int) -> tuple[list[float], float] | None:
+    probabilities, mass = [float(p) for p in value[0]], float(value[1])
+    fine = len(probabilities) == labels and all(p >= 0.0 for p in probabilities) and math.isfinite(mass)
+    return (probabilities, mass) if fine and abs(math.fsum(probabilities) - 1.0) < 1e-6 else None
+
+
+def _sweep(directory: Path, limit_bytes: int) -> None:
+    """Remove what was not written to for longest, down to three quarters of the limit."""
+    found = []
+    for path in directory.glob("*.json"):
+        with contextlib.suppress(OSError):  # another process sweeps, too
+            state = path.stat()
+            found.append((state.st_mtime, state.st_size, path))
+    size = sum(entry[1] for entry in found)
+    if size <= limit_bytes:
+        return
+    for _, freed, path in sorted(found):
+        with contextlib.suppress(OSError):
+            path.unlink()
+            size -= freed
+        if size <= 0.75 * limit_bytes:
+            return

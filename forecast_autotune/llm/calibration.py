@@ -1,0 +1,342 @@
+"""What is known of one language model's honesty and skill, fitted by `forecast-autotune train calibrate-llm`.
+
+A model says what it likes; this record says what its answers have been worth: a temperature, monotone
+corrections of its means and of its failures, how wide its intervals must be on each device, and how far an
+ensemble should follow it, by kind of kernel and by distance from the kernels it was tried on. It is JSON,
+beside the adapter or in the user's cache directory. A model without one has weight 0: nobody knows what its
+answers are worth, so nobody asks it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.llm.bins import BINS, Bins
+from forecast_autotune.llm.likeness import KINDS, Map
+from forecast_autotune.records import Problem, digest
+from forecast_autotune.surrogates.base import NOMINAL
+
+Array = npt.NDArray[np.float64]
+
+SCHEMA = 1
+FILE = "forecast_calibration.json"
+"""Its name in an adapter's folder."""
+POOLED = "pooled"
+AGAIN = "write it again with `forecast-autotune train calibrate-llm`"
+LEAST = 0.2
+"""No model takes more of the doubt away than down to this share of it."""
+WIDEN = 1.3
+"""What intervals are widened by on a device that nothing was recorded of."""
+VAGUE = 0.6
+"""Spread (log2) of an answer that is half as reliable as a sure one: half an octave either way."""
+STRETCH = 2.0
+"""A prompt may be longer than those that were tried by this factor ..."""
+
+
+@dataclass(frozen=True)
+class Monotone:
+    """A rising curve through knots, linear in between; empty changes nothing.
+
+    Beyond its ends it goes on as it does next to them, but no steeper than the identity: the fastest
+    candidates lie there, and must not all become alike.
+    """
+
+    x: tuple[float, ...] = ()
+    y: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        rising = list(self.x) == sorted(set(self.x)) and list(self.y) == sorted(self.y)
+        if len(self.x) != len(self.y) or not rising or not all(map(math.isfinite, (*self.x, *self.y))):
+            raise RecordError(f"a monotone correction needs rising knots, got {self.x} and {self.y}")
+
+    def __call__(self, values: Array) -> Array:
+        """The corrected values, same shape."""
+        if not self.x:
+            return values
+        found = np.asarray(np.interp(values, self.x, self.y))
+        if len(self.x) < 2:
+            return found
+        low = min(1.0, (self.y[1] - self.y[0]) / (self.x[1] - self.x[0]))
+        high = min(1.0, (self.y[-1] - self.y[-2]) / (self.x[-1] - self.x[-2]))
+        under, over = np.minimum(values - self.x[0], 0.0), np.maximum(values - self.x[-1], 0.0)
+        return np.asarray(found + low * under + high * over)
+
+    def to_json(self) -> list[list[float]]:
+        """Knots as pairs."""
+        return [[a, b] for a, b in zip(self.x, self.y, strict=True)]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Monotone:
+        """Read pairs; raises `TypeError` or `ValueError` for anything else."""
+        pairs = [(float(a), float(b)) for a, b in data]
+        return cls(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
+
+
+@dataclass(frozen=True)
+class Weight:
+    """How far to follow the model where it disagrees with the learned surrogate: a share of the way."""
+
+    mean: float = 0.0
+    sd: float = 0.0
+    """Its uncertainty from kernel to kernel: what a problem's own measurements may correct it by."""
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.mean <= 1.0 and 0.0 <= self.sd <= 2.0):
+            raise RecordError(f"a weight is a share in [0, 1] with an sd in [0, 2], got {self}")
+
+    def times(self, factor: float) -> Weight:
+        """The same weight where the model is worth only a part of it."""
+        return Weight(self.mean * factor, self.sd * factor)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the calibration was fitted to; what lies outside is out of distribution."""
+
+    devices: tuple[str, ...] = ()
+    """Slugs."""
+    languages: tuple[str, ...] = ()
+    characters: int = 0
+    """The longest prompt: prefix and one suffix."""
+    mass: float = 0.0
+    """Least probability that the labels together must have."""
+    map: Map = field(default_factory=Map)
+
+    def doubts(self, problem: Problem, characters: int, distance: float) -> list[str]:
+        """Why this problem is like none that the model was calibrated on; empty if it is like some."""
+        found = []
+        if problem.kernel.language not in self.languages:
+            found.append(f"calibrated on kernels in {', '.join(self.languages) or 'no language'}")
+        if problem.device.slug not in self.devices:
+            found.append(f"not calibrated on {problem.device.name}")
+        if characters > STRETCH * self.characters:
+            found.append(f"a prompt of {characters} characters, calibrated up to {self.characters}")
+        if math.isfinite(distance) and distance > self.map.reach:
+            found.append(f"a kernel unlike all it was calibrated on (distance {distance:.1f})")
+        return found
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the model took where it was calibrated; whoever has asked goes by that."""
+
+    per_token_s: float = 0.0
+    """Seconds per token of a prompt."""
+    load_s: float = 0.0
+    """Seconds until the first answer can be begun."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """See the module."""
+
+    model: str
+    """Name of the backend, with model and adapter."""
+    prompt: str = ""
+    """Version of the prompt."""
+    bins: Bins = BINS
+    temperature: float = 1.0
+    """Log probabilities are divided by this (Guo et al. 2017)."""
+    ratio: Monotone = Monotone()
+    """Mean of log2(time / reference) -> what was observed (isotonic regression)."""
+    fails: Monotone = Monotone()
+    """P(failure) -> how often it failed (isotonic regression)."""
+    intervals: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Factors on half-widths by `NOMINAL` level, per device and pooled: group-wise split-conformal quantiles
+    of |observed - mean| / sd over those of a normal."""
+    weights: Mapping[str, Weight] = field(default_factory=dict)
+    """By kind of kernel (`likeness.KINDS`), and pooled for kinds that were not recorded."""
+    decay: tuple[tuple[float, float], ...] = ()
+    """(distance up to which it holds, factor on the weight), nearest first; beyond the last: its factor."""
+    remains: float = 1.0
+    """Size of the learned forecast's errors when the model is followed, as a share of what they were: with a
+    good model there is less left to be unsure about."""
+    fail_weight: float = 0.0
+    """The same share for the log odds of failing."""
+    saved: float = 0.0
+    """Share of the measurements that asking has saved at equal regret, less its standard error."""
+    scope: Scope = Scope()
+    pace: Pace = Pace()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Where it comes from: problems, kernels, scores, date."""
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.temperature <= 100.0:
+            raise RecordError(f"a temperature lies in [0.05, 100], got {self.temperature}")
+        rows = list(self.intervals.values())
+        if any(len(row) != len(NOMINAL) or not all(0.0 < f < 1e3 for f in row) for row in rows):
+            raise RecordError(
+                f"intervals need {len(NOMINAL)} positive factors per group, got {self.intervals}"
+            )
+        if unknown := set(self.weights) - {*KINDS, POOLED}:
+            raise RecordError(f"weights of unknown kinds {sorted(unknown)}: known are {[*KINDS, POOLED]}")
+        shares = (self.saved, self.fail_weight, self.remains)
+        if not all(0.0 <= share <= 1.0 for share in shares) or self.remains < LEAST:
+            raise RecordError(f"shares lie in [0, 1], remains from {LEAST}; got {shares}: {AGAIN}")
+
+    @property
+    def skilled(self) -> bool:
+        """Whether its answers have been worth anything anywhere."""
+        return any(w.mean > 0 for w in self.weights.values())
+
+    def cooled(self, probabilities: Array) -> Array:
+        """The probabilities [n, labels] at the fitted temperature; rows of zeros stay zeros."""
+        held = probabilities.sum(axis=1, keepdims=True) > 0.5
+        logits = np.log(np.maximum(probabilities, 1e-12)) / self.temperature
+        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.where(held, raised / raised.sum(axis=1, keepdims=True), 0.0)
+
+    def moments(self, probabilities: Array) -> tuple[Array, Array, Array]:
+        """Calibrated mean and sd of log2(time / reference time) given that it runs, and P(fails); [n] each.
+
+        `probabilities` [n, labels] are as the model stated them. The sd is not corrected: `factors` are for
+        that.
+        """
+        mean, sd, p_fail = self.bins.moments(self.cooled(probabilities))
+        return self.ratio(mean), sd, np.clip(self.fails(p_fail), 0.0, 1.0)
+
+    def trust(self, probabilities: Array, mass: Array) -> Array:
+        """How far each answer can be relied on, [n]: 0 for none, near 1 for a sure one.
+
+        A row of zeros is no answer, and one whose labels have hardly any `mass` [n] was not understood.
+        """
+        _, sd, _ = self.bins.moments(self.cooled(probabilities))
+        told = (probabilities.sum(axis=1) > 0.5) & np.isfinite(mass) & (mass >= self.scope.mass)
+        return np.where(told, 1.0 / (1.0 + (sd / VAGUE) ** 2), 0.0)
+
+    def factors(self, device: str) -> tuple[float, ...]:
+        """Interval factors on a device (slug); on one that was not recorded, the widest of all and more."""
+        if device in self.intervals:
+            return self.intervals[device]
+        if not self.intervals:
+            return (1.0,) * len(NOMINAL)
+        return tuple(WIDEN * max(1.0, *column) for column in zip(*self.intervals.values(), strict=True))
+
+    def weight(self, kind: str, distance: float) -> Weight:
+        """How far to follow the model on a kernel of a kind, at a distance from those it was tried on."""
+        found = self.weights.get(kind) or self.weights.get(POOLED) or Weight()
+        if not self.decay or not math.isfinite(distance):
+            return found
+        return found.times(next((f for edge, f in self.decay if distance <= edge), self.decay[-1][1]))
+
+    def mark(self) -> str:
+        """A short name of everything it says but where it comes from."""
+        plain = {k: v for k, v in self.to_json().items() if k not in ("about", "pace")}
+        return digest(json.dumps(plain, sort_keys=True))[:8]
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; `from_json` reads it back."""
+        scope = vars(self.scope) | {"map": vars(self.scope.map)}
+        if math.isinf(self.scope.map.reach):
+            scope["map"] = scope["map"] | {"reach": None}
+        return {
+            "type": "llm_calibration",
+            "schema": SCHEMA,
+            "model": self.model,
+            "prompt": self.prompt,
+            "bins": list(self.bins.ratios),
+            "temperature": self.temperature,
+            "ratio": self.ratio.to_json(),
+            "fails": self.fails.to_json(),
+            "intervals": {name: list(row) for name, row in self.intervals.items()},
+            "weights": {name: vars(w) for name, w in self.weights.items()},
+            "decay": [list(pair) for pair in self.decay],
+            "remains": self.remains,
+            "fail_weight": self.fail_weight,
+            "saved": self.saved,
+            "scope": scope,
+            "pace": vars(self.pace),
+            "about": dict(self.about),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Calibration:
+        """Read it back. Raises `RecordError` naming what is wrong."""
+        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
+            raise RecordError(
+                f"a calibration of a language model has schema {SCHEMA}, got {data!r:.80}: {AGAIN}"
+            )
+        try:
+            return cls(
+                model=str(data["model"]),
+                prompt=str(data["prompt"]),
+                bins=Bins(tuple(map(float, data["bins"]))),
+                temperature=float(data["temperature"]),
+                ratio=Monotone.from_json(data["ratio"]),
+                fails=Monotone.from_json(data["fails"]),
+                intervals={str(k): tuple(map(float, v)) for k, v in data["intervals"].items()},
+                weights={
+                    str(k): Weight(float(w["mean"]), float(w["sd"])) for k, w in data["weights"].items()
+                },
+                decay=tuple((float(a), float(b)) for a, b in data["decay"]),
+                remains=float(data["remains"]),
+                fail_weight=float(data["fail_weight"]),
+                saved=float(data["saved"]),
+                scope=_scope(data["scope"]),
+                pace=Pace(**{k: float(v) for k, v in data["pace"].items()}),
+                about=dict(data.get("about", {})),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RecordError(f"calibration of a language model: {error!r}: {AGAIN}") from error
+
+
+def _scope(data: Mapping[str, Any]) -> Scope:
+    places = tuple(tuple(map(float, p)) for p in data["map"]["places"])
+    reach = data["map"]["reach"]
+    return Scope(
+        devices=tuple(map(str, data["devices"])),
+        languages=tuple(map(str, data["languages"])),
+        characters=int(data["characters"]),
+        mass=float(data["mass"]),
+        map=Map(places, tuple(map(float, data["map"]["scale"])), math.inf if reach is None else float(reach)),
+    )
+
+
+def read(path: Path) -> Calibration:
+    """The calibration in a file. Raises `RecordError` when it is not one, and `OSError`."""
+    try:
+        return Calibration.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise RecordError(f"{path}: not JSON ({error}): {AGAIN}") from error
+
+
+def write(path: Path, calibration: Calibration) -> None:
+    """Put it there, in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def path_for(model: str, cache: Path) -> Path:
+    """Where the calibration of a model is kept in a cache directory."""
+    return cache / "llm" / "calibrations" / f"{digest(model)}.json"
+
+
+def find(model: str, prompt: str, places: Sequence[Path]) -> Calibration:
+    """The first calibration of this model and prompt at one of these files, else one of weight 0.
+
+    Raises `RecordError` for a file that is there and cannot be read, or was fitted for another prompt: going
+    on without it in silence would make the model useless and not say why.
+    """
+    for path in places:
+        if not path.is_file():
+            continue
+        found = read(path)
+        if found.prompt != prompt or found.bins != BINS:
+            raise RecordError(
+                f"{path}: fitted for prompt {found.prompt!r}, this release asks with {prompt!r}: {AGAIN}"
+            )
+        return found
+    return Calibration(model, prompt)

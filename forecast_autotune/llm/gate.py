@@ -1,0 +1,103 @@
+"""Whether asking a language model is worth its latency: the value of computation, in seconds of waiting.
+
+An answer is worth the measurements that it saves at equal regret (`Calibration.saved`, from replays), in
+the wall seconds that those would have taken; it costs what is waited for it. A pure function: no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from forecast_autotune.policy import RiskBounded
+
+FEWEST = 16
+"""Of fewer candidates the first look alone measures a good part: an answer would come too late to matter."""
+TIMING_S = 0.05
+"""Seconds to time one candidate."""
+PREFIX, SUFFIX = 1500, 65
+"""Tokens of a prompt, where they have not been counted: what all candidates share, and of each."""
+LOADING_S = 15.0
+"""Until the first answer of a model that has never been loaded here."""
+PER_TOKEN_S = 1e-4
+"""Seconds per token of a model that has never been asked here: a small one on a GPU takes a tenth."""
+OWN_S = 0.02
+"""What two beliefs instead of one take in a decision, whatever the model takes (16 ms on recorded ones)."""
+MARGIN = 2.0
+"""An answer must be worth so many times what it costs: both are estimates."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the gate looks at."""
+
+    candidates: int
+    """... that are not measured yet."""
+    workers: int
+    """Compilations at a time."""
+    compile_s: float
+    """Seconds to compile one candidate; about 0 where the binaries are there."""
+    saved: float
+    """Share of the measurements that asking saves at equal regret, in [0, 1]."""
+    asked: int
+    """Candidates that would be asked about."""
+    per_token_s: float = PER_TOKEN_S
+    load_s: float = LOADING_S
+    """Until the model could begin to answer; 0 for a warm one."""
+    once: bool = False
+    """Nothing will be measured: the answer is for the choice itself, and any second within the limit is."""
+    timeout_s: float = 30.0
+
+    @property
+    def latency_s(self) -> float:
+        """Estimated seconds of the answer itself, once the model is loaded."""
+        return self.per_token_s * (PREFIX + SUFFIX * self.asked)
+
+
+@dataclass(frozen=True)
+class Worth:
+    """The gate's verdict."""
+
+    ask: bool
+    worth_s: float
+    """Wall seconds that an answer is expected to save; nobody should wait longer."""
+    cost_s: float
+    """Wall seconds until the answer, if it is asked for now."""
+    why: str
+    """A sentence for users."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether to wait for it before anything else: it costs next to nothing."""
+        return self.ask and self.cost_s <= self.worth_s / MARGIN
+
+
+def measurements(candidates: int) -> float:
+    """How many of so many candidates the default policy measures: near its limit, as recorded replays say."""
+    policy = RiskBounded()
+    few = min(candidates, policy.many * math.sqrt(math.sqrt(max(1.0, candidates / policy.many))))
+    return min(float(candidates), max(float(policy.floor), policy.share * few))
+
+
+def wall_seconds(situation: Situation) -> float:
+    """Wall seconds of measuring what the default policy would: compiled in parallel, timed one by one."""
+    count = measurements(situation.candidates)
+    return count / max(1, situation.workers) * situation.compile_s + TIMING_S * count
+
+
+def judge(situation: Situation) -> Worth:
+    """Whether to ask; see the module."""
+    s = situation
+    cost = s.load_s + s.latency_s
+    if s.saved <= 0.0:
+        return Worth(False, 0.0, cost, "its answers have not been worth anything on recorded problems")
+    if s.once:
+        worth = Worth(True, s.timeout_s, cost, "nothing is measured, so its answer decides")
+        late = f"it would take about {cost:.1f} s, longer than the limit of {s.timeout_s:g} s"
+        return worth if cost <= s.timeout_s else Worth(False, s.timeout_s, cost, late)
+    if s.candidates < FEWEST:
+        return Worth(False, 0.0, cost, f"{s.candidates} candidates are measured sooner than asked about")
+    value = s.saved * wall_seconds(s)
+    told = f"{s.candidates} candidates: an answer saves about {value:.2f} s and takes {s.latency_s:.2f} s"
+    # Loading is paid once by a process and goes on beside the compilations: it only delays the answer.
+    return Worth(value >= MARGIN * (s.latency_s + OWN_S), value, cost, told)

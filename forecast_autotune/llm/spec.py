@@ -1,0 +1,160 @@
+"""What FORECAST_AUTOTUNE_LLM may say: kind of backend, model, and options that are all known and checked."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from forecast_autotune.errors import SettingsError
+
+FORMS = """\
+transformers:PATH_OR_ID[?adapter=PATH&device=cuda&dtype=bfloat16], \
+vllm:PATH_OR_ID[?adapter=PATH&dtype=bfloat16&memory=0.3&length=8192] or \
+http(s)://HOST:PORT/v1?model=NAME[&kind=completions|chat|systemone&...]"""
+KINDS = ("completions", "chat", "systemone")
+_SECRET = re.compile(
+    r"key|secret|passw|credential|auth|^(access_|api_|bearer_)?token$|^bearer$", re.IGNORECASE
+)
+_LIKE_A_KEY = re.compile(r"\b(?:sk-|gsk_|xai-|nvapi-|hf_|ghp_)[A-Za-z0-9_-]{20,}|\bBearer\b")
+_WORD = re.compile(r"[a-z_]{1,24}")
+
+Parser = Callable[[str], Any]
+
+
+def _count(least: int, most: int) -> Parser:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and least <= int(text[:12]) <= most):
+            raise ValueError(f"must be an integer from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def _number(least: float, most: float) -> Parser:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise ValueError(f"must be a number from {least:g} to {most:g}")
+        return value
+
+    return parse
+
+
+def _word(text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+_TRANSFORMERS: dict[str, Parser] = {"adapter": _word, "device": _word, "dtype": _word}
+_VLLM: dict[str, Parser] = {
+    "adapter": _word,
+    "dtype": _word,
+    "memory": _number(0.01, 1.0),
+    "length": _count(16, 10**7),
+}
+_SERVER: dict[str, Parser] = {
+    "model": _word,
+    "kind": _word,
+    "batch": _count(1, 1024),
+    "concurrency": _count(1, 256),
+    "attempts": _count(1, 20),
+    "price_prompt": _number(0.0, 1e6),
+    "price_output": _number(0.0, 1e6),
+}
+_WRITING: dict[str, Parser] = {"temperature": _number(0.0, 2.0), "max_tokens": _count(1, 10**6)}
+_CHAT: dict[str, Parser] = {**_WRITING, "samples": _count(1, 64), "effort": _word}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parsed specification."""
+
+    kind: str
+    """transformers, vllm, completions, chat or systemone."""
+    place: str
+    """Folder or name of a model, or the URL where a server's API starts."""
+    options: Mapping[str, Any]
+    """Parsed options, without `kind`."""
+
+    def only(self, *names: str) -> dict[str, Any]:
+        """The options of these names that were given."""
+        return {name: self.options[name] for name in names if name in self.options}
+
+
+def parsed(text: str, *, writing: bool = False) -> Spec:
+    """Parse a specification; `writing` also allows what only matters for generated text.
+
+    Raises `SettingsError` for a form that is not one of `FORMS`, for unknown, repeated or bad options, and
+    for anything that looks like a key: messages do not repeat what they complain of.
+    """
+    _refuse_secrets(text)
+    place, _, query = text.strip().partition("?")
+    scheme, _, rest = place.partition(":")
+    if scheme in ("http", "https"):
+        return _server(place, query, writing)
+    if scheme not in ("transformers", "vllm") or not rest:
+        raise SettingsError(f"a language model is given as {FORMS}; this is none of these")
+    known = _TRANSFORMERS if scheme == "transformers" else _VLLM
+    if writing and scheme == "transformers":
+        known = known | _WRITING
+    return Spec(scheme, rest, _options(query, known, scheme))
+
+
+def _server(place: str, query: str, writing: bool) -> Spec:
+    try:
+        url = urlsplit(place)
+        host, port = url.hostname, url.port
+    except ValueError as error:
+        raise SettingsError(
+            f"a server's address must be a URL such as http://localhost:8000/v1: {error}"
+        ) from None
+    if not host or url.fragment or port == 0:
+        raise SettingsError("a server's address must name its host: http://localhost:8000/v1")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    kind = given.get("kind", KINDS[0])
+    if kind not in KINDS:
+        raise SettingsError(f"kind must be one of {', '.join(KINDS)}")
+    known = _SERVER | (_CHAT if kind == "chat" else _WRITING if writing and kind == "completions" else {})
+    options = _options(query, known, f"kind={kind}")
+    if "model" not in options:
+        raise SettingsError(f"{place} needs ?model=NAME; the server lists its models at /v1/models")
+    options.pop("kind", None)
+    path = url.path.rstrip("/") or "/v1"
+    return Spec(kind, f"{url.scheme}://{url.netloc}{path}", options)
+
+
+def _options(query: str, known: Mapping[str, Parser], what: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            shown = repr(name) if _WORD.fullmatch(name) else "that is not a word"
+            raise SettingsError(f"an option {shown} is not known for {what}: known are {', '.join(known)}")
+        if name in found:
+            raise SettingsError(f"the option {name!r} is given twice")
+        try:
+            found[name] = known[name](text)
+        except ValueError as error:
+            raise SettingsError(f"the option {name!r} {error}") from None
+    return found
+
+
+def _refuse_secrets(text: str) -> None:
+    query = text.partition("?")[2]
+    named = any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
+    login = "@" in text.partition("?")[0].partition("//")[2].partition("/")[0]
+    keys = [os.environ.get("FORECAST_AUTOTUNE_LLM_KEY", ""), os.environ.get("OPENAI_API_KEY", "")]
+    held = any(len(key) >= 8 and key in text for key in keys)
+    if named or login or held or _LIKE_A_KEY.search(text):
+        raise SettingsError(
+            "the model's address holds what looks like a key or a password: give the key in "
+            "FORECAST_AUTOTUNE_LLM_KEY (or OPENAI_API_KEY), where it is neither shown nor stored"
+        )

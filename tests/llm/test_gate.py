@@ -1,0 +1,103 @@
+"""When asking is worth it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forecast_autotune.llm.gate import FEWEST, Situation, judge, measurements, wall_seconds
+from forecast_autotune.policy import RiskBounded
+
+SKILLED = Situation(1000, 16, 0.5, 0.3, 256, per_token_s=2e-6, load_s=0.0)
+"""A model that saves 30 % of the measurements and reads half a million tokens a second, loaded."""
+SITUATIONS = st.builds(
+    Situation,
+    candidates=st.integers(0, 20_000),
+    workers=st.integers(1, 256),
+    compile_s=st.floats(0.0, 60.0),
+    saved=st.floats(0.0, 1.0),
+    asked=st.integers(1, 256),
+    per_token_s=st.floats(0.0, 1e-2),
+    load_s=st.floats(0.0, 100.0),
+    timeout_s=st.floats(0.01, 1000.0),
+)
+
+
+def test_a_thousand_configs_are_worth_a_call_of_a_skilled_model() -> None:
+    verdict = judge(SKILLED)
+    assert verdict.ask
+    assert verdict.waits
+    assert verdict.worth_s > 2 * verdict.cost_s
+
+
+@given(SITUATIONS)
+def test_six_configs_never_are(situation: Situation) -> None:
+    assert not judge(replace(situation, candidates=6)).ask
+
+
+@given(SITUATIONS)
+def test_a_model_that_saves_nothing_is_never_asked(situation: Situation) -> None:
+    for once in (False, True):
+        assert not judge(replace(situation, saved=0.0, once=once)).ask
+
+
+def test_a_slow_model_is_not_asked_however_skilled() -> None:
+    on_a_cpu = replace(SKILLED, per_token_s=2e-3, saved=1.0)
+    assert not judge(on_a_cpu).ask
+    assert "saves about" in judge(on_a_cpu).why
+
+
+def test_what_compiles_at_once_is_not_worth_a_call() -> None:
+    assert not judge(replace(SKILLED, compile_s=0.0, saved=0.02)).ask
+
+
+def test_a_cold_model_is_asked_but_not_waited_for() -> None:
+    """Loading goes on beside the compilations, once per process: it delays the answer, and costs nobody."""
+    cold = judge(replace(SKILLED, load_s=10.0))
+    assert cold.ask
+    assert not cold.waits
+    assert cold.cost_s > 10.0
+
+
+def test_where_nothing_is_measured_any_second_within_the_limit_is_worth_it() -> None:
+    only = replace(SKILLED, candidates=6, load_s=10.0, per_token_s=1e-3, once=True, timeout_s=600.0)
+    assert judge(only).ask
+    assert not judge(replace(only, timeout_s=5.0)).ask
+    assert "limit of 5 s" in judge(replace(only, timeout_s=5.0)).why
+
+
+@given(SITUATIONS, st.floats(1.0, 10.0))
+def test_more_value_never_closes_the_gate(situation: Situation, factor: float) -> None:
+    if judge(situation).ask:
+        assert judge(replace(situation, compile_s=situation.compile_s * factor)).ask
+        assert judge(replace(situation, per_token_s=situation.per_token_s / factor)).ask
+        assert judge(replace(situation, saved=min(1.0, situation.saved * factor))).ask
+
+
+@given(SITUATIONS)
+def test_nobody_waits_longer_than_an_answer_is_worth(situation: Situation) -> None:
+    verdict = judge(situation)
+    assert verdict.why
+    if verdict.waits:
+        assert verdict.cost_s <= verdict.worth_s
+
+
+@pytest.mark.parametrize("n", [1, 6, FEWEST, 50, 96, 100, 1000, 100_000])
+def test_measurements_follow_the_default_policy(n: int) -> None:
+    policy = RiskBounded()
+    assert measurements(n) <= n
+    assert (
+        measurements(n) <= max(policy.floor, policy.share * policy.many * (max(n, 100) / 100) ** 0.25) + 1e-9
+    )
+    assert measurements(n + 1) >= measurements(n)
+
+
+def test_more_workers_make_measuring_cheaper() -> None:
+    assert (
+        wall_seconds(replace(SKILLED, workers=64))
+        < wall_seconds(SKILLED)
+        < wall_seconds(replace(SKILLED, workers=1))
+    )

@@ -1,0 +1,127 @@
+"""Backends that say what they are told, and a table to ask about: for what surrounds a model.
+
+The real ones are tested by themselves; what is tested with these is true of any of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.llm.backend import Answer, LLMError, Usage
+from forecast_autotune.llm.bins import BINS, Label
+from forecast_autotune.llm.calibration import Calibration, Monotone, Scope, Weight
+from forecast_autotune.llm.gate import Situation, Worth
+from forecast_autotune.llm.prompt import FORECAST
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.base import Forecasts, Query
+from forecast_autotune.surrogates.default import Default
+from forecast_autotune.surrogates.ensemble import Ensemble
+from forecast_autotune.surrogates.llm import LLM
+from forecast_autotune.table import Table
+from forecast_autotune.testing import example_table
+
+Array = npt.NDArray[np.float64]
+TABLE = example_table((16, 32, 64, 128, 256, 512, 1024), (1, 2, 4, 8, 16))
+"""35 candidates, one of which fails: enough for a gate to open."""
+
+
+class Said:
+    """Answers every suffix by a function of its text; can be cold, slow, or broken."""
+
+    def __init__(
+        self,
+        say: Callable[[str], Array],
+        *,
+        mass: float = 0.9,
+        name: str = "said",
+        cold: bool = False,
+        error: Exception | None = None,
+        hold: threading.Event | None = None,
+    ) -> None:
+        """`hold`: nothing is answered until it is set."""
+        self.name, self._say, self._mass, self.error, self.hold = name, say, mass, error, hold
+        self._ready = not cold
+        self.questions: list[tuple[str, tuple[str, ...]]] = []
+        self.prepared = 0
+
+    def forecast(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
+    ) -> Answer:
+        self.questions.append((prefix, tuple(suffixes)))
+        if self.hold is not None and not self.hold.wait(30.0):
+            raise LLMError("nobody let it go")
+        if self.error is not None:
+            raise self.error
+        stated = np.array([self._say(s) for s in suffixes])
+        tokens = len(prefix) // 4 + sum(map(len, suffixes)) // 4
+        return Answer(stated, np.full(len(stated), self._mass), Usage(1, tokens, 0, 0, 0.01))
+
+    def ready(self) -> bool:
+        return self._ready
+
+    def prepare(self) -> None:
+        self.prepared += 1
+        self._ready = True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def block(suffix: str) -> int:
+    """The BLOCK of a candidate's text; 16 where it has none."""
+    return int(f"{suffix}BLOCK=16 ".split("BLOCK=")[1].split(" ")[0])
+
+
+def favours(size: int, width: float = 0.15) -> Callable[[str], Array]:
+    """A model that believes in one size, and in a slowdown of 2^0.5 per doubling away from it."""
+    return lambda suffix: BINS.soft(0.5 * abs(np.log2(block(suffix) / size)), width)[0]
+
+
+def same(suffix: str) -> Array:
+    """A model that cannot tell candidates apart."""
+    return np.asarray(BINS.soft(0.3, 0.5)[0])
+
+
+def nothing(suffix: str) -> Array:
+    """A model whose answers cannot be used."""
+    return np.zeros(len(BINS) + 1)
+
+
+def calibrated(
+    weight: float = 0.6, sd: float = 0.3, *, saved: float = 0.3, table: Table = TABLE
+) -> Calibration:
+    """A calibration that vouches for a model on this table."""
+    scope = Scope((table.problem.device.slug,), (table.problem.kernel.language,), 4000, 0.1)
+    return Calibration(
+        "said", FORECAST, weights={"pooled": Weight(weight, sd)}, saved=saved, scope=scope, ratio=Monotone()
+    )
+
+
+def open_gate(situation: Situation) -> Worth:
+    """A gate that always asks, and has time."""
+    return Worth(True, 1e6, 0.0, "always")
+
+
+def ensemble(said: Said, calibration: Calibration | None = None, **options: Any) -> Ensemble:
+    plain = Default(Analytic())
+    given = {"patient": True, "gate": open_gate, **options}
+    timeout_s = given.pop("timeout_s", 30.0)
+    model = LLM(said, calibration or calibrated(), base=Analytic(), timeout_s=timeout_s)
+    return Ensemble(plain, model, **given)
+
+
+def plain(query: Query) -> Forecasts:
+    return Default(Analytic()).forecast(query)
+
+
+def equal(one: Forecasts, two: Forecasts) -> None:
+    np.testing.assert_array_equal(one.mean, two.mean)
+    np.testing.assert_array_equal(one.sd, two.sd)
+    np.testing.assert_array_equal(one.p_fail, two.p_fail)
+    rows = np.arange(len(one))
+    np.testing.assert_array_equal(one.samples(rows, 4, 1), two.samples(rows, 4, 1))

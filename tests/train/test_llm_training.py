@@ -1,0 +1,220 @@
+"""Training for real, on tiny random models: losses fall, runs resume, what is trained is what is served."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_autotune.llm.backends.tokens import Tokens
+from forecast_autotune.llm.backends.transformers import Transformers
+from forecast_autotune.llm.bins import BINS
+from forecast_train.llm.examples import Asked, Example, Origin, write
+from forecast_train.llm.grpo import GrpoRun, Rollouts
+from forecast_train.llm.packing import sequences
+from forecast_train.llm.runs import TrainingError
+from forecast_train.llm.settings import Lora, Loss, Run, Steps
+from forecast_train.llm.sft import collate, train
+from tests.llm.tiny_models import PREFIX, saved
+from tests.llm.tiny_models import tokenizer as tiny_tokenizer
+
+BLOCKS = (16, 32, 64, 128, 256, 512)
+
+
+def example(number: int) -> Example:
+    """Small blocks are slow, middling ones fast, the largest fails: something that can be learnt."""
+    asked = []
+    for i, block in enumerate(BLOCKS):
+        ratio = math.nan if block == 512 else abs(i - 3) * 0.8 - 0.1
+        outcome = "out_of_resources" if math.isnan(ratio) else "ok"
+        suffix = f"BLOCK={block} num_warps={1 << (number % 3)}\nBin:"
+        asked.append(Asked(suffix, "base", f"{block}", outcome, ratio, 0.02, math.nan))
+    origin = Origin(f"p{number}", "add", "elementwise", "me", "h200", "s", "2026-01-01")
+    return Example(origin, "forecast-1", f"{PREFIX}# {number}\n", -3.0, True, 0, tuple(asked))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("base")
+    data = folder / "data"
+    data.mkdir()
+    write(data / "train.parquet", [example(i) for i in range(4)])
+    write(data / "validation.parquet", [example(9)])
+    return {"model": saved(folder / "model", "llama"), "data": str(data)}
+
+
+def run_of(base: dict[str, str], out: Path, **changes: Any) -> Run:
+    steps = Steps(most=10, examples=2, rate=0.01, warmup=0.0, save=5, validate=5, tokens=1500)
+    given = {"lora": Lora(rank=4, alpha=8), "steps": steps, "dtype": "float32"}
+    return Run(**base, out=str(out), **{**given, **changes})
+
+
+def losses(done: dict[str, Any]) -> list[float]:
+    return [row["loss"] for row in done["log"] if "loss" in row]
+
+
+def test_no_candidate_sees_another_and_all_continue_from_the_prefix() -> None:
+    tokens = Tokens(tiny_tokenizer())
+    (packed,) = sequences(example(0), tokens, most=4096, sigma=0.1)
+    seen, prefix = packed.seen(), len(tokens.prefix(example(0).prefix))
+    for k, last in enumerate(packed.last):
+        mine = packed.segment == k + 1
+        assert packed.positions[mine].tolist() == list(range(prefix, prefix + int(mine.sum())))
+        assert seen[last].tolist() == ((packed.segment == 0) | mine).tolist()
+    assert not seen[0, 1:].any()
+    assert packed.label.tolist() == [a.label for a in example(0).asked]
+    assert packed.target[-1, BINS.fails] == 1.0
+
+
+def test_long_examples_are_dealt_out_with_every_candidate_once() -> None:
+    tokens = Tokens(tiny_tokenizer())
+    whole = sequences(example(0), tokens, most=4096, sigma=0.1)[0]
+    prefix = int((whole.segment == 0).sum())
+    parts = sequences(example(0), tokens, most=prefix + 60, sigma=0.1)
+    assert len(parts) > 1
+    assert all(len(p.ids) <= prefix + 60 for p in parts)
+    np.testing.assert_array_equal(np.concatenate([p.log2_ratio for p in parts]), whole.log2_ratio)
+    with pytest.raises(ValueError, match=r"more than steps\.tokens"):
+        sequences(example(0), tokens, most=prefix + 3, sigma=0.1)
+
+
+def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    tokens = Tokens(tiny_tokenizer())
+    e = example(0)
+    (packed,) = sequences(e, tokens, most=4096, sigma=0.1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        base["model"], attn_implementation="sdpa"
+    ).eval()
+    inputs = collate([packed], torch.float32)
+    labels = tokens.labels([e.asked[0].suffix], BINS.labels)
+    with torch.no_grad():
+        logits = model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
+            position_ids=inputs["position_ids"], logits_to_keep=inputs["last"],
+        ).logits[0][:, labels]  # fmt: skip
+    backend = Transformers(base["model"], device="cpu", dtype="float32")
+    served = backend.forecast(e.prefix, [a.suffix for a in e.asked], BINS.labels, timeout_s=60).probabilities
+    backend.close()
+    np.testing.assert_allclose(logits.softmax(-1).numpy(), served, atol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+def test_losses_fall_and_the_result_forecasts(base: dict[str, str], tmp_path: Path, rank: int) -> None:
+    out = tmp_path / "out"
+    done = train(run_of(base, out, lora=Lora(rank=rank, alpha=8)))
+    found = losses(done)
+    assert len(found) == done["steps"] == 10
+    assert np.mean(found[-3:]) < 0.8 * np.mean(found[:2])
+    checked = [row["eval_loss"] for row in done["log"] if "eval_loss" in row]
+    assert len(checked) == 2
+    assert checked[1] < found[0]
+    e = example(9)
+    trained = str(out / "trained")
+    backend = Transformers(base["model"] if rank else trained, trained if rank else None, dtype="float32")
+    p = backend.forecast(e.prefix, [a.suffix for a in e.asked], BINS.labels, timeout_s=60).probabilities
+    backend.close()
+    before = Transformers(base["model"], dtype="float32")
+    q = before.forecast(e.prefix, [a.suffix for a in e.asked], BINS.labels, timeout_s=60).probabilities
+    before.close()
+    rows = np.arange(len(e.asked))
+    assert np.log(p[rows, e.labels()]).mean() > np.log(q[rows, e.labels()]).mean()
+    assert json.loads((out / "run.json").read_text())["settings"]["model"] == base["model"]
+
+
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(
+    base: dict[str, str], tmp_path: Path
+) -> None:
+    import safetensors.numpy
+
+    run = run_of(base, tmp_path / "whole")
+    whole = train(run)
+    # The first half alone, with the schedule of the whole: as a kill after the first checkpoint leaves it.
+    half = dataclasses.replace(run, out=str(tmp_path / "half"))
+    train(half)
+    for path in (tmp_path / "half" / "checkpoint-10", tmp_path / "half" / "trained"):
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    with pytest.raises(TrainingError, match="resume it"):
+        train(half)
+    again = train(half, resume=True)
+    assert again["resumed_from"].endswith("checkpoint-5")
+    assert losses(again)[-5:] == losses(whole)[-5:]
+    a, b = (safetensors.numpy.load_file(tmp_path / d / "trained" / "adapter_model.safetensors")
+            for d in ("whole", "half"))  # fmt: skip
+    assert a.keys() == b.keys()
+    for key in a:
+        np.testing.assert_array_equal(a[key], b[key])
+
+
+def test_exact_rewards_rise(base: dict[str, str], tmp_path: Path) -> None:
+    run = run_of(base, tmp_path / "out", loss=Loss(reward="correctness_crps"))
+    found = losses(train(run))
+    assert np.mean(found[-3:]) < np.mean(found[:2]) - 0.1  # the loss is the negative reward
+    assert min(found) >= -2.0
+
+
+def test_a_folder_of_another_run_and_empty_data_are_refused(base: dict[str, str], tmp_path: Path) -> None:
+    run = run_of(base, tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "settings.json").write_text('{"run": "another"}')
+    with pytest.raises(TrainingError, match="another run"):
+        train(run)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for side in ("train", "validation"):
+        write(empty / f"{side}.parquet", [])
+    with pytest.raises(TrainingError, match="empty"):
+        train(dataclasses.replace(run, data=str(empty), out=str(tmp_path / "other")))
+
+
+CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %} A:{% endif %}"
+
+
+def test_grpo_takes_steps_and_keeps_its_rewards(base: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    import transformers
+
+    from forecast_train.llm.grpo import train as reinforce
+
+    folder = tmp_path / "chatting"
+    saved(folder, "llama")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    run = GrpoRun(
+        str(folder), base["data"], str(tmp_path / "out"), steps=2, save=1, lora=Lora(rank=4, alpha=8),
+        rollouts=Rollouts(generations=2, prompts=1, tokens=8),
+    )  # fmt: skip
+    done = reinforce(run)
+    assert done["steps"] == 2
+    shown = [row for row in done["log"] if "reward" in row]
+    assert len(shown) == 2
+    # A random model says nothing that can be read, and earns nothing for it.
+    assert all(row["reward"] == 0.0 and row["rewards/parsed/mean"] == 0.0 for row in shown)
+    assert (tmp_path / "out" / "trained" / "adapter_model.safetensors").is_file()
+    resumed = reinforce(dataclasses.replace(run), resume=True)
+    assert resumed["resumed_from"].endswith("checkpoint-2")
+
+
+WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not WEIGHTS, reason="FORECAST_AUTOTUNE_TEST_WEIGHTS names no folder with SmolLM2's weights"
+)
+def test_smollm2_learns_in_a_few_steps(base: dict[str, str], tmp_path: Path) -> None:
+    steps = Steps(most=6, examples=1, rate=1e-3, warmup=0.0, save=3, validate=6, tokens=1500)
+    run = run_of({**base, "model": str(WEIGHTS)}, tmp_path / "out", lora=Lora(rank=8), steps=steps)
+    found = losses(train(run))
+    assert found[-1] < 0.8 * found[0]

@@ -1,0 +1,83 @@
+"""Forecasts as a dialogue: what a chatting or reasoning model is asked, and how its reply is read.
+
+For models that speak: they name a bin and state a distribution in JSON, after thinking if they do. The
+tokenizer's own chat template puts it into tokens, so Qwen, SmolLM2 and gpt-oss need nothing special but the
+place where an answer stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forecast_autotune.llm.backends.chat import json_in, weights
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.transport import Unusable
+from forecast_train.llm.examples import Asked, Example
+from forecast_train.llm.rewards import Stated
+
+VERSION = "dialogue-1"
+ANSWER = """\
+Name the most probable letter, and say how probable each is; leave out letters below 0.01. Reply with JSON:
+{"label": "F", "distribution": {"E": 0.2, "F": 0.6, "G": 0.2}}
+"""
+ORDER = """\
+Say which of the numbered candidates is the fastest. Reply with JSON:
+{"fastest": 3}
+"""
+THINK = "Think about memory traffic, occupancy, pipelining and the last wave first, in a few sentences.\n"
+LEAST, MOST = 0.5, 1.5
+"""Sums of a stated distribution that are taken for carelessness; others cannot be read."""
+_QUESTION = re.compile(r"\n[^\n]{1,40}:\s*$")
+_FINAL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|end\|>|<\|return\|>|$)", re.DOTALL)
+"""Where gpt-oss puts its answer; a reply without this channel has none."""
+
+
+def forecast_messages(example: Example, asked: Asked, *, think: bool) -> list[dict[str, str]]:
+    """Messages that ask for one candidate."""
+    candidate = _QUESTION.sub("", asked.suffix)
+    text = f"{example.prefix}Candidate: {candidate}\n\n{THINK if think else ''}{ANSWER}"
+    return [{"role": "user", "content": text}]
+
+
+def order_messages(example: Example, asked: Sequence[Asked], *, think: bool) -> list[dict[str, str]]:
+    """Messages that ask which of several candidates is the fastest."""
+    listed = "\n".join(f"{n}. {_QUESTION.sub('', a.suffix)}" for n, a in enumerate(asked, start=1))
+    return [{"role": "user", "content": f"{example.prefix}{listed}\n\n{THINK if think else ''}{ORDER}"}]
+
+
+def stated(text: str) -> Stated | None:
+    """What a reply states; None where it cannot be read: no JSON, no letters, or sums far from 1."""
+    answer = _answer(text)
+    if answer is None or not isinstance(answer.get("distribution"), Mapping):
+        return None
+    try:
+        found = weights(answer["distribution"], labels=BINS.labels)
+    except (Unusable, TypeError, ValueError, AttributeError):
+        return None
+    total = sum(found)
+    tokens = [label.token for label in BINS.labels]
+    named = str(answer.get("label", "")).strip().upper()
+    if not LEAST <= total <= MOST or named not in tokens:
+        return None
+    return Stated(tuple(p / total for p in found), tokens.index(named))
+
+
+def fastest(text: str, count: int) -> int | None:
+    """The candidate that a reply names, from 0; None where it names none of the `count`."""
+    number = (_answer(text) or {}).get("fastest")
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= count:
+        return None
+    return number - 1
+
+
+def _answer(text: str) -> dict[str, Any] | None:
+    if "<|channel|>" in text:
+        final = _FINAL.findall(text)
+        text = final[-1] if final else ""
+    try:
+        found = json_in(text)
+    except Unusable:
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,108 @@
+"""A run's result as others can use it: adapter, tokenizer, calibration, card, and nothing else.
+
+The folder is what `FORECAST_AUTOTUNE_LLM=transformers:MODEL?adapter=FOLDER` loads, or uploads as it is to a
+hub. Weights are safetensors: loading them executes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.calibration import FILE as CALIBRATION
+from forecast_autotune.llm.calibration import read as read_calibration
+from forecast_train.llm.runs import WEIGHTS, TrainingError
+
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+CARD = "README.md"
+_NEVER = (".bin", ".pt", ".pth", ".pkl", ".pickle")
+"""Formats whose loading may execute code."""
+
+
+def export(run: Path, out: Path, *, calibration: Path | None = None) -> dict[str, Any]:
+    """Write the folder `out` from a finished run; returns what was written, with sizes in bytes.
+
+    `calibration` is a file of `train calibrate-llm`; without one the model is not asked until it has one,
+    and the card says so. Raises `TrainingError` where the run is not finished, its weights are in a format
+    that could execute code, or `out` holds something else already.
+    """
+    done, trained = run / "run.json", run / WEIGHTS
+    if not done.is_file() or not trained.is_dir():
+        raise TrainingError(f"{run} holds no finished run: there is no run.json beside {WEIGHTS}/")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise TrainingError(f"{out} is there already and not empty: choose another folder")
+    told = json.loads(done.read_text(encoding="utf-8"))
+    files = [p for p in sorted(trained.iterdir()) if p.is_file() and p.name != CARD]
+    if unsafe := [p.name for p in files if p.suffix in _NEVER and p.name != "training_args.bin"]:
+        raise TrainingError(f"{trained} holds {', '.join(unsafe)}: save weights as safetensors")
+    weights = [p for p in files if p.suffix == ".safetensors"]
+    if not weights:
+        raise TrainingError(f"{trained} holds no .safetensors file")
+    known = None if calibration is None else read_calibration(calibration)
+    out.mkdir(parents=True, exist_ok=True)
+    for path in files:
+        if path.suffix not in _NEVER:
+            shutil.copy2(path, out / path.name)
+    if calibration is not None:
+        shutil.copy2(calibration, out / CALIBRATION)
+    (out / CARD).write_text(_card(told, known, (trained / ADAPTER[0]).is_file()), encoding="utf-8")
+    sizes = {p.name: p.stat().st_size for p in sorted(out.iterdir())}
+    return {"path": str(out), "files": sizes, "bytes": sum(sizes.values()), "calibrated": known is not None}
+
+
+def _card(told: Mapping[str, Any], calibration: Any, adapter: bool) -> str:
+    settings = told["settings"]
+    losses = [row["loss"] for row in told["log"] if "loss" in row]
+    checked = [row["eval_loss"] for row in told["log"] if "eval_loss" in row]
+    use = f"transformers:{settings['model']}?adapter=FOLDER" if adapter else "transformers:FOLDER"
+    if calibration is None:
+        honest = (
+            "None was fitted: `forecast-autotune train calibrate-llm` does, and until then it is not asked."
+        )
+    else:
+        honest = (
+            "Beside the weights: it says on which kernels and devices the model was tried, and its weight."
+        )
+    front = f"base_model: {settings['model']}\nlibrary_name: peft\n" if adapter else ""
+    shown = {
+        "steps": told["steps"],
+        "training loss, first and last": [round(x, 4) for x in (losses[:1] + losses[-1:])],
+        "validation loss, first and last": [round(x, 4) for x in (checked[:1] + checked[-1:])],
+    }
+    return f"""---
+{front}tags:
+- gpu-kernels
+- autotuning
+- forecast-autotune
+---
+# Forecasts of GPU kernel run times, as bins of time over a reference's time
+
+The answer to a prompt of forecast-autotune is one of {len(BINS) + 1} letters; their probabilities are the
+forecast. Use it with `FORECAST_AUTOTUNE_LLM={use}`.
+
+## Labels
+
+{BINS.table()}
+
+## Training
+
+```json
+{json.dumps(shown, indent=1)}
+```
+
+Everything that reproduces the run:
+
+```json
+{json.dumps(settings, indent=1, sort_keys=True)}
+```
+
+Versions: {", ".join(f"{k} {v}" for k, v in told["versions"].items())}.
+
+## Calibration
+
+{honest}
+"""

@@ -1,0 +1,226 @@
+"""Ask a language model about recorded problems, and keep every word: calibrations and scores are made of it.
+
+Each family's problems are asked about with a learned surrogate that has not seen the family, so that what
+the model is worth beside it is not measured on what it was fitted to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.features.listing import Listed
+from forecast_autotune.llm.asking import Question, formula_question, worth_asking
+from forecast_autotune.llm.backend import Backend
+from forecast_autotune.llm.likeness import kind_of, place_of
+from forecast_autotune.records import digest
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.base import Query
+from forecast_autotune.surrogates.prior import Prior
+from forecast_autotune.table import Table
+from forecast_train.evaluation.splits import family_of, folds, kernel_of
+from forecast_train.surrogate.fit import fit
+
+Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+Learn = Callable[[Sequence[Table]], Analytic]
+"""Training tables -> the surrogate that a model is compared with."""
+
+_ARRAYS = ("learned", "p_fail", "log2_ms", "stated", "mass", "ratios")
+
+
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """What a model said of one problem, and what was true. Of n candidates it was asked about m."""
+
+    problem: str
+    label: str
+    kernel: str
+    family: str
+    device: str
+    """Slug."""
+    language: str
+    kind: str
+    """See `llm.likeness`."""
+    place: tuple[float, ...] | None
+    learned: Array
+    """log2 milliseconds as the learned surrogate has it, [n]."""
+    p_fail: Array
+    """... and its P(failure), [n]."""
+    log2_ms: Array
+    """The truth, [n]; NaN for failures."""
+    rows: Rows
+    """Which candidates were asked about, [m]."""
+    stated: Array
+    """Probabilities of the labels, [m, labels]; rows of zeros where the model said nothing."""
+    mass: Array
+    """[m]"""
+    ratios: Array
+    """True log2(time / reference time), [m]; NaN for failures."""
+    reference: str
+    """`Candidate.id` of what times were compared with."""
+    reference_log2_ms: float
+    """Its time as it was shown."""
+    model: str
+    prompt: str
+    characters: int
+    """Of the longest prompt: prefix and one suffix."""
+    tokens: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, six digits; failures are null."""
+        plain = {k: v for k, v in vars(self).items() if k not in _ARRAYS and k != "rows"}
+        arrays = {k: _listed(getattr(self, k)) for k in _ARRAYS}
+        return {**plain, **arrays, "rows": self.rows.tolist(), "place": _listed(self.place)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Heard:
+        """Read it back. Raises `RecordError` for something else."""
+        try:
+            given = dict(data)
+            # null becomes NaN.
+            given |= {name: np.array(data[name], dtype=float) for name in _ARRAYS}
+            given["rows"] = np.array(data["rows"], dtype=np.intp)
+            given["place"] = None if data["place"] is None else tuple(map(float, data["place"]))
+            return cls(**given)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(
+                f"not an answer of a model on a table ({error!r}): delete it, and ask again"
+            ) from error
+
+
+def _listed(values: Any) -> Any:
+    if values is None:
+        return None
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if isinstance(values, list | tuple):
+        return [_listed(v) for v in values]
+    return round(values, 6) if math.isfinite(values) else None
+
+
+def hear(
+    tables: Sequence[Table],
+    backend: Backend,
+    *,
+    learn: Learn = fit,
+    sample: int | None = None,
+    timeout_s: float = 600.0,
+    seed: int = 0,
+    kept: Path | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Heard]:
+    """Ask about every table, in the order of their families.
+
+    `sample` asks about so many candidates of each only, drawn evenly over the order of the learned forecast;
+    the fastest forecast is among them. With `kept`, answers are appended to that JSON Lines file as they
+    come, and those found there are not asked for again. Raises `SplitError` for a single family, `LLMError`
+    when the model fails, and `RecordError` for a damaged file.
+    """
+    done = _taken_up(kept)
+    found: list[Heard] = []
+    for asked, (table, surrogate) in enumerate(_cross_fitted(tables, learn), 1):
+        posed = pose(table, surrogate.before, sample=sample, seed=seed)
+        name = digest(backend.name, posed.question.prompt.prefix, *posed.question.prompt.suffixes)
+        if name not in done:
+            done[name] = posed.heard(backend, timeout_s)
+            if kept is not None:
+                with kept.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps({"asked": name, **done[name].to_json()}, allow_nan=False) + "\n")
+        found.append(done[name])
+        if progress is not None:
+            progress(asked, len(tables), done[name].label)
+    return found
+
+
+def _taken_up(kept: Path | None) -> dict[str, Heard]:
+    if kept is None or not kept.is_file():
+        return {}
+    found = {}
+    for line in kept.read_text(encoding="utf-8").splitlines():
+        try:
+            data = json.loads(line)
+        except ValueError:
+            continue  # cut off by a kill: it is asked for again
+        name = str(data.pop("asked", ""))
+        found[name] = Heard.from_json(data)
+    return found
+
+
+def _cross_fitted(tables: Sequence[Table], learn: Learn) -> Iterator[tuple[Table, Analytic]]:
+    for fold in folds(tables, "family"):
+        surrogate = learn(fold.train)
+        for table in fold.test:
+            yield table, surrogate
+
+
+@dataclass(frozen=True, eq=False)
+class Posed:
+    """A question about a table, ready to be asked."""
+
+    table: Table
+    before: Prior
+    question: Question
+    candidates: Listed
+
+    def heard(self, backend: Backend, timeout_s: float) -> Heard:
+        """The model's answer beside the truth. Raises `LLMError`."""
+        prompt, problem = self.question.prompt, self.table.problem
+        answer = backend.forecast(prompt.prefix, prompt.suffixes, prompt.labels, timeout_s=timeout_s)
+        place = place_of(self.before, self.candidates, problem.device)
+        log2_ms = np.array(self.table.log2_ms())
+        usage = answer.usage
+        return Heard(
+            problem.id,
+            str(problem.extra.get("label") or f"{problem.kernel.name}/{problem.id}"),
+            kernel_of(problem),
+            family_of(problem),
+            problem.device.slug,
+            problem.kernel.language,
+            kind_of(self.before),
+            None if place is None else tuple(place.tolist()),
+            self.before.mean,
+            self.before.p_fail,
+            log2_ms,
+            self.question.rows,
+            answer.probabilities,
+            answer.mass,
+            self.question.ratios(log2_ms),
+            self.question.against,
+            self.question.log2_ms,
+            backend.name,
+            prompt.version,
+            len(prompt.prefix) + max(map(len, prompt.suffixes)),
+            usage.prompt_tokens + usage.output_tokens,
+            usage.seconds,
+        )
+
+
+def pose(
+    table: Table, believe: Callable[[Query], Prior], *, sample: int | None = None, seed: int = 0
+) -> Posed:
+    """The question that an ensemble would ask about a problem of which nothing is known yet."""
+    candidates = Listed(table.by_candidate())
+    query = Query(table.problem, candidates, table.grids(), ttir=table.problem.ttir)
+    before = believe(query)
+    rows = worth_asking(before, before.mean)
+    if sample is not None and sample < len(rows):
+        rows = _thinned(rows, before.mean, sample, int(digest(seed, table.problem.id)[:8], 16))
+    return Posed(table, before, formula_question(query, own=False, among=rows), candidates)
+
+
+def _thinned(rows: Rows, believed: Array, count: int, seed: int) -> Rows:
+    """One row by lot from each of `count` equal stretches of the believed order; the first is the fastest."""
+    order = rows[np.argsort(believed[rows], kind="stable")]
+    lots = np.random.default_rng(seed)
+    parts = np.array_split(order, count)
+    return np.sort(np.array([part[0] if i == 0 else lots.choice(part) for i, part in enumerate(parts)]))

@@ -1,0 +1,55 @@
+"""What every training run keeps: a folder that is its own, settings, and a record of what was done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.records import digest
+
+WEIGHTS = "trained"
+"""Folder below a run's `out` that holds the adapter (or the model, for rank 0) and the tokenizer."""
+
+
+class TrainingError(ForecastAutotuneError, RuntimeError):
+    """A run that cannot start, go on or be taken up; the message names the remedy."""
+
+
+def claim(out: Path, settings: Mapping[str, Any], resume: bool) -> str:
+    """Mark the folder as this run's, so that two runs never mix their checkpoints; returns the run's name.
+
+    The name follows from the settings, but for where the run writes. Raises `TrainingError` where the folder
+    is another run's, or holds checkpoints of this one and `resume` is not asked for.
+    """
+    name = digest({**settings, "out": ""})
+    out.mkdir(parents=True, exist_ok=True)
+    mark = out / "settings.json"
+    if not mark.is_file():
+        write_json(mark, {"run": name, **settings})
+        return name
+    try:
+        found = json.loads(mark.read_text(encoding="utf-8")).get("run")
+    except (ValueError, AttributeError):
+        found = None
+    if found != name:
+        raise TrainingError(f"{out} holds another run (its settings differ): choose another folder")
+    if any(out.glob("checkpoint-*")) and not resume:
+        raise TrainingError(f"{out} holds checkpoints of this run: resume it, or choose another folder")
+    return name
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write one JSON object, atomically."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def quiet(trainer: Any) -> None:
+    """Keep a `transformers.Trainer` off stdout, which belongs to the command; its bar goes to stderr."""
+    import transformers
+
+    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)

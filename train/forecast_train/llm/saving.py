@@ -1,0 +1,220 @@
+"""What a model saves: replays of recorded tables with and without it, at equal regret.
+
+Every family is decided by a learned surrogate and a calibration that were fitted without it. The model's
+answers are those that were heard before, so nothing is asked again and the same answers always give the
+same figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from forecast_autotune.llm.asking import Question
+from forecast_autotune.llm.backend import Answer, LLMError, Usage
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.calibration import Calibration
+from forecast_autotune.llm.gate import Situation, Worth
+from forecast_autotune.llm.prompt import Prompt
+from forecast_autotune.replay import replay_one
+from forecast_autotune.settings import Settings
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.base import Query, Surrogate
+from forecast_autotune.surrogates.default import Default
+from forecast_autotune.surrogates.ensemble import Ensemble
+from forecast_autotune.surrogates.llm import LLM, View
+from forecast_autotune.surrogates.prior import Prior
+from forecast_autotune.table import Table
+from forecast_train.evaluation.splits import folds
+from forecast_train.llm.calibrate import calibrate
+from forecast_train.llm.hearing import Heard, Learn
+
+
+def always(situation: Situation) -> Worth:
+    """A gate that is open: to find out what answers are worth."""
+    return Worth(True, math.inf, 0.0, "asked to find out what it is worth")
+
+
+class Recalled(LLM):
+    """A model that repeats what was heard of it. Knows the problems of `heard` only."""
+
+    def __init__(self, heard: Sequence[Heard], calibration: Calibration, base: Analytic) -> None:
+        self._heard: Mapping[str, Heard] = {h.problem: h for h in heard}
+        self.answers, self.seconds = 0, 0.0
+        """How often something was repeated, and how long that took when it was said."""
+        super().__init__(_Silent(heard[0].model), calibration, base=base)
+
+    def view(self, query: Query, before: Prior, *, own: bool = True) -> View:
+        """What was said of this problem; its own measurements were never shown. Raises `LLMError`."""
+        h = self._heard.get(query.problem.id)
+        if h is None or len(h.learned) != len(query.candidates):
+            raise LLMError(f"nothing was heard of problem {query.problem.id}")
+        texts = (" " * (h.characters // 2),)
+        asked = Question(
+            Prompt(h.prompt, texts[0], texts, BINS.labels),
+            h.rows,
+            None,
+            h.reference,
+            h.reference_log2_ms,
+            False,
+        )
+        self.answers, self.seconds = self.answers + 1, self.seconds + h.seconds
+        usage = Usage(1, h.tokens, seconds=h.seconds)
+        return self.understood(query, before, asked, Answer(h.stated, h.mass, usage))
+
+
+class _Silent:
+    """The backend of a model that is not asked any more."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def forecast(self, *args: object, **options: object) -> Answer:
+        """Raises `LLMError`."""
+        raise LLMError("only what was heard before is repeated")
+
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
+    def prepare(self) -> None:
+        """Nothing to load."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """One problem and seed, with and without the model."""
+
+    family: str
+    label: str
+    seed: int
+    plain_regret: float
+    regret: float
+    plain_measured: int
+    measured: int
+    plain_needed: int
+    """Measurements until the worse of both final regrets was reached, or the tolerance."""
+    needed: int
+    plain_wall_s: float = 0.0
+    """Simulated wall seconds, with the real ones of forecasting ..."""
+    wall_s: float = 0.0
+    """... and those that the model took, as if nothing had gone on beside it."""
+    asked: bool = False
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What replays say of a model."""
+
+    saved: float
+    """Share of the measurements saved at equal regret."""
+    error: float
+    """Its standard error (jackknife over families)."""
+    regret: float
+    """Geometric mean of regret with the model less that without, a share."""
+    regret_error: float
+    measured: float
+    """Mean measurements per decision with the model ..."""
+    plain_measured: float
+
+    @property
+    def sure(self) -> float:
+        """What a gate may count on: the saving less its error; 0 where regrets got worse beyond theirs."""
+        if self.regret > self.regret_error:
+            return 0.0
+        return max(0.0, self.saved - self.error)
+
+    def to_json(self) -> dict[str, float]:
+        """Plain numbers, five digits."""
+        return {k: round(v, 5) for k, v in {**asdict(self), "sure": self.sure}.items()}
+
+
+def play(
+    tables: Sequence[Table],
+    heard: Sequence[Heard],
+    *,
+    learn: Learn,
+    seeds: Sequence[int] = (0, 1),
+    settings: Settings | None = None,
+    gate: Callable[[Situation], Worth] = always,
+    calibrated: Callable[[Sequence[Heard]], Calibration] = calibrate,
+) -> list[Played]:
+    """Replay every table with and without the model.
+
+    `calibrated` is given what was heard of the other families. Raises `SplitError` for too few families.
+    """
+    base, found = settings or Settings(), []
+    for fold in folds(tables, "family"):
+        learned = learn(fold.train)
+        taught = [h for h in heard if h.family != fold.name]
+        mine = [h for h in heard if h.family == fold.name]
+        plain = Default(learned)
+        model = Recalled(mine, calibrated(taught), learned)
+        both = Ensemble(plain, model, workers=16, patient=True, gate=gate)
+        for table in fold.test:
+            for seed in seeds:
+                before = model.answers, model.seconds
+                row = _played(fold.name, table, seed, plain, both, base.with_(seed=seed))
+                told, took = model.answers - before[0], model.seconds - before[1]
+                found.append(replace(row, wall_s=row.wall_s + took, asked=told > 0))
+    return found
+
+
+def _played(
+    family: str, table: Table, seed: int, plain: Surrogate, both: Surrogate, settings: Settings
+) -> Played:
+    without, _ = replay_one(table, surrogate=plain, policy=None, settings=settings)
+    with_it, _ = replay_one(table, surrogate=both, policy=None, settings=settings)
+    # Whoever accepts a tolerance is served as well by anything within it.
+    level = max(without.regret, with_it.regret, settings.tolerance) + 1e-9
+    return Played(
+        family,
+        with_it.label,
+        seed,
+        without.regret,
+        with_it.regret,
+        without.measured,
+        with_it.measured,
+        _until(without.path, level),
+        _until(with_it.path, level),
+        without.tune_s,
+        with_it.tune_s,
+    )
+
+
+def _until(path: Sequence[float], level: float) -> int:
+    return next((i for i, regret in enumerate(path, 1) if regret <= level), len(path))
+
+
+def summarize(played: Sequence[Played]) -> Saving:
+    """The figures of replays. Raises `ValueError` for replays of fewer than two families."""
+    families = sorted({p.family for p in played})
+    if len(families) < 2:
+        raise ValueError(f"a standard error needs two or more families, got {families}")
+
+    def share(rows: Sequence[Played]) -> float:
+        return 1.0 - sum(p.needed for p in rows) / max(1, sum(p.plain_needed for p in rows))
+
+    def worse(rows: Sequence[Played]) -> float:
+        return float(np.mean([math.log1p(p.regret) - math.log1p(p.plain_regret) for p in rows]))
+
+    without = [[p for p in played if p.family != f] for f in families]
+    return Saving(
+        share(played),
+        _jackknife([share(rows) for rows in without]),
+        worse(played),
+        _jackknife([worse(rows) for rows in without]),
+        float(np.mean([p.measured for p in played])),
+        float(np.mean([p.plain_measured for p in played])),
+    )
+
+
+def _jackknife(left: Sequence[float]) -> float:
+    n, values = len(left), np.array(left)
+    return math.sqrt((n - 1) / n * float(((values - values.mean()) ** 2).sum()))

@@ -1,0 +1,149 @@
+"""One TOML file reproduces a run: what is trained, on what, how long, from which seed."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forecast_autotune.errors import SettingsError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (Hu et al., arXiv 2106.09685) on every linear layer; rank 0 trains all weights."""
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimised; see `losses`."""
+
+    sigma: float = 0.10
+    """Width of the soft targets in log2 units, where a measurement's own noise is smaller: 0.1 is 7 %."""
+    rps: float = 0.5
+    """Weight of the ranked probability score beside cross-entropy."""
+    rank: float = 0.2
+    """Weight of the pairwise ranking term."""
+    reward: str = ""
+    """Instead of the above, maximise the exact expectation of one of the paper's rewards."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How long, how fast, how much at a time."""
+
+    epochs: float = 2.0
+    most: int = 0
+    """Steps at the most; 0: by the epochs."""
+    rate: float = 2e-4
+    warmup: float = 0.05
+    """Share of the steps during which the rate rises."""
+    examples: int = 8
+    """Examples (prefixes) per step and process."""
+    tokens: int = 4096
+    """Tokens of one example at the most; the candidates of longer ones are dealt out to several."""
+    save: int = 100
+    """Steps between checkpoints."""
+    validate: int = 100
+    """Steps between validations."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole run."""
+
+    model: str
+    """Folder or hub name of the model to start from."""
+    data: str
+    """Folder with `train.parquet` and `validation.parquet`, as `train data` writes it."""
+    out: str
+    """Folder for checkpoints, curves and the trained model."""
+    seed: int = 0
+    dtype: str = ""
+    """bfloat16 or float32; empty: bfloat16 on an accelerator, else float32."""
+    checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, a third more time."""
+    lora: Lora = field(default_factory=Lora)
+    loss: Loss = field(default_factory=Loss)
+    steps: Steps = field(default_factory=Steps)
+
+    def __post_init__(self) -> None:
+        counts = (self.steps.examples, self.steps.save, self.steps.validate)
+        rules = [
+            (self.lora.rank >= 0, "lora.rank must be at least 0", self.lora.rank),
+            (self.lora.alpha > 0, "lora.alpha must be positive", self.lora.alpha),
+            (0 <= self.lora.dropout < 1, "lora.dropout must lie in [0, 1)", self.lora.dropout),
+            (self.loss.sigma > 0, "loss.sigma must be positive", self.loss.sigma),
+            (min(self.loss.rps, self.loss.rank) >= 0, "loss weights cannot be negative", self.loss),
+            (self.loss.reward in REWARDS, f"loss.reward must be one of {REWARDS}", self.loss.reward),
+            (self.steps.epochs > 0, "steps.epochs must be positive", self.steps.epochs),
+            (self.steps.rate > 0, "steps.rate must be positive", self.steps.rate),
+            (0 <= self.steps.warmup < 1, "steps.warmup must lie in [0, 1)", self.steps.warmup),
+            (self.steps.tokens >= 256, "steps.tokens must be at least 256", self.steps.tokens),
+            (min(counts) >= 1, "steps.examples, save and validate must be at least 1", counts),
+            (self.dtype in ("", "bfloat16", "float32"), "dtype must be bfloat16 or float32", self.dtype),
+        ]  # fmt: skip
+        for holds, rule, seen in rules:
+            if not holds:
+                raise SettingsError(f"{rule}, got {seen!r}")
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        """Read a TOML file; relative folders count from where it lies. Raises `SettingsError`."""
+        return load_toml(cls, path, {"lora": Lora, "loss": Loss, "steps": Steps})
+
+
+def load_toml(kind: type[T], path: Path, parts: Mapping[str, type[Any]]) -> T:
+    """A run from a TOML file with tables `parts`; `data`, `out` and a local `model` count from its folder.
+
+    Raises `SettingsError` naming the file, the entry, its value and the rule.
+    """
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path}: no TOML file that can be read ({error})") from error
+    here = path.absolute().parent
+    try:
+        inner: dict[str, Any] = {k: _of(part, given.pop(k), k) for k, part in parts.items() if k in given}
+        for name in ("data", "out", "model"):
+            value = given.get(name)
+            # A model may also be a name on the hub.
+            if isinstance(value, str) and (name != "model" or (here / value).is_dir()):
+                given[name] = str(here / value)
+        return _of(kind, {**given, **inner}, "")
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+REWARDS = ("", "correctness", "correctness_brier", "correctness_crps")
+
+
+_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
+
+
+def _of(kind: type[T], given: Any, where: str) -> T:
+    if not isinstance(given, Mapping):
+        raise SettingsError(f"[{where}] must be a table, got {given!r}")
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    place = f"{where}." if where else ""
+    if unknown := sorted(set(given) - known.keys()):
+        raise SettingsError(f"{place}{unknown[0]} is not known; known are {', '.join(known)}")
+    for name, value in given.items():
+        wanted = str(known[name].type)
+        right = isinstance(value, _TYPES.get(wanted, object)) and (wanted == "bool") == isinstance(
+            value, bool
+        )
+        if wanted in _TYPES and not right:
+            raise SettingsError(f"{place}{name} must be of type {wanted}, got {value!r}")
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise SettingsError(f"{where or 'the file'} is incomplete: {error}") from error

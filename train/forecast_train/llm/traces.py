@@ -1,0 +1,101 @@
+"""Concise traces for training kernel writers: of all replies that led to a correct kernel, the shortest.
+
+A writer that is trained on everything that worked learns to ramble; per problem the shortest trace of a
+correct and fastest-enough kernel is kept (concise-trace curation).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.table import read_lines
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One attempt of a writer: what it was asked, what it said, what became of it."""
+
+    problem: str
+    messages: tuple[Mapping[str, str], ...]
+    """The dialogue up to the reply: role and content each."""
+    reply: str
+    correct: bool
+    ms: float | None
+    """Median time of its best config; None: not measured."""
+    model: str = ""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Trace:
+        """Read a `trace` line. Raises `RecordError` naming what is wrong."""
+        try:
+            messages = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in data["messages"])
+            ms = None if data.get("ms") is None else float(data["ms"])
+            if not isinstance(data["correct"], bool) or not isinstance(data["reply"], str):
+                raise TypeError("correct must be true or false, and reply a text")
+            if ms is not None and not (math.isfinite(ms) and ms > 0):
+                raise ValueError(f"ms must be positive, got {ms}")
+            return cls(
+                str(data["problem"]), messages, data["reply"], data["correct"], ms, str(data.get("model", ""))
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(
+                f"a trace needs problem, messages, reply and correct: {data!r:.80} ({error})"
+            ) from error
+
+    def to_json(self) -> dict[str, Any]:
+        """The line that `from_json` reads."""
+        return {"type": "trace", **vars(self), "messages": [dict(m) for m in self.messages]}
+
+
+def load(path: Path) -> list[Trace]:
+    """The `trace` lines of a JSON Lines file; other lines are passed over. Raises `RecordError`."""
+    found = []
+    for number, data in read_lines(path):
+        if data.get("type") == "trace":
+            try:
+                found.append(Trace.from_json(data))
+            except RecordError as error:
+                raise RecordError(f"{path}:{number}: {error}") from error
+    return found
+
+
+def concise(traces: Iterable[Trace], *, slack: float = 0.05, keep: int = 1) -> list[Trace]:
+    """Per problem the `keep` shortest correct replies whose kernel is within `slack` of the fastest known.
+
+    Where none of a problem's kernels was measured, every correct one counts. Ties go to the earlier trace;
+    problems come in order of appearance. Raises `ValueError` for `keep` below 1 or a negative `slack`.
+    """
+    if keep < 1 or slack < 0:
+        raise ValueError(f"keep at least 1 trace with a slack of at least 0, got {keep} and {slack}")
+    problems: dict[str, list[Trace]] = {}
+    for trace in traces:
+        if trace.correct and trace.reply.strip():
+            problems.setdefault(trace.problem, []).append(trace)
+    chosen: list[Trace] = []
+    for good in problems.values():
+        best = min((t.ms for t in good if t.ms is not None), default=None)
+        fast = [t for t in good if best is None or (t.ms is not None and t.ms <= best * (1 + slack))]
+        chosen += sorted(fast, key=lambda t: len(t.reply))[:keep]
+    return chosen
+
+
+def write_chats(path: Path, traces: Sequence[Trace]) -> int:
+    """Write dialogues as JSON Lines with `messages`, which TRL's SFTTrainer takes as they are, atomically."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as stream:
+            for t in traces:
+                messages = [*map(dict, t.messages), {"role": "assistant", "content": t.reply}]
+                stream.write(
+                    json.dumps({"messages": messages, "problem": t.problem}, ensure_ascii=False) + "\n"
+                )
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(traces)
