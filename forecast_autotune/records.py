@@ -154,6 +154,10 @@ class Config:
         return " ".join(shown)
 
 
+HOOKED = "base hook "
+"""How the variant of a candidate is named whose config differs from another in its `pre_hook` alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A (variant, config) pair not yet judged. `variant` is `base` for the user's own source."""
@@ -163,6 +167,11 @@ class Candidate:
 
     def __str__(self) -> str:
         return str(self.config) if self.variant == "base" else f"{self.variant}: {self.config}"
+
+    @property
+    def of_base(self) -> bool:
+        """Whether it runs the user's own source; configs that differ in hooks alone do."""
+        return self.variant == "base" or self.variant.startswith(HOOKED)
 
     @property
     def id(self) -> str:

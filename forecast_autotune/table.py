@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -121,12 +121,12 @@ def filed(tables: dict[str, Table], problem: Problem) -> Table:
     return table
 
 
-def read_tables(path: Path) -> list[Table]:
+def read_tables(path: Path, other: Callable[[dict[str, Any]], None] | None = None) -> list[Table]:
     """Read every problem of a table file, in order of appearance.
 
-    Lines of other types are ignored, so that a newer file can carry more. Raises `RecordError` for
-    malformed lines, for measurements whose problem line has not come before them, and for an id that
-    names two problems.
+    Lines of other types are handed to `other`, or ignored, so that a newer file can carry more. Raises
+    `RecordError` for malformed lines, for measurements whose problem line has not come before them, and for
+    an id that names two problems.
     """
     tables: dict[str, Table] = {}
     for number, data in read_lines(path):
@@ -139,43 +139,47 @@ def read_tables(path: Path) -> list[Table]:
                 if measurement.problem not in tables:
                     raise RecordError(f"no problem line for {measurement.problem!r} before this one")
                 tables[measurement.problem].measurements.append(measurement)
+            elif other is not None:
+                other(data)
         except RecordError as error:
             raise RecordError(f"{path}:{number}: {error}") from error
     return list(tables.values())
 
 
-def dump_line(data: dict[str, Any]) -> str:
+def dump_line(data: Mapping[str, Any]) -> str:
     """One JSON object on one line, without NaN or infinity."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def table_lines(tables: Iterable[Table]) -> Iterator[str]:
-    """The lines of a table file."""
+def table_lines(tables: Iterable[Table], more: Iterable[Mapping[str, Any]] = ()) -> Iterator[str]:
+    """The lines of a table file, and then `more` lines of other types."""
     for table in tables:
         yield dump_line(table.problem.to_json())
         for measurement in table.measurements:
             yield dump_line(measurement.to_json())
+    yield from map(dump_line, more)
 
 
-def write_tables(path: Path, tables: Iterable[Table]) -> int:
+def write_tables(path: Path, tables: Iterable[Table], more: Iterable[Mapping[str, Any]] = ()) -> int:
     """Write a table file (gzip when the name ends in `.gz`; `-` is standard output), atomically.
 
-    Returns the number of measurements written.
+    `more` are lines of other types, which readers of tables ignore. Returns the number of measurements
+    written.
     """
-    tables = list(tables)
+    tables, more = list(tables), list(more)
     count = sum(len(t.measurements) for t in tables)
     if str(path) == "-":
-        sys.stdout.writelines(table_lines(tables))
+        sys.stdout.writelines(table_lines(tables, more))
         return count
     part = path.with_name(f".{path.name}.part")
     try:
         if path.suffix == ".gz":
             # mtime=0: the same table gives the same bytes, so a repository sees no false change.
             with part.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
-                packed.writelines(line.encode() for line in table_lines(tables))
+                packed.writelines(line.encode() for line in table_lines(tables, more))
         else:
             with part.open("w", encoding="utf-8") as stream:
-                stream.writelines(table_lines(tables))
+                stream.writelines(table_lines(tables, more))
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

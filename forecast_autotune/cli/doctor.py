@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from forecast_autotune import __version__
 from forecast_autotune.cli.output import Output
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.settings import Settings, user_directory
-from forecast_autotune.store import Store
+from forecast_autotune.store import Store, StoreWarning
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -171,6 +172,7 @@ def _store(root: Path) -> Iterator[Check]:
     files = [path for path in (root / "v1").rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
     yield Check("store", "ok", f"{root}, {len(files)} files, {size:.1f} MB")
+    yield _variants(root)
     lock = take_lock(lock_path, 1.0, 0.01)
     release_lock(lock)
     lock_path.unlink(missing_ok=True)
@@ -183,6 +185,21 @@ def _store(root: Path) -> Iterator[Check]:
         )
     else:
         yield Check("store locks", "ok", "work")
+
+
+def _variants(root: Path) -> Check:
+    """How many variants there are, and for how many a check has passed."""
+    store = Store(root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)  # shown as part of this line
+        found = store.variants()
+    bases = len({v.base_sha256 for v in found})
+    passed = sum(any(c.passed for c in v.checks) for v in found)
+    detail = f"{len(found)} of {bases} kernel sources, {passed} verified" if found else "none"
+    if store.problems_reported:
+        remedy = "remove the files: " + "; ".join(store.problems_reported[:3])
+        return Check("variants", "warn", f"{detail}; {len(store.problems_reported)} unreadable", remedy)
+    return Check("variants", "ok", detail)
 
 
 def _surrogate() -> Check:

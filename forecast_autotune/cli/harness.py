@@ -27,8 +27,8 @@ def verify(options: argparse.Namespace, output: Output) -> int:
 
     pack = load(options.pack)
     solution = None if options.solution is None else _solution(options, pack, options.solution)
-    plan = _plan(options)
-    with _lane(options, plan) as lane:
+    plan = plan_of(options)
+    with lane_of(options, plan) as lane:
         refused = refuse(pack, lane)
         if refused or solution is None:
             output.emit(
@@ -56,12 +56,12 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     if options.seconds <= 0:
         raise Usage(f"--seconds must be positive, got {options.seconds:g}")
     pack = load(options.pack)
-    plan = _plan(options)
+    plan = plan_of(options)
     solutions = [_solution(options, pack, name) for name in options.solutions]
     against = None if options.against is None else _solution(options, pack, options.against)
     if len(solutions) + (against is not None) < 2:
         raise Usage("bench needs something to compare: give another SOLUTION, or --against REF")
-    with _lane(options, plan) as lane:
+    with lane_of(options, plan) as lane:
         if refused := refuse(pack, lane):
             raise Failure(f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(refused)}")
         rules = replace(DEFAULT, seconds=options.seconds)
@@ -73,7 +73,8 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     return 0 if any(e.outcome for e in entries) else 1
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def plan_of(options: argparse.Namespace) -> Plan:
+    """Where candidates run, and how often. Raises `Usage` for a device that is not there."""
     from forecast_harness.timing import device
     from forecast_harness.verify.plan import Plan
 
@@ -90,7 +91,8 @@ def _plan(options: argparse.Namespace) -> Plan:
     return Plan(cases=options.cases, device="cuda", peaks=device.peaks(name), index=int(number), uuid=uuid)
 
 
-def _lane(options: argparse.Namespace, plan: Plan) -> Lane:
+def lane_of(options: argparse.Namespace, plan: Plan) -> Lane:
+    """A lane for this device, at the level asked for. Raises `Usage` for a level there is not."""
     from forecast_harness.sandbox.api import Lane, Level
 
     level = None

@@ -106,7 +106,9 @@ class Listed(tuple[Candidate, ...]):
         if self._uniform is None:
             column = Column.of([assignment_of(c) for c in self])
             return column.values, column.codes
-        first, codes = grouped([Column.of(values) for values in self._uniform.values()], len(self))
+        sources = Column.of(["" if c.of_base else c.variant for c in self])
+        columns = [sources, *(Column.of(values) for values in self._uniform.values())]
+        first, codes = grouped(columns, len(self))
         names = tuple(assignment_of(self[i]) for i in first)
         merged = Column.of(names)  # 1 and "1" are written alike
         return merged.values, merged.codes[codes] if len(names) else codes

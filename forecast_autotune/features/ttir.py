@@ -62,8 +62,9 @@ def assignment_key(kwargs: Mapping[str, Scalar]) -> str:
 
 
 def assignment_of(candidate: Candidate) -> str:
-    """The `assignment_key` of a candidate: the name of its TTIR."""
-    return assignment_key(dict(candidate.config.kwargs))
+    """The name of a candidate's TTIR: its `assignment_key`, for another source after its name and a `|`."""
+    key = assignment_key(dict(candidate.config.kwargs))
+    return key if candidate.of_base else f"{candidate.variant}|{key}"
 
 
 def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None) -> Facts:

@@ -16,6 +16,7 @@ from forecast_autotune.store.directory import Directory, Entry
 from forecast_autotune.store.elsewhere import DEVICES, affordable, nearest
 from forecast_autotune.store.files import Notes, device_directory, kernel_directory
 from forecast_autotune.store.similar import nearness
+from forecast_autotune.store.variants import VariantFiles, with_checks
 from forecast_autotune.store.watch import crashed, watching
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from forecast_autotune.results import Decision, Measurement, Verdict
     from forecast_autotune.surrogates.base import Relative
     from forecast_autotune.table import Table
+    from forecast_autotune.variants.records import Check, Variant
 
 _VERSION = "v1"
 """Directory below the root; a layout that older releases cannot read gets another one."""
@@ -41,6 +43,7 @@ class Store:
     def __init__(self, root: Path | None) -> None:
         self.root = None if root is None else Path(root).absolute()
         self._notes = Notes()
+        self._variants = VariantFiles(self.root, self._notes)
         self._mutex = threading.RLock()
         self._directories: dict[tuple[str, str], Directory] = {}
         self._verdicts: dict[str, list[Verdict]] = {}
@@ -170,6 +173,31 @@ class Store:
         for measurement in found:
             self.add(problem, measurement)
         return found
+
+    # --- other sources of kernels ---
+
+    def variants(self, base_sha256: str | None = None) -> list[Variant]:
+        """The variants held of a base source (`Kernel.source_sha256`), or of all; nothing is imported."""
+        with self._mutex:
+            return self._variants.of(base_sha256)
+
+    def put_variant(self, variant: Variant, checks: Iterable[Check] = ()) -> None:
+        """Keep a variant, and add `checks` to those that it has or that are held of this very source.
+
+        When the disk refuses, it is kept in memory and the store warns once. Raises `RecordError` for
+        values that JSON cannot hold.
+        """
+        with self._mutex:
+            self._variants.put(with_checks(variant, tuple(checks)))
+
+    def variants_of(self, kernel: str | None = None) -> list[Variant]:
+        """The variants of all kernels whose name contains `kernel`, in any case."""
+        return [v for v in self.variants() if _holds(kernel, v.kernel)]
+
+    def clear_variants(self, kernel: str | None = None) -> int:
+        """Remove `variants_of(kernel)`; returns how many. Raises `StoreError` if a file cannot be removed."""
+        with self._mutex:
+            return self._variants.clear(self.variants_of(kernel))
 
     # --- everything ---
 

@@ -22,7 +22,7 @@ class Call:
     configs: Mapping[Candidate, Any]
     """Candidate -> `triton.Config`."""
     functions: Mapping[str, Any] = field(default_factory=dict)
-    """Variant name -> kernel, for variants other than the user's own source."""
+    """Variant name -> `variants.Function`, for variants other than the user's own source."""
 
     def function(self, candidate: Candidate) -> Any:
         """The kernel that runs a candidate."""
@@ -31,6 +31,17 @@ class Call:
     def named(self) -> dict[str, Any]:
         """Every argument of the call by name, `grid` and `warmup` included."""
         return {**dict(zip(self.tuner.arg_names, self.args, strict=False)), **self.kwargs}
+
+    def arguments(self) -> dict[str, Any]:
+        """The kernel's arguments by name."""
+        named = self.named()
+        named.pop("grid", None)
+        named.pop("warmup", None)
+        return named
+
+    def per_call(self, candidate: Candidate) -> bool:
+        """Whether what it compiles to depends on more of this call than the kind of its arguments."""
+        return candidate.variant in self.functions and bool(self.functions[candidate.variant].per_call)
 
     def current(self, candidate: Candidate) -> dict[str, Any]:
         """Keyword arguments of a launch of this candidate."""
@@ -65,6 +76,16 @@ class Call:
     def launcher(self, candidate: Candidate) -> Callable[[], Any]:
         """A function that launches once, without hooks, and with as little work on the host as possible."""
         return partial(self.function(candidate).run, *self.args, **self.current(candidate))
+
+    def once(self, candidate: Candidate) -> None:
+        """Launch once, with the hooks around it."""
+        full = self.before(candidate)
+        try:
+            self.launcher(candidate)()
+        except Exception as error:
+            self.after(full, error)
+            raise
+        self.after(full)
 
     def after(self, full: dict[str, Any], exception: BaseException | None = None) -> None:
         """Run the hook that follows a launch."""

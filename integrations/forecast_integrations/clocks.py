@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from forecast_autotune.records import Candidate
@@ -43,8 +44,14 @@ class Bench:
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """One call of the benchmark function is all there is; see `race`."""
-        config = self._call.configs[candidate]
-        self.raw[candidate] = self._call.tuner._bench(*self._call.args, config=config, **self._call.kwargs)
+        call = self._call
+        if candidate.variant in call.functions:
+            # `_bench` knows the tuner's own kernel alone.
+            once = partial(call.once, candidate)
+            self.raw[candidate] = call.tuner.do_bench(once, quantiles=(0.5, 0.2, 0.8))
+            return
+        config = call.configs[candidate]
+        self.raw[candidate] = call.tuner._bench(*call.args, config=config, **call.kwargs)
 
     def race(self, candidate: Candidate, best_ms: float) -> list[float] | None:
         """What `first` returned, as [20 %, 50 %, 80 %]; None for a failure."""
@@ -92,7 +99,7 @@ class Events:
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """Launch once and wait, at most `timeout_s`. Raises TimeoutError when it does not come back."""
-        self._once(candidate)
+        self._call.once(candidate)
         done = self._event()
         done.record()
         limit = time.perf_counter() + timeout_s
@@ -130,15 +137,6 @@ class Events:
         """Interleaved launches, so that drifting clocks meet all candidates alike."""
         slowest = max(self._estimates.get(c, 1.0) for c in candidates)
         return self._launches(candidates, _count(_COMPARE_MS, slowest, 10))
-
-    def _once(self, candidate: Candidate) -> None:
-        full = self._call.before(candidate)
-        try:
-            self._call.launcher(candidate)()
-        except Exception as error:
-            self._call.after(full, error)
-            raise
-        self._call.after(full)
 
     def _launches(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
         """Milliseconds of `rounds` launches of each candidate, in turns."""

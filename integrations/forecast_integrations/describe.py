@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from forecast_autotune.records import Argument, Candidate, Config, Kernel, Problem, digest, plain
+from forecast_autotune.records import HOOKED, Argument, Candidate, Config, Kernel, Problem, digest, plain
+from forecast_autotune.variants.entry import signature
 from forecast_integrations.device import current_device, device_index, toolchain
 from forecast_integrations.source import innermost, source_hash, source_of
 
@@ -43,7 +44,7 @@ def _twin(config: Any, shared: dict[Hashable, Config]) -> Config:
     )
 
 
-def candidates(configs: Sequence[Any], variants: Sequence[str] = ()) -> dict[Candidate, Any]:
+def candidates(configs: Sequence[Any]) -> dict[Candidate, Any]:
     """Candidate -> `triton.Config`, without duplicates, in order.
 
     Configs that differ only in their `pre_hook` are different to Triton; they get variants of their own.
@@ -55,18 +56,14 @@ def candidates(configs: Sequence[Any], variants: Sequence[str] = ()) -> dict[Can
         candidate, number = Candidate(twin), 1
         while candidate in found and found[candidate].pre_hook is not config.pre_hook:
             number += 1
-            candidate = Candidate(twin, f"base hook {number}")
+            candidate = Candidate(twin, f"{HOOKED}{number}")
         found.setdefault(candidate, config)
-    for name in variants:
-        found |= {
-            Candidate(c.config, name): config for c, config in list(found.items()) if c.variant == "base"
-        }
     return found
 
 
 def arguments(fn: Any, named: Mapping[str, Any]) -> list[Argument]:
     """The call's arguments in the kernel's order; those that the config supplies are left out."""
-    constexprs = {p.name for p in getattr(innermost(fn), "params", ()) if p.is_constexpr}
+    constexprs = signature(innermost(fn))[1]
     return [_argument(name, named[name], name in constexprs) for name in fn.arg_names if name in named]
 
 
@@ -128,7 +125,7 @@ def kind(problem: Problem, fn: Any) -> str:
 
     Heuristics may turn any argument into a constexpr, so with them every value counts.
     """
-    exact = _layers(fn) != []
+    exact = layers_of(fn) != []
     shown: list[object] = [problem.device.slug, device_index()]
     for a in problem.arguments:
         if exact:
@@ -198,7 +195,7 @@ def grids(
     if not callable(grid):
         return {}
     heuristics = heuristic_values(fn)
-    alone = bool(_layers(fn)) or not _LAUNCH.isdisjoint(getattr(fn, "arg_names", ()))
+    alone = bool(layers_of(fn)) or not _LAUNCH.isdisjoint(getattr(fn, "arg_names", ()))
     asked: dict[Hashable, tuple[int, ...] | None] = {}
     shown: dict[Candidate, tuple[int, ...]] = {}
     for candidate, config in found.items():
@@ -210,7 +207,7 @@ def grids(
     return shown
 
 
-def _layers(fn: Any) -> list[dict[str, Callable[[dict[str, Any]], Any]]]:
+def layers_of(fn: Any) -> list[dict[str, Callable[[dict[str, Any]], Any]]]:
     """The `values` of every `@heuristics` under a tuner, outermost first."""
     layers = []
     while hasattr(fn, "fn"):
@@ -222,7 +219,7 @@ def _layers(fn: Any) -> list[dict[str, Callable[[dict[str, Any]], Any]]]:
 
 def heuristic_values(fn: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A function that adds what the `@heuristics` under a tuner compute to a dict of arguments."""
-    layers = _layers(fn)
+    layers = layers_of(fn)
 
     def apply(named: dict[str, Any]) -> dict[str, Any]:
         for layer in layers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,22 @@ from typing import Any
 from forecast_autotune.errors import CaptureError, FrozenMiss
 from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Evidence, Kernel, Problem
-from forecast_autotune.results import Decision
+from forecast_autotune.results import Decision, Measurement
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Surrogate
-from forecast_autotune.surrogates.default import default
+from forecast_autotune.surrogates.serving import serving
 from forecast_autotune.tuner import Task, fingerprint, tune
 from forecast_integrations import describe
 from forecast_integrations.call import Call
 from forecast_integrations.device import has_device
 from forecast_integrations.key import Bucket
+from forecast_integrations.lazily import LazyGrids, LazyList, grids_of
 from forecast_integrations.source import innermost
 from forecast_integrations.trace import tracer
 from forecast_integrations.triton_timer import TritonMeasurer
+from forecast_integrations.variant_sources import Given, Sources
+from forecast_integrations.variants import Function, VariantConfig, widen
 
 LOCK = threading.RLock()
 """One decision at a time per process: two would share the device and spoil each other's times. Being
@@ -49,7 +52,7 @@ class Options:
     policy: Policy | None = None
     mode: Mode | str | None = None
     bucket: Bucket | None = None
-    variants: Mapping[str, Any] = field(default_factory=dict)
+    variants: Given = None
 
     def settings(self) -> Settings:
         """The environment's settings with these on top. Raises `SettingsError` for bad values."""
@@ -78,24 +81,32 @@ class Options:
 
 
 def default_surrogate() -> Surrogate:
-    """The surrogate that ships with this release, or the user's own model in its place."""
-    return default(Settings.from_environment().model)
+    """The surrogate that ships with this release, or what the environment asks for in its place."""
+    return serving(Settings.from_environment())
 
 
 @dataclass
 class Engine:
-    """Per-tuner state: the kernel's record, its candidates, its options."""
+    """Per-tuner state: the kernel's record, its candidates, its options.
+
+    Raises `SettingsError` for `variants` that it cannot read.
+    """
 
     options: Options
     last: Decision | None = None
     """The latest decision, for `explain` and for users."""
     _kernel: Kernel | None = None
-    _listed: tuple[list[Any], dict[Candidate, Any], str] | None = None
+    _listed: tuple[Any, dict[Candidate, Any], str] | None = None
     _running: threading.local = field(default_factory=threading.local)
     _compiled: dict[str, set[Candidate]] = field(default_factory=dict)
     """Candidates compiled in this process, by the kind of arguments (`describe.kind`) and device."""
     _traced: dict[str, dict[str, str]] = field(default_factory=dict)
     """TTIR texts by the kind of arguments, then by assignment."""
+
+    def __post_init__(self) -> None:
+        self._sources = Sources.of(self.options.variants, self.options.settings().variants)
+        self.varied = self._sources is not None
+        """Whether a key may be served by another source than the tuner's own."""
 
     def busy(self) -> bool:
         """Whether this thread is inside a decision of this very tuner (a hook called it again)."""
@@ -120,19 +131,28 @@ class Engine:
         self, tuner: Any, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         pruned = list(tuner.prune_configs(kwargs))
-        if len(pruned) == 1 and not self.options.variants:
+        if len(pruned) == 1 and not self.varied:
             # Nothing to decide, as Triton 3.8 and later have it.
             tuner.cache[key] = pruned[0]
             return pruned[0]
         _check_conflicts(pruned, kwargs)
         settings = self.options.settings()
-        configs, mark = self._candidates(pruned)
-        call = Call(tuner, args, kwargs, configs, self.options.variants)
+        store = self.options.open_store(settings)
+        call = Call(tuner, args, kwargs, {})
+        problem = self._problem(call, key)
+        if self._sources is not None:
+            deterministic = settings.mode is Mode.DETERMINISTIC
+            call.functions = self._sources.functions(
+                problem, tuner, call.arguments(), None if deterministic else store
+            )
+            if len(pruned) == 1 and not call.functions:
+                tuner.cache[key] = pruned[0]
+                return pruned[0]
+        call.configs, mark = self._candidates(pruned, call.functions)
         settings = _without_clock(settings, tuner)
         if capturing() and settings.mode is not Mode.SKIP:
             settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
-        problem, task, kind = self._task(call, key, mark, _children(settings))
-        store = self.options.open_store(settings)
+        task, kind = self._task(call, problem, mark, _children(settings))
         if getattr(_depth, "value", 1) > 1:
             # Inside another decision of this process: never wait for another process here.
             settings = settings.with_(lock_timeout_s=0.0)
@@ -161,89 +181,49 @@ class Engine:
                 ) from miss
             raise
         if measurers:
-            self._compiled.setdefault(kind, set()).update(measurers[0].built)
+            again = {c for c in measurers[0].built if not call.per_call(c)}
+            self._compiled.setdefault(kind, set()).update(again)
         self.last = decision
-        config = self._chosen(configs, decision.chosen)
+        config = call.configs[decision.chosen]
+        if isinstance(config, VariantConfig):
+            config = VariantConfig.of(config, config.function)
+            config.fallback = _fastest_of_base(call, store.measurements(problem))
         tuner.cache[key] = config
         seconds = time.perf_counter() - begin
         _publish(tuner, key, call, store, problem, decision, measurers, seconds, settings.summary)
         return config
 
-    def _candidates(self, pruned: list[Any]) -> tuple[dict[Candidate, Any], str]:
+    def _candidates(
+        self, pruned: list[Any], functions: Mapping[str, Function]
+    ) -> tuple[dict[Candidate, Any], str]:
         # Configs are mutable: what they said when they were listed is compared, not their identity.
-        said = [(c, c.all_kwargs(), c.pre_hook) for c in pruned]
+        said = [(c, c.all_kwargs(), c.pre_hook) for c in pruned], list(functions.values())
         if self._listed is None or self._listed[0] != said:
-            found = describe.candidates(pruned, list(self.options.variants))
+            found = describe.candidates(pruned)
+            if functions:
+                found = widen(found, functions)
             self._listed = (said, found, fingerprint(list(found)))
         return self._listed[1], self._listed[2]
 
-    def _chosen(self, configs: Mapping[Candidate, Any], chosen: Candidate) -> Any:
-        config = configs[chosen]
-        if chosen.variant in self.options.variants:
-            import copy
-
-            config = copy.copy(config)
-            config.forecast_variant = chosen.variant
-        return config
-
-    def _task(self, call: Call, key: tuple[Any, ...], mark: str, workers: int) -> tuple[Problem, Task, str]:
-        tuner = call.tuner
+    def _problem(self, call: Call, key: tuple[Any, ...]) -> Problem:
         if self._kernel is None:
-            self._kernel = describe.kernel_record(tuner.fn)
-        named = call.named()
-        grid = named.pop("grid", None)
-        named.pop("warmup", None)
-        problem = describe.describe(tuner.fn, self._kernel, named, key, grid)
+            self._kernel = describe.kernel_record(call.tuner.fn)
+        return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.kwargs.get("grid"))
+
+    def _task(self, call: Call, problem: Problem, mark: str, workers: int) -> tuple[Task, str]:
+        tuner, named, grid = call.tuner, call.arguments(), call.kwargs.get("grid")
         kind = describe.kind(problem, tuner.fn)
         known = self._traced.setdefault(kind, {})
         trace = None if _interpreting() else tracer(call, known, workers)
-        task = Task(problem, _Lazy(call.configs), trace=trace, fingerprint=mark)
-        task.grids = _LazyGrids(lambda: describe.grids(call.configs, grid, named, tuner.fn))
-        return problem, task, kind
+        task = Task(problem, LazyList(call.configs), trace=trace, fingerprint=mark)
+        task.grids = LazyGrids(lambda: grids_of(call, grid, named))
+        return task, kind
 
 
-class _Lazy(Sequence[Candidate]):
-    """The candidates as a sequence that costs nothing until it is read."""
-
-    def __init__(self, configs: Mapping[Candidate, Any]) -> None:
-        self._configs = configs
-        self._list: list[Candidate] | None = None
-
-    def _all(self) -> list[Candidate]:
-        if self._list is None:
-            self._list = list(self._configs)
-        return self._list
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._all()[index]
-
-    def __len__(self) -> int:
-        return len(self._configs)
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._configs
-
-
-class _LazyGrids(Mapping[Candidate, tuple[int, ...]]):
-    """Grids per candidate, computed when first asked for: a stored decision needs none."""
-
-    def __init__(self, compute: Callable[[], dict[Candidate, tuple[int, ...]]]) -> None:
-        self._compute = compute
-        self._found: dict[Candidate, tuple[int, ...]] | None = None
-
-    def _all(self) -> dict[Candidate, tuple[int, ...]]:
-        if self._found is None:
-            self._found = self._compute()
-        return self._found
-
-    def __getitem__(self, candidate: Candidate) -> tuple[int, ...]:
-        return self._all()[candidate]
-
-    def __iter__(self) -> Iterator[Candidate]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
+def _fastest_of_base(call: Call, rows: Sequence[Measurement]) -> Any:
+    """The base's fastest config as far as measured; None where none was."""
+    known = [m for m in rows if m.ok and m.candidate.of_base and m.candidate in call.configs]
+    return call.configs[min(known, key=lambda m: m.ms).candidate] if known else None
 
 
 def _children(settings: Settings) -> int:

@@ -14,6 +14,7 @@ from triton.runtime.autotuner import Autotuner
 from forecast_integrations.engine import Engine, Options
 from forecast_integrations.key import KeyMaker
 from forecast_integrations.triton import ForecastAutotuner
+from forecast_integrations.variants import VariantConfig, launch_varied
 
 _original: Any = None
 _serving = False
@@ -33,6 +34,8 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
             config = configs[0] if engine.busy() else engine.resolve(self, key, args, kwargs)
     else:
         config = configs[0]
+    if config.__class__ is VariantConfig:
+        return launch_varied(self, config, args, kwargs)
     self.best_config = config
     if config.pre_hook is not None:
         config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})

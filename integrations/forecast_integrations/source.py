@@ -51,7 +51,7 @@ def _collect(jit: Any, parts: list[str], seen: set[int]) -> None:
     text = source_of(jit)
     parts.append(text)
     python = getattr(jit, "fn", jit)
-    scope = _scope(python)
+    scope = scope_of(python)
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -66,7 +66,8 @@ def _collect(jit: Any, parts: list[str], seen: set[int]) -> None:
             parts.append(f"{name}={value!r}")
 
 
-def _scope(python: Callable[..., Any]) -> Mapping[str, Any]:
+def scope_of(python: Callable[..., Any]) -> Mapping[str, Any]:
+    """The names a function sees that are not its own: globals, and what a closure holds."""
     scope = dict(getattr(python, "__globals__", {}))
     code = getattr(python, "__code__", None)
     for name, cell in zip(

@@ -8,6 +8,7 @@ from typing import Any
 
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.features.ttir_parse import FeatureError
 from forecast_autotune.records import Candidate
 from forecast_integrations.call import Call
 from forecast_integrations.children import answers
@@ -30,12 +31,21 @@ def tracer(call: Call, known: dict[str, str], workers: int) -> Trace:
 
     def some(candidates: Sequence[Candidate]) -> dict[str, str | None]:
         kwargs = {k: v for k, v in call.kwargs.items() if k not in ("grid", "warmup")}
-        values = [dict(call.configs[c].kwargs) for c in candidates]
-        found = trace_many(call.tuner.fn, call.args, kwargs, values)
-        return {key: text if isinstance(text, str) else None for key, text in found}
+        own = [c for c in candidates if c.variant not in call.functions]
+        values = [dict(call.configs[c].kwargs) for c in own]
+        texts = [text for _, text in trace_many(call.tuner.fn, call.args, kwargs, values)]
+        others = [c for c in candidates if c.variant in call.functions]
+        texts += [_other(call, c) for c in others]
+        return {
+            assignment_of(c): text if isinstance(text, str) else None
+            for c, text in zip([*own, *others], texts, strict=True)
+        }
 
     def trace(wanted: Sequence[Candidate]) -> dict[str, str]:
-        keyed = {assignment_of(c): c for c in wanted if c.variant not in call.functions}
+        keyed = {assignment_of(c): c for c in wanted}
+        for key, c in keyed.items():
+            if call.per_call(c):
+                known.pop(key, None)
         missing = {key: c for key, c in keyed.items() if key not in known}
         if len(missing) >= _WORTH and workers > 1 and can_fork():
             if not known:
@@ -51,6 +61,17 @@ def tracer(call: Call, known: dict[str, str], workers: int) -> Trace:
         return {key: known[key] for key in keyed if key in known}
 
     return trace
+
+
+def _other(call: Call, candidate: Candidate) -> str | FeatureError:
+    """The text of another source's candidate, or why there is none."""
+    try:
+        function = call.functions[candidate.variant]
+        kernel, args, kwargs, meta = function.traced(call.args, call.kwargs, call.configs[candidate])
+    except Exception as error:
+        return FeatureError(f"{candidate} cannot be bound: {error!r}")
+    ((_, text),) = trace_many(kernel, args, kwargs, [meta])
+    return text
 
 
 def _remember(known: dict[str, str], texts: Mapping[str, str | None]) -> None:

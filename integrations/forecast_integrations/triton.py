@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Surrogate
 from forecast_integrations.engine import Engine, Options
 from forecast_integrations.key import Bucket, KeyMaker
+from forecast_integrations.variant_sources import Given, Sources
+from forecast_integrations.variants import VariantConfig, launch_varied
 
 _UPSTREAM_RUN = Autotuner.run if Autotuner.run.__module__ == "triton.runtime.autotuner" else None
 
@@ -100,7 +102,7 @@ class ForecastAutotuner(Autotuner):
         if configs.__class__ is not list:
             configs = self.configs
         engine = self._engine
-        if len(configs) > 1 or engine.options.variants:
+        if len(configs) > 1 or engine.varied:
             key = self._make_key(self.keys, args, kwargs)
             config = self.cache.get(key)
             if config is None:
@@ -108,15 +110,14 @@ class ForecastAutotuner(Autotuner):
                 config = configs[0] if engine.busy() else engine.resolve(self, key, args, kwargs)
         else:
             config = configs[0]
+        if engine.varied and config.__class__ is VariantConfig:
+            return launch_varied(self, config, args, kwargs)
         self.best_config = config
         if config.pre_hook is not None:
             config.pre_hook(
                 {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
             )
-        fn = self.fn
-        if engine.options.variants:
-            fn = engine.options.variants.get(getattr(config, "forecast_variant", ""), fn)
-        return fn.run(*args, **kwargs, **config.all_kwargs())
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
 def autotune(
@@ -140,7 +141,7 @@ def autotune(
     store: Store | Path | str | bool | None = None,
     policy: Policy | None = None,
     space: Space | None = None,
-    variants: Mapping[str, Any] | None = None,
+    variants: Given = None,
     bucket: Bucket | None = None,
     mode: Mode | str | None = None,
 ) -> Callable[[Any], ForecastAutotuner]:
@@ -166,7 +167,10 @@ def autotune(
         store: a `Store`, a directory, or False for memory only.
         policy: what plans the measurements; default: `policy.RiskBounded()`.
         space: a `Space` to search besides `configs`.
-        variants: other sources of the kernel by name, with the same arguments; you vouch for them.
+        variants: other sources of the kernel. Kernels with the same arguments, by name or in a list: you
+            vouch for those. Verified records: `Variant`s in a list, "store" (this kernel's in the store that
+            measurements go to), a `Store` or its directory, or a function problem -> Variants. Records serve
+            only calls that a check covers, all others the base kernel does (FORECAST_AUTOTUNE_VARIANTS).
         bucket: how key values are grouped: "exact", "pow2" or a function (name, value) -> value.
         mode: tune, skip, frozen, exhaustive or deterministic (FORECAST_AUTOTUNE_MODE).
 
@@ -186,9 +190,10 @@ def autotune(
         policy=policy,
         mode=mode,
         bucket=bucket,
-        variants=dict(variants or {}),
+        variants=variants,
     )
     options.settings()  # a wrong value fails here, where it was written, not at the first launch
+    Sources.of(variants)
     wide, listed = (configs, []) if isinstance(configs, Space) else (space, configs)
 
     def decorator(fn: Any) -> ForecastAutotuner:

@@ -24,10 +24,12 @@ def test_what_was_exported_can_be_imported(
     name: str, file: Path, tmp_path: Path, root: Path, capsys: Capture
 ) -> None:
     assert main(["import", str(file), "--json"]) == 0
-    assert shown(capsys) == {"problems": 1, "measurements": 15, "added": 15, "store": str(root)}
+    counts = {"problems": 1, "measurements": 15, "added": 15, "variants": 0}
+    assert shown(capsys) == {**counts, "store": str(root)}
     out = tmp_path / name
     assert main(["export", str(out), "--json"]) == 0
-    assert shown(capsys) == {"file": str(out), "format": "jsonl", "problems": 1, "measurements": 15}
+    written = {"file": str(out), "format": "jsonl", "problems": 1, "measurements": 15, "variants": 0}
+    assert shown(capsys) == written
     assert read_tables(out)[0].measurements == example_table().measurements
     other = tmp_path / "other"
     assert main(["import", str(out), "--store", str(other), "--json"]) == 0

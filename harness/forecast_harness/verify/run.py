@@ -48,7 +48,7 @@ def verify(
         trials = int(result.value["trials"])
         facts |= result.value["facts"]
     else:
-        reasons = (_lane_reason(result),)
+        reasons = (lane_reason(result),)
     return Verdict(
         pack.definition.name,
         solution.name,
@@ -79,7 +79,8 @@ def job_payload(pack: Pack, solution: Solution, plan: Plan, seed: str = "") -> M
     }
 
 
-def _lane_reason(result: Result) -> Reason:
+def lane_reason(result: Result) -> Reason:
+    """The reason that a lane's result amounts to, where the judge gave none."""
     code = Code.HARNESS
     if result.status is Status.SUSPICIOUS:
         code = Code.ESCAPE

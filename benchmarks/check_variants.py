@@ -1,0 +1,261 @@
+"""Check every recorded variant without a GPU: right in the interpreter, compilable for sm_90, distinct.
+
+    python benchmarks/check_variants.py [--only matmul,softmax/03_split] [--jobs 2] [--also DIRECTORY]
+
+Each variant runs in a process of its own with a time limit: two configs on every small shape of its kernel
+against the reference, then one config is compiled on the null device. `--also` names a directory that
+holds another Triton, with which everything is compiled once more. A variant that its author expected to be
+wrong must be found wrong; all others must be right. The result is written when all variants are checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import triton
+
+from benchmarks import kernels, variants
+from benchmarks.common import ROOT, Report, child_environment, say
+from forecast_integrations.children import Children
+from forecast_integrations.null_device import null_device
+
+LIMIT_S = 240.0
+"""Of one variant, in the interpreter or in the compiler; two of them share two cores."""
+SHAPES = 4
+"""The most small shapes of one kernel."""
+SHARED_BYTES = 232448
+"""What a program may have on sm_90."""
+_GONE = "no answer: the file is gone, or came, while the check ran"
+_PATH = re.compile(r"(?:/[\w.+-]+)+/")
+_ALIGNMENT = re.compile(r"must be 16-byte aligned")
+"""Tensor descriptors need it, some ragged shapes break it: such a shape says nothing about the variant."""
+
+
+# --- in a child ---
+
+
+def shapes(kernel: str) -> list[kernels.Case]:
+    """Cases of a kernel whose small inputs differ, at most `SHAPES` of them."""
+    found: dict[str, kernels.Case] = {}
+    for case in kernels.cases([kernel]):
+        data = case.make("meta", small=True)
+        values = [*data["args"], *data["kwargs"].values()]
+        mark = str([(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in values])
+        found.setdefault(mark, case)
+    return list(found.values())[:SHAPES]
+
+
+def interpret(source: variants.Source) -> dict[str, Any]:
+    """Run two configs on every small shape; the rules that the text breaks count as failures."""
+    if broken := variants.broken_rules(source):
+        return {"verdict": "failed", "detail": "; ".join(broken)}
+    loaded, right, refused = variants.load(source), 0, ""
+    for number, case in enumerate(shapes(source.kernel)):
+        listed = loaded.configs_for(case)
+        data = case.make("cpu", small=True)
+        expected = case.reference(data)
+        for index in {number % len(listed), (number + len(listed) // 2 + 1) % len(listed)}:
+            kernels.reset(case, data)
+            try:
+                loaded.launch(case, data, listed[index])
+            except Exception as error:
+                text = f"{type(error).__name__}: {error} {error.__cause__ or ''}"
+                if _ALIGNMENT.search(text):
+                    refused = f"; {case.name} is not aligned"
+                    continue
+                return {"verdict": "failed", "detail": f"{case.name}, {listed[index]}: {text}"[:600]}
+            if wrong := kernels.mismatch(case, data, expected):
+                return {"verdict": "wrong", "detail": f"{case.name}, {listed[index]}: {wrong}"}
+            right += 1
+    return {"verdict": "right" if right else "failed", "detail": f"{right} launches{refused}"}
+
+
+def compile_one(source: variants.Source) -> dict[str, Any]:
+    """Compile the config in the middle of the list for the first case, at its real shape."""
+    case = kernels.cases([source.kernel])[0]
+    loaded = variants.load(source)
+    listed = loaded.configs_for(case)
+    config, data = listed[len(listed) // 2], case.make("meta")
+    try:
+        compiled = loaded.function.warmup(**loaded.arguments(case, data), grid=(1,), **config.all_kwargs())
+    except Exception as error:
+        return {"verdict": "failed", "detail": f"{config}: {type(error).__name__}: {error}"[:600]}
+    shared = int(compiled.metadata.shared)
+    if "cubin" not in compiled.asm or shared > SHARED_BYTES:
+        return {"verdict": "failed", "detail": f"{config}: stages {sorted(compiled.asm)}, shared {shared}"}
+    return {"verdict": "compiled", "detail": f"{config}", "shared": shared}
+
+
+def attempt(task: Callable[[variants.Source], Any], one: variants.Source) -> dict[str, Any]:
+    """What the task says; an error, of a module that cannot be loaded for example, is a failure."""
+    try:
+        answer: dict[str, Any] = task(one)
+    except Exception as error:
+        answer = {"verdict": "failed", "detail": f"{type(error).__name__}: {error}"[:600]}
+    # Where things lie on this machine is nobody's business.
+    return {**answer, "detail": _PATH.sub("", answer["detail"])}
+
+
+def each(found: list[variants.Source], task: Callable[[variants.Source], Any], jobs: int) -> None:
+    """Do a task for every variant in a child of its own; print a JSON line as each ends."""
+    children, left = Children(), list(reversed(found))
+    torch.set_num_threads(1)
+    while left or len(children):
+        while left and len(children) < jobs:
+            one = left.pop()
+            children.start(one.name, partial(attempt, task, one))
+        ended = [(child.tag, _answer(child)) for child, _ in children.finished(0.5)[0]]
+        for child in children.overdue(LIMIT_S):
+            children.kill(child)
+            ended.append((child.tag, {"verdict": "failed", "detail": f"not done after {LIMIT_S:g} s"}))
+        for name, answer in ended:
+            print(json.dumps({"name": name, "triton": triton.__version__, **answer}), flush=True)
+    children.close()
+
+
+def _answer(child: Any) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = child.answer()
+    except ValueError:
+        return {"verdict": "failed", "detail": "the process died"}
+    return answer
+
+
+# --- in the parent ---
+
+
+def role(
+    name: str, arguments: argparse.Namespace, also: Path | None, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """Run this script in a role, and yield what it prints. Raises `RuntimeError` when it fails."""
+    more = {
+        "TRITON_INTERPRET": "1" if name == "interpret" else "0",
+        "OMP_NUM_THREADS": "1",
+        "TRITON_DEFAULT_FP_FUSION": "1",
+    }
+    environment = child_environment(folder, **more)
+    if also is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(also.resolve()), environment["PYTHONPATH"]])
+    command = [sys.executable, __file__, "--role", name, "--only", arguments.only]
+    command += ["--jobs", str(arguments.jobs)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            # The compiler prints what it aborts on, in braces too.
+            if line.startswith('{"name": '):
+                yield json.loads(line)
+    if process.returncode != 0:
+        raise RuntimeError(f"role {name} ended with {process.returncode}; its error is above")
+
+
+def twins(found: list[variants.Source]) -> dict[str, str]:
+    """Variants whose code is that of the base or of another variant of the kernel -> that one."""
+    every: dict[tuple[str, str], str] = {}
+    same = {}
+    for one in variants.sources(sorted({one.kernel for one in found})):
+        first = every.setdefault((one.kernel, one.form), one.name)
+        if one.form == variants.base_form(one.kernel):
+            same[one.name] = "base"
+        elif first != one.name:
+            same[one.name] = first
+    return {one.name: same[one.name] for one in found if one.name in same}
+
+
+def judge(one: variants.Source, said: dict[str, Any], twin: str | None) -> list[str]:
+    """What is not as it should be, one sentence each."""
+    faults = [] if twin is None else [f"same code as {twin}"]
+    verdict, detail = said["interpreter"]["verdict"], said["interpreter"]["detail"]
+    if one.expect == "wrong" and detail != _GONE:
+        return faults + (["expected wrong, but right"] if verdict == "right" else [])
+    if verdict != "right":
+        faults.append(f"interpreter: {verdict}: {detail}")
+    failed = {v: c["detail"] for v, c in said["compiled"].items() if c["verdict"] != "compiled"}
+    return faults + [f"Triton {version}: {detail}" for version, detail in failed.items()]
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Check all variants asked for; returns the number of those that are not as stated."""
+    found = variants.sources(arguments.only.split(",") if arguments.only else None)
+    said: dict[str, dict[str, Any]] = {
+        one.name: {"interpreter": {"verdict": "failed", "detail": _GONE}, "compiled": {}} for one in found
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        for line in role("interpret", arguments, None, folder):
+            if line["name"] in said:
+                said[line["name"]]["interpreter"] = {k: line[k] for k in ("verdict", "detail", "triton")}
+        for also in [None, *([arguments.also] if arguments.also else [])]:
+            lines = {line.pop("name"): line for line in role("compile", arguments, also, folder)}
+            version = next((line["triton"] for line in lines.values()), "?")
+            for name, answers in said.items():
+                line = lines.get(name, {"verdict": "failed", "detail": _GONE})
+                answers["compiled"][version] = {k: v for k, v in line.items() if k != "triton"}
+    same, bad = twins(found), 0
+    report = Report(arguments, "recorded variants are as stated, without a GPU") if arguments.out else None
+    for one in found:
+        faults = judge(one, said[one.name], same.get(one.name))
+        bad += bool(faults)
+        versions = [v for v, c in said[one.name]["compiled"].items() if c["verdict"] == "compiled"]
+        verdict = said[one.name]["interpreter"]["verdict"]
+        notes = faults or ([said[one.name]["interpreter"]["detail"]] if one.expect == "wrong" else [])
+        print(
+            f"{'BAD' if faults else 'ok ':4}{one.name:44} {one.expect:8} {verdict:7} "
+            f"compiled {' '.join(versions)}  {'; '.join(notes)}",
+            flush=True,
+        )
+        if report is not None:
+            row = {"name": one.name, "expect": one.expect, "as_stated": not faults, "form": one.form}
+            report.data["raw"].setdefault("variants", []).append({**row, **said[one.name], "faults": faults})
+    summary = {
+        "variants": len(found),
+        "kernels": len({one.kernel for one in found}),
+        "distinct": len({(one.kernel, one.form) for one in found}),
+        "as_stated": len(found) - bad,
+        "expect": dict(Counter(one.expect for one in found)),
+    }
+    if report is not None:
+        report.finish(summary)
+    else:
+        say(json.dumps(summary))
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="comma-separated kernels or variants; nothing is written")
+    parser.add_argument("--jobs", type=int, default=2, help="variants at a time")
+    parser.add_argument("--also", type=Path, help="directory with another Triton to compile with")
+    parser.add_argument("--out", type=Path, help="the result file, for a check of all variants")
+    parser.add_argument("--role", choices=("interpret", "compile"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.role is None:
+        if arguments.out is None and not arguments.only:
+            arguments.out = ROOT / "benchmarks" / "results" / "variants_check.json"
+        return int(check(arguments) > 0)
+    found = variants.sources(arguments.only.split(",") if arguments.only else None)
+    if arguments.role == "interpret":
+        each(found, interpret, arguments.jobs)
+    else:
+        with null_device():
+            each(found, compile_one, arguments.jobs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

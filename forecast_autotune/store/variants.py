@@ -1,0 +1,155 @@
+"""Variants on disk: one JSON file each, below the hash of the base kernel they may stand in for.
+
+Layout below the root: `variants/<base source hash>/<name>.json`. A file is replaced whole, so a kill leaves
+the old one or the new one. Adding a check reads, adds and replaces under a lock of the folder. Reading
+executes nothing; what is read is not imported before a check in it admits it, so whoever can write here can
+have code run where variants are switched on: share a store only with people whose kernels you would run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from forecast_autotune.errors import StoreError
+from forecast_autotune.store.files import Notes, problem_file, release_lock, take_lock, write_whole
+from forecast_autotune.store.log import MALFORMED, decode, encode
+from forecast_autotune.variants.records import Check, Variant
+
+FOLDER = "variants"
+_PATIENCE_S = 10.0
+_DIGEST = "source_sha256"
+"""In a file: sha256 of the source that the checks were made of."""
+
+
+class VariantFiles:
+    """The variants of a store. `root` None: memory only."""
+
+    def __init__(self, root: Path | None, notes: Notes) -> None:
+        self._path = None if root is None else root / FOLDER
+        self._notes = notes
+        self._kept: dict[tuple[str, str], Variant] = {}
+        """What is not on disk, by base hash and name."""
+
+    def of(self, base_sha256: str | None = None) -> list[Variant]:
+        """Variants of one base source, or all, by kernel and name. Damaged files are noted and skipped."""
+        found = {(v.base_sha256, v.name): v for v in self._read(base_sha256)}
+        for key, variant in self._kept.items():
+            if base_sha256 in (None, key[0]):
+                found[key] = _merged(found.get(key), variant)
+        return sorted(found.values(), key=lambda v: (v.kernel, v.base_sha256, v.name))
+
+    def put(self, variant: Variant) -> None:
+        """Keep a variant, with the checks that are held of the same source already.
+
+        One of the same name and another source takes its place, without its checks. Where the disk
+        refuses, it is kept in memory, with a note. Raises `RecordError` for values JSON cannot hold.
+        """
+        payload = _encoded(variant)
+        key = variant.base_sha256, variant.name
+        if self._path is None:
+            self._kept[key] = _merged(self._kept.get(key), variant)
+            return
+        path = self._file(self._path, *key)
+        lock = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock = take_lock(path.parent / ".lock", _PATIENCE_S, 0.002)
+            except TimeoutError:
+                self._notes.add(f"{path.parent}: locked for {_PATIENCE_S:.0f} s by another process, ignored")
+            held = self._one(path) if path.exists() else None
+            for known in (held, self._kept.get(key)):
+                payload = _encoded(variant := _merged(known, variant))
+            write_whole(path, payload)
+            self._kept.pop(key, None)
+        except OSError as error:
+            self._kept[key] = _merged(self._kept.get(key), variant)
+            self._notes.add(
+                f"variants cannot be written to {path.parent} ({error}); they stay in memory only: free "
+                "space there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
+                topic="unsaved variants",
+            )
+        finally:
+            release_lock(lock)
+
+    def clear(self, variants: Iterable[Variant]) -> int:
+        """Remove these; returns how many. Raises `StoreError` if a file cannot be removed."""
+        count = 0
+        for variant in variants:
+            key = variant.base_sha256, variant.name
+            known = self._kept.pop(key, None) is not None
+            if self._path is not None:
+                path = self._file(self._path, *key)
+                try:
+                    known = path.exists() or known
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise StoreError(f"cannot remove {path}: {error}; remove it by hand") from error
+            count += known
+        return count
+
+    @staticmethod
+    def _file(path: Path, base_sha256: str, name: str) -> Path:
+        return path / problem_file(base_sha256) / f"{problem_file(name)}.json"
+
+    def _read(self, base_sha256: str | None) -> Iterator[Variant]:
+        if self._path is None:
+            return
+        folder = "*" if base_sha256 is None else problem_file(base_sha256)
+        try:
+            paths = sorted(self._path.glob(f"{folder}/[!.]*.json"))
+        except OSError as error:
+            self._notes.add(f"{self._path}: cannot be listed: {error}")
+            return
+        for path in paths:
+            variant = self._one(path)
+            if variant is None:
+                continue
+            if path != self._file(self._path, variant.base_sha256, variant.name):
+                self._notes.add(f"{path}: ignored, it is not filed under its own base and name")
+            else:
+                yield variant
+
+    def _one(self, path: Path) -> Variant | None:
+        try:
+            variant = Variant.from_json(decode(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._notes.add(f"{path}: cannot be read: {error}")
+            return None
+        except MALFORMED as error:
+            self._notes.add(f"{path}: ignored, not a variant ({type(error).__name__}: {error})"[:300])
+            return None
+        said = variant.extra.get(_DIGEST)
+        if said != _digest(variant) and variant.checks:
+            self._notes.add(f"{path}: its source is not the one that was checked: the checks do not count")
+            variant = replace(variant, checks=())
+        return replace(variant, extra={k: v for k, v in variant.extra.items() if k != _DIGEST})
+
+
+def unchecked(variants: Iterable[Variant]) -> list[Variant]:
+    """Variants of others without their checks: what ran on their machines proves nothing to this one."""
+    return [replace(v, checks=()) for v in variants]
+
+
+def with_checks(variant: Variant, checks: Sequence[Check]) -> Variant:
+    """The variant with these checks as well; an equal one counts once."""
+    return replace(variant, checks=tuple(dict.fromkeys((*variant.checks, *checks))))
+
+
+def _merged(known: Variant | None, variant: Variant) -> Variant:
+    if known is None or known.source != variant.source:
+        return variant
+    return with_checks(replace(variant, checks=known.checks), variant.checks)
+
+
+def _digest(variant: Variant) -> str:
+    return hashlib.sha256(variant.source.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _encoded(variant: Variant) -> bytes:
+    return encode({**variant.to_json(), _DIGEST: _digest(variant)})

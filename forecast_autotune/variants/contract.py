@@ -1,0 +1,251 @@
+"""What a variant's source defines, read without importing it, and the rules that it has to keep.
+
+The rules say what may run when a verified variant is imported: imports of triton, `@triton.jit` functions,
+constants, and a `grid` that calculates. They are a second fence. The first is that nothing is imported in
+a user's process before it has been verified in a sandbox.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Config
+from forecast_autotune.variants.literals import value_of
+
+BASE_GRID = {f"BASE_GRID_{axis}": axis for axis in range(3)}
+"""Parameters that a launch fills with the call's own grid, name -> axis, for variants that launch another
+one. As constexpr they are compiled in, and known to forecasts; as runtime parameters one binary serves all
+grids."""
+
+_CALCULATES = frozenset(
+    (
+        *("min", "max", "len", "range", "sum", "abs", "int", "float", "bool", "tuple", "list", "round"),
+        *("divmod", "zip", "enumerate", "sorted", "any", "all", "prod", "cdiv", "next_power_of_2"),
+        *("stride", "size", "numel", "dim", "element_size", "get", "items", "keys", "values", "bit_length"),
+    )
+)
+"""Functions and methods that `grid` may call."""
+_JIT = ("jit", "constexpr_function")
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The entry's parameters, and what else the module defines."""
+
+    kernel: str
+    parameters: tuple[str, ...]
+    """Runtime parameters in order, without those of `BASE_GRID`."""
+    meta: tuple[str, ...]
+    """Constexpr parameters in order, without those of `BASE_GRID`."""
+    configs: tuple[Config, ...] = ()
+    reset_to_zero: tuple[str, ...] = ()
+    grid: bool = False
+
+    def must_fit(self, base: Sequence[str]) -> None:
+        """Raise `RecordError` unless the runtime parameters are the base kernel's, in its order."""
+        if self.parameters == tuple(base):
+            return
+        raise RecordError(
+            f"a variant of {self.kernel} must have its runtime parameters ({', '.join(base)}), by these "
+            f"names and in this order; it has ({', '.join(self.parameters)}): make others tl.constexpr and "
+            "give them values in CONFIGS"
+        )
+
+
+def contract(source: str, kernel: str) -> Contract:
+    """Read a variant's source. Raises `RecordError` naming the rule it breaks, and the line."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise RecordError(f"the variant's source is not Python: {error}") from error
+    functions: dict[str, ast.FunctionDef] = {}
+    values: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            _check_function(node)
+            functions[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            values |= _assigned(node, values)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            _check_import(node)
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            raise _broken(
+                node, "a variant's module holds imports, functions and constants, and runs nothing else"
+            )
+    if kernel not in functions or not functions[kernel].decorator_list:
+        raise RecordError(
+            f"the variant must define {kernel!r} with @triton.jit; it defines "
+            f"{', '.join(functions) or 'no function'}"
+        )
+    parameters, meta = _parameters(functions[kernel])
+    found = Contract(
+        kernel,
+        parameters,
+        meta,
+        _configs(values.get("CONFIGS"), meta),
+        _zeroed(values.get("RESET_TO_ZERO"), parameters),
+        "grid" in functions,
+    )
+    if strange := sorted(set(values) & {"grid"}):
+        raise RecordError(f"{strange[0]} must be a function of (meta, arguments) or (meta, arguments, base)")
+    return found
+
+
+def _parameters(node: ast.FunctionDef) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(runtime parameters, constexpr parameters), each in order."""
+    listed = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    names = [a for a in listed if a.arg not in BASE_GRID]
+    runtime = tuple(a.arg for a in names if not _is_constexpr(a))
+    return runtime, tuple(a.arg for a in names if _is_constexpr(a))
+
+
+def _is_constexpr(argument: ast.arg) -> bool:
+    return argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
+
+
+def _check_import(node: ast.Import | ast.ImportFrom) -> None:
+    if isinstance(node, ast.ImportFrom):
+        names = ["." * node.level + (node.module or "")]
+    else:
+        names = [a.name for a in node.names]
+    for name in names:
+        language = name == "triton.language" or name.startswith("triton.language.")
+        if not language and name not in ("triton", "__future__"):
+            raise _broken(node, f"a variant imports triton and triton.language alone, not {name}")
+        if name == "triton" and isinstance(node, ast.ImportFrom):
+            allowed = {"language", "jit", "cdiv", "next_power_of_2", "constexpr_function"}
+            if others := sorted({a.name for a in node.names} - allowed):
+                raise _broken(node, f"a variant imports {', '.join(sorted(allowed))} of triton, not {others}")
+
+
+def _check_function(node: ast.FunctionDef) -> None:
+    if node.name == "grid":
+        if node.decorator_list or len(node.args.args) not in (2, 3):
+            raise _broken(node, "grid takes (meta, arguments) or (meta, arguments, base), undecorated")
+        _check_calculation(node, "grid")
+        return
+    if not node.decorator_list:
+        raise _broken(node, f"{node.name} must be a @triton.jit function; only `grid` is plain Python")
+    for decorator in node.decorator_list:
+        _check_decorator(decorator, node.name)
+    signature = [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]
+    signature += [a.annotation for a in ast.walk(node.args) if isinstance(a, ast.arg) and a.annotation]
+    if node.returns is not None:
+        signature.append(node.returns)
+    for part in signature:
+        if not _is_constant(part):
+            raise _broken(
+                node, f"defaults and annotations of {node.name} must be constants: {ast.unparse(part)}"
+            )
+    _check_names(node)
+
+
+def _check_decorator(node: ast.expr, function: str) -> None:
+    name, given = _called(node), []
+    if isinstance(node, ast.Call):
+        name, given = _called(node.func), [*node.args, *(k.value for k in node.keywords)]
+    if name == "heuristics" and len(given) == 1 and isinstance(given[0], ast.Dict):
+        for rule in given[0].values:
+            if not isinstance(rule, ast.Lambda):
+                raise _broken(rule, "a heuristic must be a lambda that calculates")
+            _check_calculation(rule.body, "a heuristic")
+    elif name not in _JIT or not all(map(_is_constant, given)):
+        raise _broken(
+            node,
+            f"{function} may be decorated with @triton.jit (and @triton.heuristics of lambdas) alone, not "
+            f"{ast.unparse(node)}",
+        )
+
+
+def _called(node: ast.expr) -> str:
+    """The last name of what is called."""
+    return node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "id", ""))
+
+
+def _check_names(node: ast.AST) -> None:
+    for inner in ast.walk(node):
+        name = inner.attr if isinstance(inner, ast.Attribute) else getattr(inner, "id", "")
+        if isinstance(name, str) and name.startswith("__"):
+            raise _broken(inner, f"a variant has no business with {name}")
+
+
+def _check_calculation(node: ast.AST, what: str) -> None:
+    _check_names(node)
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal | ast.Lambda):
+            raise _broken(inner, f"{what} only calculates: no imports, globals or lambdas")
+        if isinstance(inner, ast.Call) and _called(inner.func) not in _CALCULATES:
+            raise _broken(
+                inner, f"{what} may call {', '.join(sorted(_CALCULATES))}, not {_called(inner.func)}"
+            )
+
+
+def _assigned(node: ast.Assign | ast.AnnAssign, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Names and values of one assignment; `...` is the value of what is constant, but no literal."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    if node.value is None or not all(isinstance(t, ast.Name) for t in targets):
+        raise _broken(node, "a variant's module assigns constants to plain names")
+    try:
+        value: Any = value_of(node.value, known)
+    except ValueError as error:
+        if not _is_constant(node.value):
+            raise _broken(
+                node,
+                f"{ast.unparse(targets[0])} must be a literal, a list that is calculated from literals, a "
+                f"tl.constexpr or a name in triton ({error})",
+            ) from error
+        value = ...
+    return {t.id: value for t in targets if isinstance(t, ast.Name)}
+
+
+def _is_constant(node: ast.expr) -> bool:
+    """Literals, names, attributes of names, arithmetic on them, and `constexpr(...)` of all that."""
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.Name):
+        return not node.id.startswith("__")
+    if isinstance(node, ast.Attribute):
+        return not node.attr.startswith("__") and _is_constant(node.value)
+    if isinstance(node, ast.Call):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return called == "constexpr" and all(map(_is_constant, node.args)) and not node.keywords
+    if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict | ast.UnaryOp | ast.BinOp):
+        return all(map(_is_constant, _parts(node)))
+    # `constexpr[int]` and the like, in annotations.
+    return isinstance(node, ast.Subscript) and _is_constant(node.value) and _is_constant(node.slice)
+
+
+def _parts(node: ast.expr) -> Iterator[ast.expr]:
+    return (part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
+
+
+def _configs(listed: Any, meta: Sequence[str]) -> tuple[Config, ...]:
+    if listed is None:
+        return ()
+    if not isinstance(listed, list | tuple) or not listed or not all(isinstance(c, dict) for c in listed):
+        raise RecordError(
+            'CONFIGS must be a list of {"kwargs": {...}, "num_warps": ..., "num_stages": ...}, at least one'
+        )
+    found = tuple(dict.fromkeys(Config.from_json(c) for c in listed))
+    for config in found:
+        if strange := sorted({name for name, _ in config.kwargs}.difference(meta)):
+            raise RecordError(f"CONFIGS give {strange}, which are no constexpr parameters: {list(meta)}")
+    return found
+
+
+def _zeroed(listed: Any, parameters: Sequence[str]) -> tuple[str, ...]:
+    if listed is None:
+        return ()
+    if not isinstance(listed, list | tuple) or not all(name in parameters for name in listed):
+        raise RecordError(
+            f"RESET_TO_ZERO must list runtime parameters ({', '.join(parameters)}), not {listed!r:.80}"
+        )
+    return tuple(dict.fromkeys(listed))
+
+
+def _broken(node: ast.AST, rule: str) -> RecordError:
+    return RecordError(f"line {getattr(node, 'lineno', '?')} of the variant: {rule}")

@@ -1,0 +1,149 @@
+"""The entry of an imported variant, or of its base kernel: what is launched, where, and what is zeroed first.
+
+Used by the launcher in a user's process and by the one in a sandbox, so that what is verified is what runs.
+Knows neither triton nor torch: it is handed an imported module.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.variants.contract import BASE_GRID
+
+Grid = tuple[int, ...]
+CallGrid = Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None
+"""A call's own grid, as Triton takes it: numbers, or a function of the parameters by name."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel and how it wants to be launched."""
+
+    kernel: Any
+    """A `triton.jit` function, compiled or interpreted."""
+    parameters: tuple[str, ...]
+    """Runtime parameters in order, without those of `BASE_GRID`."""
+    meta: tuple[str, ...]
+    """Constexpr parameters in order, without those of `BASE_GRID`."""
+    base: tuple[str, ...] = ()
+    """Those of `BASE_GRID` that it takes."""
+    grid: Callable[..., Sequence[int]] | None = None
+    """The module's own `grid`."""
+    reset_to_zero: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, module: Mapping[str, Any], kernel: str) -> Entry:
+        """The entry of a module's names. Raises `RecordError` when it is not there."""
+        found = module.get(kernel)
+        if found is None:
+            raise RecordError(f"the module defines no {kernel!r}")
+        runtime, meta = signature(found)
+        return cls(
+            found,
+            tuple(name for name in runtime if name not in BASE_GRID),
+            tuple(name for name in meta if name not in BASE_GRID),
+            tuple(name for name in (*runtime, *meta) if name in BASE_GRID),
+            module.get("grid"),
+            tuple(module.get("RESET_TO_ZERO", ())),
+        )
+
+    def place(
+        self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Grid:
+        """The launch grid for these arguments, meta-parameters and launch options (`num_warps` and the like).
+
+        A module's own `grid` finds the options among the meta-parameters. Raises what a grid function raises.
+        """
+        if self.grid is None:
+            return extent(grid, named, meta)
+        given = [{**options, **meta}, dict(named)]
+        if self._asks_for_base:
+            return tuple(int(n) for n in self.grid(*given, known(grid, named, meta)))
+        return tuple(int(n) for n in self.grid(*given))
+
+    @cached_property
+    def _asks_for_base(self) -> bool:
+        return self.grid is not None and len(inspect.signature(self.grid).parameters) > 2
+
+    def arguments(
+        self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Keyword arguments of a launch: what this kernel takes of the call and the config, and no more.
+
+        A meta-parameter of the config beats one of the call. Raises `RecordError` where a variant wants
+        the call's own grid, and that cannot be evaluated with the variant's meta-parameters.
+        """
+        takes = (*self.parameters, *self.meta)
+        found = {name: value for name, value in {**named, **meta}.items() if name in takes}
+        if self.base:
+            own = known(grid, named, meta)
+            if own is None:
+                raise RecordError(
+                    f"the variant's {', '.join(self.base)} need the call's own grid, which cannot be "
+                    f"evaluated with the meta-parameters {sorted(meta)}: keep those that it uses"
+                )
+            whole = (*own, 1, 1, 1)
+            found |= {name: whole[BASE_GRID[name]] for name in self.base}
+        return {**found, **options}
+
+    def run(
+        self,
+        grid: CallGrid,
+        named: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> Any:
+        """Zero what has to be zero and launch once; returns what Triton returns."""
+        given = self.arguments(grid, named, meta, options)
+        where = self.place(grid, named, meta, options)
+        for name in self.reset_to_zero:
+            if named.get(name) is not None:
+                named[name].zero_()
+        return self.kernel.run(grid=where, warmup=False, **given)
+
+    def warmup(
+        self,
+        grid: CallGrid,
+        named: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> Any:
+        """Compile without launching; returns what Triton returns."""
+        where = self.place(grid, named, meta, options)
+        return self.kernel.warmup(grid=where, **self.arguments(grid, named, meta, options))
+
+
+def signature(kernel: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(runtime parameters, constexpr parameters) of a live kernel, each in order, `BASE_GRID` included."""
+    python = kernel
+    while hasattr(python, "fn"):
+        python = python.fn
+    runtime: list[str] = []
+    meta: list[str] = []
+    for name, parameter in inspect.signature(python).parameters.items():
+        noted = parameter.annotation
+        text = noted if isinstance(noted, str) else getattr(noted, "__name__", str(noted))
+        (meta if "constexpr" in text else runtime).append(name)
+    return tuple(runtime), tuple(meta)
+
+
+def extent(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) -> Grid:
+    """A call's own grid as numbers. Raises what the grid function raises."""
+    if grid is None:
+        raise RecordError("the call has no launch grid: call the kernel as kernel[grid](...)")
+    found = grid({**named, **meta}) if callable(grid) else grid
+    return tuple(int(n) for n in found)
+
+
+def known(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) -> Grid | None:
+    """A call's own grid, or None where it cannot be told with these meta-parameters."""
+    try:
+        return extent(grid, named, meta)
+    except Exception:
+        # A user's function that asks for a meta-parameter this variant does not have.
+        return None

@@ -1,0 +1,215 @@
+"""What a verification holds for: conditions on the arguments of a call, as one line of JSON.
+
+A variant that was right on some calls may be wrong on others: it may have dropped a mask because sizes
+were multiples of 128, baked in a scalar, or mixed up two sizes that were equal. So a check names all that
+it took for granted, and a call is covered only where all of that holds:
+
+- always: names, kinds, dtypes, ranks, 16-byte alignment and constexpr values, exactly;
+- a check at recorded sizes (`signature_of`): every shape, stride and scalar value, exactly;
+- a check at drawn sizes (`sizes.Sizes.signature`): which sizes are equal, or multiples or products of
+  others; of every size that was varied its class (any, or a multiple of 16 or of 128 where the base kernel
+  needs that), of every other its value; the order of strides, and padding; that offsets fit 32 bits. Calls
+  of any other size are covered then, because sizes were drawn anew for every launch, half of them ragged.
+
+A description of arguments does not tell whether two tensors overlap, and every verification uses separate
+ones. So a signature also names the tensors that the base kernel writes, and whoever launches has to look
+whether one of them overlaps another argument (`forecast_integrations.variants`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from forecast_autotune.records import Argument, Problem
+from forecast_autotune.variants.records import Check, Variant
+
+INTERPRETER = "interpreter"
+"""`Check.device` of what Triton's interpreter has run; such a check admits to interpreted calls alone."""
+_WIDE = 2**31
+
+Strides = list[tuple[int, int | None]]
+"""Dimensions from the outermost to the innermost, with what a stride exceeds the size of all within by (the
+stride itself, for the innermost); None for one of stride 0, which is broadcast."""
+
+
+def signature_of(problem: Problem, writes: Iterable[str] | None = None) -> str:
+    """The signature of a check that ran on exactly these arguments, with random values in the tensors.
+
+    `writes` are the tensors that the base kernel writes; None: not known, so any of them may be written.
+    """
+    return line({"arguments": form(problem.arguments), "exact": _exact(problem.arguments), **noted(writes)})
+
+
+def noted(writes: Iterable[str] | None) -> dict[str, Any]:
+    """What a signature says of the tensors that are written."""
+    return {} if writes is None else {"writes": sorted(writes)}
+
+
+def written(signature: str) -> frozenset[str] | None:
+    """The tensors that the base kernel writes, if the signature tells."""
+    try:
+        found = json.loads(signature).get("writes")
+        return None if found is None else frozenset(map(str, found))
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def covers(signature: str, problem: Problem) -> bool:
+    """Whether a check with this signature says anything about a call of `problem`'s arguments."""
+    try:
+        said = json.loads(signature)
+        if said["arguments"] != json.loads(line(form(problem.arguments))):
+            return False
+        if "exact" in said:
+            return bool(said["exact"] == json.loads(line(_exact(problem.arguments))))
+        return _holds(said, problem.arguments)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return False  # a signature of another release: nothing that could be relied on
+
+
+def admitted(variant: Variant, problem: Problem) -> bool:
+    """Whether a variant may be a candidate for this problem: whether `admission` finds a check."""
+    return admission(variant, problem) is not None
+
+
+def admission(variant: Variant, problem: Problem) -> Check | None:
+    """The check by which a variant may be a candidate for this problem, if there is one.
+
+    It must be a variant of this very source, have passed a check that covers the call on this class of
+    device, and not have failed a later one there, or any one of the interpreter. Interpreted calls need a
+    check of the interpreter.
+    """
+    if variant.base_sha256 != problem.kernel.source_sha256:
+        return None
+    device = INTERPRETER if problem.device.backend == "cpu" else problem.device.slug
+    checks = [c for c in variant.checks if covers(c.signature, problem)]
+    here = [c for c in checks if c.device == device]
+    if not here or not _latest(here).passed or _refused(checks):
+        return None
+    return _latest(here)
+
+
+def _latest(checks: Sequence[Check]) -> Check:
+    """The last one in time; of several at one second a failed one."""
+    return max(checks, key=lambda c: (c.at, not c.passed))
+
+
+def _refused(checks: Sequence[Check]) -> bool:
+    """Whether the interpreter, which knows no compiler's faults, found the source itself wrong."""
+    found = [c for c in checks if c.device == INTERPRETER]
+    return bool(found) and not _latest(found).passed
+
+
+def form(arguments: Sequence[Argument]) -> list[list[Any]]:
+    """Names, kinds, dtypes, ranks, alignment and constexpr values: what every check holds for only."""
+    shown: list[list[Any]] = []
+    for a in by_name(arguments):
+        rank = len(a.shape) if a.kind == "tensor" else None
+        aligned = a.aligned if a.kind == "tensor" else None
+        constant = a.kind == "constexpr" or isinstance(a.value, bool | str)
+        extra = sorted(a.extra) if a.kind == "tensor" else []
+        shown.append([a.name, a.kind, a.dtype, rank, aligned, a.value if constant else None, extra])
+    return shown
+
+
+def _exact(arguments: Sequence[Argument]) -> list[Any]:
+    return [[list(a.shape), list(a.stride)] if a.kind == "tensor" else a.value for a in by_name(arguments)]
+
+
+def by_name(arguments: Sequence[Argument]) -> list[Argument]:
+    """The arguments in an order that does not depend on how they were handed over."""
+    return sorted(arguments, key=lambda a: a.name)
+
+
+def places(arguments: Sequence[Argument]) -> dict[str, int]:
+    """Every size by name: `x.0` for a tensor's dimension, `n` for an integer scalar."""
+    found: dict[str, int] = {}
+    for a in arguments:
+        if a.kind == "tensor":
+            found |= {f"{a.name}.{i}": size for i, size in enumerate(a.shape)}
+        elif a.kind == "scalar" and isinstance(a.value, int) and not isinstance(a.value, bool):
+            found[a.name] = a.value
+    return found
+
+
+def structure(argument: Argument) -> Strides | None:
+    """How a tensor's strides follow from its shape; None where they overlap in no simple way."""
+    order = sorted(range(len(argument.shape)), key=lambda i: (-argument.stride[i], i))
+    found: Strides = []
+    within = 0
+    for i in reversed(order):
+        stride = argument.stride[i]
+        if stride == 0:
+            found.append((i, None))
+            continue
+        if stride < 0 or stride < within:
+            return None
+        found.append((i, stride - within))
+        within = stride * argument.shape[i]
+    return found[::-1]
+
+
+def strided(shape: Sequence[int], how: Strides) -> tuple[int, ...]:
+    """The strides of a shape with this structure; the inverse of `structure`."""
+    found = [0] * len(shape)
+    within = 0
+    for i, more in reversed(how):
+        if more is not None:
+            found[i] = within + more
+            within = found[i] * shape[i]
+    return tuple(found)
+
+
+def in_class(value: int, word: str | int) -> bool:
+    """Whether a size is of a class: a number (itself), `16` or `128` (a multiple), `odd` (no multiple of 16)
+    or `any`; 1, on which Triton specialises, is of none but its own."""
+    if isinstance(word, int):
+        return value == word
+    if word in ("odd", "any"):
+        return value > 1 and (word == "any" or value % 16 != 0)
+    return value > 0 and value % int(word) == 0
+
+
+def power(arguments: Mapping[str, int], run: Sequence[str], exponent: float) -> float:
+    """The product of these sizes to a power."""
+    return math.pow(math.prod(arguments[p] for p in run), exponent)
+
+
+def _holds(said: Mapping[str, Any], arguments: Sequence[Argument]) -> bool:
+    sizes = places(arguments)
+    named = {a.name: a for a in arguments}
+    for group in said["sizes"]:
+        values = {sizes[p] for p in group["places"]}
+        if len(values) != 1 or not in_class(values.pop(), group["class"]):
+            return False
+    for place, (factor, run) in said["products"].items():
+        if sizes[place] != factor * math.prod(sizes[q] for q in run):
+            return False
+    if any(sizes[p] != named[of].stride[i] for p, (of, i) in said["of_strides"].items()):
+        return False
+    if any(named[n].value != value for n, value in said["fixed"].items()):
+        return False
+    for name, (run, exponent) in said["powers"].items():
+        value = named[name].value
+        if not isinstance(value, float) or not math.isclose(value, power(sizes, run, exponent), rel_tol=1e-6):
+            return False
+    for name, how in said["strides"].items():
+        found = structure(named[name])
+        if found is None or [list(pair) for pair in found] != how:
+            return False
+    return all(span(a) < _WIDE for a in arguments if a.kind == "tensor")
+
+
+def span(argument: Argument) -> int:
+    """Elements from a tensor's first to its last."""
+    if 0 in argument.shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(argument.shape, argument.stride, strict=True))
+
+
+def line(data: Any) -> str:
+    """The canonical text of a signature."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)

@@ -1,0 +1,32 @@
+"""The file that is launched in a cell: a variant, or the base kernel, behind one function `run`."""
+
+from __future__ import annotations
+
+FILE = "solution.py"
+BASE_FILE = "base_solution.py"
+
+_TEXT = """import torch
+import triton
+
+import {module} as source
+from forecast_autotune.variants.entry import Entry
+
+ENTRY = Entry.of(vars(source), {kernel!r})
+triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+
+
+def run(_views, _grid, _meta, _options, **named):
+    for name, (shape, stride) in _views.items():
+        named[name] = named[name].as_strided(shape, stride)
+    ENTRY.run(_grid, named, _meta, _options)
+"""
+
+
+def files(kernel: str, base: str, variant: str) -> dict[str, str]:
+    """Files of a job, by name. A variant may read the base's: being equal to it is no cheating."""
+    return {
+        "base_kernel.py": base,
+        BASE_FILE: _TEXT.format(module="base_kernel", kernel=kernel),
+        "variant_kernel.py": variant,
+        FILE: _TEXT.format(module="variant_kernel", kernel=kernel),
+    }

@@ -1,0 +1,173 @@
+"""Verification of a variant as a problem for the judge: drawn calls, and the base kernel as the reference."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from forecast_autotune.records import Argument, Config
+from forecast_harness.sandbox.api import SandboxError
+from forecast_harness.variants.drawing import HUGE, Drawn, FromFile, heuristics_of, unset, with_heuristics
+from forecast_harness.variants.exploring import launched, source_of, tensor, trouble
+from forecast_harness.variants.reference import BaseFails, Memory, Ran, Reference, call, gaps, view
+from forecast_harness.variants.subject import Subject, Survey
+from forecast_harness.variants.tolerance import believable, expected, wider
+from forecast_harness.verify.problem import Case, Draw, Finding, compare
+from forecast_harness.verify.tolerance import Expected
+from forecast_harness.verify.verdict import Code
+
+_REDRAWN = 8
+"""Draws that the base may refuse in a row."""
+
+
+class VariantProblem:
+    """Cases of one variant; each is launched with the next of its configs."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        survey: Survey,
+        reference: Reference,
+        configs: Sequence[Config],
+        device: str,
+        deterministic: bool,
+    ) -> None:
+        self.deterministic = deterministic
+        self.configs = list(configs)
+        self._subject, self._survey, self._reference = subject, survey, reference
+        self._device = device
+        self._layers = heuristics_of(subject)
+        self._turn = itertools.count()
+        self._latest: tuple[Argument, ...] = ()
+        self._source = source_of(subject, survey, device)
+
+    def case(self, axes: Mapping[str, Any] | None, how: Draw) -> Case:
+        """A fresh call. `axes` may name a `config` by its number; otherwise the next one is taken."""
+        turn = next(self._turn)
+        config = self.configs[(axes or {}).get("config", turn) % len(self.configs)]
+        drawn, outputs, known = self._accepted(how, config)
+        arguments = self._latest = drawn.arguments
+        tensors = {n: t for n, t in drawn.memory.items() if n not in outputs}
+        meta = config.parameters()
+        grid = drawn.grid(meta)
+        scalars = with_heuristics(drawn, self._layers, meta)
+
+        def judge(
+            given: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor]
+        ) -> tuple[Finding, float]:
+            memory = {**given, **outputs}
+            try:
+                plain = known if given is tensors else self._launched(drawn, memory)
+            except BaseFails as error:
+                raise SandboxError(f"the base kernel failed on {drawn.label}: {error}") from error
+            return self._judged(drawn, memory, plain, dict(zip(outputs, written, strict=True)))
+
+        return Case(
+            f"{drawn.label}, {config}",
+            call(arguments, scalars, grid, config),
+            tensors,
+            judge,
+            outputs,
+            {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned},
+            output_bytes=sum(t.numel() * t.element_size() for t in outputs.values()),
+            # Values of a user's own function may hang together: they are not changed one by one.
+            vary=(lambda generator: tensors) if isinstance(self._source, FromFile) else None,
+        )
+
+    def note(self, seconds: float) -> None:
+        """Draw smaller calls from now on, if the variant took long for the latest one."""
+        self._source.pace.note(self._latest, seconds)
+
+    def _accepted(self, how: Draw, config: Config) -> tuple[Drawn, Memory, Ran]:
+        """A call that the base accepts, what its outputs hold before, and all memory after the base ran.
+
+        A survey tries a few calls, and may have missed what goes wrong on one in ten. Raises `SandboxError`
+        when nothing that is drawn is accepted.
+        """
+        for _ in range(_REDRAWN):
+            drawn = self._source.draw(how.regime, how.generator, config)
+            fresh = set(self._survey.writes) - set(self._survey.updates)
+            outputs = {n: _initial(drawn, n, n in fresh) for n in self._survey.writes}
+            memory = {**drawn.memory, **outputs}
+            try:
+                one, two = self._launched(drawn, memory), self._launched(drawn, memory)
+            except BaseFails as error:
+                said = str(error)
+                continue
+            said = trouble(one, two, self._survey.writes, self._device)
+            if how.regime == HUGE and _overflows(drawn, one):
+                # It does not handle such values, and how it does not is nothing to go by.
+                how = replace(how, regime="normal")
+            elif not said and set(one.changed) <= set(outputs):
+                return drawn, outputs, one
+        raise SandboxError(f"the base kernel does not accept what is drawn: {said} ({drawn.label})")
+
+    def _launched(self, drawn: Drawn, memory: Memory) -> Ran:
+        ran = launched(self._reference, drawn, memory, self._survey.config, self._layers)
+        self._source.pace.note(drawn.arguments, ran.seconds)
+        return ran
+
+    def _wide(self, drawn: Drawn, memory: Memory) -> Memory | None:
+        wide = {n: wider(t, self._device) for n, t in memory.items()}
+        if all(a.dtype == b.dtype for a, b in zip(wide.values(), memory.values(), strict=True)):
+            return None
+        arguments = tuple(
+            replace(a, dtype=str(wide[a.name].dtype).removeprefix("torch.")) if a.kind == "tensor" else a
+            for a in drawn.arguments
+        )
+        try:
+            return launched(
+                self._reference,
+                replace(drawn, arguments=arguments),
+                wide,
+                self._survey.config,
+                self._layers,
+            ).memory
+        except BaseFails:
+            return None  # it insists on its dtypes
+
+    def _judged(
+        self, drawn: Drawn, memory: Memory, plain: Ran, written: Mapping[str, torch.Tensor]
+    ) -> tuple[Finding, float]:
+        wide = self._wide(drawn, memory)
+        got: list[torch.Tensor] = []
+        wanted: list[Expected] = []
+        for name, flat in written.items():
+            argument = tensor(drawn.arguments, name)
+            if finding := _gaps_kept(argument, flat, plain.memory[name]):
+                return finding, 0.0
+            base = view(plain.memory[name], argument)
+            more = view(wide[name], argument) if wide is not None else None
+            wanted.append(expected(base, more if believable(base, more) else None))
+            got.append(view(flat, argument))
+        finding, worst = compare(got, wanted)
+        if finding is None:
+            return None, worst
+        names = list(written)
+        code, text = finding
+        for n, name in enumerate(names):
+            text = text.replace(f"output {n}:", f"{name}:")
+        return (code, f"{text} ({drawn.label})"), worst
+
+
+def _overflows(drawn: Drawn, ran: Ran) -> bool:
+    """Whether there is more in the written tensors than finite numbers."""
+    outputs = [view(ran.memory[n], tensor(drawn.arguments, n)) for n in ran.changed]
+    return any(not bool(t.double().isfinite().all()) for t in outputs if t.is_floating_point())
+
+
+def _initial(drawn: Drawn, name: str, fresh: bool) -> torch.Tensor:
+    return unset(drawn.memory[name]) if fresh else drawn.memory[name]
+
+
+def _gaps_kept(argument: Argument, got: torch.Tensor, want: torch.Tensor) -> Finding:
+    """What lies between the rows of a strided tensor is nobody's to write, unless the base does."""
+    free = gaps(argument)
+    pairs = got[free].contiguous().view(torch.uint8), want[free].contiguous().view(torch.uint8)
+    if free.any() and not torch.equal(*pairs):
+        return Code.OUT_OF_BOUNDS, f"wrote between the rows of {argument.name}"
+    return None

@@ -1,0 +1,130 @@
+"""The base kernel in a cell of its own: what it makes of arguments. Runs in the judge.
+
+Tensors travel as their memory: one-dimensional, from the first element to the last, gaps of strided ones
+included. Whatever changed in it, or around it, is what the kernel wrote.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forecast_autotune.records import Argument, Config
+from forecast_autotune.variants.signature import span
+from forecast_harness.sandbox.api import Array, CandidateFault, Cell, Fault, Work
+from forecast_harness.variants.launcher import BASE_FILE
+from forecast_harness.verify.arena import build, changed
+from forecast_harness.verify.judge import INSIDE
+
+Memory = Mapping[str, torch.Tensor]
+"""Tensor argument -> its memory, one-dimensional."""
+
+
+class BaseFails(Exception):
+    """The base kernel did not accept arguments; the text says what happened."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one launch of the base kernel did."""
+
+    memory: Memory
+    """All tensors afterwards."""
+    changed: tuple[str, ...]
+    stray: int
+    """Bytes that changed outside of all tensors."""
+    seconds: float
+    """From question to answer."""
+
+
+class Reference:
+    """A cell that launches the base kernel; replaced when a launch takes it down."""
+
+    def __init__(self, work: Work, device: str, rng: random.Random) -> None:
+        self._work, self._device, self._rng = work, device, rng
+        self._cell: Cell | None = None
+
+    def close(self) -> None:
+        """End the cell."""
+        if self._cell is not None:
+            self._cell.close()
+        self._cell = None
+
+    def run(
+        self,
+        arguments: Sequence[Argument],
+        scalars: Mapping[str, Any],
+        memory: Memory,
+        grid: Sequence[int],
+        config: Config,
+    ) -> Ran:
+        """Launch once, between fresh random bytes and in a random order: what is read beyond a tensor's end
+        must not be the same twice. Raises `BaseFails`."""
+        memory = dict(self._rng.sample(sorted(memory.items(), key=lambda pair: pair[0]), len(memory)))
+        layouts = {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned}
+        arena = build(memory, {}, layouts, self._rng, shift=self._rng.randrange(0, 32))
+        payload = {
+            "slots": [s.to_json() for s in arena.slots],
+            "call": call(arguments, scalars, grid, config),
+            "output_bytes": 0,
+        }
+        try:
+            answer = self._open().ask(
+                f"{INSIDE}:launch", payload, {"block": Array("uint8", (arena.block.numel(),), arena.data())}
+            )
+        except CandidateFault as fault:
+            if fault.fault is not Fault.EXCEPTION:
+                self.close()
+            raise BaseFails(fault.detail) from fault
+        data = answer.arrays["block"].data
+        names, stray = changed(arena, data)
+        block = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return Ran({s.name: s.view(block).clone() for s in arena.slots}, tuple(names), stray, answer.seconds)
+
+    def _open(self) -> Cell:
+        if self._cell is None:
+            self._cell = self._work.cell()
+            self._cell.ask(
+                f"{INSIDE}:prepare",
+                {
+                    "file": BASE_FILE,
+                    "entry": "run",
+                    "language": "triton",
+                    "format": "own",
+                    "device": self._device,
+                },
+            )
+        return self._cell
+
+
+def call(
+    arguments: Sequence[Argument], scalars: Mapping[str, Any], grid: Sequence[int] | None, config: Config
+) -> dict[str, Any]:
+    """The arguments of `run` in a cell (see `launcher`), as `skeleton.filled` reads them."""
+    views = {a.name: [list(a.shape), list(a.stride)] for a in arguments if a.kind == "tensor"}
+    options = {n: v for n, v in config.parameters().items() if n not in dict(config.kwargs)}
+    named: dict[str, Any] = {
+        "_views": {"v": views},
+        "_grid": {"v": None if grid is None else list(grid)},
+        "_meta": {"v": dict(config.kwargs)},
+        "_options": {"v": options},
+    }
+    named |= {name: {"t": name} for name in views}
+    return {"args": [], "kwargs": named | {name: {"v": value} for name, value in scalars.items()}}
+
+
+def view(memory: torch.Tensor, argument: Argument) -> torch.Tensor:
+    """A tensor as the kernel sees it."""
+    return memory.as_strided(argument.shape, argument.stride)
+
+
+def gaps(argument: Argument) -> torch.Tensor:
+    """Which elements of its memory belong to no element of a tensor, [span]."""
+    free = torch.ones(span(argument), dtype=torch.bool)
+    if free.numel():
+        view(free, argument).fill_(False)
+    return free

@@ -1,0 +1,102 @@
+"""What is verified against what: plain data for the judge. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Argument, Config
+from forecast_autotune.variants.grids import Launch
+from forecast_autotune.variants.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A base kernel, and how it is called. All of it is the user's own, and trusted."""
+
+    kernel: str
+    source: str = field(repr=False)
+    """Its self-contained module."""
+    configs: tuple[Config, ...]
+    """The base's, of which the first one that works serves as the reference."""
+    calls: tuple[tuple[Argument, ...], ...] = ()
+    """Recorded calls: the first is to be covered, others tell its sizes apart."""
+    launches: tuple[Launch, ...] = ()
+    """Recorded launch grids of any of the calls."""
+    zeroed: tuple[str, ...] = ()
+    """Tensors that a caller hands over as zeros."""
+    file: str = ""
+    """The user's file, where heuristics or `inputs` are needed of it; empty: it is not imported."""
+    name: str = ""
+    """The kernel's name in that file."""
+    inputs: bool = False
+    """Whether the file's `inputs(random)` draws the calls."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object."""
+        return {
+            **vars(self),
+            "configs": [c.to_json() for c in self.configs],
+            "calls": [[a.to_json() for a in call] for call in self.calls],
+            "launches": [[dict(x.sizes), dict(x.meta), list(x.grid)] for x in self.launches],
+            "zeroed": list(self.zeroed),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Subject:
+        """Read what `to_json` wrote. Raises `RecordError`."""
+        try:
+            return cls(
+                **{n: data[n] for n in ("kernel", "source", "file", "name", "inputs")},
+                configs=tuple(Config.from_json(c) for c in data["configs"]),
+                calls=tuple(tuple(Argument.from_json(a) for a in call) for call in data["calls"]),
+                launches=tuple(Launch(s, m, tuple(g)) for s, m, g in data["launches"]),
+                zeroed=tuple(data["zeroed"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(f"not a subject: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found out about a base kernel, by running it alone."""
+
+    writes: tuple[str, ...]
+    """Tensors that it writes."""
+    updates: tuple[str, ...]
+    """Of these, the ones whose contents before the launch matter."""
+    config: Config
+    """The config that it serves as the reference with."""
+    deterministic: bool
+    """Whether equal inputs give equal bits."""
+    words: Mapping[str, str | int] = field(default_factory=dict)
+    """Class of every size, by its first place."""
+    evidence: int = 0
+    """What was asked for before sizes counted as multiples of others; see `Sizes.of`."""
+    untied: tuple[str, ...] = ()
+    """Scalars that were equal to some size by chance, and keep their value."""
+    most: int = 0
+    """Elements of a tensor beyond which launches take too long."""
+    signature: str = ""
+    """What a variant that passes is verified for."""
+    grid: str = ""
+    """How launch grids of other sizes are calculated, for a person."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object."""
+        return {**vars(self), "config": self.config.to_json(), "words": dict(self.words)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Survey:
+        """Read what `to_json` wrote."""
+        lists = {n: tuple(data[n]) for n in ("writes", "updates", "untied")}
+        return cls(**{**data, **lists, "config": Config.from_json(data["config"])})
+
+    def sizes(self, calls: Sequence[Sequence[Argument]]) -> Sizes:
+        """The sizes of recorded calls, with the classes that were found to work."""
+        made = Sizes.of(calls, evidence=self.evidence)
+        for place in self.untied:
+            made = made.untied(place)
+        return made.with_words({s: self.words.get(s.places[0], s.recorded) for s in made.sizes})

@@ -1,0 +1,150 @@
+"""The recorded variants: enough of them, all different, all within the contract, labelled before measuring.
+
+Two are checked to the end here; `benchmarks/results/variants_check.json` records what checking all gave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import check_variants, variants
+from benchmarks.variants import Source
+from forecast_autotune.variants.records import Origin, Variant
+from forecast_integrations.describe import kernel_record
+
+ROOT = Path(__file__).parents[2]
+ALL = variants.sources()
+
+
+def by_name(source: Source) -> str:
+    return source.name
+
+
+def test_there_are_enough_variants_of_enough_kernels() -> None:
+    count = Counter(one.kernel for one in ALL)
+    assert len({(one.kernel, one.form) for one in ALL}) == len(ALL) >= 200
+    assert len(count) >= 20
+    assert min(count.values()) >= 8
+
+
+def test_authors_expected_all_kinds_of_outcomes() -> None:
+    share = {expect: n / len(ALL) for expect, n in Counter(one.expect for one in ALL).items()}
+    assert set(share) == set(variants.EXPECTATIONS)
+    assert share["wrong"] < 0.2
+    assert all(share[expect] > 0.05 for expect in variants.EXPECTATIONS)
+    # Somebody who forecasts every kernel's variants alike must not be right by construction.
+    for kernel in {one.kernel for one in ALL}:
+        assert len({one.expect for one in ALL if one.kernel == kernel}) >= 3, kernel
+
+
+@pytest.mark.parametrize("source", ALL, ids=by_name)
+def test_every_variant_keeps_the_contract(source: Source) -> None:
+    assert variants.broken_rules(source) == []
+    assert source.form != variants.base_form(source.kernel)
+    record = source.record()
+    assert record.base_sha256 == kernel_record(variants.base_of(source.kernel)).source_sha256
+    assert record.provenance.origin is Origin.LLM
+    assert record.provenance.author
+    assert record.provenance.note == source.summary
+    assert Variant.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+@pytest.mark.parametrize("source", ALL, ids=by_name)
+def test_a_forecast_does_not_see_what_the_author_expected(source: Source) -> None:
+    assert "EXPECT" not in source.text
+    assert source.summary not in source.text
+    assert not [word for word in ("faster", "slower", "incorrect") if word in source.text.lower()]
+
+
+def test_renaming_makes_no_new_variant() -> None:
+    base = kernel_record(variants.base_of("softmax")).source
+    renamed = (
+        base.replace("row_max", "highest").replace("read", "r").replace("    rows =", "    # Hm.\n    rows =")
+    )
+    assert variants.form_of(renamed) == variants.base_form("softmax")
+    assert variants.form_of(renamed.replace("axis=1", "axis=0")) != variants.base_form("softmax")
+
+
+def test_names_choose_kernels_and_single_variants() -> None:
+    (one,) = variants.sources(["softmax/01_division_as_multiply"])
+    assert (one.kernel, one.expect) == ("softmax", "similar")
+    assert one in variants.sources(["softmax"])
+    with pytest.raises(ValueError, match=r"no variant or kernel with variants is named \['softmaxx'\]"):
+        variants.sources(["softmaxx"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("1_short", '"""Why."""\n\nEXPECT = "faster"\n', "is named NN_short_name.py"),
+        ("01_x", '"""Why."""\n\nEXPECT = "quicker"\n', "not 'quicker'"),
+        ("01_x", 'EXPECT = "faster"\n', "begins with a docstring"),
+        ("01_x", '"""Why."""\n', "says EXPECT"),
+        ("01_x", "def (", "not Python"),
+    ],
+)
+def test_a_file_that_is_no_variant_is_refused(
+    name: str, text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variants, "folder", lambda: tmp_path)
+    (tmp_path / "softmax").mkdir()
+    (tmp_path / "softmax" / f"{name}.py").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        variants.sources()
+
+
+def test_broken_rules_are_named() -> None:
+    (good,) = variants.sources(["softmax/01_division_as_multiply"])
+    bad = replace(good, text="import os\nimport triton\nLIMIT = 3\n\ndef help(x):\n    return x\n")
+    found = " ".join(variants.broken_rules(bad))
+    assert "imports os" in found
+    assert "line 3 is neither" in found
+    assert "help is neither a @triton.jit function nor grid" in found
+
+
+def test_a_verdict_that_differs_from_the_statement_is_a_fault() -> None:
+    (good,) = variants.sources(["softmax/01_division_as_multiply"])
+    right = {"interpreter": {"verdict": "right", "detail": ""}, "compiled": {"3.9": {"verdict": "compiled"}}}
+    wrong = {**right, "interpreter": {"verdict": "wrong", "detail": "at (0, 0)"}}
+    stuck = {**right, "compiled": {"3.6": {"verdict": "failed", "detail": "no such layout"}}}
+    assert check_variants.judge(good, right, None) == []
+    assert check_variants.judge(good, right, "softmax/02") == ["same code as softmax/02"]
+    assert check_variants.judge(good, wrong, None) == ["interpreter: wrong: at (0, 0)"]
+    assert check_variants.judge(good, stuck, None) == ["Triton 3.6: no such layout"]
+    assert check_variants.judge(replace(good, expect="wrong"), wrong, None) == []
+    assert check_variants.judge(replace(good, expect="wrong"), right, None) == ["expected wrong, but right"]
+
+
+def test_two_variants_are_as_stated(tmp_path: Path) -> None:
+    names = ["softmax/01_division_as_multiply", "transpose/12_reshaped_tile"]
+    out = tmp_path / "check.json"
+    script = str(ROOT / "benchmarks" / "check_variants.py")
+    done = subprocess.run(
+        [sys.executable, script, "--only", ",".join(names), "--out", str(out)],
+        env={**os.environ, "BENCHMARK_COMMIT": "test"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(out.read_text())
+    assert report["summary"] == {
+        "variants": 2,
+        "kernels": 2,
+        "distinct": 2,
+        "as_stated": 2,
+        "expect": {"similar": 1, "wrong": 1},
+    }
+    rows = {row["name"]: row for row in report["raw"]["variants"]}
+    assert [rows[name]["interpreter"]["verdict"] for name in names] == ["right", "wrong"]
+    assert [c["verdict"] for row in rows.values() for c in row["compiled"].values()] == ["compiled"] * 2
+    assert rows[names[1]]["interpreter"]["detail"].startswith("transpose/16384x8192, YBLOCK: 8")
+    assert report["environment"]["commit"] == "test"

@@ -1,0 +1,249 @@
+"""Kernels for the rewrites of syntax trees, as texts: every odd turn that people's kernels take."""
+
+from __future__ import annotations
+
+HEAD = "import triton\nimport triton.language as tl\n\n\n"
+
+SOFTMAX = (
+    HEAD
+    + '''
+@triton.jit
+def softmax(y_ptr, x_ptr, stride, n_cols, BLOCK: tl.constexpr):
+    """Two passes over a row, # with a comment."""
+    row = tl.program_id(0)
+    x_ptr += row * stride  # a parameter that is assigned
+    y_ptr += row * stride
+    m = float("-inf")
+    total = 0.0
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=float("-inf")).to(tl.float32)
+        m = tl.maximum(m, tl.max(x, axis=0))
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=float("-inf")).to(tl.float32)
+        total += tl.sum(tl.exp(x - m), axis=0)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=float("-inf")).to(tl.float32)
+        tl.store(y_ptr + cols, tl.exp(x - m) / total, mask=cols < n_cols)
+'''
+)
+
+MATMUL = (
+    HEAD
+    + """
+@triton.jit
+def scaled(x, factor):
+    return x * factor
+
+
+@triton.jit
+def matmul(
+    a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    pid = tl.program_id(axis=0)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    pid_m = pid // tiles_n
+    pid_n = pid % tiles_n
+    offs_m = (pid_m * BLOCK_M + tl.arange(0, BLOCK_M)) % M
+    offs_n = (pid_n * BLOCK_N + tl.arange(0, BLOCK_N)) % N
+    offs_k = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + (offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak)
+    b_ptrs = b_ptr + (offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, tl.cdiv(K, BLOCK_K)):
+        a = tl.load(a_ptrs, mask=offs_k[None, :] < K - k * BLOCK_K, other=0.0)
+        b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k * BLOCK_K, other=0.0)
+        acc += tl.dot(a, b)
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
+    c = scaled(acc.to(tl.float32), 1.0)
+    offs_cm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_cn = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    c_ptrs = c_ptr + stride_cm * offs_cm[:, None] + stride_cn * offs_cn[None, :]
+    tl.store(c_ptrs, c, mask=(offs_cm[:, None] < M) & (offs_cn[None, :] < N))
+"""
+)
+
+SPLIT = MATMUL.replace("c = scaled(acc.to(tl.float32), 1.0)", "c = acc.to(tl.float32)")
+"""The same, storing the sum as it is: parts of it may be added in memory."""
+
+ROWS = (
+    HEAD
+    + """
+EPS = tl.constexpr(1e-5)
+
+
+@triton.jit
+def normalise(x, mean, rstd):
+    y = (x - mean) * rstd  # two statements: not an expression
+    return y
+
+
+@triton.jit
+def rows(x_ptr, w_ptr, y_ptr, n_rows, n_cols, BLOCK: tl.constexpr, PER: tl.constexpr = 2):
+    first = tl.program_id(0).to(tl.int64) * PER
+    if first >= n_rows:
+        return
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n_cols
+    for row in range(first, tl.minimum(first + PER, n_rows)):
+        x = tl.load(x_ptr + row * n_cols + cols, mask=mask, other=0.0).to(tl.float32)
+        mean = tl.sum(x, axis=0) / n_cols
+        centred = tl.where(mask, x - mean, 0.0)
+        rstd = 1 / tl.sqrt(tl.sum(centred * centred, axis=0) / n_cols + EPS)
+        w = tl.load(w_ptr + cols, mask=mask, other=1.0).to(tl.float32)
+        tl.store(y_ptr + row * n_cols + cols, normalise(x, mean, rstd) * w, mask=mask)
+"""
+)
+
+TILES = (
+    HEAD
+    + """
+@triton.jit
+def tiles(x_ptr, w_ptr, y_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    pid_m, pid_n = tl.program_id(0), tl.program_id(1)
+    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (rows < M)[:, None] & (cols < N)[None, :]
+    at = rows[:, None] * N + cols[None, :]
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    low = tl.min(x, axis=1)
+    w = tl.load(w_ptr + cols, mask=cols < N, other=0.0)
+    for i in tl.static_range(2):
+        x = x * (i + 1)
+    tl.store(y_ptr + at, x * w[None, :] + low[:, None], mask=inside)
+"""
+)
+
+CAUSAL = (
+    HEAD
+    + """
+@triton.jit
+def causal(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    here = tl.program_id(0)
+    rows = here * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in tl.range(0, (here + 1) * BLOCK, BLOCK, num_stages=1):
+        cols = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + cols, mask=cols < n, other=0.0)
+        total += tl.sum(tl.where(cols[None, :] <= rows[:, None], x[None, :], 0.0), axis=1)
+    tl.store(y_ptr + rows, total, mask=rows < n)
+"""
+)
+
+STRIDED = (
+    HEAD
+    + """
+@triton.jit
+def strided(x_ptr, scale_ptr, y_ptr, n, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    part = tl.program_id(0)
+    total = 0.0
+    for start in range(part * BLOCK, n, BLOCK * PARTS):
+        cols = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
+        total += tl.sum(x * tl.load(scale_ptr + part), axis=0)
+    tl.store(y_ptr + part, total)
+"""
+)
+
+LOCK = (
+    HEAD
+    + """
+@triton.jit
+def lock(x_ptr, lock_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    while tl.atomic_cas(lock_ptr, 0, 1) == 1:
+        pass
+    tl.store(y_ptr, tl.load(y_ptr) + tl.sum(x))
+    tl.atomic_xchg(lock_ptr, 0)
+"""
+)
+
+SIMPLE_TILES = TILES.replace("    for i in tl.static_range(2):\n        x = x * (i + 1)\n", "")
+"""The same, without any loop."""
+
+ODD = (
+    HEAD.replace("as tl", "as tl\nfrom triton.language.extra import libdevice")
+    + """
+LIMIT = tl.constexpr(8)
+
+
+@triton.jit(noinline=True, do_not_specialize=["n"])
+def noise(seed: tl.constexpr, at, *, low=0.0):
+    return libdevice.tanh(tl.rand(seed, at)) + low
+
+
+@triton.jit
+def merge(a, b):
+    return a + b
+
+
+@triton.heuristics({"EVEN": lambda args: args["n"] % 16 == 0})
+@triton.jit
+def odd(
+    x_ptr, /, y_ptr, n: "i32", *, BLOCK: tl.constexpr, EVEN: tl.constexpr, FLAG: tl.constexpr = 0
+) -> None:
+    '''A docstring with "quotes" and # a hash.'''
+    tl.static_assert(BLOCK <= 1024, "too wide"); pid = tl.program_id(0)
+    HALF: tl.constexpr = BLOCK // 2
+    (first, (second, _)), other = ((pid, (pid + 1, 0)), 0.0)
+    at = first * BLOCK + tl.arange(0, BLOCK)
+    pair = tl.associative_scan((at, at), 0, merge) if FLAG else (at, at)
+    picked = lambda v: v  # noqa
+    if not EVEN and (inside := n - pid * BLOCK) > 0:
+        x = tl.load(x_ptr + at, mask=at < n, other=other)
+    elif EVEN:
+        x = tl.load(x_ptr + at)
+    else:
+        x = tl.zeros([BLOCK], tl.float32)
+    for i, in ((0,),):
+        x += i
+    for j in tl.static_range(0, LIMIT, 2):
+        for k in range(*(0, 3)):
+            x += tl.load(x_ptr + j + k) if j else noise(7, at)
+    step = 0
+    while step < 3:
+        step += 1
+        if step == 2:
+            continue
+        x = x * 2.0
+    else:
+        x += 1.0
+    for m in tl.range(n, 0, -1, num_stages=2):
+        if m > 5:
+            break
+        x += m
+    assert HALF > 0, "positive"
+    x = [x, x][0]
+    tl.store(y_ptr + at, x, at < n)
+    return
+"""
+)
+"""No one writes all of this in one kernel; no part of it may confuse a rewrite."""
+
+_FIRST = "    pid = tl.program_id(axis=0)\n    tiles_n = tl.cdiv(N, BLOCK_N)\n"
+_before, _after = MATMUL.split(_FIRST)
+PERSISTENT = (
+    _before
+    + """    tiles_n = tl.cdiv(N, BLOCK_N)
+    for pid in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tiles_n, tl.num_programs(0)):
+"""
+    + "".join(f"    {line}\n" for line in _after.splitlines())
+)
+"""The same with a loop over tiles around the loop over `k`."""
+
+EVERY = {
+    "softmax": SOFTMAX,
+    "matmul": MATMUL,
+    "split": SPLIT,
+    "rows": ROWS,
+    "tiles": TILES,
+    "causal": CAUSAL,
+    "strided": STRIDED,
+    "lock": LOCK,
+}
+ENTRY = {name: "matmul" if name == "split" else name for name in EVERY}

@@ -1,0 +1,298 @@
+"""`forecast-autotune variants`: from a kernel's file to verified variants that a decorated kernel uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+pytest.importorskip("triton")
+
+from forecast_autotune.cli import main
+from forecast_autotune.records import Candidate, Config, Device, Outcome, Problem
+from forecast_autotune.results import Measurement
+from forecast_autotune.store import Store
+from forecast_autotune.variants import Variant
+from forecast_autotune.variants.kernel_file import import_file
+from tests.core.commands import Capture, shown
+from tests.harness.variant_kernels import tensor
+
+KERNEL = """import triton
+import triton.language as tl
+
+FACTOR = tl.constexpr(2)
+
+
+@triton.jit
+def scaled(value):
+    return value * FACTOR
+
+
+@triton.autotune([triton.Config({"BLOCK": b}) for b in (64, 128)], key=["n"])
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, scaled(tl.load(x + i, mask=i < n)), mask=i < n)
+"""
+INPUTS = """
+
+def inputs(random):
+    import torch
+
+    n = random.randrange(2, 600)
+    grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]),)
+    return {"x": torch.randn(n), "out": torch.empty(n), "n": n, "grid": grid}
+"""
+GOOD = """import triton
+import triton.language as tl
+
+CONFIGS = [{"kwargs": {"BLOCK": 256}, "num_warps": 8}]
+
+
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(out + i, value + value, mask=i < n)
+"""
+WRONG = GOOD.replace("value + value", "value + 1")
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A store and a folder of this test's own."""
+    for name in [n for n in os.environ if n.startswith("FORECAST_AUTOTUNE")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> str:
+    """KERNEL.py:FN of a file that says how it is called; a new module name for every test."""
+    path = tmp_path / f"kernel_{tmp_path.name.replace('-', '_')}.py"
+    path.write_text(KERNEL + INPUTS)
+    return f"{path}:double"
+
+
+def write(tmp_path: Path, name: str, source: str) -> str:
+    (tmp_path / name).write_text(source)
+    return str(tmp_path / name)
+
+
+def variants(*arguments: str) -> int:
+    return main(["variants", *arguments, "--device", "cpu", "--cases", "2"])
+
+
+def stored(tmp_path: Path) -> list[Variant]:
+    return Store(tmp_path / "store").variants()
+
+
+def test_from_files_to_verified_variants(kernel: str, tmp_path: Path, capsys: Capture) -> None:
+    files = [write(tmp_path, "good.py", GOOD), write(tmp_path, "wrong.py", WRONG)]
+    broken = write(tmp_path, "broken.py", "import os\n" + GOOD)
+    assert variants(kernel, "--from", *files, broken, "--json") == 0
+    said = shown(capsys)
+    assert said["kernel"] == "double"
+    assert [name.rpartition("-")[0] for name in said["new"]] == ["good", "wrong"]
+    assert [v["judgement"] for v in said["verified"]] == ["accepted", "rejected"]
+    assert said["refused"] == [
+        f"{broken}: line 1 of the variant: a variant imports triton and triton.language alone, not os"
+    ]
+    assert [[c.passed for c in v.checks] for v in stored(tmp_path)] == [[True], [False]]
+    # What has a check is not verified again.
+    assert variants(kernel, "--json") == 0
+    assert shown(capsys)["verified"] == []
+
+
+def test_listing_and_showing(kernel: str, tmp_path: Path, capsys: Capture) -> None:
+    variants(kernel, "--from", write(tmp_path, "good.py", GOOD))
+    capsys.readouterr()
+    assert variants("list") == 0
+    out = capsys.readouterr().out
+    assert "good-" in out
+    assert "interpreter" in out
+    assert variants("list", "--json", "--kernel", "other") == 0
+    assert shown(capsys)["variants"] == []
+    assert variants("show", "goo") == 0
+    out = capsys.readouterr().out
+    assert "passed on interpreter" in out
+    assert "value + value" in out
+    assert variants("show", "goo", "--json") == 0
+    assert Variant.from_json(shown(capsys)).source == GOOD
+    assert variants("show", "bad") == 1
+    assert "no variants are called 'bad'; there are: good-" in capsys.readouterr().err
+    assert main(["doctor", "--json"]) in (0, 1)
+    (line,) = [c for c in shown(capsys)["checks"] if c["name"] == "variants"]
+    assert line["detail"] == "1 of 1 kernel sources, 1 verified"
+
+
+def test_mechanical_variants(kernel: str, tmp_path: Path, capsys: Capture) -> None:
+    assert variants(kernel, "--mechanical", "--n", "2", "--json") == 0
+    said = shown(capsys)
+    assert len(said["new"]) == 2
+    assert {v["judgement"] for v in said["verified"]} == {"accepted"}
+    assert {str(v.provenance.origin) for v in stored(tmp_path)} == {"mechanical"}
+
+
+class Model(BaseHTTPRequestHandler):
+    """A chat endpoint that has read the same book over and over."""
+
+    answers: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        text = self.answers.pop(0)
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        body = json.dumps(
+            {"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 9}}
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing on stderr."""
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    """The specification of a model that answers sense and nonsense."""
+    Model.answers = ["No.", f"Adds.\n```python\n{GOOD}```", f"Faster!\n```python\n{WRONG}```"]
+    server = HTTPServer(("127.0.0.1", 0), Model)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1?model=parrot&kind=chat"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_language_model_writes_and_is_not_believed(
+    kernel: str, tmp_path: Path, capsys: Capture, model: str
+) -> None:
+    assert variants(kernel, "--llm", model, "--n", "3", "--json") == 0
+    said = shown(capsys)
+    assert len(said["new"]) == 2
+    assert len(said["refused"]) == 1
+    assert sorted(v["judgement"] for v in said["verified"]) == ["accepted", "rejected"]
+    by_note = {v.provenance.note: v for v in stored(tmp_path)}
+    assert set(by_note) == {"Adds.", "Faster!"}
+    good = by_note["Adds."]
+    assert (str(good.provenance.origin), good.provenance.author) == ("llm", "parrot")
+    assert len(good.provenance.prompt_sha256) == 64
+    assert [c.passed for c in good.checks] == [True]
+    assert [c.passed for c in by_note["Faster!"].checks] == [False]
+
+
+def test_without_verification_nothing_is_run(kernel: str, tmp_path: Path, capsys: Capture) -> None:
+    assert variants(kernel, "--from", write(tmp_path, "good.py", GOOD), "--no-verify", "--json") == 0
+    assert shown(capsys)["verified"] == []
+    assert [v.checks for v in stored(tmp_path)] == [()]
+
+
+def test_calls_that_were_recorded_when_the_kernel_was_tuned(tmp_path: Path, capsys: Capture) -> None:
+    path = Path(write(tmp_path, "recorded_kernel.py", KERNEL))
+    good = write(tmp_path, "good.py", GOOD)
+    assert variants(f"{path}:double", "--from", good) == 1
+    assert "how is double called?" in capsys.readouterr().err
+    from forecast_integrations.describe import kernel_record
+
+    record = kernel_record(import_file(path).double.fn)
+    arguments = [tensor("x", 1000), tensor("out", 1000)]
+    scalar = tensor("n", 0).__class__("n", "scalar", "i32", value=1000)
+    problem = Problem.of(record, [*arguments, scalar], Device("some GPU", "cuda", "90"), key=["1000"])
+    store = Store(tmp_path / "store")
+    for block in (64, 128):
+        candidate = Candidate(Config.of({"BLOCK": block}))
+        store.add(problem, Measurement(problem.id, candidate, Outcome.OK, 1.0, grid=(-(-1000 // block),)))
+    assert variants(f"{path}:double", "--json") == 0
+    (verified,) = shown(capsys)["verified"]
+    assert verified["judgement"] == "accepted"
+    (variant,) = stored(tmp_path)
+    assert '"class":"any"' in variant.checks[0].signature, (
+        "sizes were drawn, with a grid told from the records"
+    )
+
+
+CASED = (
+    KERNEL
+    + """
+
+class Case:
+    name, kernel, key, reset_to_zero = "double/300", double.fn, ("n",), ()
+
+    @staticmethod
+    def make(device, small=False):
+        import torch
+
+        n = 300 if small else 1 << 20
+        x, out = torch.empty(n, device=device), torch.empty(n, device=device)
+        grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]),)
+        return {"args": (x, out, n), "kwargs": {}, "grid": grid, "outputs": (out,)}
+
+
+CASE = Case()
+"""
+)
+
+
+def test_calls_of_a_case_in_the_file(tmp_path: Path, capsys: Capture) -> None:
+    path = write(tmp_path, "cased_kernel.py", CASED)
+    assert variants(f"{path}:double", "--from", write(tmp_path, "good.py", GOOD), "--json") == 0
+    assert [v["judgement"] for v in shown(capsys)["verified"]] == ["accepted"]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (["nothing"], "is no KERNEL.py:FN"),
+        (["gone.py:double"], "is no Python file"),
+        (["KERNEL:triple"], "has no kernel 'triple'; it has scaled, double"),
+        (["KERNEL", "extra"], "one word too many"),
+        (["show"], "show needs NAME"),
+        (["KERNEL:double", "--from", "gone.py"], "no such file or folder"),
+        (["KERNEL:double", "--n", "0"], "--n must be at least 1"),
+        (["KERNEL:double", "--llm", "nonsense:"], "error:"),
+    ],
+)
+def test_wrong_usage_is_named(kernel: str, capsys: Capture, what: list[str], said: str) -> None:
+    arguments = [w.replace("KERNEL", kernel.rpartition(":")[0]) for w in what]
+    assert variants(*arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_exchange_takes_variants_along_without_their_checks(
+    kernel: str, tmp_path: Path, capsys: Capture
+) -> None:
+    variants(kernel, "--from", write(tmp_path, "good.py", GOOD))
+    capsys.readouterr()
+    table = str(tmp_path / "table.jsonl.gz")
+    assert main(["export", table, "--json"]) == 0
+    assert shown(capsys)["variants"] == 1
+    other = str(tmp_path / "other")
+    assert main(["import", table, "--store", other, "--json"]) == 0
+    assert shown(capsys)["variants"] == 1
+    (imported,) = Store(Path(other)).variants()
+    assert (imported.source, imported.checks) == (GOOD, ())
+    assert imported.provenance == stored(tmp_path)[0].provenance
+    assert variants(kernel, "--from", table, "--no-verify", "--json", "--store", str(tmp_path / "third")) == 0
+    assert len(shown(capsys)["new"]) == 1
+    assert main(["clear", "--variants", "--store", other]) == 2
+    assert "this would remove 1 variant from" in capsys.readouterr().err
+    assert main(["clear", "--variants", "--yes", "--json", "--store", other]) == 0
+    assert shown(capsys)["variants"] == 1
+    assert main(["clear", "--variants", "--device", "gpu"]) == 2
+    assert Store(Path(other)).variants() == []
+    assert len(stored(tmp_path)) == 1

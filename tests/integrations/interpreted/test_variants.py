@@ -1,0 +1,168 @@
+"""Variants in Triton's interpreter, where launches really calculate: own grids, zeroing, falling back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+
+from forecast_autotune import autotune
+from forecast_autotune.variants import Check, Origin, Provenance, Variant
+from forecast_autotune.variants.signature import INTERPRETER
+from forecast_autotune.variants.sizes import Sizes
+from forecast_integrations import describe
+from tests.integrations.interpreted.kernels import double
+from tests.integrations.interpreted.support import Vector, blocks, grid
+
+HEAD = """import triton
+import triton.language as tl
+
+CONFIGS = [{"kwargs": {"BLOCK": 128}}]
+"""
+PERSISTENT = (
+    HEAD
+    + """
+
+def grid(meta, arguments, base):
+    return (min(2, base[0]),)
+
+
+@triton.jit
+def double(x, out, tag, n, BASE_GRID_0, BLOCK: tl.constexpr):
+    for tile in range(tl.program_id(0), BASE_GRID_0, tl.num_programs(0)):
+        i = tile * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+    tl.store(tag, BLOCK)
+    tl.store(tag + 1, tl.num_programs(0))
+"""
+)
+ADDED = (
+    HEAD
+    + """RESET_TO_ZERO = ["out"]
+
+
+def grid(meta, arguments):
+    return (triton.cdiv(arguments["n"], meta["BLOCK"]), 2)
+
+
+@triton.jit
+def double(x, out, tag, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(out + i, tl.load(x + i, mask=i < n), mask=i < n)
+    tl.store(tag, BLOCK)
+    tl.store(tag + 1, tl.num_programs(1))
+"""
+)
+
+
+class Timed:
+    """A `do_bench` that launches `times` times and finds the variant, whose BLOCK is 128, the fastest."""
+
+    def __init__(self, tag: torch.Tensor, times: int = 3) -> None:
+        self.tag, self.times, self.seen = tag, times, set[int]()
+
+    def __call__(self, kernel_call: Any, quantiles: Any) -> list[float]:
+        for _ in range(self.times):
+            kernel_call()
+        self.seen.add(int(self.tag[0]))
+        return [1.0 if int(self.tag[0]) == 128 else 2.0] * 3
+
+
+def record(source: str, vector: Vector, device: str = INTERPRETER) -> Variant:
+    base = describe.kernel_record(double)
+    named: Mapping[str, Any] = dict(zip(double.arg_names, vector.args, strict=False))
+    signature = Sizes.of([describe.arguments(double, named)]).signature(["out", "tag"])
+    made = Variant.of(base.name, base.source_sha256, source, Provenance(Origin.LLM))
+    return Variant(**{**vars(made), "checks": (Check(device, signature, True),)})
+
+
+def tuned(vector: Vector, source: str, **options: Any) -> Any:
+    given = {"do_bench": Timed(vector.tag), "store": False, "mode": "exhaustive", **options}
+    variants = [record(source, vector)]
+    return autotune(configs=blocks(16, 32), key=["n"], variants=variants, **given)(double)
+
+
+def test_an_own_grid_is_launched_timed_and_untimed() -> None:
+    """Two programs do the work of as many as the call's grid asks for."""
+    vector = Vector(700)
+    tuner = tuned(vector, PERSISTENT)
+    for _ in range(2):
+        vector.out.zero_()
+        tuner[grid](*vector.args)
+        assert vector.doubled()
+        assert vector.tag.tolist() == [128, 2]
+    assert tuner.do_bench.seen == {16, 32, 128}
+
+
+def test_what_a_variant_adds_into_is_zeroed_before_every_launch() -> None:
+    """Timing launches it again and again, and so does whoever calls: the result is that of one launch."""
+    vector = Vector(300)
+    vector.out[:300] = 7.0
+    tuner = tuned(vector, ADDED)
+    for _ in range(3):
+        tuner[grid](*vector.args)
+        assert vector.doubled()
+        assert vector.tag.tolist() == [128, 2]
+
+
+def test_another_dtype_is_the_bases() -> None:
+    """A key of its own, for which no variant was verified."""
+    vector = Vector(300)
+    tuner = tuned(vector, ADDED)
+    tuner[grid](*vector.args)
+    x, out = vector.x.double(), vector.out.double()
+    tuner[grid](x, out, vector.tag, vector.n)
+    assert torch.equal(out[:300], 2 * x[:300])
+    assert int(vector.tag[0]) in (16, 32)
+
+
+def test_a_call_in_place_is_the_bases() -> None:
+    """Zeroing the output would zero the input: a hit with overlapping tensors is not launched that way."""
+    vector = Vector(300)
+    tuner = tuned(vector, ADDED)
+    tuner[grid](*vector.args)
+    x = vector.x.clone()
+    tuner[grid](x, x, vector.tag, vector.n)
+    assert torch.equal(x[:300], 2 * vector.x[:300])
+    assert int(vector.tag[0]) in (16, 32)
+
+
+def test_a_check_of_a_gpu_is_none_of_the_interpreters() -> None:
+    """Devices are told apart in both directions."""
+    vector = Vector(300)
+    tuner = autotune(
+        configs=blocks(16, 32),
+        key=["n"],
+        variants=[record(ADDED, vector, "nvidia-h200-cuda90")],
+        store=False,
+        do_bench=Timed(vector.tag),
+        mode="exhaustive",
+    )(double)
+    tuner[grid](*vector.args)
+    assert vector.doubled()
+    assert int(vector.tag[0]) in (16, 32)
+
+
+def test_a_variant_under_heuristics_of_the_base() -> None:
+    """Parameters that heuristics of the base fill are filled for the variant, too."""
+    vector = Vector(300)
+    under = triton.heuristics({"HALF": lambda args: args["BLOCK"] // 2})(double)
+    source = ADDED.replace("BLOCK: tl.constexpr", "BLOCK: tl.constexpr, HALF: tl.constexpr").replace(
+        "tl.store(tag, BLOCK)", "tl.store(tag, 2 * HALF)"
+    )
+    base = describe.kernel_record(double)
+    named = dict(zip(double.arg_names, vector.args, strict=False))
+    signature = Sizes.of([describe.arguments(double, named)]).signature(["out", "tag"])
+    made = Variant.of(base.name, base.source_sha256, source, Provenance(Origin.HAND))
+    variant = Variant(**{**vars(made), "checks": (Check(INTERPRETER, signature, True),)})
+    found = describe.kernel_record(under)
+    assert found.source_sha256 == base.source_sha256
+
+    from forecast_integrations.variants import load
+
+    loaded = load(variant, under, lambda named: True)
+    loaded.run(*vector.args, grid=grid, warmup=False, BLOCK=128)
+    assert vector.doubled()
+    assert vector.tag.tolist() == [128, 2]

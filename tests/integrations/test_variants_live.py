@@ -1,0 +1,398 @@
+"""Variants on the null device: who becomes a candidate, what is launched, and when the base takes over."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from forecast_autotune import autotune, patch_triton, unpatch_triton
+from forecast_autotune.errors import SettingsError, VariantError
+from forecast_autotune.records import Config, Problem
+from forecast_autotune.store import Store
+from forecast_autotune.variants import Check, Origin, Provenance, Variant
+from forecast_autotune.variants.sizes import Sizes
+from forecast_integrations import describe
+from forecast_integrations.device import current_device
+from forecast_integrations.variants import VariantConfig, load, overlapping
+from tests.integrations.null import double, fresh, tables, twice
+
+SLOW = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=1) for w in (1, 2)]
+"""The clock likes 4 warps and 3 stages best, which the base does not have."""
+HEAD = """import triton
+import triton.language as tl
+
+CONFIGS = [{"kwargs": {"BLOCK": 256}, "num_warps": w, "num_stages": 3} for w in (2, 4)]
+
+
+"""
+BODY = """@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(out + i, value + value, mask=i < n)
+"""
+FAST = HEAD + BODY
+
+
+def arguments(n: int = 4096, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    return torch.empty(n, dtype=dtype), torch.empty(n, dtype=dtype), n
+
+
+def call(tuner: Any, *args: Any) -> Any:
+    given = args or arguments()
+    return tuner[lambda meta: (triton.cdiv(given[2], meta["BLOCK"]),)](*given)
+
+
+def checked(passed: bool = True, args: tuple[Any, ...] | None = None, device: str = "") -> Check:
+    """A check of calls like these, on the null device."""
+    named = dict(zip(("x", "out", "n"), args or arguments(), strict=True))
+    signature = Sizes.of([describe.arguments(double, named)]).signature(["out"])
+    return Check(device or current_device().slug, signature, passed)
+
+
+def record(source: str = FAST, *checks: Check, kernel: Any = double) -> Variant:
+    base = describe.kernel_record(kernel)
+    made = Variant.of(base.name, base.source_sha256, source, Provenance(Origin.LLM), title="fast")
+    return Variant(**{**vars(made), "checks": checks})
+
+
+def tuned(variants: Any = None, configs: Any = None, **options: Any) -> Any:
+    given = {"store": False, "mode": "exhaustive", **options}
+    return autotune(configs=configs or SLOW, key=["n"], variants=variants, **given)(fresh(double))
+
+
+def imported() -> set[str]:
+    return {name for name in sys.modules if name.startswith("forecast_autotune_variant_")}
+
+
+# --- candidates ---
+
+
+def test_a_verified_variant_with_faster_configs_is_chosen_and_launched(device: Any, tmp_path: Path) -> None:
+    variant = record(FAST, checked())
+    tuner = tuned([variant], store=tmp_path / "store")
+    kernel = call(tuner)
+    assert tuner.decision.chosen.variant == variant.name
+    assert tuner.decision.candidates == 4
+    assert (kernel.metadata.num_warps, kernel.metadata.num_stages) == (4, 3)
+    before = device.launches
+    assert call(tuner).metadata.num_warps == 4
+    assert device.launches == before + 1
+    (table,) = tables(tmp_path / "store")
+    assert {m.candidate.variant for m in table.measurements} == {"base", variant.name}
+    own = {k.partition("|")[0] for k in table.problem.ttir if "|" in k}
+    assert own == {variant.name}, "it has IR of its own"
+    assert "BLOCK=128" in table.problem.ttir
+    later = tuned([variant], store=Store(tmp_path / "store"), mode="frozen")
+    assert call(later).metadata.num_warps == 4
+
+
+@pytest.mark.parametrize(
+    "checks",
+    [
+        lambda: (),
+        lambda: (checked(passed=False),),
+        lambda: (checked(device="another"),),
+        lambda: (checked(device="interpreter"),),
+        lambda: (checked(args=arguments(dtype=torch.float16)),),
+    ],
+    ids=["unchecked", "wrong", "elsewhere", "interpreted", "other dtype"],
+)
+def test_what_was_not_verified_here_is_neither_candidate_nor_imported(device: Any, checks: Any) -> None:
+    before = imported()
+    tuner = tuned([record(FAST, *checks())])
+    assert call(tuner).metadata.num_warps == 2
+    assert tuner.decision.candidates == 2
+    assert imported() == before
+
+
+def test_a_variant_of_another_source_is_none_of_this_kernels(device: Any) -> None:
+    other = record(FAST.replace("def double", "def twice"), checked(), kernel=twice)
+    assert call(tuned([other])).metadata.num_warps == 2
+
+
+WRITES = """import pathlib
+
+pathlib.Path({path!r}).write_text("imported")
+
+"""
+
+
+def test_importing_never_precedes_verification(device: Any, tmp_path: Path) -> None:
+    """Not even a forged check gets a module imported that does more than define kernels."""
+    trace = tmp_path / "imported"
+    source = WRITES.format(path=str(trace)) + FAST
+    store = Store(tmp_path / "store")
+    store.put_variant(record(source))
+    assert call(tuned(store)).metadata.num_warps == 2
+    store.put_variant(record(source), [checked()])
+    with pytest.warns(UserWarning, match="cannot be used: line 1 of the variant"):
+        assert call(tuned(store)).metadata.num_warps == 2
+    assert not trace.exists()
+
+
+# --- where they come from ---
+
+
+def forms(tmp_path: Path) -> dict[str, Any]:
+    variant = record(FAST, checked())
+    store = Store(tmp_path / "elsewhere")
+    store.put_variant(variant)
+
+    def generator(problem: Problem) -> list[Variant]:
+        assert problem.kernel.name == "double"
+        return [variant]
+
+    return {
+        "one": variant,
+        "list": [variant],
+        "store": store,
+        "path": tmp_path / "elsewhere",
+        "text": str(tmp_path / "elsewhere"),
+        "generator": generator,
+    }
+
+
+@pytest.mark.parametrize("form", ["one", "list", "store", "path", "text", "generator"])
+def test_every_form_of_the_argument(device: Any, tmp_path: Path, form: str) -> None:
+    tuner = tuned(forms(tmp_path)[form])
+    assert call(tuner).metadata.num_warps == 4
+
+
+def test_the_tuners_own_store_by_word_and_by_variable(
+    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.default(tmp_path / "measurements").put_variant(record(FAST, checked()))
+    assert call(tuned(None, store=None)).metadata.num_warps == 2, "off by default"
+    assert call(tuned("store", store=None)).metadata.num_warps == 4
+    monkeypatch.setenv("FORECAST_AUTOTUNE_VARIANTS", "store")
+    assert call(tuned(None, store=None)).metadata.num_warps == 4
+    single = tuned(None, configs=SLOW[:1], store=None)
+    assert call(single).metadata.num_warps == 4, "one config and a variant are two candidates"
+    assert call(tuned(None, store=None, mode="deterministic")).metadata.num_warps in (1, 2), (
+        "no store may decide"
+    )
+
+
+def test_kernels_in_a_list_are_named(device: Any) -> None:
+    tuner = tuned([fresh(twice), fresh(twice)])
+    assert call(tuner).metadata.name == "twice"
+    assert {c.function.name for c in tuner.configs_timings if isinstance(c, VariantConfig)} == {
+        "twice",
+        "twice 2",
+    }
+    assert tuner.decision.candidates == 6
+
+
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        ({"base": twice}, "other than base"),
+        ({"base hook 2": twice}, "other than base"),
+        ({"a|b": twice}, "without |"),
+        ({"a": 7}, "must hold kernels"),
+        ([7], "must hold kernels"),
+        (7, "takes kernels by name"),
+    ],
+)
+def test_what_is_no_variant_fails_at_the_decorator(device: Any, variants: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=said.replace("|", r"\|")):
+        tuned(variants)
+
+
+def test_a_generator_that_fails_leaves_the_base(device: Any) -> None:
+    def generator(problem: Problem) -> list[Variant]:
+        raise OSError("no model there")
+
+    tuner = tuned(generator)
+    with pytest.warns(UserWarning, match="no model there"):
+        assert call(tuner).metadata.num_warps == 2
+
+
+# --- failing variants ---
+
+FULL = FAST.replace("BLOCK", "WIDE").replace("out, n, ", "out, n, BASE_GRID_0, ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FAST.replace("    i = tl.program_id", '    tl.static_assert(False, "no")\n    i = tl.program_id'),
+        FAST.replace("n, BLOCK: tl.constexpr", "n, BLOCK: tl.constexpr, WIDE: tl.constexpr"),
+        FAST.replace("value + value", "value + unknown"),
+        FAST.replace(BODY, "def grid(meta, arguments):\n    return (arguments['gone'],)\n\n\n" + BODY),
+        FULL,
+    ],
+    ids=["refuses", "lacks a value", "does not compile", "grid raises", "the call's grid cannot be told"],
+)
+def test_a_variant_that_cannot_run_is_a_failed_candidate(device: Any, tmp_path: Path, source: str) -> None:
+    tuner = tuned([record(source, checked())], store=tmp_path / "store")
+    assert call(tuner).metadata.num_warps == 2
+    assert tuner.decision.candidates == 4
+    (table,) = tables(tmp_path / "store")
+    outcomes = {str(m.outcome) for m in table.measurements if m.candidate.variant != "base"}
+    assert outcomes
+    assert outcomes <= {"compile_error", "runtime_error"}
+
+
+def test_other_parameters_are_refused_with_the_rule(device: Any) -> None:
+    tuner = tuned([record(FAST.replace("x, out, n", "out, x, n"), checked())])
+    with pytest.warns(
+        UserWarning, match=r"must have its runtime parameters \(x, out, n\).*it has \(out, x, n\)"
+    ):
+        assert call(tuner).metadata.num_warps == 2
+
+
+# --- calls that a key does not tell apart ---
+
+
+def test_another_call_under_the_same_key_falls_back_to_the_base(device: Any) -> None:
+    tuner = tuned([record(FAST, checked())])
+    assert call(tuner).metadata.num_warps == 4
+    x, out, n = arguments()
+    longer = torch.empty(n + 4)
+    for odd in (
+        (longer[1:-3], out, n),
+        (x, torch.empty(2 * n)[::2], n),
+        (x, x, n),
+        (x[: n // 2], x[: n // 2], n),
+    ):
+        kernel = call(tuner, *odd)
+        assert kernel.metadata.num_warps == 2, "the base, with its own best config"
+        assert not isinstance(tuner.best_config, VariantConfig)
+    assert call(tuner, x, out, n).metadata.num_warps == 4
+    assert isinstance(tuner.best_config, VariantConfig)
+    assert len(tuner.cache) == 1
+
+
+def test_a_dtype_that_was_not_verified_is_the_bases(device: Any) -> None:
+    tuner = tuned([record(FAST, checked())])
+    assert call(tuner, *arguments(dtype=torch.float16)).metadata.num_warps == 2
+    assert tuner.decision.candidates == 2
+    assert call(tuner).metadata.num_warps == 4
+
+
+def test_overlap_matters_where_something_is_written() -> None:
+    x = torch.empty(100)
+    apart = {"x": x[:50], "out": x[50:], "n": 5}
+    shared = {"x": x[:60], "y": x[40:], "out": torch.empty(9)}
+    assert not overlapping(apart, None)
+    assert overlapping(shared, None)
+    assert not overlapping(shared, frozenset({"out"})), "two inputs may share memory"
+    assert overlapping(shared, frozenset({"y"}))
+    assert not overlapping({"x": x[:0], "y": x}, None)
+
+
+# --- grids ---
+
+HALF = FAST.replace(
+    "@triton.jit",
+    "def grid(meta, arguments, base):\n"
+    '    return (triton.cdiv(arguments["n"], 2 * meta["BLOCK"]), base[0] // base[0])\n\n\n@triton.jit',
+)
+PERSISTENT = (
+    HEAD
+    + """def grid(meta, arguments, base):
+    return (min(8, base[0]),)
+
+
+@triton.jit
+def double(x, out, n, BASE_GRID_0: tl.constexpr, BLOCK: tl.constexpr):
+    for tile in range(tl.program_id(0), BASE_GRID_0, tl.num_programs(0)):
+        i = tile * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+"""
+)
+
+
+@pytest.mark.parametrize(("source", "grid"), [(HALF, (8, 1)), (PERSISTENT, (8,))])
+def test_own_grids_are_forecast_measured_and_kept(
+    device: Any, tmp_path: Path, source: str, grid: Any
+) -> None:
+    variant = record(source, checked())
+    tuner = tuned([variant], store=tmp_path / "store")
+    assert call(tuner).metadata.num_warps == 4
+    (table,) = tables(tmp_path / "store")
+    found = {m.candidate.variant: m.grid for m in table.measurements}
+    assert found == {"base": (32,), variant.name: grid}
+
+
+def test_what_depends_on_the_grid_is_traced_for_every_grid(device: Any, tmp_path: Path) -> None:
+    tuner = tuned([record(PERSISTENT, checked())], store=tmp_path / "store")
+    for n in (4096, 8192):
+        call(tuner, *arguments(n))
+    texts = [{t for k, t in table.problem.ttir.items() if "|" in k} for table in tables(tmp_path / "store")]
+    assert len(texts) == 2
+    assert not texts[0] & texts[1]
+
+
+# --- files and hooks ---
+
+
+def test_sources_lie_where_tracebacks_find_them(device: Any, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.put_variant(record(FAST, checked()))
+    call(tuned("store", store=store))
+    (module,) = (tmp_path / "store").glob("variants/modules/*.py")
+    assert module.read_text() == FAST
+    module.write_text("import os\nos._exit(9)\n")
+    assert call(tuned("store", store=store)).metadata.num_warps == 4, "the record's text runs, not the file's"
+
+
+def test_a_hook_that_all_configs_share_prepares_the_variants_too(device: Any) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def hook(kwargs: dict[str, Any]) -> None:
+        seen.append((kwargs["BLOCK"], kwargs["n"]))
+
+    shared = [triton.Config({"BLOCK": 128}, num_warps=1, pre_hook=hook)]
+    call(tuned([record(FAST, checked())], configs=shared))
+    assert {block for block, _ in seen} == {128, 256}
+    assert {n for _, n in seen} == {4096}
+
+
+def test_configs_of_the_base_without_what_the_variant_dropped(device: Any) -> None:
+    body = BODY.replace(", BLOCK: tl.constexpr", "").replace("BLOCK", "64")
+    source = FAST.replace(
+        BODY, "def grid(meta, arguments):\n    return (triton.cdiv(arguments['n'], 64),)\n\n\n" + body
+    )
+    source = source[: source.index("CONFIGS")] + source[source.index("def grid") :]
+    configs = [triton.Config({"BLOCK": b}, num_warps=w) for b in (128, 256) for w in (1, 4)]
+    variant = record(source, checked())
+    tuner = tuned([variant], configs=configs)
+    call(tuner)
+    own = [c for c in tuner.configs_timings if isinstance(c, VariantConfig)]
+    assert sorted((c.kwargs, c.num_warps) for c in own) == [({}, 1), ({}, 4)]
+
+
+def test_loading_says_what_is_wrong(device: Any) -> None:
+    with pytest.raises(VariantError, match="cannot be used"):
+        load(record(FAST.replace("n, BLOCK", "BLOCK")), double, lambda named: True)
+    loaded = load(record(FAST), double, lambda named: True)
+    assert [c.num_warps for c in loaded.configs(SLOW)] == [2, 4]
+
+
+def test_records_configs_beat_those_of_the_source(device: Any) -> None:
+    given = Variant(**{**vars(record(FAST)), "configs": (Config.of({"BLOCK": 512}, num_warps=8),)})
+    assert [c.num_warps for c in load(given, double, lambda named: True).configs(SLOW)] == [8]
+
+
+def test_tuners_of_libraries_are_served_as_well(
+    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.default(tmp_path / "measurements").put_variant(record(FAST, checked()))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_VARIANTS", "store")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
+    theirs = triton.autotune(SLOW, key=["n"])(fresh(double))
+    patch_triton()
+    try:
+        assert call(theirs).metadata.num_warps == 4
+        x, _, n = arguments()
+        assert call(theirs, x, x, n).metadata.num_warps == 2
+    finally:
+        unpatch_triton()
