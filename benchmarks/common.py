@@ -72,12 +72,19 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
+def _plain(value: Any) -> Any:
+    """An option as JSON has it; files by their names, since their folders are this machine's affair."""
+    if isinstance(value, Path):
+        return value.name
+    return [_plain(v) for v in value] if isinstance(value, list) else value
+
+
 class Report:
     """One result file, rewritten after every step, so that a run cut short leaves what it had."""
 
     def __init__(self, arguments: argparse.Namespace, claim: str, seed: int | None = None) -> None:
         hidden = ("out", "null", "child", "given", "numbers")
-        given = {k: v.name if isinstance(v, Path) else v for k, v in vars(arguments).items()}
+        given = {k: _plain(v) for k, v in vars(arguments).items()}
         self.path: Path = arguments.out
         self.data: dict[str, Any] = {
             "claim": claim,

@@ -1,10 +1,11 @@
 """Claim: how good forecasts are on kernels, hands and shapes that the surrogate has not seen.
 
     pip install -e '.[eval]' && python benchmarks/forecasts.py --out benchmarks/results/forecasts.json \
-        [--leave-out family hand shape] [--seeds 5] [--jobs 2]
+        [--leave-out family hand shape] [--seeds 5] [--jobs 2] [--tables FILE... [--limit 262]]
 
-Runs `forecast-autotune replay --leave-out ...` over the shipped tables, all baselines beside it, and keeps
-its JSON whole. Replays run on the CPU; the times in the tables were measured on the H200.
+Runs `forecast-autotune replay --leave-out ...` over the shipped tables (and `--tables`; at most `--limit`
+problems, in turn from each kernel), all baselines beside it, and keeps its JSON whole. Replays run on the
+CPU; the times in the tables were measured on the H200.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import say
 from benchmarks.report_environment import environment
+from forecast_autotune.replay import load, shipped
+from forecast_autotune.table import write_tables
+from forecast_train.evaluation.splits import spread
 
 ASKED = (
     ("top-1, nothing measured", "static.top1.geomean_regret"),
@@ -37,9 +42,18 @@ ASKED = (
 """What the summary shows of `learned`, `analytic` and `random`."""
 
 
-def left_out(what: str, seeds: int, jobs: int, baselines: str | None) -> dict[str, Any]:
+def gathered(paths: list[Path], limit: int | None, into: Path) -> list[str]:
+    """The file of shipped and given tables, thinned to `limit` problems; none where nothing is given."""
+    if not paths:
+        return []
+    tables = load([*shipped(), *paths])
+    write_tables(into, tables if limit is None else spread(tables, limit))
+    return [str(into)]
+
+
+def left_out(what: str, seeds: int, jobs: int, baselines: str | None, files: list[str]) -> dict[str, Any]:
     """The JSON of one `replay --leave-out`."""
-    command = [sys.executable, "-m", "forecast_autotune", "replay", "--leave-out", what, "--json"]
+    command = [sys.executable, "-m", "forecast_autotune", "replay", "--leave-out", what, "--json", *files]
     command += ["--seeds", str(seeds), "--jobs", str(jobs)]
     command += [] if baselines is None else ["--baselines", baselines]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -56,13 +70,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--leave-out", nargs="+", default=["family", "hand", "shape"])
     parser.add_argument("--baselines", help="comma-separated (default: all)")
+    parser.add_argument(
+        "--tables", type=Path, nargs="*", default=[], help="recorded tables besides the shipped"
+    )
+    parser.add_argument("--limit", type=int, help="at most so many problems")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
     report: dict[str, Any] = {"claim": "forecasts", "environment": environment(arguments.seeds), "raw": {}}
     report["summary"] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        files = gathered(arguments.tables, arguments.limit, Path(folder) / "tables.jsonl.gz")
+        judge(arguments, files, report)
+    return 0
+
+
+def judge(arguments: argparse.Namespace, files: list[str], report: dict[str, Any]) -> None:
+    """Every kind of fold, written and shown as it is done."""
     for what in arguments.leave_out:
-        found = left_out(what, arguments.seeds, arguments.jobs, arguments.baselines)
+        found = left_out(what, arguments.seeds, arguments.jobs, arguments.baselines, files)
         report["raw"][what] = found
         methods = found["evaluation"]["methods"]
         shown: dict[str, Any] = {}
@@ -82,7 +108,6 @@ def main() -> int:
                 if name in methods
             ]
             say(f"{what}: {title}: {', '.join(cells)}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import kernels
 from benchmarks.common import say
-from benchmarks.harvest_lane import COMPILE_S, lane
+from benchmarks.harvest_lane import AFTER, COMPILE_S, EACH, SHAPES, lane, listed, shapes
 from benchmarks.report_environment import environment
 from forecast_autotune.records import Candidate, Outcome, Problem, digest
 from forecast_integrations import describe
@@ -103,7 +103,9 @@ class Harvest:
     def _compile(self) -> None:
         """Compile kernel by kernel, at most one after the other but always on all cores."""
         prefixes = tuple(p for p in self.arguments.only.split(",") if p)
+        skipped = tuple(p for p in self.arguments.skip.split(",") if p)
         chosen = [c for c in kernels.every() if not prefixes or c.name.startswith(prefixes)]
+        chosen = [c for c in chosen if not skipped or not c.name.startswith(skipped)]
         # In an order that mixes families and hands: a run cut short leaves a bit of each.
         names = sorted({c.name.partition("/")[0] for c in chosen}, key=digest)
         with null_device():
@@ -118,7 +120,7 @@ class Harvest:
             for name in names:
                 work = works[name] = Work(name)
                 first: dict[str, str] = {}
-                for case in kernels.cases([name]):
+                for case in shapes(name):
                     try:
                         found = binaries(case)
                     except Exception as error:
@@ -242,7 +244,7 @@ def binaries(case: kernels.Case) -> list[str]:
     kind = describe.kind(problem, innermost(case.kernel))
     computed = describe.heuristic_values(case.kernel)
     found = []
-    for config in kernels.configs(case):
+    for config in listed(case):
         values = computed({**named, **config.all_kwargs()})
         added = {k: v for k, v in values.items() if k not in named}
         found.append(digest(kind, str(config), sorted((k, repr(v)) for k, v in added.items())))
@@ -252,7 +254,7 @@ def binaries(case: kernels.Case) -> list[str]:
 def compile_one(case: kernels.Case, index: int) -> None:
     """Compile one config for sm_90 into Triton's cache; in a child, without a device."""
     data = case.make("meta")
-    config = kernels.configs(case)[index]
+    config = listed(case)[index]
     case.kernel.warmup(*data["args"], grid=(1,), **data["kwargs"], **config.all_kwargs())
 
 
@@ -264,6 +266,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--store", type=Path, help="where the raw measurements lie (default: OUT/store)")
     parser.add_argument("--only", default="", help="comma-separated prefixes of case names")
+    parser.add_argument("--skip", default="", help="prefixes of case names that are left out")
+    parser.add_argument("--each", type=int, help="time at most so many configs of a case (default: all)")
+    parser.add_argument("--after", type=int, help="leave out the first so many of those: timed before")
+    parser.add_argument("--shapes", type=int, help="time at most so many cases of a kernel (default: all)")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no kernel after this many seconds")
     parser.add_argument("--workers", type=int, default=cores, help="compilations at a time (default: cores)")
     parser.add_argument("--lane-workers", type=int, default=3, help="children that a lane may have")
@@ -274,6 +280,9 @@ def main() -> int:
     if arguments.lane is not None:
         store = arguments.store or Path(os.environ.get("HARVEST_STORE", arguments.out / "store"))
         return lane(store, arguments.out / f"tables-{arguments.lane}.jsonl.gz", arguments.null)
+    # Lanes and compiling children read them there.
+    thinning = ((EACH, arguments.each), (AFTER, arguments.after), (SHAPES, arguments.shapes))
+    os.environ.update({name: str(value) for name, value in thinning if value})
     if arguments.store:
         os.environ["HARVEST_STORE"] = str(arguments.store)
     if not arguments.null and not torch.cuda.is_available():

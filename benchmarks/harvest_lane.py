@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from forecast_autotune import autotune
 from forecast_autotune.features.cost import NUMBERS
 from forecast_autotune.features.cost import VERSION as COST
 from forecast_autotune.features.ttir import assignment_of, facts
-from forecast_autotune.records import Candidate, Outcome
+from forecast_autotune.records import Candidate, Outcome, digest
 from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
@@ -31,6 +32,23 @@ from forecast_integrations.null_device import null_device
 
 COMPILE_S = 15.0
 """A compilation that takes longer is given up; that config is a label of its own."""
+
+
+EACH, AFTER, SHAPES = "HARVEST_EACH", "HARVEST_AFTER", "HARVEST_SHAPES"
+"""Variables that thin a harvest: the most configs of a case, how many of those an earlier one has timed, the
+most cases of a kernel."""
+
+
+def listed(case: kernels.Case) -> list[Any]:
+    """The configs of a case that this harvest times."""
+    return kernels.thinned(case, int(os.environ.get(EACH, 1_000_000)), int(os.environ.get(AFTER, 0)))
+
+
+def shapes(kernel: str) -> list[kernels.Case]:
+    """The cases of a kernel that this harvest times, in their order."""
+    every = kernels.cases([kernel])
+    chosen = sorted(every, key=lambda c: digest("thinned", c.name))[: int(os.environ.get(SHAPES, 1_000_000))]
+    return [c for c in every if c in chosen]
 
 
 @dataclass
@@ -47,9 +65,11 @@ class Lane:
         rows: dict[str, kernels.Case] = {}
         tuners: dict[str, Any] = {}
         store = Store(self.stores / name)
-        for case in kernels.cases([name]):
+        for case in shapes(name):
             skipped = set(hung.get(case.name, []))
-            configs = [c for i, c in enumerate(kernels.configs(case)) if i not in skipped]
+            configs = [c for i, c in enumerate(listed(case)) if i not in skipped]
+            if len(configs) < 2:
+                continue  # a single config is launched, not timed
             # One tuner for all shapes with this list: it knows what is compiled and traced already.
             mark = f"{id(case.kernel)} {case.key} {[str(c) for c in configs]}"
             if mark not in tuners:
@@ -106,20 +126,20 @@ def _labelled(table: Table, case: kernels.Case, hung: dict[str, list[int]]) -> T
 
     They were measured best forecast first; a baseline that takes "the first k" must not see that.
     """
-    listed = [Candidate(describe.to_config(c)) for c in kernels.configs(case)]
-    place = {candidate: i for i, candidate in enumerate(listed)}
+    every = [Candidate(describe.to_config(c)) for c in listed(case)]
+    place = {candidate: i for i, candidate in enumerate(every)}
     known = {m.candidate for m in table.measurements}
     missing = [
         Measurement(
             table.problem.id,
-            listed[i],
+            every[i],
             Outcome.TIMEOUT,
             compile_s=COMPILE_S,
             at=now(),
             extra={"message": f"not compiled after {COMPILE_S:g} s"},
         )
         for i in hung.get(case.name, [])
-        if listed[i] not in known
+        if every[i] not in known
     ]
     rows = sorted([*table.measurements, *missing], key=lambda m: (place[m.candidate], m.at))
     noted = {

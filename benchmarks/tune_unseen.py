@@ -1,12 +1,13 @@
 """Claim: kernels that no model has seen are tuned to within 1 % of the best, in a fraction of the time.
 
-    python benchmarks/tune_unseen.py --out benchmarks/results/tune_unseen.json [--kernels 24]
+    python benchmarks/tune_unseen.py --out benchmarks/results/tune_unseen.json --tables FILE... [--kernels 24]
 
-Takes kernels of the benchmark package one family and hand after the other. Of each, one fresh process with
-empty caches tunes the first case with the default surrogate, fitted without the kernel's family wherever
-the shipped tables hold it; then it measures every config for the oracle (all cores, our own exhaustive
-mode), and times our winner and the list's best three in turns. `--sizes` tunes the 4096^3 matmul over
-lists of so many configs, drawn from one grid: the time a decision takes must not grow with the list.
+Takes kernels of the benchmark package one family and hand after the other, and fits the surrogate that
+ships to the recorded tables (`--tables`, and those of the package) without all of them. Of each, one fresh
+process with empty caches tunes the first case; then it measures every config for the oracle (all cores,
+our own exhaustive mode), and times our winner and the list's best three in turns. `--sizes` tunes the
+4096^3 matmul over lists of so many configs, drawn from one grid: the time a decision takes must not grow
+with the list.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 import sys
 import tempfile
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +31,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import common, kernels
 from forecast_autotune import autotune
 from forecast_autotune.replay import load, shipped
-from forecast_autotune.surrogates.base import Surrogate
 from forecast_autotune.surrogates.default import Default
+from forecast_autotune.surrogates.learned import Learned, Model
 
 TOP = 3
 MATMUL = "matmul/4096x4096x4096"
 
 
 def unseen(count: int) -> list[kernels.Case]:
-    """First cases of kernels that the shipped tables do not hold, families and hands in turn."""
-    known = {str(t.problem.extra.get("label", "")).partition("/")[0] for t in load(shipped())}
+    """First cases of kernels, families and hands in turn."""
     groups: dict[tuple[str, str], list[kernels.Case]] = {}
     seen: set[str] = set()
     for case in kernels.every():
         kernel = case.name.partition("/")[0]
-        if kernel not in seen | known:
+        if kernel not in seen:
             seen.add(kernel)
             groups.setdefault((case.family, case.hand), []).append(case)
     order = [groups[key] for key in sorted(groups)]
@@ -51,17 +52,24 @@ def unseen(count: int) -> list[kernels.Case]:
     return [c for layer in itertools.zip_longest(*order) for c in layer if c is not None][:count]
 
 
-def held_out(family: str) -> Surrogate:
-    """What ships, fitted to the shipped tables without one family."""
-    from forecast_train.surrogate import fit
+def fitted_without(cases: Sequence[kernels.Case], paths: Sequence[Path], out: Path) -> dict[str, Any]:
+    """Fit the learned surrogate to all tables that hold none of these kernels, by name or by source."""
+    from forecast_train.evaluation.splits import identities
+    from forecast_train.surrogate.fit import fit_model
 
-    return Default(fit([t for t in load(shipped()) if t.problem.extra.get("family") != family]))
+    tables = load([*shipped(), *paths])
+    names = {f"name {c.name.partition('/')[0].lower()}" for c in cases}
+    out_of = [t for t in tables if identities(t.problem) & names]
+    taken = {i for t in out_of for i in identities(t.problem)} | names
+    model = fit_model([t for t in tables if not identities(t.problem) & taken])
+    model.save(out)
+    return dict(model.about or {})
 
 
 def unseen_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child of one kernel."""
     (case,) = kernels.cases([given["case"]])
-    surrogate = held_out(case.family)
+    surrogate = Default(Learned(Model.load(Path(given["model"]))))
     configs = kernels.configs(case)
     with common.device(null) as where:
         data = case.make(where)
@@ -130,8 +138,14 @@ def run(a: Namespace, report: common.Report) -> None:
         return result
 
     rows = []
-    for case in unseen(a.kernels):
-        row = once("unseen", {"case": case.name, "rounds": 5 if a.null else a.rounds})
+    chosen = unseen(a.kernels)
+    model = a.out.with_suffix(".npz")
+    about = fitted_without(chosen, a.tables, model)
+    report.add("fitted", about)
+    common.say(f"fitted to {about}")
+    for case in chosen:
+        given = {"case": case.name, "rounds": 5 if a.null else a.rounds, "model": str(model.absolute())}
+        row = once("unseen", given)
         if row is None:
             continue
         rows.append(row)
@@ -145,6 +159,7 @@ def run(a: Namespace, report: common.Report) -> None:
         if found is not None:
             sizes[f"{size} #{seed}"] = round(found["seconds"], 3)
             common.say(f"{size} configs: {found['seconds']:.2f} s, {found['decision']['measured']} measured")
+    model.unlink()
     report.finish({**summary(rows), "seconds_by_list_size": sizes})
 
 
@@ -169,6 +184,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> int:
     parser = common.parser(__doc__)
     parser.add_argument("--kernels", type=int, default=24, help="how many kernels to tune")
+    parser.add_argument("--tables", type=Path, nargs="*", default=[], help="recorded tables to fit to, too")
     parser.add_argument("--sizes", type=int, nargs="*", default=[100, 10000], help="lengths of lists")
     parser.add_argument("--repeats", type=int, default=3, help="lists of each length")
     parser.add_argument("--rounds", type=int, default=100, help="launches per config in the final timing")

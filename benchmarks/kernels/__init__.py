@@ -21,6 +21,8 @@ from typing import Any, TypeAlias
 import torch
 import triton
 
+from forecast_autotune.records import digest
+
 Data: TypeAlias = dict[str, Any]
 """What `Case.make` returns: `args` (tuple, positional), `kwargs` (dict, by name), `grid` (callable of the
 meta-parameters) and `outputs` (tuple of tensors among the arguments)."""
@@ -60,6 +62,19 @@ class Case:
     """What is computed, coarsely: `FAMILY` of the module."""
     hand: str = ""
     """In whose style: `HAND` of the module."""
+
+
+def thinned(case: Case, each: int, after: int = 0) -> list[triton.Config]:
+    """At most `each` configs of `case.space` less the first `after` of them, in the order of the space.
+
+    The same ones for all shapes of a kernel.
+
+    Chosen by a digest of kernel and config, so that shapes share binaries and nobody's taste decides.
+    """
+    listed = configs(case)
+    kernel = case.name.partition("/")[0]
+    order = sorted(range(len(listed)), key=lambda i: digest("thinned", kernel, str(listed[i])))
+    return [listed[i] for i in sorted(order[after:each])]
 
 
 def configs(case: Case, *, wide: bool = False) -> list[triton.Config]:
