@@ -10,8 +10,8 @@ from benchmarks import kernels
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.mechanical import variants_of
 from forecast_integrations import describe
+from forecast_integrations.standalone import module_text
 from forecast_integrations.variants import Loaded, load
-from forecast_integrations.whole_source import whole_source
 
 
 def first_cases(count: int) -> list[kernels.Case]:
@@ -33,7 +33,7 @@ def generated(case: kernels.Case, **options: Any) -> list[Variant]:
     data = case.make("meta")
     named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
     return variants_of(
-        whole_source(case.kernel),
+        module_text(case.kernel),
         record.name,
         record.source_sha256,
         configs=[describe.to_config(c) for c in kernels.configs(case)],

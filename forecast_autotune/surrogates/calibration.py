@@ -170,8 +170,11 @@ class Calibration:
     def group(self, name: str) -> Group:
         """The group's own corrections, else the pooled ones on the pessimistic side, else none.
 
-        A group that nothing was recorded of is never trusted more than one that was found wanting.
+        A group that nothing was recorded of is never trusted more than one that was found wanting, and an
+        unknown device never more than a known one: its curves come from known ones under another name.
         """
+        if name == UNKNOWN and {UNKNOWN, INFORMED} <= self.groups.keys():
+            return self.groups[UNKNOWN].worst(self.groups[INFORMED])
         if name in self.groups:
             return self.groups[name]
         if POOLED not in self.groups:

@@ -30,7 +30,10 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "peel: a bound that is a block": (
         "peel",
         "softmax",
-        [("    m = ", "    n_cols = tl.load(y_ptr + tl.arange(0, BLOCK))\n    m = ")],
+        [
+            ("    m = float", "    ends = tl.load(y_ptr + tl.arange(0, BLOCK))\n    m = float"),
+            ("cols < n_cols", "cols < ends"),
+        ],
     ),
     "peel: an iteration may end the loop": (
         "peel",

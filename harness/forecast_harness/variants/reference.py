@@ -7,8 +7,9 @@ included. Whatever changed in it, or around it, is what the kernel wrote.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ from forecast_harness.sandbox.api import Array, CandidateFault, Cell, Fault, Wor
 from forecast_harness.variants.launcher import BASE_FILE
 from forecast_harness.verify.arena import build, changed
 from forecast_harness.verify.judge import INSIDE
+
+_WALL_S = {"cpu": 90.0, "cuda": 600.0}
+"""How long a cell lives at most. A base kernel that is tried on arguments it was not made for may write
+anywhere in its own process, and hang."""
 
 Memory = Mapping[str, torch.Tensor]
 """Tensor argument -> its memory, one-dimensional."""
@@ -47,6 +52,8 @@ class Reference:
     def __init__(self, work: Work, device: str, rng: random.Random) -> None:
         self._work, self._device, self._rng = work, device, rng
         self._cell: Cell | None = None
+        self._opened = 0.0
+        self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _WALL_S[device]))
 
     def close(self) -> None:
         """End the cell."""
@@ -86,8 +93,11 @@ class Reference:
         return Ran({s.name: s.view(block).clone() for s in arena.slots}, tuple(names), stray, answer.seconds)
 
     def _open(self) -> Cell:
+        if self._cell is not None and time.monotonic() - self._opened > self._limits.wall_s / 2:
+            self.close()
         if self._cell is None:
-            self._cell = self._work.cell()
+            self._opened = time.monotonic()
+            self._cell = self._work.cell(self._limits)
             self._cell.ask(
                 f"{INSIDE}:prepare",
                 {
