@@ -85,8 +85,35 @@ def launches(table: Table) -> list[Launch]:
     return list({(tuple(sorted(x.meta.items(), key=str)), x.grid): x for x in found}.values())
 
 
-def fitted(recorded: Sequence[Launch]) -> Formula | None:
+@dataclass(frozen=True)
+class Switch:
+    """A formula for each value of a meta-parameter that is no number: an order of axes, say."""
+
+    name: str
+    formulas: Mapping[Scalar, Formula]
+
+    def __call__(self, arguments: Sequence[Argument], meta: Mapping[str, Scalar]) -> tuple[int, ...]:
+        """The grid of a call. Raises `KeyError` or `TypeError` where a parameter is missing or unknown."""
+        return self.formulas[meta[self.name]](arguments, meta)
+
+    def __str__(self) -> str:
+        return " | ".join(f"{self.name}={value}: {formula}" for value, formula in self.formulas.items())
+
+
+def fitted(recorded: Sequence[Launch]) -> Formula | Switch | None:
     """The simplest formula that explains all of them; None when there is none, or nothing was recorded."""
+    if (found := _fitted(recorded)) is not None or not recorded:
+        return found
+    words = [n for n, v in recorded[0].meta.items() if isinstance(v, bool | str)]
+    for name in words:
+        values = {x.meta.get(name) for x in recorded}
+        parts = {v: _fitted([x for x in recorded if x.meta.get(name) == v]) for v in values}
+        if len(parts) > 1 and None not in parts.values():
+            return Switch(name, {v: part for v, part in parts.items() if part is not None})
+    return None
+
+
+def _fitted(recorded: Sequence[Launch]) -> Formula | None:
     if not recorded or len({len(x.grid) for x in recorded}) != 1:
         return None
     # Not every so many: lists of configs are products, and a step would meet one value again and again.

@@ -6,8 +6,10 @@ in the same order; meta-parameters may be dropped, added or changed. Three more 
 
 - `CONFIGS`: a list of objects like `{"kwargs": {"BLOCK": 128}, "num_warps": 4, "num_stages": 3}`, in place
   of the base's list;
-- `grid(meta, arguments)`: the launch grid from the meta-parameters and the call's arguments by name, where
-  the variant needs another one than the call gives;
+- `grid(meta, arguments)`, or `grid(meta, arguments, base)`: the launch grid from the meta-parameters (launch
+  options such as `num_warps` among them), the call's arguments by name and the call's own grid, where the
+  variant needs another one than the call gives. Parameters named `BASE_GRID_0`, `_1` and `_2` are filled with
+  the call's own grid;
 - `RESET_TO_ZERO`: names of arguments that must be zero before a launch; zeroing them is part of its time.
 """
 

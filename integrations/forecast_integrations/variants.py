@@ -135,8 +135,8 @@ class Loaded(Function):
 
     def grid(self, grid: Any, named: Mapping[str, Any], config: Any) -> Grid | None:
         """Its own launch grid, or the call's."""
-        given = self._heuristic({**named, **config.all_kwargs()})
         try:
+            given = self._heuristic({**named, **config.all_kwargs()})
             return self.entry.place(grid, given, self._meta(given), self._options(given))
         except Exception:
             return None  # it will fail again where it is launched, and be a failed candidate
@@ -151,15 +151,14 @@ class Loaded(Function):
         return self.kernel, (), found, meta
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        grid, given = self._given(args, kwargs)
-        return self._guarded(self.entry.run, grid, given)
+        return self._guarded(self.entry.run, args, kwargs)
 
     def _warmup(self, *args: Any, **kwargs: Any) -> Any:
-        grid, given = self._given(args, kwargs)
-        return self._guarded(self.entry.warmup, grid, given)
+        return self._guarded(self.entry.warmup, args, kwargs)
 
-    def _guarded(self, launch: Callable[..., Any], grid: Any, given: dict[str, Any]) -> Any:
+    def _guarded(self, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         try:
+            grid, given = self._given(args, kwargs)
             return launch(grid, given, self._meta(given), self._options(given))
         except Exception as error:
             if outcome_of(error) is not None:

@@ -307,6 +307,19 @@ def test_a_grid_that_is_no_product_is_not_explained() -> None:
     assert fitted([]) is None
 
 
+def test_a_grid_may_turn_with_a_word() -> None:
+    def grid(meta: dict[str, Any]) -> tuple[int, int]:
+        tiles = -(-900 // meta["BLOCK"])
+        return (7, tiles) if meta["ROWS_FIRST"] else (tiles, 7)
+
+    sizes = sizes_of(arguments(900, rows=7))
+    metas = [{"BLOCK": b, "ROWS_FIRST": first} for b in (32, 64, 256) for first in (True, False)]
+    formula = fitted([Launch(sizes, meta, grid(meta)) for meta in metas])
+    assert formula is not None
+    assert formula(arguments(100, rows=3), {"BLOCK": 64, "ROWS_FIRST": True}) == (3, 2)
+    assert formula(arguments(100, rows=3), {"BLOCK": 64, "ROWS_FIRST": False}) == (2, 3)
+
+
 def test_a_formula_says_when_it_lacks_a_parameter() -> None:
     formula = fitted(recorded([(96, 1000)], lambda m, n, b, s: (-(-n // b),)))
     assert formula is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Argument, Config, Scalar
 from forecast_autotune.variants.entry import extent
-from forecast_autotune.variants.grids import Formula, fitted
+from forecast_autotune.variants.grids import Formula, Switch, fitted
 from forecast_autotune.variants.kernel_file import import_file, kernel_of
 from forecast_autotune.variants.signature import places, span, structure
 from forecast_autotune.variants.sizes import Sizes, largest
@@ -94,7 +94,7 @@ class Recorded:
         self.subject, self._device = subject, device
         self.pace = Pace(ELEMENTS[device])
         self.sizes = Sizes.of(subject.calls)
-        self.formula: Formula | None = fitted(subject.launches)
+        self.formula: Formula | Switch | None = fitted(subject.launches)
         if self.formula is None:
             self.sizes = self.sizes.frozen()
 
@@ -234,9 +234,15 @@ def heuristics_of(subject: Subject) -> list[Mapping[str, Callable[[dict[str, Any
 
 
 def with_heuristics(
-    drawn: Drawn, layers: Sequence[Mapping[str, Callable[[dict[str, Any]], Any]]], meta: Mapping[str, Any]
+    drawn: Drawn,
+    layers: Sequence[Mapping[str, Callable[[dict[str, Any]], Any]]],
+    meta: Mapping[str, Any],
+    takes: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """The scalars of a call with what heuristics make of it under these meta-parameters."""
+    """The scalars of a call with what heuristics make of it under these meta-parameters.
+
+    With `takes`, only of parameters among these: a variant may lack what the others are made of.
+    """
     if not layers:
         return dict(drawn.scalars)
     tensors = {a.name: view(drawn.memory[a.name], a) for a in drawn.arguments if a.kind == "tensor"}
@@ -244,7 +250,8 @@ def with_heuristics(
     found: dict[str, Any] = {}
     for layer in layers:
         for name, rule in layer.items():
-            found[name] = known[name] = rule(known)
+            if takes is None or name in takes:
+                found[name] = known[name] = rule(known)
     return {**drawn.scalars, **found}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,11 +35,13 @@ class VariantProblem:
         configs: Sequence[Config],
         device: str,
         deterministic: bool,
+        takes: Collection[str],
     ) -> None:
+        """`takes` are the variant's parameters."""
         self.deterministic = deterministic
         self.configs = list(configs)
         self._subject, self._survey, self._reference = subject, survey, reference
-        self._device = device
+        self._device, self._takes = device, frozenset(takes)
         self._layers = heuristics_of(subject)
         self._turn = itertools.count()
         self._latest: tuple[Argument, ...] = ()
@@ -54,7 +56,7 @@ class VariantProblem:
         tensors = {n: t for n, t in drawn.memory.items() if n not in outputs}
         meta = config.parameters()
         grid = drawn.grid(meta)
-        scalars = with_heuristics(drawn, self._layers, meta)
+        scalars = with_heuristics(drawn, self._layers, meta, self._takes)
 
         def judge(
             given: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor]

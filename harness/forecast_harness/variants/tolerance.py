@@ -73,6 +73,8 @@ def expected(plain: torch.Tensor, wide: torch.Tensor | None) -> Expected:
     least = torch.full_like(want, info.smallest_normal)
     # A whole step: the wider run may be rounded as well, where the kernel says to which dtype.
     limit = _STEP * rounding + scale * (_EACH * own + _STEPS * unit) + least
+    # What the base itself gives is right, however far the wider run is from it.
+    limit = torch.maximum(limit, 1.001 * (base - want).abs().nan_to_num(0, 0, 0))
     if wide is not None and torch.equal(want.to(dtype).double().nan_to_num(), want.nan_to_num()):
         # Rounded in the kernel: results that differ do so by a step, and there is no mean to speak of.
         return Expected(want, dtype, limit)

@@ -14,7 +14,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Config
 from forecast_autotune.variants import Check, Variant
-from forecast_autotune.variants.contract import contract
+from forecast_autotune.variants.contract import Contract, contract
 from forecast_harness.sandbox.api import Job, Lane, Limits, Status
 from forecast_harness.variants.launcher import files
 from forecast_harness.variants.subject import Subject, Survey
@@ -74,14 +74,17 @@ def verify(
     """
     begin = time.perf_counter()
     try:
-        configs = _configs(variant, subject)
+        promised = contract(variant.source, variant.kernel)
+        promised.must_fit(contract(subject.source, subject.kernel).parameters)
     except RecordError as error:
         return _refused(variant, known, device, Reason(Code.FAILS, str(error)))
+    configs = _configs(variant, promised, subject)
     deterministic = known.deterministic and "atomic_" not in variant.source
     payload = {
         "subject": subject.to_json(),
         "survey": known.to_json(),
         "configs": [c.to_json() for c in configs],
+        "takes": [*promised.parameters, *promised.meta],
         "plan": plan.to_json(),
         "deterministic": deterministic,
         "seed": seed,
@@ -119,10 +122,8 @@ def _checks(verdict: Verdict, known: Survey, device: str) -> tuple[Check, ...]:
     return (Check(device, known.signature, verdict.accepted, detail, at),)
 
 
-def _configs(variant: Variant, subject: Subject) -> Sequence[Config]:
-    """The configs to launch. Raises `RecordError` for a source that breaks the contract."""
-    promised = contract(variant.source, variant.kernel)
-    promised.must_fit(contract(subject.source, subject.kernel).parameters)
+def _configs(variant: Variant, promised: Contract, subject: Subject) -> Sequence[Config]:
+    """The configs to launch."""
     listed: Sequence[Config] = variant.configs or promised.configs
     if not listed:
         takes = set(promised.meta)

@@ -56,8 +56,8 @@ def survey(work: Work) -> Answer:
 def examine(work: Work) -> Answer:
     """Examine one variant.
 
-    The payload has `subject`, `survey`, `configs`, `plan`, `deterministic` and `seed`; the value has
-    `reasons`, `trials`, `unable` (configs that did not run) and `facts`.
+    The payload has `subject`, `survey`, `configs`, `takes`, `plan`, `deterministic` and `seed`; the value
+    has `reasons`, `trials`, `unable` (configs that did not run) and `facts`.
     """
     torch.set_num_threads(1)
     asked = work.payload
@@ -75,6 +75,7 @@ def examine(work: Work) -> Answer:
             [Config.from_json(c) for c in asked["configs"]],
             plan.device,
             bool(asked["deterministic"]),
+            asked["takes"],
         )
         with work.cell() as cell:
             judge = Judge(_pack(subject, problem.deterministic), problem, cell, plan, seed)
