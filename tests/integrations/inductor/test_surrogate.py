@@ -83,8 +83,10 @@ def test_the_exhaustive_space_is_forecast_at_once_and_the_vendor_kernel_stays_in
 
 def test_a_skinny_product_wants_small_tiles_of_its_rows() -> None:
     found = asked(matmul(16, 4096, 4096), exhaustive()[1:])
-    best = [found.candidates[i] for i in found.order()[:20]]
-    assert all(dict(c.config.kwargs)["BLOCK_M"] == 16 for c in best)
+    rows = [dict(found.candidates[i].config.kwargs)["BLOCK_M"] for i in found.order()]
+    assert set(rows[:10]) == {16}
+    assert max(rows[:20]) <= 32
+    assert max(rows) >= 128
 
 
 def test_more_shared_memory_than_there_is_fails() -> None:
