@@ -1,0 +1,209 @@
+"""What a log holds: one event per line, in the order in which things came to be known.
+
+Actions and events that belong together share a key, made of what was asked and nothing else, so an action
+that is done twice is recognised: `Request.id`, the batch number, or `Job.id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from forecast_autotune.errors import RecordError
+from forecast_harness.search import codec
+from forecast_harness.search.records import Belief, Context, Judged, Node, Spent, Target
+
+
+@dataclass(frozen=True)
+class Started:
+    """The first line of a log."""
+
+    context: Context
+    target: Target
+    seeds: tuple[Node, ...]
+    at: str
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The log was opened again; everything before it stands."""
+
+    at: str
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A proposer answered a request, perhaps with nothing."""
+
+    request: str
+    nodes: tuple[Node, ...]
+    """As they came, also those that turn out not to be new: that is decided from the state."""
+    spent: Spent = Spent()
+    problem: str = ""
+    """Why there are none: the proposer failed, or has no more to give."""
+    exhausted: bool = False
+    """It will never have more for this parent."""
+
+
+@dataclass(frozen=True)
+class Forecasted:
+    """The forecasts of a batch's new nodes (and of those deferred before, against the newer reference)."""
+
+    batch: int
+    reference: str
+    """Id of the node that beliefs are relative to: the incumbent when the batch was decided."""
+    beliefs: Mapping[str, Belief]
+    spent: Spent = Spent()
+    problem: str = ""
+    """Why there are none; the batch is then chosen without."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a batch measures and why: written down for readers, derivable from the events before it."""
+
+    batch: int
+    nodes: tuple[str, ...]
+    reasons: tuple[str, ...]
+    """One of `top`, `uncertain`, `audit`, `unforecast` per node."""
+    propensities: tuple[float, ...]
+    """The probability with which each was chosen, given the forecasts; 1 for what is not drawn."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job ended: its node was judged."""
+
+    job: str
+    node: str
+    batch: int
+    judged: Judged
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A job's lane failed; the node is not to blame. The job is tried again, a limited number of times."""
+
+    job: str
+    node: str
+    batch: int
+    reason: str
+    lane: str = ""
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """The finalists timed again in a fresh process with fresh seeds, all against the first seed."""
+
+    judged: Mapping[str, Judged]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The search is over (`interrupted` ones may be resumed)."""
+
+    reason: str
+    interrupted: bool = False
+    at: str = ""
+
+
+Event: TypeAlias = Started | Resumed | Proposed | Forecasted | Chosen | Finished | Lost | Confirmed | Stopped
+KINDS: Mapping[str, type[Any]] = {
+    kind.__name__.lower(): kind
+    for kind in (Started, Resumed, Proposed, Forecasted, Chosen, Finished, Lost, Confirmed, Stopped)
+}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """One JSON object; `type` is the class's name in lower case."""
+    return {"type": type(event).__name__.lower(), **codec.to_json(event)}
+
+
+def from_json(data: Any) -> Event:
+    """Read what `to_json` wrote. Raises `RecordError`."""
+    kind = KINDS.get(str(data.get("type"))) if isinstance(data, dict) else None
+    if kind is None:
+        raise RecordError(f"an event needs a type of {', '.join(KINDS)}, got {data!r:.80}")
+    event: Event = codec.from_json(kind, data)
+    return event
+
+
+@dataclass(frozen=True)
+class Request:
+    """Asks one proposer for `n` sources made of `parents`. Everything it needs; no state is passed along."""
+
+    id: str
+    """Digest of the seed, batch, parents, arm and number."""
+    batch: int
+    arm: str
+    """`<proposer>/<style>`"""
+    target: Target
+    parents: tuple[Node, ...]
+    judged: Mapping[str, Judged]
+    """Of the parents and of `failures`, by node id."""
+    score: float
+    """log2(time of the first parent / time of the first seed)."""
+    n: int
+    seed: int
+    failures: tuple[Node, ...] = ()
+    """Children of the first parent that were refused or slower, newest last, for repair and feedback."""
+    known: tuple[str, ...] = field(default=(), repr=False)
+    """Ids of all nodes so far: what need not be proposed again."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Asks the forecaster about a batch."""
+
+    batch: int
+    reference: Node
+    nodes: tuple[Node, ...]
+    judged: tuple[tuple[Node, Judged, float], ...]
+    """Everything measured that this batch may know: node, result, score as in `Request.score`."""
+    lineage: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Parents by node id."""
+    target: Target | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Asks a judge to verify, tune and time a node beside `against`."""
+
+    id: str
+    """Digest of the target, harness, node and `against`: what has one is done once."""
+    node: Node
+    against: Node
+    against_config: Mapping[str, Any]
+    """The best known config of `against`."""
+    target: Target
+    batch: int
+    trials: int
+    confirm: bool = False
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """Asks for the finalists to be timed again."""
+
+    nodes: tuple[Node, ...]
+    configs: Mapping[str, Mapping[str, Any]]
+    seed_node: Node
+    target: Target
+
+
+@dataclass(frozen=True)
+class Choose:
+    """Nothing to wait for: `Chosen` is to be written down."""
+
+    event: Chosen
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Nothing is left to do."""
+
+    reason: str
+
+
+Action: TypeAlias = Request | Question | Choose | Job | Confirm | Stop

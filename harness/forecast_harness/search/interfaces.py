@@ -1,0 +1,134 @@
+"""The plug-in points of a search. Whoever implements one sees no log, no clock and no other plug-in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Protocol, runtime_checkable
+
+from forecast_harness.search.events import Confirm, Forecasted, Job, Proposed, Question, Request
+from forecast_harness.search.records import Judged, Node
+
+
+@runtime_checkable
+class View(Protocol):
+    """What an archive may see of a state: nodes judged in the batches that it may know of."""
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """All nodes by id, in the order in which they were accepted."""
+        ...
+
+    @property
+    def seeds(self) -> Sequence[str]:
+        """Ids of the seeds."""
+        ...
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """log2(time / time of the first seed) of every node that ran; negative is faster."""
+        ...
+
+    @property
+    def judged(self) -> Mapping[str, Judged]:
+        """Every judged node."""
+        ...
+
+    @property
+    def expansions(self) -> Mapping[str, int]:
+        """How often each node was expanded in the batches before, by id."""
+        ...
+
+    @property
+    def spent_parents(self) -> frozenset[str]:
+        """Nodes for which no proposer has anything more."""
+        ...
+
+
+class Archive(Protocol):
+    """Which nodes to expand next. A pure function: equal views and seeds give equal answers."""
+
+    name: str
+
+    def select(self, view: View, n: int, seed: int) -> Sequence[str]:
+        """Up to `n` ids of nodes that ran and are not in `spent_parents`; all, where there are fewer."""
+        ...
+
+
+class Proposer(Protocol):
+    """Writes new sources. `styles` are its arms, e.g. `("rewrite", "diff", "crossover", "repair")`."""
+
+    name: str
+    styles: Sequence[str]
+
+    def propose(self, request: Request) -> Proposed:
+        """Answer a request: up to `request.n` nodes. A failure is told in `Proposed.problem`, never raised.
+
+        Deterministic given the request, or cached by `request.id`: an answer that was paid for is not paid
+        for again after a crash. Called from several threads.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+class Forecaster(Protocol):
+    """Forecasts nodes without running them."""
+
+    name: str
+    """With its version: part of the context."""
+
+    def forecast(self, question: Question) -> Forecasted:
+        """Beliefs about `question.nodes` relative to `question.reference`. Failures are told, not raised."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+class Judge(Protocol):
+    """Verifies, tunes and times one node, in a process of its own. Plain data in, plain data out."""
+
+    def judge(self, job: Job) -> Judged:
+        """Raises `LaneLost` if the lane failed: then nothing is known of the node."""
+        ...
+
+    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+        """Time the finalists and the seed again, in a fresh process; every result is against the seed."""
+        ...
+
+    def close(self) -> None:
+        """End all processes."""
+        ...
+
+
+class LaneLost(Exception):
+    """The lane, not the candidate, failed; the text says how, `lane` which."""
+
+    def __init__(self, reason: str, lane: str = "") -> None:
+        super().__init__(reason)
+        self.lane = lane
+
+
+class Lanes(Protocol):
+    """Judges at work: one per device, here or on other machines."""
+
+    def submit(self, job: Job) -> Future[Judged]:
+        """Run it on the next free lane, at most once per `job.id`. The future raises `LaneLost`."""
+        ...
+
+    def confirm(self, confirm: Confirm) -> Future[Mapping[str, Judged]]:
+        """Like `submit`, for finalists."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """How many jobs run at once just now; changes as lanes join and leave."""
+        ...
+
+    def close(self) -> None:
+        """End all lanes."""
+        ...

@@ -1,0 +1,195 @@
+"""The nouns of a search: what is searched (`Target`), what was found (`Node`), how to go on (`Settings`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from forecast_autotune.records import Outcome
+from forecast_autotune.variants.records import Provenance
+
+SCHEMA = 1
+
+
+class Kind(StrEnum):
+    """What a target is."""
+
+    PACK = "pack"
+    """A problem pack; a node's source is a `Solution`'s."""
+    KERNEL = "kernel"
+    """A decorated Triton kernel; a node's source is a `Variant`'s."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is searched. Plain data; `payload` is what the judge needs to rebuild it in another process."""
+
+    kind: Kind
+    name: str
+    id: str
+    """Changes when the question changes: pack id, or source hash of kernel and cases."""
+    language: str
+    """`torch`, `triton` or `cuda`: of new nodes, unless they say otherwise."""
+    entry: str
+    """What a source must define."""
+    statement: str = field(repr=False)
+    """What is computed at which sizes, and the rules for a source, in words: for prompts and reports."""
+    payload: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One source that was proposed. Immutable; what became of it is in the state."""
+
+    id: str
+    """`novelty.identity`: digest of the target, the language and the normalised source."""
+    source: str = field(repr=False)
+    language: str
+    parents: tuple[str, ...]
+    """Ids of the nodes it was made of; empty for a seed. The first is the one it was derived from."""
+    provenance: Provenance
+    arm: str = ""
+    """Proposer and style that made it: what the bandit learns about."""
+    batch: int = 0
+    request: str = ""
+    """Id of the request it answers; empty for a seed."""
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A forecast of a node before it runs, relative to `reference`.
+
+    `mean` and `sd` are of log2(time of the node / time of the reference): negative is faster.
+    """
+
+    mean: float
+    sd: float
+    p_fail: float
+    p_better: float
+    """P(it runs and is faster than the reference)."""
+    abstains: bool = False
+    """The surrogate says that it does not know: always deferred to the clock as budget allows."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What running a node gave. `log2_ratio` is paired: node over `against`, side by side in one process."""
+
+    outcome: Outcome
+    against: str = ""
+    """Id of the node it was timed beside."""
+    log2_ratio: float | None = None
+    """Geometric mean over workloads of log2(time / time of `against`); None unless the outcome is `ok`."""
+    sd: float = 0.0
+    """Standard error of `log2_ratio`."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Median time per workload."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The best config that nested tuning found; empty where there is none to choose."""
+    measurements: int = 0
+    """Configs that were timed."""
+    device_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    device: str = ""
+    """UUID, or slug, of what it ran on."""
+    stage: str = ""
+    """How far it got: `screen`, `compile`, `verify`, `time`, `confirm`."""
+    feedback: str = ""
+    """Why it was refused, for a repair prompt: bounded, never the hidden seeds."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Behaviour (registers, shared memory, ...) and harness facts."""
+
+    def __post_init__(self) -> None:
+        if (self.outcome is Outcome.OK) != (self.log2_ratio is not None):
+            raise ValueError(
+                f"a node judged {self.outcome} {'needs' if self.outcome is Outcome.OK else 'cannot have'} a "
+                "log2_ratio"
+            )
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What something cost."""
+
+    measurements: int = 0
+    """Candidates run on the device: the unit of `Budget.measurements`."""
+    device_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    tokens: int = 0
+    money: float = 0.0
+    """US dollars."""
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
+
+    def _all(self) -> tuple[Any, ...]:
+        return (self.measurements, self.device_seconds, self.wall_seconds, self.tokens, self.money)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that may be spent; None is no limit."""
+
+    measurements: int | None = 200
+    device_seconds: float | None = None
+    wall_seconds: float | None = None
+    tokens: int | None = None
+    money: float | None = None
+
+    def exhausted(self, spent: Spent) -> str:
+        """Which limit has been reached, as a text for people; empty if none."""
+        for name, limit in vars(self).items():
+            if limit is not None and getattr(spent, name) >= limit:
+                return f"{name.replace('_', ' ')} {getattr(spent, name):g} of {limit:g} spent"
+        return ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to search. All of it is part of the context: a resumed search must have the same."""
+
+    budget: Budget = Budget()
+    archive: str = "puct"
+    """`puct`, `islands`, `greedy` or `beam`."""
+    proposers: tuple[str, ...] = ("mechanical",)
+    """As on the command line: `mechanical`, `recorded:DIR`, `llm:SPEC`, `external:COMMAND`."""
+    surrogate: str = "auto"
+    """`auto`, `none` (measure what comes first), or a spec of `forecasters`."""
+    parents: int = 2
+    """Nodes expanded per batch."""
+    samples: int = 16
+    """Proposals per parent."""
+    k: int = 4
+    """Measurements per parent at most, audits included."""
+    audit: float = 0.1
+    """Share of a batch's measurements given to candidates the forecasts reject, drawn at random."""
+    depth: int = 2
+    """Batches under way at once: batch n is decided on what batches up to n - depth gave. 1 waits for each
+    batch to end. Fixed, so that what is decided never depends on which result came first."""
+    patience: int = 8
+    """Batches in a row without a better node, or without a new one, after which a search ends."""
+    trials: int = 12
+    """Configs of one node that nested tuning may time."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What must be equal for a log to be continued."""
+
+    target: str
+    """`Target.id`"""
+    seeds: tuple[str, ...]
+    """Ids of the nodes that it starts from; the first is the one speed-ups are stated against."""
+    device: str
+    """Slug of the device (several of one model are the same; each has its own UUID in `Judged.device`)."""
+    toolchain: Mapping[str, str]
+    surrogate: str
+    """Name and version of what forecasts, or `none`."""
+    harness: str
+    """`harness_hash`: how nodes are verified and timed."""
+    settings: Settings = Settings()
+    schema: int = SCHEMA
