@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from forecast_autotune import __version__
 from forecast_autotune.cli.output import Usage
+from forecast_autotune.cli.parser_search import search
 from forecast_autotune.cli.parser_training import training
 from forecast_autotune.settings import Mode
 
@@ -68,8 +69,10 @@ def build() -> argparse.ArgumentParser:
     _exchange(commands)
     _harness(commands)
     _variants(commands)
+    search(commands, _command)
     doctor = _command(commands, "doctor", "doctor", "doctor", "check this installation, and say what to do")
     _store_option(doctor)
+    doctor.add_argument("--network", action="store_true", help="also contact the language model's server")
     demo = _command(
         commands, "demo", "demo", "demo", "tune a matmul live, against triton.autotune (needs a GPU)"
     )
@@ -178,6 +181,9 @@ def _train(commands: Any) -> None:
     forest.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the forests")
     forest.add_argument("--trees", type=int, default=64, metavar="N", help="trees of a forest (default: 64)")
     forest.add_argument("--leaf", type=int, default=8, metavar="N", help="fewest rows of a leaf (default: 8)")
+    forest.add_argument(
+        "--hyper", action="store_true", help="fit the Gaussian process's hyperparameters too (minutes)"
+    )
     honest = _command(
         kinds,
         "calibrate-llm",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from forecast_autotune.cli.output import Output, Usage, at_least_one
@@ -23,7 +24,13 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
         raise Usage(f"--out {out}: the name must end in .npz, in a directory that exists")
     tables = recorded(options)
     begin = time.perf_counter()
-    model = fit_model(tables, seed=options.seed, recipe=Recipe(trees=options.trees, leaf=options.leaf))
+    recipe = Recipe(trees=options.trees, leaf=options.leaf)
+    if options.hyper:
+        from forecast_train.surrogate.hyper import fit_all
+
+        hyper, _ = fit_all(tables, seed=options.seed, recipe=recipe)
+        recipe = replace(recipe, hyper=hyper)
+    model = fit_model(tables, seed=options.seed, recipe=recipe)
     model.save(out)
     seconds = time.perf_counter() - begin
     about = dict(model.about or {})

@@ -20,7 +20,7 @@ from forecast_autotune.features.devices import Card
 from forecast_autotune.features.ttir import Facts
 from forecast_autotune.records import Config
 
-VERSION = "cost-2"
+VERSION = "cost-3"
 
 Array = npt.NDArray[np.float64]
 
@@ -44,6 +44,9 @@ class Constants:
     """Share of the live tensors besides accumulators that a pipelined product holds in registers."""
     sharpness: float = 3.0
     """Norm that joins overlapping units: near a limit everything else still shows a little."""
+    turning: float = 6.0
+    """Bytes a cycle at which dot operands of 8 or 32 bits are turned in shared memory (`crosswise_bytes`):
+    all lanes of a warp meet in one bank, little more than a word at a time."""
     dram_share: float = 0.9
     """Share of the datasheet's bandwidth that can be had."""
 
@@ -127,6 +130,13 @@ NUMBERS = tuple(f.name for f in fields(Facts) if f.name != "dot_shapes")
 """The fields of `Facts` that are plain numbers."""
 
 
+def _grouped(facts: Table, warps: Array, warp_groups: bool) -> npt.NDArray[np.bool_]:
+    """Whether the dots are warp-group products, [n]: those take four warps and 64 rows."""
+    there = facts.dots[:, :, 3] > 0
+    rows = np.where(there, facts.dots[:, :, 0], np.inf).min(axis=1, initial=np.inf)
+    return np.asarray((warps % 4 == 0) & (rows >= 64) & warp_groups)
+
+
 def _ahead(facts: Table, stages: Array) -> tuple[Array, Array]:
     """(stages of the loop that loads most, iterations that it loads ahead), [n] each; see `shared_bytes`."""
     asked = np.where(facts["loop_stages"] > 0, facts["loop_stages"], stages)
@@ -137,15 +147,13 @@ def shared_bytes(facts: Table, warps: Array, stages: Array, warp_groups: bool = 
     """Shared memory of one program in bytes, [n], by the rules of Triton's pipeliner and allocator.
 
     A loop with dots keeps `stages - 1` buffers of what it loads ahead, one more of what warp-group
-    products (`warp_groups`: the device has them; they take four warps and 64 rows) read in place, and
-    one of each operand that does not come from a load of the loop. Loads that wait for other loads
-    share the stages among them. Outside of loops, operands, tiles whose fastest dimension changes and
-    what warps exchange in reductions live one after another.
+    products (`warp_groups`: the device has them) read in place, and one of each operand that does not
+    come from a load of the loop. Loads that wait for other loads share the stages among them. Outside of
+    loops, operands, tiles whose fastest dimension changes and what warps exchange in reductions live one
+    after another.
     """
     asked, ahead = _ahead(facts, stages)
-    there = facts.dots[:, :, 3] > 0
-    rows = np.where(there, facts.dots[:, :, 0], np.inf).min(axis=1, initial=np.inf)
-    groups = (warps % 4 == 0) & (rows >= 64) & warp_groups
+    groups = _grouped(facts, warps, warp_groups)
     buffers = (ahead + groups) * facts["direct_bytes"] + ahead * facts["indirect_bytes"]
     buffers = np.where(asked > 1, buffers, facts["direct_once_bytes"])
     # Copies of less than 4 bytes per thread stay in registers.
@@ -197,7 +205,9 @@ def costs(
     # Bytes per cycle and multiprocessor.
     l2_rate = k.l2_over_dram * device.memory_gb_s * 1e6 / device.multiprocessors / clock
     memory = moved / l2_rate + k.atomic * facts["atomic_elements"]
-    dot = _dot_cycles(facts, warps, device)
+    turned = facts["iterations"] * facts["crosswise_bytes"] / k.turning
+    turned = np.where(_grouped(facts, warps, device.warp_groups), turned, 0.0)
+    dot = np.maximum(_dot_cycles(facts, warps, device), turned)
     alu = (facts["elementwise"] + 0.5 * facts["conversions"]) / device.fp32_lanes
     alu = alu + facts["integer_ops"] / 64.0 + facts["special"] / 16.0
     alu = k.issue * (alu + (facts["reduce_elements"] + 2.0 * facts["scan_elements"]) / 64.0)
@@ -218,7 +228,8 @@ def costs(
     tail = waves - full
     last = _soft_max(k, np.maximum(1.0, np.ceil(tail * resident)) * busy, alone)
     cycles = full * per_wave + np.where(tail > 0, last, 0.0)
-    dram = np.full(len(busy), unique_bytes / (device.memory_gb_s * 1e6 * k.dram_share))
+    unique = _touched(facts, programs, unique_bytes)
+    dram = np.full(len(busy), unique / (device.memory_gb_s * 1e6 * k.dram_share))
     total = _soft_max(k, cycles / clock, dram) + k.launch_ms
     scale = programs / device.multiprocessors / clock
     return Costs(
@@ -234,6 +245,14 @@ def costs(
         spill * scale,
         dram,
     )
+
+
+def _touched(facts: Table, programs: Array, unique_bytes: float) -> float:
+    """Bytes of all tensors, or as few as a candidate touches at all: a lookup reads little of its table."""
+    if not len(programs) or facts["unknown_trips"].any():
+        return unique_bytes
+    moved = facts["load_bytes"] + facts["store_bytes"] + 4.0 * facts["atomic_elements"]
+    return min(unique_bytes, float((moved * programs).min()))
 
 
 def _rows_split(facts: Table, warps: Array) -> npt.NDArray[np.bool_]:

@@ -61,6 +61,7 @@ class Facts:
     resident_bytes: float = 0.0
     chained_bytes: float = 0.0
     cast_bytes: float = 0.0
+    crosswise_bytes: float = 0.0
     load_levels: float = 0.0
     loop_stages: float = 0.0
     streamed_bytes: float = 0.0

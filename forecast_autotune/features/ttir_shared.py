@@ -55,6 +55,9 @@ class Shared:
     cast_bytes: float = 0.0
     """Right operands computed element by element from loads: warp-group products need a copy,
     which lives no longer than its product; the largest."""
+    crosswise_bytes: float = 0.0
+    """Operands of a loop's dots, of 8 or 32 bits, that lie in memory along another dimension than the one
+    that is summed over: warp-group products read those the other way only, so each iteration turns them."""
     load_levels: float = 0.0
     """Loads that wait for each other on the way to a dot: 2 when one gives the address of another."""
     loop_stages: float = 0.0
@@ -139,7 +142,7 @@ def _loop(
     direct: dict[int, float] = {}
     resident: dict[str, float] = {}
     chained: dict[str, float] = {}
-    cast = 0.0
+    cast, crosswise = 0.0, 0.0
     last: dict[int, int] = {}
     for order, dot in enumerate(dots):
         for place, (name, type_) in enumerate(zip(_inputs(dot), dot.inputs, strict=False)):
@@ -147,6 +150,8 @@ def _loop(
             maker = local.get(root)
             if maker is not None and maker.name in LOADS:
                 last[id(maker)] = order
+                if place < 2 and type_.bits != 16 and _crosswise(name, place, local, accesses):
+                    crosswise += type_.nbytes
                 if changed and place:
                     cast = max(cast, type_.nbytes)
                 elif not changed:
@@ -166,6 +171,7 @@ def _loop(
         "resident_bytes": math.fsum(resident.values()),
         "chained_bytes": math.fsum(chained.values()),
         "cast_bytes": cast,
+        "crosswise_bytes": crosswise,
         "load_levels": float(max(levels.values(), default=0)),
         "loop_stages": stages,
     }
@@ -183,6 +189,19 @@ def _root(name: str, local: Mapping[str, Op], makers: Mapping[str, Op]) -> tuple
         cast = cast or op.name in _CASTS
         name = op.operands[0]
     return name, cast
+
+
+def _crosswise(name: str, place: int, local: Mapping[str, Op], accesses: Mapping[int, Access]) -> bool:
+    """Whether the dot operand at `place` was loaded along another dimension than the dot sums over."""
+    turns = 0
+    while (op := local.get(name)) is not None and op.name in _VIEWS | _CASTS:
+        turns += op.name == "tt.trans"
+        name = op.operands[0]
+    access = accesses.get(id(op)) if op is not None else None
+    if op is None or access is None or access.axis is None or len(op.outputs[0].shape) != 2:
+        return False
+    summed = 1 - place  # of the left operand [M, K] the second dimension, of the right one [K, N] the first
+    return (access.axis + turns) % 2 != summed
 
 
 def _in_registers(root: str, cast: bool, local: Mapping[str, Op], makers: Mapping[str, Op]) -> bool:

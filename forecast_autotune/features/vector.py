@@ -16,7 +16,7 @@ from forecast_autotune.features.cost import Array, Costs, Table
 from forecast_autotune.features.devices import Card
 from forecast_autotune.records import Config
 
-VERSION = "vector-2"
+VERSION = "vector-3"
 
 
 def _log(values: Array) -> Array:
@@ -66,6 +66,7 @@ def _columns(facts: Table, cost: Costs, warps: Array, stages: Array, device: Car
         "held": _log((facts["resident_bytes"] + facts["chained_bytes"] + facts["cast_bytes"]) / 1024.0),
         "indirect": _log(facts["indirect_bytes"] / 1024.0),
         "levels": facts["load_levels"],
+        "crosswise": _log(facts["crosswise_bytes"] / 1024.0),
         "turned": _log(facts["turned_bytes"] / 1024.0),
         "exchanged": _log(facts["reduced_bytes"]),
         "pipelined": _log(facts["pipelined_bytes"] / 1024.0),

@@ -1,8 +1,9 @@
 """The surrogate that ships: the cost formula plus a learned residual, updated by what is measured.
 
-A forest fitted on the corpus corrects the formula's log2 time from features that mean the same for
-every kernel (`features.vector`), and a second one its probability of failing. The Gaussian process of
-`analytic` then takes over as measurements come in. The forests ship as one npz file without pickle;
+Boosted trees fitted on the corpus correct the formula's log2 time from features that mean the same for
+every kernel (`features.vector`), and a forest its probability of failing. The Gaussian process of
+`analytic` then takes over as measurements come in; candidates that end in the same leaves of a third forest
+are alike to it. The trees ship as one npz file without pickle;
 `forecast_train.surrogate` fits them.
 """
 
@@ -34,19 +35,19 @@ from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.prior import Prior
 
 LEARNED = Hyper(
-    slope=0.45,
-    part_slopes=(0.14, 0.11, 0.09, 0.045, 0.045, 0.145, 0.05),
-    additive=0.51,
-    joint=0.135,
-    rough=0.045,
-    forest=0.19,
-    noise=0.005,
-    additive_scale=3.6,
-    joint_scale=1.8,
-    warp_scale=0.86,
-    stage_scale=10.0,
+    slope=0.31,
+    part_slopes=(0.16, 0.09, 0.16, 0.068, 0.037, 0.067, 0.103),
+    additive=0.25,
+    joint=0.23,
+    rough=0.029,
+    forest=0.144,
+    noise=0.003,
+    additive_scale=3.2,
+    joint_scale=2.05,
+    warp_scale=1.12,
+    stage_scale=0.85,
 )
-"""Of the Gaussian process over a forest: type-II maximum likelihood (`forecast_train.surrogate.hyper`)."""
+"""Of the Gaussian process over fitted trees: `forecast_train.surrogate.hyper` on the corpus."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ class Model:
     names: tuple[str, ...]
     """Features, in the order of `features.vector.vectors`."""
     residual: Forest
-    """log2 of true over formula time, relative to the problem's fast candidates."""
+    """log2 of true over formula time, relative to the problem's fast candidates: the mean of its trees."""
+    kin: Forest
+    """Candidates that share its leaves are alike; its values say nothing."""
     failure: Forest | None
     """Probability of failing; None where the corpus held too few failures."""
     hyper: Hyper
@@ -73,6 +76,7 @@ class Model:
         arrays: dict[str, npt.NDArray[Any]] = {
             "head": np.array(json.dumps(head)),
             **self.residual.arrays("r"),
+            **self.kin.arrays("k"),
         }
         if self.failure is not None:
             arrays |= self.failure.arrays("f")
@@ -95,6 +99,7 @@ class Model:
                 return cls(
                     tuple(head["names"]),
                     Forest.of(arrays, "r"),
+                    Forest.of(arrays, "k"),
                     failure,
                     hyper,
                     float(head["weight"]),
@@ -115,7 +120,7 @@ class Learned(Analytic):
     def __init__(self, model: Model, hyper: Hyper | None = None, **limits: int) -> None:
         super().__init__(hyper or model.hyper, **limits)
         self.model = model
-        self.trees = len(model.residual.roots)
+        self.trees = len(model.kin.roots)
         self._plain = Analytic()
         self._last: tuple[Any, Any, Any, Any, int, Prior] | None = None
         """The latest belief with what it follows from. A decision asks about one list many times, and with
@@ -145,8 +150,8 @@ class Learned(Analytic):
             return plain
         device = card(query.problem.device)
         features, _ = vectors(plain.facts, plain.costs, [c.config for c in query.candidates], device)
-        leaves = self.model.residual.leaves(features)
-        residual = self.model.residual.value[leaves].mean(axis=1)
+        leaves = self.model.kin.leaves(features)
+        residual = self.model.residual(features).mean(axis=1)
         p_fail = plain.p_fail
         if self.model.failure is not None:
             p_fail = combined(p_fail, self.model.failure(features).mean(axis=1))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forecast_autotune.features.cost import Table, shared_bytes
+from forecast_autotune.features.cost import Table, costs, shared_bytes
 from forecast_autotune.features.devices import card
 from forecast_autotune.features.ttir import Facts, facts
-from forecast_autotune.records import Device
+from forecast_autotune.records import Config, Device
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -173,3 +174,56 @@ def test_a_loop_keeps_the_stages_its_source_asks_for() -> None:
     assert estimate(deep, 4, 1) == estimate(deep, 4, 7) == 3 * 2 * 8 * 256
     # A thread would copy less than 4 bytes.
     assert estimate(read(streamed, dict.fromkeys("xy", F16), {"ROWS": 1, "B": 64, "DEEP": 4}), 4, 1) == 0
+
+
+@triton.jit
+def rows_by_rows(a, b, c, K, sa, sb, sc, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m, n, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        left = tl.load(a + m[:, None] * sa + (start + k)[None, :])
+        right = tl.load(b + n[:, None] * sb + (start + k)[None, :])
+        acc = tl.dot(left, tl.trans(right), acc)
+    tl.store(c + m[:, None] * sc + n[None, :], acc)
+
+
+TILE = {"BM": 128, "BN": 64, "BK": 32}
+
+
+def crosswise(fn: Any, dtype: Any) -> float:
+    return read(fn, {"a": dtype, "b": dtype, "c": torch.float32}, TILE).crosswise_bytes
+
+
+def test_wide_operands_that_lie_across_the_summed_dimension_are_seen() -> None:
+    assert crosswise(product, torch.float32) == 32 * 64 * 4  # b is [K, N], N next to each other
+    assert crosswise(rows_by_rows, torch.float32) == 0.0  # b is [N, K], read in turned
+    assert crosswise(product, torch.float16) == 0.0  # the hardware turns 16 bits by itself
+
+
+H200 = card(Device("NVIDIA H200", arch="90"))
+
+
+def cost(read: Facts, config: Config) -> float:
+    return float(costs(Table.of([read]), [(1024,)], [config], H200).dot_ms[0])
+
+
+def test_turning_operands_costs_warp_group_products_only() -> None:
+    across = read(product, dict.fromkeys("abc", torch.float32), TILE)
+    along = read(rows_by_rows, dict.fromkeys("abc", torch.float32), TILE)
+    four, two = Config(num_warps=4), Config(num_warps=2)
+    assert cost(across, four) > 1.5 * cost(along, four)
+    assert cost(across, two) == cost(along, two)
+
+
+def test_a_lookup_does_not_read_its_whole_table() -> None:
+    found = replace(read(product, dict.fromkeys("abc", torch.float16), TILE), unknown_trips=0)
+    table, grids, configs = Table.of([found]), [(4,)], [Config(num_warps=4)]
+    touched = 4 * (found.load_bytes + found.store_bytes)
+
+    def floor(unique: float) -> float:
+        return float(costs(table, grids, configs, H200, unique).dram_ms[0])
+
+    assert floor(1e12) == pytest.approx(floor(touched))
+    assert floor(touched / 2) == pytest.approx(floor(touched) / 2)
+    endless = Table.of([replace(found, unknown_trips=1)])
+    assert costs(endless, grids, configs, H200, 1e12).dram_ms[0] > 10 * floor(1e12)

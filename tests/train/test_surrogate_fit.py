@@ -17,7 +17,7 @@ from forecast_autotune.table import Table
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 from forecast_train.surrogate import fit, fit_model
 from forecast_train.surrogate.errors import FitError
-from forecast_train.surrogate.fit import Recipe
+from forecast_train.surrogate.fit import Recipe, summed
 from forecast_train.surrogate.hyper import fit_hyper
 
 SMALL = Recipe(trees=12, leaf=8, jobs=1)
@@ -70,6 +70,25 @@ def test_the_same_seed_gives_the_same_forest(tables: list[Table], model: Model) 
     np.testing.assert_array_equal(again.residual.threshold, model.residual.threshold)
     other = fit_model(tables, recipe=SMALL, seed=1)
     assert not np.array_equal(other.residual.feature, model.residual.feature)
+
+
+def test_boosted_trees_as_arrays_predict_what_the_library_does() -> None:
+    import lightgbm
+
+    draw = np.random.default_rng(0)
+    x = draw.choice(np.linspace(-2, 2, 9), (400, 5)).astype(np.float32)
+    y = x[:, 0] * x[:, 1] + draw.normal(0, 0.1, 400)
+    fitted = lightgbm.LGBMRegressor(n_estimators=20, num_leaves=7, verbose=-1).fit(x, y)
+    forest = summed(fitted.booster_)
+    np.testing.assert_allclose(forest(x).mean(axis=1), fitted.predict(x), atol=1e-5)
+    # On both sides of every threshold, too.
+    edges = np.repeat(x[:1], 2 * len(forest.threshold), axis=0)
+    # (It takes numbers below 1e-35 for zeros.)
+    inner = np.flatnonzero((forest.feature >= 0) & (np.abs(forest.threshold) > 1e-30))
+    for row, node in enumerate(inner):
+        edges[2 * row : 2 * row + 2, forest.feature[node]] = forest.threshold[node]
+        edges[2 * row + 1, forest.feature[node]] = np.nextafter(forest.threshold[node], np.float32(9))
+    np.testing.assert_allclose(forest(edges).mean(axis=1), fitted.predict(edges), atol=1e-5)
 
 
 def test_a_model_of_other_features_is_refused(tmp_path: Path, model: Model) -> None:

@@ -173,7 +173,7 @@ def test_a_learned_residual_corrects_templates_alone() -> None:
     _, names = vectors(table.facts, table.costs, [c.config for c in candidates[1:]], card(H200))
     leaf = {"feature": [-1], "threshold": [0.0], "left": [0], "right": [0], "value": [0.5], "roots": [0]}
     forest = Forest(**{name: np.array(values) for name, values in leaf.items()})
-    learned = LearnedTemplates(Model(tuple(names), forest, None, Hyper()))
+    learned = LearnedTemplates(Model(tuple(names), forest, forest, None, Hyper()))
     plain, found = (s.forecast(Query(problem, candidates)) for s in (Templates(Hyper()), learned))
     np.testing.assert_allclose(found.mean - plain.mean, [0.0, 0.5, 0.5])
 

@@ -1,6 +1,6 @@
-"""Tables -> the forests of `forecast_autotune.surrogates.learned`.
+"""Tables -> the trees of `forecast_autotune.surrogates.learned`.
 
-The forest learns the *residual* of the untrained cost formula, every problem with the same weight and
+Boosted trees learn the *residual* of the untrained cost formula, every problem with the same weight and
 the fast candidates with more of it: a model trained on one author's kernels adds nothing to the formula
 on another's, one trained on many hands does.
 """
@@ -8,7 +8,7 @@ on another's, one trained on many hands does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,14 +28,25 @@ from forecast_train.surrogate.errors import FitError
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the forests are grown."""
+    """How the trees are grown."""
 
     trees: int = 64
+    """Of the forests: of kinship and of failures."""
     leaf: int = 8
-    """Fewest rows of a leaf."""
+    """Fewest rows of their leaves."""
     share: float = 0.3
-    """Share of the features considered at a split."""
-    weight: float = 0.8
+    """Share of the features considered at a split, of forests and boosted trees."""
+    rounds: int = 300
+    """Boosted trees, one after the other, each fitted to what those before it left over."""
+    rate: float = 0.05
+    """Share of that which a tree may take."""
+    ends: int = 31
+    """Leaves of a boosted tree at most ..."""
+    least: int = 20
+    """... of so many rows at least."""
+    drawn: float = 0.5
+    """Share of the rows that a boosted tree sees."""
+    weight: float = 1.0
     """Share of the residual that is believed."""
     hyper: Hyper = LEARNED
     """Of the Gaussian process; also what compresses slowdowns here."""
@@ -71,9 +82,12 @@ def fit_model(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None =
             "FORECAST_AUTOTUNE_MODE=exhaustive, which records them"
         )
     try:
+        from lightgbm import LGBMRegressor
         from sklearn.ensemble import ExtraTreesRegressor
-    except ImportError as missing:
-        raise FitError("fitting needs scikit-learn: pip install 'forecast-autotune[eval]'") from missing
+    except (ImportError, OSError) as missing:  # LightGBM loads the system's OpenMP
+        raise FitError(
+            f"fitting needs scikit-learn and LightGBM: pip install 'forecast-autotune[eval]' ({missing})"
+        ) from missing
     features = np.concatenate([p.features for p in problems])
     target, weight = (np.concatenate(x) for x in zip(*(_residual(p, how) for p in problems), strict=True))
     growing: dict[str, Any] = {
@@ -84,7 +98,25 @@ def fit_model(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None =
         "n_jobs": how.jobs,
     }
     used = weight > 0
-    residual = ExtraTreesRegressor(**growing).fit(features[used], target[used], sample_weight=weight[used])
+    features = features.astype(np.float32)  # as they will be read
+    fitted = features[used], target[used], weight[used] / weight[used].mean()
+    boosted = LGBMRegressor(
+        n_estimators=how.rounds,
+        learning_rate=how.rate,
+        num_leaves=how.ends,
+        min_child_samples=how.least,
+        feature_fraction_bynode=how.share,
+        subsample=how.drawn,
+        subsample_freq=1,
+        reg_lambda=1.0,
+        random_state=seed,
+        # Sums in another order may choose other splits.
+        deterministic=True,
+        force_row_wise=True,
+        n_jobs=how.jobs,
+        verbose=-1,
+    ).fit(fitted[0], fitted[1], sample_weight=fitted[2])
+    kin = exported(ExtraTreesRegressor(**growing).fit(fitted[0], fitted[1], sample_weight=fitted[2]))
     failed = np.concatenate([p.failed for p in problems])
     failure = None
     if failed.sum() >= 20:
@@ -98,7 +130,8 @@ def fit_model(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None =
         "failures": int(failed.sum()),
         "seed": seed,
     }
-    return Model(problems[0].names, exported(residual), failure, how.hyper, how.weight, about)
+    alike = replace(kin, value=np.zeros_like(kin.value))
+    return Model(problems[0].names, summed(boosted.booster_), alike, failure, how.hyper, how.weight, about)
 
 
 def exported(forest: Any) -> Forest:
@@ -120,6 +153,42 @@ def exported(forest: Any) -> Forest:
         value=np.concatenate([t.value[:, 0, 0] for t in trees]).astype(np.float32),
         roots=roots,
     )
+
+
+def summed(booster: Any) -> Forest:
+    """LightGBM's trees as arrays; leaves hold their value times the number of trees: a forest is a mean."""
+    trees = booster.dump_model()["tree_info"]
+    rows: list[tuple[int, float, int, int, float]] = []
+
+    def grow(node: Any) -> int:
+        at = len(rows)
+        if "split_feature" not in node:
+            rows.append((-1, 0.0, 0, 0, node["leaf_value"] * len(trees)))
+            return at
+        if node["decision_type"] != "<=":
+            raise FitError(f"a split by {node['decision_type']!r} has no place in a `Forest`: use numbers")
+        rows.append((node["split_feature"], node["threshold"], 0, 0, 0.0))
+        left, right = grow(node["left_child"]), grow(node["right_child"])
+        rows[at] = (node["split_feature"], node["threshold"], left, right, 0.0)
+        return at
+
+    roots = [grow(tree["tree_structure"]) for tree in trees]
+    feature, threshold, left, right, value = zip(*rows, strict=True)
+    return Forest(
+        feature=np.array(feature, dtype=np.int16),
+        # A threshold lies between two numbers of single precision; rounded up it would let the upper one in.
+        threshold=_below(np.array(threshold)),
+        left=np.array(left, dtype=np.int32),
+        right=np.array(right, dtype=np.int32),
+        value=np.array(value, dtype=np.float32),
+        roots=np.array(roots, dtype=np.int32),
+    )
+
+
+def _below(values: Array) -> npt.NDArray[np.float32]:
+    """The largest numbers of single precision that are not above these."""
+    near = values.astype(np.float32)
+    return np.where(near > values, np.nextafter(near, np.float32(-np.inf)), near)
 
 
 def _residual(rows: Rows, how: Recipe) -> tuple[Array, Array]:
