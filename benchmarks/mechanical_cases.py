@@ -1,4 +1,4 @@
-"""Benchmark kernels with their mechanical variants: which kernels, their variants, launching one."""
+"""Benchmark kernels with variants that rewrites have made: which kernels, launching one, checking one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 from benchmarks import kernels
+from benchmarks.common import say, synchronize
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.mechanical import variants_of
 from forecast_integrations import describe
@@ -50,3 +51,22 @@ def loaded(case: kernels.Case, variant: Variant) -> Loaded:
 def launch(case: kernels.Case, data: kernels.Data, function: Loaded, config: Any) -> Any:
     """Launch a variant once; returns what Triton returns."""
     return function.run(*data["args"], grid=data["grid"], **data["kwargs"], **config.all_kwargs())
+
+
+def refusal(case: kernels.Case, variant: Variant, data: kernels.Data, expected: Any) -> str:
+    """What is wrong with a variant under its first and its last config; empty for one that is right."""
+    function = loaded(case, variant)
+    listed = function.configs(kernels.configs(case))
+    ran = 0
+    for index in sorted({0, len(listed) - 1}):
+        kernels.reset(case, data)
+        try:
+            launch(case, data, function, listed[index])
+            synchronize()
+        except Exception as error:  # too much shared memory for this config, perhaps
+            say(f"{case.name} {variant.name} {listed[index]}: {type(error).__name__}")
+            continue
+        if wrong := kernels.mismatch(case, data, expected):
+            return f"{listed[index]}: {wrong}"
+        ran += 1
+    return "" if ran else "no config could be launched"

@@ -38,7 +38,7 @@ import triton
 
 from benchmarks import common, kernels
 from benchmarks.common import ROOT, say
-from benchmarks.mechanical_cases import first_cases, generated, launch, loaded
+from benchmarks.mechanical_cases import first_cases, generated, launch, loaded, refusal
 from forecast_autotune import autotune
 from forecast_autotune.errors import VariantError
 from forecast_autotune.records import Config
@@ -245,7 +245,7 @@ def verified(
     for variant in variants:
         wrong = ""
         if where != "meta":
-            wrong = _wrong(case, variant, data, expected)
+            wrong = refusal(case, variant, data, expected)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         check_ = Check(problem.device.slug, signature, not wrong, wrong or "two configs", at)
         if wrong:
@@ -259,24 +259,6 @@ def narrowed(variants: Sequence[Variant], found: dict[str, Any]) -> list[Variant
     """Variants that take the fastest configs of the base, unless they have their own."""
     fastest = tuple(Config.from_json(config) for config, _ in found["timings"][:TOP])
     return [v if v.configs else replace(v, configs=fastest) for v in variants]
-
-
-def _wrong(case: kernels.Case, variant: Variant, data: kernels.Data, expected: Any) -> str:
-    function = loaded(case, variant)
-    listed = function.configs(kernels.configs(case))
-    ran = 0
-    for index in sorted({0, len(listed) - 1}):
-        kernels.reset(case, data)
-        try:
-            launch(case, data, function, listed[index])
-            common.synchronize()
-        except Exception as error:  # too much shared memory for this config, perhaps
-            say(f"{case.name} {variant.name} {listed[index]}: {type(error).__name__}")
-            continue
-        if wrong := kernels.mismatch(case, data, expected):
-            return f"{listed[index]}: {wrong}"
-        ran += 1
-    return "" if ran else "no config could be launched"
 
 
 def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class Check:
 
 def doctor(options: argparse.Namespace, output: Output) -> int:
     """Run all checks; exit status 1 when one of them fails."""
+    from forecast_autotune.cli.doctor_model import shown_settings
+
     settings, checks = _settings()
     root = _root(options)
     checks = [
@@ -46,10 +48,11 @@ def doctor(options: argparse.Namespace, output: Output) -> int:
         checks[0],
         *([] if root is None else _store(root)),
         _guarded("surrogate", _surrogate),
+        *_language_model(settings, options.network),
         _guarded("replay tables", _tables),
     ]
     failed = any(check.status == "fail" for check in checks)
-    rows = settings.describe()
+    rows = shown_settings(settings)
     data = {
         "ok": not failed,
         "checks": [asdict(check) for check in checks],
@@ -213,6 +216,16 @@ def _surrogate() -> Check:
     return Check(
         "surrogate", "ok", f"{surrogate.name}/{surrogate.version}: {count} candidates in {spent:.0f} ms"
     )
+
+
+def _language_model(settings: Settings, network: bool) -> list[Check]:
+    from forecast_autotune.cli.doctor_model import NAME, language_model
+
+    try:
+        return list(language_model(settings, network=network))
+    except Exception as error:
+        remedy = "decisions are made without it: correct FORECAST_AUTOTUNE_LLM"
+        return [Check(NAME, "warn", f"{type(error).__name__}: {error}"[:300], remedy)]
 
 
 def _tables() -> Check:

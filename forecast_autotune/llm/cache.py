@@ -14,6 +14,7 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from forecast_autotune.llm.bins import Label
 from forecast_autotune.records import digest
 
 Array = npt.NDArray[np.float64]
-Known = dict[str, tuple[list[float], float]]
-"""Probabilities and mass by the suffix's hash."""
+Known = dict[str, tuple[list[float], float, str]]
+"""Probabilities, mass and since when (UTC, ISO 8601; empty: not noted) by the suffix's hash."""
 
 SCHEMA = 1
 LIMIT = 64 * 2**20
@@ -82,11 +83,13 @@ class Cached(Backend):
                 known |= fresh
                 if fresh:
                     self._write(path, fresh, len(labels))
-        probabilities, mass = np.zeros((len(keys), len(labels))), np.zeros(len(keys))
-        for index, key in enumerate(keys):
-            if key in known:
-                probabilities[index], mass[index] = known[key]
-        return Answer(probabilities, mass, usage, trouble)
+        return _answer(known, keys, len(labels), usage, trouble)
+
+    def kept(self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], until: str) -> Answer:
+        """What was answered at `until` (UTC, ISO 8601, to the second) or before; asks nobody."""
+        found = _read(self._path(prefix, labels), len(labels))
+        known = {key: row for key, row in found.items() if row[2] and row[2] <= until}
+        return _answer(known, [digest(suffix) for suffix in suffixes], len(labels))
 
     def ready(self) -> bool:
         """See `Backend`."""
@@ -130,12 +133,60 @@ class Cached(Backend):
                     )
 
 
+class Kept(Backend):
+    """A backend that asks nobody: it knows what another one has been told and kept by a moment.
+
+    Processes that are given the same directory and the same `until` get the same answers, whatever is asked
+    and answered in the meantime. A model whose answers are not kept (it runs in the process) is silent.
+    """
+
+    def __init__(self, inner: Backend, until: str) -> None:
+        """`until`: UTC, ISO 8601, to the second."""
+        self.inner, self.name, self.until = inner, inner.name, until
+
+    def forecast(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
+    ) -> Answer:
+        """See `Backend`. Never raises: what was not answered by then is a row of zeros."""
+        if isinstance(self.inner, Cached):
+            found = self.inner.kept(prefix, suffixes, labels, self.until)
+        else:
+            found = _answer({}, list(suffixes), len(labels))
+        trouble = () if found.answered.all() else ("not among the kept answers",)
+        return Answer(found.probabilities, found.mass, trouble=trouble)
+
+    def ready(self) -> bool:
+        """There is nothing to load."""
+        return True
+
+    def prepare(self) -> None:
+        """There is nothing to load."""
+
+    def close(self) -> None:
+        """Nothing is held; what `inner` holds is its owner's."""
+
+
+_FREE = Usage()
+
+
+def _answer(
+    known: Known, keys: Sequence[str], labels: int, usage: Usage = _FREE, trouble: tuple[str, ...] = ()
+) -> Answer:
+    """Rows in the order of the keys, zeros where one is not known."""
+    probabilities, mass = np.zeros((len(keys), labels)), np.zeros(len(keys))
+    for index, key in enumerate(keys):
+        if key in known:
+            probabilities[index], mass[index] = known[key][:2]
+    return Answer(probabilities, mass, usage, trouble)
+
+
 def _rows(answer: Answer, keys: Sequence[str]) -> Known:
     """What of an answer may be kept: rows that are distributions, with a mass."""
+    at = datetime.now(UTC).isoformat(timespec="seconds")
     sums = np.abs(answer.probabilities.sum(axis=1) - 1.0) < 1e-6
     fine = sums & (answer.probabilities >= 0).all(axis=1) & np.isfinite(answer.mass)
     return {
-        key: ([float(p) for p in answer.probabilities[i]], float(answer.mass[i]))
+        key: ([float(p) for p in answer.probabilities[i]], float(answer.mass[i]), at)
         for i, key in enumerate(keys)
         if fine[i]
     }
@@ -154,10 +205,11 @@ def _read(path: Path, labels: int) -> Known:
         return {}
 
 
-def _row(value: Any, labels: int) -> tuple[list[float], float] | None:
+def _row(value: Any, labels: int) -> tuple[list[float], float, str] | None:
     probabilities, mass = [float(p) for p in value[0]], float(value[1])
+    at = str(value[2]) if len(value) > 2 else ""
     fine = len(probabilities) == labels and all(p >= 0.0 for p in probabilities) and math.isfinite(mass)
-    return (probabilities, mass) if fine and abs(math.fsum(probabilities) - 1.0) < 1e-6 else None
+    return (probabilities, mass, at) if fine and abs(math.fsum(probabilities) - 1.0) < 1e-6 else None
 
 
 def _sweep(directory: Path, limit_bytes: int) -> None:

@@ -41,25 +41,33 @@ def backend(text: str, *, settings: Settings | None = None, cached: bool = True)
     return Cached(made, answers_directory(settings), salt=spec.place) if cached else made
 
 
-def writer(text: str, *, settings: Settings | None = None, timeout_s: float = WRITING_S) -> writing.Writer:
+def writer(
+    text: str,
+    *,
+    settings: Settings | None = None,
+    timeout_s: float = WRITING_S,
+    told: writing.Told = writing.untold,
+) -> writing.Writer:
     """A function from (prompt, n) to up to n texts of the model that a specification names.
 
-    The function raises `LLMError` when there is not a single text. Raises `SettingsError` as `backend`
-    does, and for backends that do not generate.
+    The function raises `LLMError` when there is not a single text; `told` hears what its calls cost. Raises
+    `SettingsError` as `backend` does, and for backends that do not generate.
     """
     spec, settings = parsed(text, writing=True), settings or Settings.from_environment()
     options = spec.only("temperature", "max_tokens")
     if spec.kind == "transformers":
         return writing.local(
-            spec.place, timeout_s=timeout_s, **spec.only("adapter", "device", "dtype"), **options
+            spec.place, timeout_s=timeout_s, **spec.only("adapter", "device", "dtype"), **options, told=told
         )
     if spec.kind == "completions":
-        return writing.completions(_transport(spec, settings), spec.options["model"], timeout_s, **options)
+        return writing.completions(
+            _transport(spec, settings), spec.options["model"], timeout_s, **options, told=told
+        )
     if spec.kind == "chat":
         if "effort" not in spec.options:
             # Several texts of one prompt are only worth having if they differ.
             spec = replace(spec, options={"temperature": 1.0, **spec.options})
-        return writing.chat(_chat(spec, _transport(spec, settings)), timeout_s)
+        return writing.chat(_chat(spec, _transport(spec, settings)), timeout_s, told=told)
     raise SettingsError(
         f"{spec.kind} does not generate text: use kind=chat, kind=completions or transformers:"
     )

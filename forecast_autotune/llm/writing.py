@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from forecast_autotune.llm.backend import LLMError
+from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.backends.chat import Chat
 from forecast_autotune.llm.backends.served import Asking
 from forecast_autotune.llm.guards import Deadline
@@ -15,23 +17,35 @@ from forecast_autotune.llm.transport import Transport, Unusable, side_by_side
 
 Writer = Callable[[str, int], list[str]]
 """(prompt, n) -> up to n texts; raises `LLMError` when there is none."""
+Told = Callable[[Usage], None]
+"""Is told what one call of a writer cost, in the caller's thread, whether or not there was a text."""
 
 TOKENS = 4096
 """Default limit of a text."""
 
 
-def chat(model: Chat, timeout_s: float) -> Writer:
+def untold(usage: Usage) -> None:
+    """Nobody asked; the ledger knows all the same."""
+
+
+def chat(model: Chat, timeout_s: float, *, told: Told = untold) -> Writer:
     """A writer over a chat endpoint: one request per text, side by side."""
 
     def write(prompt: str, n: int) -> list[str]:
         asking = Asking(model.transport, Deadline(timeout_s))
-        return _texts([partial(model.say, asking, prompt)] * n, model.transport.concurrency)
+        return _texts([partial(model.say, asking, prompt)] * n, asking, told, model.transport.concurrency)
 
     return write
 
 
 def completions(
-    transport: Transport, model: str, timeout_s: float, *, temperature: float = 1.0, max_tokens: int = TOKENS
+    transport: Transport,
+    model: str,
+    timeout_s: float,
+    *,
+    temperature: float = 1.0,
+    max_tokens: int = TOKENS,
+    told: Told = untold,
 ) -> Writer:
     """A writer over `/v1/completions`: a text is what follows the prompt."""
     body = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
@@ -48,7 +62,7 @@ def completions(
         one = partial(
             asking.post, url, {**body, "prompt": prompt}, read, prompt=len(prompt), output=max_tokens
         )
-        return _texts([one] * n, transport.concurrency)
+        return _texts([one] * n, asking, told, transport.concurrency)
 
     return write
 
@@ -62,6 +76,7 @@ def local(
     dtype: str | None = None,
     temperature: float = 1.0,
     max_tokens: int = TOKENS,
+    told: Told = untold,
 ) -> Writer:
     """A writer by transformers in this process, loaded when it first writes.
 
@@ -77,14 +92,17 @@ def local(
             if not loaded:
                 loaded.append(load(Source(model, adapter, device, dtype)))
             it = loaded[0]
-            return _generated(it.model, it.tokenizer, prompt, n, timeout_s, temperature, max_tokens)
+            begin = time.monotonic()
+            texts, usage = _generated(it.model, it.tokenizer, prompt, n, timeout_s, temperature, max_tokens)
+        told(replace(usage, seconds=time.monotonic() - begin))
+        return _some([text for text in texts if text.strip()], ["only empty texts"])
 
     return write
 
 
 def _generated(
     model: Any, tokenizer: Any, prompt: str, n: int, timeout_s: float, temperature: float, max_tokens: int
-) -> list[str]:
+) -> tuple[list[str], Usage]:
     import torch
 
     if chats := bool(getattr(tokenizer, "chat_template", None)):
@@ -109,11 +127,14 @@ def _generated(
             "a smaller model"
         ) from error
     texts = [tokenizer.decode(ids[start:], skip_special_tokens=True) for ids in found]
-    return _some([text for text in texts if text.strip()], ["only empty texts"])
+    written = int((found[:, start:] != tokenizer.eos_token_id).sum())
+    return texts, Usage(1, start, 0, written)
 
 
-def _texts(jobs: list[Callable[[], str]], width: int) -> list[str]:
+def _texts(jobs: list[Callable[[], str]], asking: Asking, told: Told, width: int) -> list[str]:
+    begin = time.monotonic()
     found = side_by_side(jobs, width)
+    told(replace(asking.usage, seconds=time.monotonic() - begin))
     return _some([t for t in found if isinstance(t, str)], [str(e) for e in found if isinstance(e, LLMError)])
 
 

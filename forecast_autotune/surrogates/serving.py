@@ -18,6 +18,7 @@ from forecast_autotune.surrogates.default import Default, default
 if TYPE_CHECKING:
     from forecast_autotune.llm.backend import Backend
     from forecast_autotune.llm.gate import Situation, Worth
+    from forecast_autotune.surrogates.ensemble import Ensemble
 
 
 def serving(settings: Settings) -> Surrogate:
@@ -49,10 +50,12 @@ def asking(
     workers: int = 16,
     patient: bool = False,
     gate: Callable[[Situation], Worth] | None = None,
-) -> Surrogate:
+    backend: Backend | None = None,
+) -> Ensemble:
     """`plain` with a language model beside it; nothing is loaded before its use.
 
     Its calibration is looked for beside the adapter, then beside the model, then below the cache directory.
+    `backend` answers in place of the one that `spec` names, under its name.
     Raises `SettingsError` for a bad specification and `RecordError` for a bad calibration.
     """
     from forecast_autotune.llm.calibration import find
@@ -61,7 +64,7 @@ def asking(
     from forecast_autotune.surrogates.ensemble import Ensemble
     from forecast_autotune.surrogates.llm import LLM
 
-    backend = opened(spec, cache)
+    backend = backend or opened(spec, cache)
     calibration = find(backend.name, FORECAST, places(spec, backend.name, cache))
     base = plain.single if isinstance(plain.single, Analytic) else None
     model = LLM(backend, calibration, base=base, timeout_s=timeout_s)

@@ -23,7 +23,7 @@ from forecast_integrations import describe
 from forecast_integrations.call import Call
 from forecast_integrations.device import has_device
 from forecast_integrations.key import Bucket
-from forecast_integrations.lazily import LazyGrids, LazyList, grids_of
+from forecast_integrations.lazily import LazyGrids, LazyList, LazySources, grids_of
 from forecast_integrations.source import innermost
 from forecast_integrations.trace import tracer
 from forecast_integrations.triton_timer import TritonMeasurer
@@ -217,6 +217,7 @@ class Engine:
         trace = None if _interpreting() else tracer(call, known, workers)
         task = Task(problem, LazyList(call.configs), trace=trace, fingerprint=mark)
         task.grids = LazyGrids(lambda: grids_of(call, grid, named))
+        task.sources = LazySources(problem.kernel.source, call.functions)
         return task, kind
 
 

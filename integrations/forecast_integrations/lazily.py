@@ -1,4 +1,4 @@
-"""Candidates and launch grids that cost nothing until they are read: a stored decision reads none."""
+"""Candidates, grids and sources that cost nothing until they are read: a stored decision reads none."""
 
 from __future__ import annotations
 
@@ -52,6 +52,28 @@ class LazyGrids(Mapping[Candidate, tuple[int, ...]]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+
+class LazySources(Mapping[str, str]):
+    """Source by variant, the base kernel's under `base`; only a language model reads any.
+
+    `functions` are the other kernels of a call by variant name; one whose source cannot be found is absent.
+    """
+
+    def __init__(self, base: str, functions: Mapping[str, Any]) -> None:
+        self._base, self._functions = base, functions
+
+    def __getitem__(self, variant: str) -> str:
+        found = self._base if variant == "base" else self._functions[variant].source
+        if not found:
+            raise KeyError(variant)
+        return str(found)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in ("base", *self._functions) if self.get(name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def grids_of(call: Call, grid: Any, named: Mapping[str, Any]) -> dict[Candidate, tuple[int, ...]]:

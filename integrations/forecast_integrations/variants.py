@@ -30,7 +30,7 @@ from forecast_autotune.variants.entry import Entry, Grid, known
 from forecast_autotune.variants.entry import signature as parameters_of
 from forecast_integrations.call import outcome_of
 from forecast_integrations.describe import layers_of, to_config
-from forecast_integrations.source import innermost
+from forecast_integrations.source import innermost, source_of
 
 _NUMBER = itertools.count()
 Covers = Callable[[Mapping[str, Any]], bool]
@@ -75,6 +75,11 @@ class Function:
     per_call = False
     """Whether what it compiles to depends on more of the call than `describe.kind` tells."""
 
+    @property
+    def source(self) -> str:
+        """Its source text, for whoever forecasts it; empty where it cannot be found."""
+        return source_of(self.kernel)
+
     def configs(self, base: Sequence[Any]) -> list[VariantConfig]:
         """Its configs, given the base kernel's."""
         return list(dict.fromkeys(VariantConfig.of(config, self) for config in base))
@@ -110,6 +115,11 @@ class Loaded(Function):
         self.name, self.kernel = variant.name, entry.kernel
         self.per_call = bool(entry.base or layers_of(entry.kernel))
         self.run, self.warmup = self._run, self._warmup
+
+    @property
+    def source(self) -> str:
+        """The record's text: the whole module, with the helpers it calls."""
+        return self.variant.source
 
     def configs(self, base: Sequence[Any]) -> list[VariantConfig]:
         """Its own, or the base's without the meta-parameters that it has dropped."""

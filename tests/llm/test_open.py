@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.llm.backend import Backend, LLMError
+from forecast_autotune.llm.backend import Backend, LLMError, Usage
 from forecast_autotune.llm.backends.chat import Chat
 from forecast_autotune.llm.backends.completions import Completions
 from forecast_autotune.llm.backends.served import Served
@@ -170,6 +170,24 @@ def test_writers_bring_several_texts(kind: str) -> None:
     assert all("Make it faster." in text for text in texts)
     assert [body["max_tokens"] for body in bodies] == [77] * 3
     assert [body["temperature"] for body in bodies] == [1.0] * 3
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_writers_tell_what_they_cost(kind: str) -> None:
+    """Once per call, also for a call without a text."""
+    heard: list[Usage] = []
+    replies = iter([200, 200, 400])
+
+    def choose(path: str, body: Any) -> Any:
+        return None if next(replies) == 200 else lambda handler, _: handler.reply(400, b"{}")
+
+    with FaultyServer(choose) as server:
+        write = writer(f"{server.url}?model=m&kind={kind}&price_output=1000000", told=heard.append)
+        write("Make it faster.", 2)
+        with pytest.raises(LLMError):
+            write("Make it faster.", 1)
+    assert [u.requests for u in heard] == [2, 0]
+    assert heard[0].output_tokens == heard[0].money > 0
 
 
 def test_a_writer_brings_what_it_gets() -> None:

@@ -110,8 +110,8 @@ def _got(name: str, what: str, load_one: Callable[[str], T]) -> T:
         if local:
             return load_one(str(folder))
         with contextlib.suppress(OSError):  # not there, or not whole
-            return load_one(_snapshot(name, fetch=False))
-        return load_one(_snapshot(name, fetch=True))
+            return load_one(snapshot(name, fetch=False))
+        return load_one(snapshot(name, fetch=True))
     except LLMError:
         raise
     except Exception as error:
@@ -127,7 +127,7 @@ def _got(name: str, what: str, load_one: Callable[[str], T]) -> T:
         ) from error
 
 
-def _snapshot(name: str, fetch: bool) -> str:
+def snapshot(name: str, fetch: bool) -> str:
     """The folder of a repository in the hub's cache. Raises `OSError` if there is none."""
     import huggingface_hub
 

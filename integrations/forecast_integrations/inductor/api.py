@@ -74,7 +74,9 @@ def enable_torch_compile(
     choices. Calling it again replaces what is in force and hooks nothing twice.
 
     Args:
-        surrogate: forecasts the choices' times; the one for Inductor's templates by default.
+        surrogate: forecasts the choices' times; by default the one for Inductor's templates, with the
+            language model of FORECAST_AUTOTUNE_LLM beside it. A process that is one of several hears of the
+            model only what was answered and kept before `frozen_at`, so that ranks agree.
         store: a `Store` or a directory; by default the user's own (FORECAST_AUTOTUNE_CACHE_DIR).
         search_space: `default`, or `exhaustive` to choose GEMM configs from Inductor's EXHAUSTIVE space, of
             which only the planned ones are compiled (FORECAST_AUTOTUNE_INDUCTOR_SPACE).
@@ -96,7 +98,6 @@ def enable_torch_compile(
     """
     from forecast_integrations.inductor import hooks
     from forecast_integrations.inductor import pointwise as generated
-    from forecast_integrations.inductor.surrogate import default
 
     settings = Settings.from_environment().with_(
         mode=mode,
@@ -112,7 +113,7 @@ def enable_torch_compile(
         )
     serving = Serving.of(
         settings,
-        surrogate if surrogate is not None else default(),
+        surrogate,
         open_store(store, settings),
         frozen_at or now(),
         policy=policy,

@@ -61,7 +61,8 @@ class Asker:
         """Forecasts that `task.checked` accepts, or None."""
         measured = tuple((m.candidate, m.outcome, m.median_ms) for m in query.measured)
         relatives = tuple((r.problem.id, len(r.measurements)) for r in query.relatives)
-        key = (query.problem.id, tuple(query.candidates), measured, relatives)
+        # A draft is answered without what takes long, and must not pass for the answer that follows it.
+        key = (query.problem.id, tuple(query.candidates), measured, relatives, query.provisional)
         with self._mutex:
             if key in self._answers:
                 return self._answers[key]

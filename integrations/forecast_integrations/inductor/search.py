@@ -83,7 +83,7 @@ class Search:
             return everything
         if (stored := self._stored(draft)) is not None:
             return self._settle(stored, "decided before", draft)
-        forecasts = self._ask()
+        forecasts = self._ask(draft=draft)
         if mode in _UNTIMED:
             return self._settle(self._best_guess(forecasts), f"{mode} mode: not timed", draft)
         if forecasts is None:
@@ -183,11 +183,18 @@ class Search:
         self.candidates = Listed.of([c for c in self.candidates if c != candidate])
         self.refresh()
 
-    def _ask(self) -> Forecasts | None:
+    def _ask(self, *, draft: bool = False) -> Forecasts | None:
         start = time.perf_counter()
-        blind = self.serving.settings.mode is Mode.DETERMINISTIC
-        relatives = [] if blind else self.serving.view.relatives(self.problem)
-        query = Query(self.problem, self.candidates, {}, tuple(self.rows), relatives)
+        mode = self.serving.settings.mode
+        relatives = [] if mode is Mode.DETERMINISTIC else self.serving.view.relatives(self.problem)
+        query = Query(
+            self.problem,
+            self.candidates,
+            measured=tuple(self.rows),
+            relatives=relatives,
+            provisional=draft,
+            once=mode in _UNTIMED,
+        )
         self._forecasts = self.serving.ask(query)
         self.forecast_s += time.perf_counter() - start
         return self._forecasts

@@ -11,6 +11,7 @@ from forecast_autotune.records import digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
+from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.asking import Asker, Complaint
 from forecast_integrations.inductor.tally import Tally
 from forecast_integrations.inductor.view import View
@@ -32,12 +33,14 @@ class Serving:
     policy: Policy = field(default_factory=RiskBounded)
     rounds: int = ROUNDS
     tally: Tally = field(default_factory=Tally)
+    consults: bool = False
+    """Whether the settings' language model is heard, where they name one."""
 
     @classmethod
     def of(
         cls,
         settings: Settings,
-        surrogate: Surrogate,
+        surrogate: Surrogate | None,
         store: Store,
         until: str,
         *,
@@ -45,11 +48,13 @@ class Serving:
         rounds: int = ROUNDS,
         limit_s: float = FORECAST_LIMIT_S,
     ) -> Serving:
-        """Put together what `enable_torch_compile` was given."""
+        """Put together what `enable_torch_compile` was given; without a surrogate, the settings say which."""
         complain = Complaint()
+        own = surrogate is None
+        surrogate = surrogate or language_model.for_operations(settings, until, limit_s)
         asker = Asker(surrogate, limit_s, complain)
         chosen = policy or RiskBounded()
-        return cls(settings, View(store, until), asker, complain, chosen, max(1, rounds))
+        return cls(settings, View(store, until), asker, complain, chosen, max(1, rounds), consults=own)
 
     @property
     def exhaustive_space(self) -> bool:
@@ -76,7 +81,8 @@ class Serving:
         s = self.settings
         rules = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(self.policy), self.rounds)
         more = (self.exhaustive_space, s.inductor_pointwise)
-        return f"forecast_autotune:{digest(__version__, self.asker.label, rules, more)}"
+        model = language_model.named(s) if self.consults else ""
+        return f"forecast_autotune:{digest(__version__, self.asker.label, rules, more, model)}"
 
     def says(self) -> bool:
         """Whether a line per operation is printed: where Inductor prints its own, or when asked to."""

@@ -69,6 +69,8 @@ class Templates(Analytic):
 
     name = "inductor"
     version = f"{Analytic.version}-template-1"
+    inside: Surrogate | None = None
+    """What forecasts candidates of one kind in its place; it is asked for nothing else."""
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all choices of one op; never raises for odd problems, it widens instead.
@@ -81,7 +83,7 @@ class Templates(Analytic):
         listed = Listed.of(query.candidates)
         is_template = np.array([shape is not None and complete(shape, c) for c in listed], dtype=bool)
         if shape is None or not is_template.any():
-            return super().forecast(query)
+            return self._alike(query)
         names = Listed.of(c for c, template in zip(listed, is_template, strict=True) if template)
         mine = set(names)
         inner = replace(
@@ -92,12 +94,15 @@ class Templates(Analytic):
             relatives=[_templates_of(relative) for relative in query.relatives],
             ttir={},
         )
-        found = super().forecast(inner)
+        found = self._alike(inner)
         others = [c for c, template in zip(listed, is_template, strict=True) if not template]
         if not others:
             return replace(found, candidates=listed, reason=_reason(found, 0))
         anchored = any(m.ok for m in latest(inner.measured).values())
         return _joined(listed, is_template, found, _others(query, others, shape, device), anchored)
+
+    def _alike(self, query: Query) -> Forecasts:
+        return super().forecast(query) if self.inside is None else self.inside.forecast(query)
 
     def before(self, query: Query) -> Prior:
         """The cost formula on closed-form facts; the usual one where any candidate has none."""

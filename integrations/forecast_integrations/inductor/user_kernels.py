@@ -26,14 +26,14 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
 from forecast_autotune.task import now
 from forecast_integrations import describe
-from forecast_integrations.engine import default_surrogate
+from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.asking import Asker
 from forecast_integrations.inductor.harvest import PROTOCOL
 from forecast_integrations.inductor.hooks import Current, Function
 from forecast_integrations.inductor.patches import Patches
 from forecast_integrations.inductor.records import hints
 from forecast_integrations.inductor.search import Search
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.serving import FORECAST_LIMIT_S, Serving
 from forecast_integrations.inductor.view import View
 from forecast_integrations.triton import ForecastAutotuner
 
@@ -152,10 +152,12 @@ def rules(gm: Any) -> list[str]:
         owner = _owner(kernel, list(kernel_side_table.id_to_kernel.values()))
         if owner is not None:
             options = owner._engine.options
-            s, surrogate = options.settings(), options.surrogate or default_surrogate()
+            s = options.settings()
+            surrogate = options.surrogate or language_model.for_kernels(s, "", FORECAST_LIMIT_S)
             label = f"{surrogate.name}/{surrogate.version}"
             chosen = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(options.policy))
-            found.add(digest(label, chosen))
+            model = "" if options.surrogate is not None else language_model.named(s)
+            found.add(digest(label, chosen, *([model] if model else [])))
     return sorted(found)
 
 
@@ -232,13 +234,13 @@ def plan(
         for candidate, kept in configs.items()
         if kept is config
     }
-    surrogate = _Informed(
-        options.surrogate or default_surrogate(), launched, _traced(tuner, named, list(configs))
-    )
+    until, limit_s = serving.view.until, serving.asker.limit_s
+    inner = options.surrogate or language_model.for_kernels(settings, until, limit_s)
+    surrogate = _Informed(inner, launched, _traced(tuner, named, list(configs)))
     asked = Serving(
         settings,
-        View(store, serving.view.until),
-        Asker(surrogate, serving.asker.limit_s, serving.complain),
+        View(store, until),
+        Asker(surrogate, limit_s, serving.complain),
         serving.complain,
         options.policy or RiskBounded(),
     )

@@ -6,12 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forecast_autotune.llm.calibration import Scope, path_for, write
+from forecast_autotune.surrogates.serving import opened
 from forecast_autotune.task import now
+from tests.llm.faults import no_http, stall, truncate
+from tests.llm.faulty_server import Fault, FaultyServer
+from tests.llm.words import calibrated
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -35,10 +41,11 @@ def environment(folder: Path, cache: str, **more: str) -> dict[str, str]:
     return {**found, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TRITON_CACHE_DIR": str(folder / "triton")} | more
 
 
-def start(folder: Path, cache: str, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, cache: str, *words: str, **more: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(WORKER), *words]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment(folder, cache), stdout=pipe, stderr=pipe, text=True)
+    given = environment(folder, cache, **more)
+    return subprocess.Popen(command, env=given, stdout=pipe, stderr=pipe, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -175,6 +182,20 @@ def test_compiled_graphs_are_shared_only_under_the_same_rules(folder: Path) -> N
         assert found["hit"] + found["miss"] == 1
         hits.append(found["hit"])
     assert hits == [0, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("fault", [None, stall, truncate, no_http])
+def test_a_language_model_never_breaks_a_compilation(folder: Path, fault: Fault | None) -> None:
+    name = getattr(fault, "__name__", "honest")
+    with FaultyServer(lambda path, body: fault) as server:
+        spec, place = f"{server.url}?model=m&kind=systemone&attempts=1", folder / f"model_{name}"
+        write(path_for(opened(spec, place).name, place), replace(calibrated(saved=1.0), scope=Scope()))
+        variables = {"FORECAST_AUTOTUNE_LLM": spec, "FORECAST_AUTOTUNE_CACHE_DIR": str(place)}
+        found = finish(start(folder, f"llm_{name}", "skipping", str(place / "store"), **variables))
+    assert found["correct"]
+    assert (found["autotunes"], found["rounds"], found["said"]) == (0, [], [])
+    assert server.requests
+    assert ("decisions go on without it" in found["stderr"]) == (fault is not None)
 
 
 SCRIPT = """

@@ -1,0 +1,226 @@
+"""What a surrogate says of recorded variants against their base kernel: the query, and figures from draws."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks import kernels, variants
+from benchmarks.mechanical_cases import loaded
+from forecast_autotune import autotune
+from forecast_autotune.features.listing import Listed
+from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.llm.calibration import find
+from forecast_autotune.llm.prompt import FORECAST
+from forecast_autotune.records import Device
+from forecast_autotune.results import Measurement
+from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
+from forecast_autotune.surrogates.learned import Learned
+from forecast_autotune.surrogates.llm import LLM
+from forecast_autotune.surrogates.serving import opened, places
+from forecast_autotune.table import Table
+from forecast_autotune.variants import Variant
+from forecast_integrations import describe
+from forecast_integrations.call import Call
+from forecast_integrations.lazily import LazySources, grids_of
+from forecast_integrations.trace import tracer
+from forecast_integrations.variants import Loaded, widen
+
+Rows = npt.NDArray[np.intp]
+
+DRAWS = 4096
+TOP = 32
+"""Candidates of each side that are drawn jointly: those that may be fastest."""
+ORDER = 8
+"""Configs of a variant whose order is kept."""
+SHOWN = 6
+"""Configs of either side that a language model is asked about, per variant."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One kernel at one shape with all its variants: what a live call would ask about."""
+
+    case: kernels.Case
+    call: Call
+    query: Query
+    records: Mapping[str, Variant]
+    """By the name of the recorded source, `kernel/NN_short_name`."""
+
+    def rows(self, source: str) -> Rows:
+        """Rows of the query that are this variant's, in the order of its own list of configs."""
+        name = self.records[source].name
+        return np.array([i for i, c in enumerate(self.query.candidates) if c.variant == name], dtype=np.intp)
+
+    def untraced(self) -> list[str]:
+        """Variants of which no config has IR: nothing but the configs tells them from the base."""
+        texts, candidates = self.query.ttir, self.query.candidates
+        return [
+            n for n in self.records if not any(assignment_of(candidates[i]) in texts for i in self.rows(n))
+        ]
+
+    @property
+    def base(self) -> Rows:
+        """Rows of the base kernel's configs."""
+        return np.array([i for i, c in enumerate(self.query.candidates) if c.of_base], dtype=np.intp)
+
+
+def call_of(case: kernels.Case, data: kernels.Data, records: Sequence[Variant]) -> Call:
+    """The call of a case with all configs of its kernel and of these variants as candidates."""
+    listed = kernels.configs(case)
+    options: dict[str, Any] = {"store": False, "reset_to_zero": list(case.reset_to_zero)}
+    tuner = autotune(listed, list(case.key), **options)(case.kernel)
+    functions: dict[str, Loaded] = {v.name: loaded(case, v) for v in records}
+    found = widen(describe.candidates(listed), functions)
+    return Call(tuner, tuple(data["args"]), {**data["kwargs"], "grid": data["grid"]}, found, functions)
+
+
+def trial(
+    case: kernels.Case,
+    found: Sequence[variants.Source],
+    known: dict[str, dict[str, str]],
+    *,
+    device: Device | None = None,
+    workers: int = 2,
+) -> Trial:
+    """The query of a case and its variants, with IR and grids, as a live call would have it.
+
+    Needs a device that can be compiled for, real or null. `known` keeps IR by kind of arguments for further
+    shapes; `device` takes the place of the active one's record.
+    """
+    records = {one.name: one.record() for one in found}
+    data = case.make("meta")
+    call = call_of(case, data, list(records.values()))
+    named = call.arguments()
+    kernel = describe.kernel_record(case.kernel)
+    problem = describe.describe(case.kernel, kernel, named, [named.get(k) for k in case.key], data["grid"])
+    texts = known.setdefault(describe.kind(problem, case.kernel), {})
+    candidates = Listed.of(list(call.configs))
+    ttir = tracer(call, texts, workers)(list(candidates))
+    query = Query(
+        replace(problem, device=device or problem.device),
+        candidates,
+        grids_of(call, data["grid"], named),
+        ttir=ttir,
+        sources=LazySources(kernel.source, call.functions),
+    )
+    return Trial(case, call, query, records)
+
+
+def measured(asked: Trial, tables: Sequence[Table]) -> list[Measurement]:
+    """What recorded tables hold of the base kernel's configs at this very shape."""
+    rows = set(asked.query.candidates)
+    return [
+        m
+        for t in tables
+        if t.problem.extra.get("label") == asked.case.name
+        and t.problem.device.slug == asked.query.problem.device.slug
+        for m in t.measurements
+        if m.candidate.of_base and m.candidate in rows
+    ]
+
+
+def against(forecasts: Forecasts, base: Rows, own: Rows, *, seed: int = 0) -> dict[str, Any]:
+    """What forecasts say of one variant: best of its configs against the base's best, from joint draws.
+
+    `base` and `own` are rows. Gives `p_faster` = P(it runs and its best is faster than the base's best),
+    mean and sd of log2(its best / the base's best) given that both run, `p_fail` = P(none of its configs
+    runs), and `order`: places of its most promising configs in its own list, best first.
+    """
+    score = forecasts.mean + 6.0 * forecasts.p_fail
+    base, mine = (rows[np.argsort(score[rows], kind="stable")[:TOP]] for rows in (base, own))
+    rows = np.concatenate([base, mine])
+    drawn = forecasts.samples(rows, DRAWS, seed)
+    failed = np.random.default_rng(seed + 1).random(drawn.shape) < forecasts.p_fail[rows]
+    drawn = np.where(failed, np.inf, drawn)
+    theirs, best = drawn[:, : len(base)].min(axis=1), drawn[:, len(base) :].min(axis=1)
+    ran, both = np.isfinite(best), np.isfinite(best) & np.isfinite(theirs)
+    ratio = best[both] - theirs[both]
+    order = [int(np.flatnonzero(own == row)[0]) for row in mine[:ORDER]]
+    return {
+        "p_faster": round(float((best < theirs).mean()), 4),
+        "log2_ratio": round(float(ratio.mean()), 4) if len(ratio) else None,
+        "sd": round(float(ratio.std()), 4) if len(ratio) else None,
+        "p_fail": round(float(1.0 - ran.mean()), 4),
+        "order": " ".join(map(str, order)),
+    }
+
+
+def forecast_all(asked: Trial, surrogate: Surrogate, known: Sequence[Measurement] = ()) -> dict[str, Any]:
+    """`against` of every variant of a trial, all of them in one query; `known` is measured already."""
+    forecasts = surrogate.forecast(replace(asked.query, measured=known))
+    return {name: against(forecasts, asked.base, asked.rows(name)) for name in asked.records}
+
+
+def asked_singly(asked: Trial, model: LLM, learned: Learned) -> dict[str, Any]:
+    """What a language model says of every variant, in a question of its own about a few configs.
+
+    Its own words, calibrated, and nothing of the learned surrogate's but which configs are shown. Variants of
+    which it said nothing have `said` false, and figures that mean nothing.
+    """
+    plain = learned.forecast(asked.query)
+    score, candidates = plain.mean + 6.0 * plain.p_fail, asked.query.candidates
+    found = {}
+    for name in asked.records:
+        base, own = asked.base, asked.rows(name)
+        shown = [rows[np.argsort(score[rows], kind="stable")[:SHOWN]] for rows in (base, own)]
+        rows = np.concatenate(shown)
+        query = replace(asked.query, candidates=Listed.of([candidates[int(i)] for i in rows]))
+        forecasts = model.forecast(query)
+        part = forecasts.consulted
+        split = len(shown[0])
+        figures = against(forecasts, np.arange(split), np.arange(split, len(rows)))
+        figures["order"] = " ".join(
+            str(int(np.flatnonzero(own == shown[1][int(i)])[0])) for i in figures["order"].split()
+        )
+        found[name] = {**figures, "said": part is not None and not part.trouble}
+    return found
+
+
+def language_model(spec: str, learned: Learned, timeout_s: float) -> LLM:
+    """A language model by its specification, with its calibration where it has one."""
+    backend = opened(spec)
+    calibration = find(backend.name, FORECAST, places(spec, backend.name, None))
+    return LLM(backend, calibration, base=learned, timeout_s=timeout_s)
+
+
+def digest_of(path: Path) -> str:
+    """sha256 of a file, its beginning."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def source_mark(one: variants.Source) -> str:
+    """sha256 of the text that a forecast may see, its beginning."""
+    return hashlib.sha256(one.text.encode()).hexdigest()[:16]
+
+
+def shapes_of(kernel: str, count: int) -> list[kernels.Case]:
+    """The first cases of a kernel."""
+    return kernels.cases([kernel])[:count]
+
+
+def forecast_case(
+    asked: Trial, learned: Learned, tables: Sequence[Table], models: Mapping[str, LLM], *, plain: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Figures of all variants of a trial by who forecasts, then by variant; not `plain`: the models alone."""
+    makers: dict[str, Callable[[], dict[str, Any]]] = {}
+    if plain:
+        makers["learned"] = partial(forecast_all, asked, learned)
+        base = measured(asked, tables)
+        if any(m.ok for m in base):
+            makers["learned, base measured"] = partial(forecast_all, asked, learned, base)
+    makers |= {name: partial(asked_singly, asked, model, learned) for name, model in models.items()}
+    return {name: make() for name, make in makers.items()}
+
+
+def finite(value: float | None) -> float:
+    """A number, NaN where there is none."""
+    return math.nan if value is None else value

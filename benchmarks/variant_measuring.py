@@ -1,0 +1,325 @@
+"""What becomes of recorded variants on a device: one process per kernel, a line per variant as it comes.
+
+A variant that hangs or takes the process down is recorded as that and costs the process; another one goes on
+with the rest. Lines are JSON objects; the first says where they come from, and those with `outcome` are what
+`variant_report` reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import queue
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from benchmarks import common, kernels, variants
+from benchmarks.common import say
+from benchmarks.mechanical_cases import refusal
+from benchmarks.report_environment import environment
+from benchmarks.variant_forecasts import call_of, digest_of, shapes_of, source_mark
+from forecast_autotune import autotune
+from forecast_autotune.records import Candidate
+from forecast_autotune.settings import Settings
+from forecast_autotune.variants import Variant
+from forecast_integrations.call import Call
+from forecast_integrations.triton_timer import TritonMeasurer
+
+RESTARTS = 4
+"""Processes that one kernel's variants may cost, beyond the first."""
+PATIENCE = 2
+"""Kernels in a row that give nothing at all, after which something else is wrong than a kernel."""
+TOP = 2
+"""Of the configs that a variant is timed with, so many are the base's fastest, where they are its own too."""
+
+
+# --- the child of one kernel ---
+
+
+def measure_kernel(given: Mapping[str, Any], null: bool) -> None:
+    """Print a line for the base, and two per variant: that it begins, and what became of it."""
+    (case,) = kernels.cases([given["case"]])
+    found = {one.name: one for one in variants.sources(given["variants"])}
+    with common.device(null) as where:
+        # Tensors of the device `meta` all lie at address zero: they would count as overlapping.
+        data = case.make("cpu", small=True) if null else case.make(where)
+        common.warm(where)
+        # Kernels that make tensor descriptors themselves ask for memory at every launch.
+        triton.set_allocator(
+            lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=where)
+        )
+        options: dict[str, Any] = {"store": False, "reset_to_zero": list(case.reset_to_zero)}
+        alone = autotune(kernels.configs(case), list(case.key), **options)(case.kernel)
+        base = common.tuned_call(case, alone, data, lambda: None)
+        kernels.reset(case, data)
+        correct = common.check_output(case, data, where, alone.best_config)
+        said = {"config": base["winner"], "seconds": round(base["seconds"], 3), "correct": correct}
+        _tell({"case": case.name, "base": said})
+        trial = _Trial(case, data, where, alone.best_config, base["timings"], given)
+        trial.prepare([found[name] for name in given["variants"]])
+        with contextlib.closing(trial):
+            for name in given["variants"]:
+                _tell({"case": case.name, "begin": name})
+                begin = time.perf_counter()
+                try:
+                    row = trial.of(name)
+                except Exception as error:  # one variant less
+                    row = {"outcome": "runtime_error", "detail": f"{type(error).__name__}: {error}"[:400]}
+                seconds = round(time.perf_counter() - begin, 3)
+                mark = source_mark(found[name])
+                _tell({"case": case.name, "variant": name, "sha256": mark, **row, "seconds": seconds})
+                if row["outcome"] != "ok" and not _alive(where):
+                    say(f"{name} broke the device's context: another process goes on")
+                    break
+
+
+def _alive(where: str) -> bool:
+    """Whether the device still does anything: after an illegal access, nothing runs in this process."""
+    try:
+        common.warm(where)
+    except Exception:
+        return False
+    return True
+
+
+def _tell(line: Mapping[str, Any]) -> None:
+    print(json.dumps(line, allow_nan=False), flush=True)
+
+
+class _Trial:
+    """The variants of one kernel on its device, compiled ahead in children."""
+
+    def __init__(
+        self,
+        case: kernels.Case,
+        data: kernels.Data,
+        where: str,
+        best: Any,
+        timings: Sequence[Any],
+        given: Mapping[str, Any],
+    ) -> None:
+        self.case, self.data, self.where, self.best = case, data, where, best
+        self.fastest = [config for config, _ in timings]
+        self.given = given
+        self.expected = None if where == "meta" else case.reference(data)
+        self.records: dict[str, Variant] = {}
+        self.listed: dict[str, list[Candidate]] = {}
+        self._call: Call | None = None
+        self._measurer: TritonMeasurer | None = None
+
+    def prepare(self, found: Sequence[variants.Source]) -> None:
+        """Choose every variant's configs, and compile all of them in children."""
+        self.records = {one.name: one.record() for one in found}
+        self._call = call_of(self.case, self.data, list(self.records.values()))
+        for name, record in self.records.items():
+            own = [c for c in self._call.configs if c.variant == record.name]
+            self.listed[name] = self._chosen(own, self.given["order"].get(name, []))
+        settings = Settings.from_environment()
+        self._measurer = TritonMeasurer(
+            self._call,
+            "trial",
+            workers=settings.worker_count(),
+            timeout_s=self.given["limit"] / 2,
+            guard=lambda candidate: contextlib.nullcontext(),
+            say=lambda candidate: None,
+            compiler=settings.compiler,
+            patient=False,
+        )
+        self._measurer.prefetch([c for chosen in self.listed.values() for c in chosen])
+
+    def close(self) -> None:
+        """Free what measuring needs."""
+        if self._measurer is not None:
+            self._measurer.close()
+
+    def _chosen(self, own: Sequence[Candidate], order: Sequence[int]) -> list[Candidate]:
+        """The base's fastest configs among a variant's own, then those forecast best, then the first."""
+        by_config = {json.dumps(c.config.to_json(), sort_keys=True): c for c in own}
+        fast = [by_config[key] for f in self.fastest if (key := json.dumps(f, sort_keys=True)) in by_config]
+        likely = [own[i] for i in order if i < len(own)]
+        return list(dict.fromkeys([*fast[:TOP], *likely, *own]))[: self.given["configs"]]
+
+    def of(self, name: str) -> dict[str, Any]:
+        """Check one variant, time its configs, and its best in turns with the base's."""
+        assert self._call is not None
+        assert self._measurer is not None
+        chosen, record = self.listed[name], self.records[name]
+        if self.where != "meta":
+            narrow = replace(record, configs=tuple(c.config for c in chosen))
+            if wrong := refusal(self.case, narrow, self.data, self.expected):
+                ran = wrong != "no config could be launched"
+                return {"outcome": "incorrect" if ran else "compile_error", "detail": wrong[:400]}
+        kernels.reset(self.case, self.data)
+        rows = list(self._measurer.measure(chosen))
+        fine = sorted((m for m in rows if m.ok), key=lambda m: m.ms)
+        failed = {str(m.candidate.config): str(m.outcome) for m in rows if not m.ok}
+        if not fine:
+            return {"outcome": str(rows[0].outcome), "failed": failed}
+        winner = fine[0].candidate
+        base = partial(kernels.launch, self.case, self.data, self.best)
+        times = common.in_turns([base, self._call.launcher(winner), base], self.given["rounds"])
+        base_ms, own_ms, again_ms = (statistics.median(t) for t in times)
+        wrong = self._wrong(winner)
+        return {
+            "outcome": "incorrect" if wrong else "ok",
+            **({"detail": wrong[:400]} if wrong else {}),
+            "config": winner.config.to_json(),
+            "ms": round(own_ms, 6),
+            "base_ms": round(base_ms, 6),
+            "log2_ratio": round(math.log2(own_ms / base_ms), 5),
+            "noise": round(abs(again_ms / base_ms - 1), 5),
+            "timed": len(fine),
+            "failed": failed,
+        }
+
+    def _wrong(self, winner: Candidate) -> str:
+        """What is wrong with one more launch of the config that counts."""
+        if self.where == "meta":
+            return ""
+        assert self._call is not None
+        kernels.reset(self.case, self.data)
+        self._call.launcher(winner)()
+        common.synchronize()
+        return kernels.mismatch(self.case, self.data, self.expected)
+
+
+# --- the parent ---
+
+
+def measure(script: str, a: Namespace) -> int:
+    """Measure what is not measured yet, line by line; returns 1 when something is left."""
+    found = variants.sources(a.only.split(",") if a.only else None)
+    first = a.forecasts[0]
+    forecasts = json.loads(first.read_text(encoding="utf-8")) if first.is_file() else None
+    a.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = read(a.out)
+    done = {(line["case"], line["variant"]) for line in lines if "outcome" in line}
+    with a.out.open("a", encoding="utf-8") as out:
+        origin = {path.name: digest_of(path) for path in a.forecasts if path.is_file()}
+        head = {
+            "origin": environment(0),
+            "null": a.null,
+            "forecasts": origin,
+            "variants": digest_of(variants.TABLE),
+        }
+        _write(out, head)
+        begin, empty, left = time.perf_counter(), 0, 0
+        for kernel in sorted({one.kernel for one in found}):
+            (case,) = shapes_of(kernel, 1)
+            names = [o.name for o in found if o.kernel == kernel and (case.name, o.name) not in done]
+            if not names:
+                continue
+            if time.perf_counter() - begin > a.seconds or empty >= PATIENCE:
+                left += len(names)
+                continue
+            order = _orders(forecasts, case.name)
+            made = _kernel(script, a, out, case.name, names, order)
+            left += len(names) - made
+            empty = empty + 1 if made == 0 else 0
+            say(f"{case.name}: {made} of {len(names)} variants, {time.perf_counter() - begin:.0f} s so far")
+            if empty >= PATIENCE:
+                say(f"{empty} kernels in a row gave nothing: something else is wrong, so nothing is started")
+    say(f"{left} variants are left" if left else "all variants are measured")
+    return int(left > 0)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Lines of a file; one that was cut short by a kill is passed over."""
+    found = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(text))
+    return found
+
+
+def _orders(forecasts: Mapping[str, Any] | None, case: str) -> dict[str, list[int]]:
+    """Places of the most promising configs by variant, as they were forecast."""
+    for row in forecasts["raw"]["cases"] if forecasts is not None else ():
+        if row["case"] == case:
+            return {v: [int(i) for i in f["order"].split()] for v, f in row["forecasts"]["learned"].items()}
+    return {}
+
+
+def _kernel(
+    script: str, a: Namespace, out: Any, case: str, names: Sequence[str], order: Mapping[str, list[int]]
+) -> int:
+    """Measure variants of one kernel in as many processes as it takes; how many lines came of it."""
+    left, made = list(names), 0
+    for _ in range(RESTARTS + 1):
+        before = made
+        given = {
+            "case": case,
+            "variants": left,
+            "order": {n: order[n] for n in left if n in order},
+            "configs": a.configs,
+            "rounds": 5 if a.null else a.rounds,
+            "limit": a.limit,
+        }
+        begun = ""
+        with tempfile.TemporaryDirectory(prefix="variants-", ignore_cleanup_errors=True) as folder:
+            command = common.child_command(script, a, "measure", given)
+            for line in _lines(command, common.child_environment(Path(folder)), a.limit):
+                if "begin" in line:
+                    begun = line["begin"]
+                    continue
+                _write(out, line)
+                if "outcome" in line:
+                    left.remove(line["variant"])
+                    made, begun = made + 1, ""
+                    shown = line.get("log2_ratio", line.get("detail", ""))
+                    say(f"  {line['variant']}: {line['outcome']} {shown}")
+        if begun:  # the last thing that the process did
+            detail = f"hung for {a.limit:g} s, or took the process down"
+            _write(out, {"case": case, "variant": begun, "outcome": "crash", "detail": detail})
+            left.remove(begun)
+            made += 1
+            say(f"  {begun}: {detail}")
+        if not left:
+            break
+        if made == before:
+            say(f"{case}: the process ended before any variant began")
+            break
+    return made
+
+
+def _write(out: Any, line: Mapping[str, Any]) -> None:
+    out.write(json.dumps(line, allow_nan=False) + "\n")
+    out.flush()
+
+
+def _lines(
+    command: Sequence[str], environment_: Mapping[str, str], limit_s: float
+) -> Iterator[dict[str, Any]]:
+    """JSON objects that a child prints, as they come; the child is ended when none comes for `limit_s`."""
+    with subprocess.Popen(command, env=dict(environment_), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        arrived: queue.Queue[str | None] = queue.Queue()
+
+        def listen(stream: Any) -> None:
+            for text in stream:
+                arrived.put(text)
+            arrived.put(None)
+
+        threading.Thread(target=listen, args=(process.stdout,), daemon=True).start()
+        try:
+            while (text := arrived.get(timeout=limit_s)) is not None:
+                # Compilers print what they abort on, in braces too.
+                if text.startswith('{"case": '):
+                    yield json.loads(text)
+        except queue.Empty:
+            say(f"no line for {limit_s:g} s: the process is ended")
+        finally:
+            process.kill()

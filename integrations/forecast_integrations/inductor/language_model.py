@@ -1,0 +1,216 @@
+"""FORECAST_AUTOTUNE_LLM inside torch.compile: a language model beside the surrogate, where ranks still agree.
+
+What Inductor compiles must follow from features and the frozen view alone wherever processes have to agree.
+When a model answers is no such thing, so a process that is one of several (`several`) asks nobody: it hears
+what was answered and kept before the view's moment, as every rank that shares the directory does. In
+deterministic mode, which knows no files, there is no model at all. Elsewhere it is asked live; the gate of
+`llm.gate` decides whether that is worth it, and the answer, given while Inductor compiles, counts from the
+next round on. Whatever fails in here, the surrogate answers alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune.records import digest
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
+from forecast_autotune.surrogates.default import Default, default
+from forecast_integrations.inductor import surrogate as inductor
+
+if TYPE_CHECKING:
+    from forecast_autotune.llm.gate import Situation, Worth
+    from forecast_autotune.surrogates.ensemble import Ensemble
+
+GENERATED = "inductor_"
+"""How the names of generated kernels begin. Compile workers choose their configs too, and have no model."""
+_SHARE = 0.5
+"""Of the time that a forecast may take: the model's part. Beyond all of it, the surrogate counts as hung."""
+_KEPT = 16
+"""Queries whose objects are remembered."""
+
+
+def for_operations(settings: Settings, until: str, limit_s: float) -> Surrogate:
+    """The surrogate for Inductor's own choices under these settings; nothing is loaded before its use.
+
+    `until` is the view's moment (UTC, ISO 8601), `limit_s` the seconds that a forecast may take.
+    """
+    plain = inductor.default()
+    if not settings.llm or not isinstance(plain, inductor.Templates):
+        return plain
+    return Operations(plain, Beside(Alone(_another(plain)), settings, until, limit_s))
+
+
+def for_kernels(settings: Settings, until: str, limit_s: float) -> Surrogate:
+    """The surrogate for a user's kernel in a graph; the same one for the same settings."""
+    plain = default(settings.model)
+    if not settings.llm:
+        return plain
+    place, workers = settings.cache_dir, settings.worker_count()
+    return _for_kernels(
+        plain, settings.llm, place, settings.llm_timeout_s, workers, settings.mode, until, limit_s
+    )
+
+
+@lru_cache(maxsize=4)
+def _for_kernels(
+    plain: Default,
+    spec: str,
+    cache: Path | None,
+    timeout_s: float,
+    workers: int,
+    mode: Mode,
+    until: str,
+    limit_s: float,
+) -> Surrogate:
+    settings = Settings(llm=spec, cache_dir=cache, llm_timeout_s=timeout_s, workers=workers, mode=mode)
+    return Beside(plain, settings, until, limit_s)
+
+
+def named(settings: Settings) -> str:
+    """What of a language model belongs into the keys of compiled graphs; empty where there is none."""
+    if not settings.llm or settings.mode is Mode.DETERMINISTIC:
+        return ""
+    return digest(settings.llm, several())
+
+
+def several() -> bool:
+    """Whether this process is one of several that must decide alike."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return bool(dist.get_world_size() > 1)
+    # Before there is a group, launchers have said how many they started.
+    return os.environ.get("WORLD_SIZE", "1").strip() not in ("", "0", "1")
+
+
+class Alone(Default):
+    """One analytic surrogate for every query: tables of other devices are not pooled here."""
+
+    def __init__(self, single: Analytic) -> None:
+        super().__init__(single)
+        self.name, self.version = single.name, single.version
+
+    def forecast(self, query: Query) -> Forecasts:
+        """What `single` says."""
+        return self.single.forecast(query)
+
+    def pools(self, query: Query) -> bool:
+        """Never."""
+        return False
+
+
+class Beside:
+    """`plain` with a language model beside it, under the rules of this module. Never raises for the model."""
+
+    def __init__(self, plain: Default, settings: Settings, until: str, limit_s: float) -> None:
+        self.plain, self.settings, self.until = plain, settings, until
+        self.name = plain.name
+        self.timeout_s = min(settings.llm_timeout_s, _SHARE * limit_s)
+        self._mutex = threading.Lock()
+        self._said: set[str] = set()
+        self._objects: deque[tuple[Hashable, Query]] = deque(maxlen=_KEPT)
+        self._pair = None if settings.mode is Mode.DETERMINISTIC else self._made()
+        # Ensembles have the plain one's version until a calibration has found their model of use.
+        self.version = plain.version if self._pair is None else self._pair[0].version
+
+    def forecast(self, query: Query) -> Forecasts:
+        """Forecast all candidates of the query."""
+        if self._pair is None:
+            return self.plain.forecast(query)
+        scope = self._pair[0].model.calibration.scope
+        if scope.languages and query.problem.kernel.language not in scope.languages:
+            return self.plain.forecast(query)  # its answer would be discarded
+        try:
+            live, kept = self._pair
+            return (kept if several() else live).forecast(self._known(query))
+        except Exception as error:
+            self._say(f"the language model failed ({error!r}): forecasts go on without it")
+            return self.plain.forecast(query)
+
+    def _made(self) -> tuple[Ensemble, Ensemble] | None:
+        """The model as it is asked, and as it was heard before `until`; None where it cannot be used."""
+        from forecast_autotune.llm.cache import Kept
+        from forecast_autotune.surrogates.serving import asking, opened
+
+        s = self.settings
+        asked = partial(
+            asking,
+            self.plain,
+            s.llm,
+            cache=s.cache_dir,
+            timeout_s=self.timeout_s,
+            workers=s.worker_count(),
+        )
+        try:
+            kept = Kept(opened(s.llm, s.cache_dir), self.until)
+            return asked(), asked(patient=True, gate=_at_hand, backend=kept)
+        except Exception as error:
+            self._say(f"FORECAST_AUTOTUNE_LLM: {error}: compiling without it")
+            return None
+
+    def _known(self, query: Query) -> Query:
+        """The same query of the objects of its first time: by these a decision's question is recognised."""
+        relatives = tuple((r.problem.id, len(r.measurements)) for r in query.relatives)
+        # What is measured comes in addition from round to round; the question is the same.
+        mark = query.problem.id, tuple(query.candidates), relatives, tuple(query.ttir)
+        with self._mutex:
+            for known, first in self._objects:
+                if known == mark:
+                    return replace(
+                        query,
+                        problem=first.problem,
+                        candidates=first.candidates,
+                        relatives=first.relatives,
+                        ttir=first.ttir,
+                    )
+            self._objects.append((mark, query))
+        return query
+
+    def _say(self, text: str) -> None:
+        if text in self._said:
+            return
+        self._said.add(text)
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        except RuntimeWarning:
+            # Where warnings are errors, this one would cost the forecast.
+            print(text, file=sys.stderr)
+
+
+class Operations:
+    """`plain` for Inductor's choices; for those of an operation with a language model beside it."""
+
+    def __init__(self, plain: inductor.Templates, beside: Beside) -> None:
+        self.name, self.version, self.plain = plain.name, beside.version, plain
+        self._asking = _another(plain)
+        self._asking.inside = beside
+
+    def forecast(self, query: Query) -> Forecasts:
+        """Forecast all choices of one operation, or all configs of a generated kernel."""
+        generated = query.problem.kernel.name.startswith(GENERATED)
+        return (self.plain if generated else self._asking).forecast(query)
+
+
+def _another(plain: inductor.Templates) -> inductor.Templates:
+    """One of the same kind, which remembers for itself."""
+    if isinstance(plain, inductor.LearnedTemplates):
+        return inductor.LearnedTemplates(plain.model, plain.hyper)
+    return inductor.Templates(plain.hyper)
+
+
+def _at_hand(situation: Situation) -> Worth:
+    """The gate where an answer costs nothing: what is not there already is not waited for."""
+    from forecast_autotune.llm.gate import judge
+
+    return judge(replace(situation, per_token_s=0.0, load_s=0.0))
