@@ -132,25 +132,29 @@ class Workload:
     axes: Mapping[str, int]
     large: bool = False
     """Only timed, and only on a device: too large to be drawn and checked often."""
+    host: bool = False
+    """Only timed, and only on a CPU: what takes milliseconds there and would be nothing to a device."""
 
     @classmethod
     def from_json(cls, data: object, definition: Definition) -> Workload:
         """Read `{"name": "...", "axes": {"M": 128}}`; an own-format pack needs every variable axis."""
-        found = fields_of(data, "workload", "name axes large", "name axes")
-        large = found.get("large", False) is True
+        found = fields_of(data, "workload", "name axes large host", "name axes")
+        where = {n: found.get(n, False) is True for n in ("large", "host")}
         name = text_of(found, "name", "workload")
         if not isinstance(found["axes"], dict):
             raise RecordError(f"workload {name}: axes must be an object")
         if definition.format is not Format.OWN:
-            return cls(name, dict(found["axes"]), large)
+            return cls(name, dict(found["axes"]), **where)
         wanted = {n for n, a in definition.axes.items() if a.value is None}
         if set(found["axes"]) != wanted:
             raise RecordError(f"workload {name} gives axes {sorted(found['axes'])}, not {sorted(wanted)}")
-        return cls(name, {n: size_of(v, f"workload {name}: {n}") for n, v in found["axes"].items()}, large)
+        axes = {n: size_of(v, f"workload {name}: {n}") for n, v in found["axes"].items()}
+        return cls(name, axes, **where)
 
     def to_json(self) -> dict[str, Any]:
         """The object that `from_json` reads."""
-        return {"name": self.name, "axes": dict(self.axes), "large": self.large}
+        where = {n: True for n in ("large", "host") if getattr(self, n)}
+        return {"name": self.name, "axes": dict(self.axes), **where}
 
 
 @dataclass(frozen=True)
@@ -214,12 +218,12 @@ class Pack:
     @property
     def checked_workloads(self) -> tuple[Workload, ...]:
         """Those at which results are checked many times."""
-        return tuple(w for w in self.workloads if not w.large)
+        return tuple(w for w in self.workloads if not w.large and not w.host)
 
     def timed_workloads(self, device: str) -> tuple[Workload, ...]:
-        """Those at which solutions are compared: on a device the large ones, if there are any."""
-        large = tuple(w for w in self.workloads if w.large)
-        return large if large and device != "cpu" else self.checked_workloads
+        """Those at which solutions are compared: those meant for the device, if there are any."""
+        meant = tuple(w for w in self.workloads if (w.host if device == "cpu" else w.large))
+        return meant or self.checked_workloads
 
     def solution(self, name: str) -> Solution:
         """The solution of this name. Raises `RecordError` listing those there are."""
@@ -247,8 +251,8 @@ class Pack:
         found = fields_of(data, "pack", "definition reference workloads", "definition reference workloads")
         definition = Definition.from_json(found["definition"])
         works = tuple(Workload.from_json(w, definition) for w in found["workloads"])
-        if all(w.large for w in works):
-            raise RecordError(f"pack {definition.name} has no workload that is not large")
+        if all(w.large or w.host for w in works):
+            raise RecordError(f"pack {definition.name} has only workloads that are large or for the host")
         return cls(definition, text_of(found, "reference", "pack"), works)
 
 
