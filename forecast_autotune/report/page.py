@@ -8,8 +8,9 @@ from html import escape
 from forecast_autotune.replay import Report, Row
 from forecast_autotune.report.chart import milliseconds, percent, seconds, sparkline
 
-_STYLE = """
-:root { color-scheme: light; --ink: #1b1f24; --soft: #6e7781; --line: #e3e7eb; }
+STYLE = """
+:root { color-scheme: light; --ink: #1b1f24; --soft: #6e7781; --line: #e3e7eb; --paper: #fff; }
+:root { --good: #1a7f37; --fair: #9a6700; --bad: #cf222e; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); }
 body { margin: 2.5rem auto; max-width: 78rem; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin: 0; } p { color: var(--soft); margin: .2rem 0 1.4rem; }
@@ -20,10 +21,11 @@ img { width: 100%; height: auto; } .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .86rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child, td.text { text-align: left; }
-th { position: sticky; top: 0; background: #fff; }
+th { position: sticky; top: 0; background: var(--paper); }
 td.line { font-family: monospace; letter-spacing: -1px; text-align: left; }
-.good { color: #1a7f37; } .fair { color: #9a6700; } .bad { color: #cf222e; }
+.good { color: var(--good); } .fair { color: var(--fair); } .bad { color: var(--bad); }
 """
+"""Of all pages; a page that also has a dark face sets the variables anew."""
 
 _HEADS = (
     "problem",
@@ -62,7 +64,7 @@ def page(report: Report, picture: bytes) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>forecast-autotune replay</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>forecast-autotune replay</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f'<h1>forecast-autotune replay</h1>\n<p>{escape(about)}</p>\n<div class="cards">{shown}</div>\n'
         '<img alt="Regret over measurements, and tuning seconds per problem" '
         f'src="data:image/png;base64,{image}">\n<div class="scroll"><table>\n'

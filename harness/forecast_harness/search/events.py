@@ -44,6 +44,11 @@ class Proposed:
     """Why there are none: the proposer failed, or has no more to give."""
     exhausted: bool = False
     """It will never have more for this parent."""
+    batch: int = 0
+    """This and the next two are copied from the request by the runner, so that a log explains itself."""
+    arm: str = ""
+    parent: str = ""
+    """Id of the request's first parent."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,16 @@ class Confirmed:
 
 
 @dataclass(frozen=True)
+class Expired:
+    """The wall-clock limit is near: nothing new is begun, the best is confirmed. Told by the runner, since
+    no decision looks at a clock."""
+
+    seconds: float
+    """How long the search has run, earlier sessions included."""
+    at: str = ""
+
+
+@dataclass(frozen=True)
 class Stopped:
     """The search is over (`interrupted` ones may be resumed)."""
 
@@ -108,10 +123,12 @@ class Stopped:
     at: str = ""
 
 
-Event: TypeAlias = Started | Resumed | Proposed | Forecasted | Chosen | Finished | Lost | Confirmed | Stopped
+Event: TypeAlias = (
+    Started | Resumed | Proposed | Forecasted | Chosen | Finished | Lost | Confirmed | Expired | Stopped
+)
 KINDS: Mapping[str, type[Any]] = {
     kind.__name__.lower(): kind
-    for kind in (Started, Resumed, Proposed, Forecasted, Chosen, Finished, Lost, Confirmed, Stopped)
+    for kind in (Started, Resumed, Proposed, Forecasted, Chosen, Finished, Lost, Confirmed, Expired, Stopped)
 }
 
 
@@ -171,7 +188,8 @@ class Job:
     """Asks a judge to verify, tune and time a node beside `against`."""
 
     id: str
-    """Digest of the target, harness, node and `against`: what has one is done once."""
+    """Digest of the target, harness, node and `against`, and a number where it was lost before: what has one
+    is done once."""
     node: Node
     against: Node
     against_config: Mapping[str, Any]

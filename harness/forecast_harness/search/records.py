@@ -136,6 +136,7 @@ class Budget:
     measurements: int | None = 200
     device_seconds: float | None = None
     wall_seconds: float | None = None
+    """Of the clock, from the start to the last confirmation; see `run`."""
     tokens: int | None = None
     money: float | None = None
 
@@ -192,4 +193,6 @@ class Context:
     harness: str
     """`harness_hash`: how nodes are verified and timed."""
     settings: Settings = Settings()
+    arms: tuple[str, ...] = ()
+    """`<proposer>/<style>` of all that may propose; filled in by `run.search`."""
     schema: int = SCHEMA

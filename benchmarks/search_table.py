@@ -1,0 +1,170 @@
+"""A search without a device: a landscape of small programs, with a proposer, a judge and a forecaster.
+
+A node is `def run(x): return x * A + B`; its time follows from A and B by a formula with ridges, some nodes
+fail, and measurements carry noise that is fixed by the job. Everything is a function of what is asked, so
+that two searches which ask the same get the same. What would cost money writes two lines to a ledger, with
+O_APPEND: one as it begins, and one as the last thing before it answers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from forecast_autotune.records import Outcome, digest
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.search.decide import key
+from forecast_harness.search.events import Confirm, Forecasted, Job, Proposed, Question, Request
+from forecast_harness.search.novelty import identity
+from forecast_harness.search.records import Belief, Context, Judged, Kind, Node, Settings, Spent, Target
+
+TARGET = Target(Kind.PACK, "table", "table-1", "torch", "run", "x * A + B")
+SIZE = 40
+NOISE = 0.003
+
+
+def source(a: int, b: int) -> str:
+    """The program of a point; wraps around at the edges."""
+    return f"def run(x):\n    return x * {a % SIZE} + {b % SIZE}\n"
+
+
+def point(text: str) -> tuple[int, int]:
+    """Where a program lies."""
+    a, b = re.findall(r"\d+", text)
+    return int(a), int(b)
+
+
+def seconds(a: int, b: int) -> float:
+    """log2 of its time, from about -2 to 1."""
+    return 0.6 * math.cos(a / 3.0) + 0.4 * math.cos(b / 2.0) - 0.02 * a - 0.01 * b
+
+
+def fails(a: int, b: int) -> bool:
+    """One in eleven or so."""
+    return (7 * a + 13 * b) % 11 == 3
+
+
+def make(a: int, b: int, **more: object) -> Node:
+    """A node of the landscape."""
+    text = source(a, b)
+    id_ = identity(TARGET.id, "torch", text)
+    return Node(id_, text, "torch", (), Provenance(Origin.HAND), **more)  # type: ignore[arg-type]
+
+
+SEEDS = (make(0, 0), make(1, 5))
+CONTEXT = Context(TARGET.id, (), "table", {"table": "1"}, "none", "harness-1")
+
+
+class Ledger:
+    """Who was paid for what, in a file that outlives any kill."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def write(self, what: str) -> None:
+        if self._path is not None:
+            stream = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            os.write(stream, what.encode() + b"\n")
+            os.close(stream)
+
+
+class TableProposer:
+    """Steps from a parent: `near` by one or two, `far` anywhere. Has nothing more after `most` children."""
+
+    name = "table"
+    styles: Sequence[str] = ("near", "far")
+
+    def __init__(self, ledger: Ledger | None = None, delay_s: float = 0.0) -> None:
+        self._ledger, self._delay = ledger or Ledger(None), delay_s
+
+    def propose(self, request: Request) -> Proposed:
+        chance = random.Random(request.seed)
+        self._ledger.write(f"begin {request.id}")
+        time.sleep(self._delay * chance.random())
+        a, b = point(request.parents[0].source)
+        reach = 2 if request.arm.endswith("near") else SIZE
+        nodes = []
+        for _ in range(request.n):
+            text = source(a + chance.randint(-reach, reach), b + chance.randint(-reach, reach))
+            nodes.append(Node("", text, "torch", (), Provenance(Origin.MECHANICAL)))
+        self._ledger.write(f"done {request.id}")
+        return Proposed(request.id, tuple(nodes), Spent(wall_seconds=0.1, tokens=50 * len(nodes)))
+
+    def close(self) -> None:
+        pass
+
+
+class TableJudge:
+    """Looks times up."""
+
+    def __init__(self, ledger: Ledger | None = None, delay_s: float = 0.0) -> None:
+        self._ledger, self._delay = ledger or Ledger(None), delay_s
+
+    def judge(self, job: Job) -> Judged:
+        chance = random.Random(digest(job.node.id, job.against.id))
+        self._ledger.write(f"begin {job.id}")
+        time.sleep(self._delay * chance.random())
+        here, there = point(job.node.source), point(job.against.source)
+        spent = 0.5 + chance.random()
+        if fails(*here) and job.node.id != SEEDS[0].id:
+            found = Judged(Outcome.INCORRECT, job.against.id, device_seconds=spent, stage="verify")
+        else:
+            ratio = seconds(*here) - seconds(*there) + chance.gauss(0.0, NOISE)
+            costs = {"device_seconds": spent, "wall_seconds": 2 * spent}
+            found = Judged(Outcome.OK, job.against.id, ratio, NOISE, stage="time", **costs)
+        self._ledger.write(f"done {job.id}")
+        return found
+
+    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+        there = seconds(*point(confirm.seed_node.source))
+        self._ledger.write(f"begin {key(confirm)}")
+        found = {
+            n.id: Judged(
+                Outcome.OK, confirm.seed_node.id, seconds(*point(n.source)) - there, NOISE, device_seconds=3.0
+            )
+            for n in confirm.nodes
+        }
+        self._ledger.write(f"done {key(confirm)}")
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+class TableForecaster:
+    """Knows the landscape up to an error that is fixed by the node; abstains for one in twenty."""
+
+    name = "table-1"
+
+    def __init__(self, ledger: Ledger | None = None, error: float = 0.3) -> None:
+        self._ledger, self._error = ledger or Ledger(None), error
+
+    def forecast(self, question: Question) -> Forecasted:
+        there = seconds(*point(question.reference.source))
+        self._ledger.write(f"begin {key(question)}")
+        beliefs = {n.id: self._belief(n, there) for n in question.nodes}
+        self._ledger.write(f"done {key(question)}")
+        return Forecasted(question.batch, question.reference.id, beliefs, Spent(wall_seconds=0.01))
+
+    def _belief(self, node: Node, there: float) -> Belief:
+        chance = random.Random(node.id)
+        mean = seconds(*point(node.source)) - there + chance.gauss(0.0, self._error)
+        p_fail = 0.6 if fails(*point(node.source)) else 0.05
+        better = 0.5 * math.erfc(mean / self._error / math.sqrt(2.0))
+        return Belief(mean, self._error, p_fail, (1.0 - p_fail) * better, chance.random() < 0.05)
+
+    def close(self) -> None:
+        pass
+
+
+def settings(measurements: int = 60, **more: object) -> Settings:
+    """Small batches, so that a search has many."""
+    from forecast_harness.search.records import Budget
+
+    given = {"k": 2, "samples": 8, "patience": 30, "proposers": ("table",), "surrogate": "table", **more}
+    return Settings(budget=Budget(measurements), **given)  # type: ignore[arg-type]

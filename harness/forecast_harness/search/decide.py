@@ -1,0 +1,185 @@
+"""What a search does next: `pending` of its state, and nothing else. No clock, no chance that is not seeded.
+
+A batch is begun when those `depth` before it have ended and the proposals of the one before are all there.
+Proposing for it overlaps with measuring the one before. A search begins no more batches when
+
+- the measurements that were chosen, or what else is known to be spent, reach the budget;
+- for `patience` batches no node was better (by `STEP`), or none was new;
+- for `depth` batches in a row nothing could be asked or chosen;
+- what is left to spend is not worth it: with R measurements left, R times the largest expected improvement
+  (log2) of one measurement is below `WORTH`. It is the larger one of the best EI in the pool and of what new
+  proposals gave lately: (sum of gains in the last `patience` batches + HOPE) / (measurements in them + 1),
+  0 where the proposers have nothing more. Nothing is concluded from forecasts that abstain or are not there.
+
+Then the best nodes are confirmed against the first seed, and it stops. The measurement budget is exact and
+leaves out confirmations; the other budgets are looked at before each batch, with what that batch may know.
+Wall seconds alone depend on a clock: the runner says when they are up (`Expired`), and what is under way then
+is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forecast_autotune.records import Outcome, digest
+from forecast_harness.search.asking import question, requests, waiting
+from forecast_harness.search.batches import RETRIES
+from forecast_harness.search.choose import choose, first
+from forecast_harness.search.ending import WORTH, affordable, ending, oldest_open, remaining, slots
+from forecast_harness.search.events import Action, Choose, Chosen, Confirm, Job, Question, Request, Stop
+from forecast_harness.search.records import Node
+from forecast_harness.search.state import State
+from forecast_harness.search.views import view
+
+FINALISTS = 3
+"""Nodes confirmed together."""
+CONFIRMATIONS = 3
+"""Rounds of confirming at most: another one only where all finalists of the one before were refuted."""
+
+
+def pending(state: State) -> tuple[Action, ...]:
+    """Every action that is due and not answered yet; equal states give equal actions.
+
+    `Choose` and `Stop` have nothing to wait for. Where nothing is due, what is under way must be answered
+    first; after `Stopped`, nothing ever is.
+    """
+    if state.stopped is not None:
+        return ()
+    if state.expired is not None:
+        return _finish(state, f"the time is up: {state.expired.seconds:.0f} s")
+    if state.seeds[0] not in state.batch(0).open and (reason := _seedless(state)):
+        return (Stop(reason),)
+    if not state.batch(0).ended:
+        return tuple(_seed_jobs(state))
+    actions: list[Action] = []
+    number = oldest_open(state)
+    while number - state.settings.depth < oldest_open(state):
+        reason_to_end = ending(state, number)
+        if reason_to_end:
+            return tuple(actions) if number > oldest_open(state) else _finish(state, reason_to_end)
+        if reason_to_end is None:
+            break
+        asked = [r for r in requests(state, number) if r.id not in state.answers]
+        if asked:
+            actions += asked
+            break
+        state.close(number)
+        if state.batch(number).chosen is not None:
+            actions += _jobs(state, number)
+        elif number == 1 or state.batch(number - 1).chosen is not None:
+            actions.append(_judgement(state, number))
+        number += 1
+    return tuple(actions)
+
+
+def key(action: Action) -> str:
+    """What the action and its answer have in common; safe as a file name."""
+    if isinstance(action, Request | Job):
+        return action.id
+    if isinstance(action, Confirm):
+        return f"confirm-{digest(action.target.id, [n.id for n in action.nodes])}"
+    if isinstance(action, Question):
+        return f"{action.batch:04d}-forecast-{digest(action.reference.id, [n.id for n in action.nodes])}"
+    raise TypeError(f"{type(action).__name__} has no answer to wait for")
+
+
+# --- batch 0 ---
+
+
+def _seed_jobs(state: State) -> Iterator[Job]:
+    """The first seed beside itself, then the others beside it, with the config that suits it best."""
+    batch, seeds = state.batch(0), state.seeds
+    ready = batch.open[:1] if seeds[0] in batch.open else batch.open
+    for node in ready:
+        yield _job(state, state.nodes[node], seeds[0], 0)
+
+
+def _seedless(state: State) -> str:
+    """Why there is nothing to start from; empty if there is."""
+    judged = state.judged.get(state.seeds[0])
+    if judged is None:
+        lost = state.batch(0).lost.get(state.seeds[0])
+        return f"the first seed could not be judged: {lost[-1].reason}" if lost else "the budget is 0"
+    if judged.outcome is not Outcome.OK:
+        return f"the first seed fails ({judged.outcome}): {judged.feedback}"
+    return ""
+
+
+# --- a batch ---
+
+
+def _judgement(state: State, number: int) -> Question | Choose:
+    """The question to the forecaster, or the choice where it is answered or there is nothing to ask."""
+    batch = state.batch(number)
+    if batch.forecasted is None and state.context.surrogate != "none" and (asked := question(state, number)):
+        return asked
+    return Choose(_choice(state, number, waiting(state, number)))
+
+
+def _choice(state: State, number: int, nodes: list[str]) -> Chosen:
+    s, batch = state.settings, state.batch(number)
+    most, seen = min(slots(state, number), affordable(state, number)), view(state, number)
+    # By place in the answers first, so that of equal candidates no arm's come before the others'.
+    fresh = sorted(batch.nodes, key=lambda n: (_place(state, n), state.nodes[n].request))
+    if batch.forecasted is not None and batch.forecasted.beliefs:
+        beliefs, new = batch.forecasted.beliefs, set(fresh)
+        asked = [*fresh, *(n for n in nodes if n in beliefs and n not in new)]
+        worth = WORTH / remaining(state, seen)
+        return choose(number, asked, beliefs, slots=most, audit=s.audit, seed=s.seed, worth=worth)
+    if not fresh:
+        return first(number, [nodes], k=most, slots=most)
+    groups: dict[str, list[str]] = {}
+    for node in fresh:
+        groups.setdefault(state.answers[state.nodes[node].request].parent, []).append(node)
+    return first(number, [group for _, group in sorted(groups.items())], k=s.k, slots=most)
+
+
+def _place(state: State, node: str) -> int:
+    """Where a node stands in the answer that it came with."""
+    answer = state.answers[state.nodes[node].request]
+    return next(place for place, one in enumerate(answer.nodes) if one.id == node)
+
+
+def _jobs(state: State, number: int) -> Iterator[Job]:
+    against = view(state, number).incumbent if state.batch(number).open else ""
+    for node in state.batch(number).open:
+        yield _job(state, state.nodes[node], against, number)
+
+
+def _job(state: State, node: Node, against: str, number: int) -> Job:
+    beside, c = state.judged.get(against), state.context
+    name = digest("job", state.target.id, c.harness, c.device, dict(c.toolchain), node.id, against)
+    lost = len(state.batch(number).lost.get(node.id, ()))
+    return Job(
+        # Lanes do nothing twice that has one id, also what they gave no usable answer to.
+        id=f"{name}-{lost}" if lost else name,
+        node=node,
+        against=state.nodes[against],
+        against_config=beside.config if beside is not None else {},
+        target=state.target,
+        batch=number,
+        trials=state.settings.trials,
+    )
+
+
+# --- the end ---
+
+
+def _finish(state: State, reason: str) -> tuple[Action, ...]:
+    """Confirm the finalists, then stop."""
+    proven = any(j.log2_ratio is not None for n, j in state.confirmed.items() if n != state.seeds[0])
+    left = [n for n, s in state.scores.items() if s < 0.0 and n not in state.confirmed]
+    finalists = sorted(left, key=lambda n: state.scores[n])[:FINALISTS]
+    lost = len(state.unconfirmed) > RETRIES
+    rounds = CONFIRMATIONS if state.expired is None else 1
+    if proven or lost or not finalists or state.confirmations >= rounds:
+        return (Stop(reason + (", unconfirmed: " + state.unconfirmed[-1].reason if lost else "")),)
+    seed = state.seeds[0]
+    return (
+        Confirm(
+            nodes=tuple(state.nodes[n] for n in finalists),
+            configs={n: state.judged[n].config for n in (*finalists, seed)},
+            seed_node=state.nodes[seed],
+            target=state.target,
+        ),
+    )

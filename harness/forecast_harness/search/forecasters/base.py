@@ -1,0 +1,44 @@
+"""`open_forecaster`: what forecasts nodes before they run, by its name on the command line."""
+
+from __future__ import annotations
+
+from forecast_autotune.errors import SettingsError
+from forecast_harness.search.forecasters.lineage import Lineage
+from forecast_harness.search.interfaces import Forecaster
+from forecast_harness.search.records import Kind, Target
+
+FORMS = "auto, none, lineage, triton, or llm:SPEC with a model as in FORECAST_AUTOTUNE_LLM"
+
+
+def open_forecaster(spec: str, target: Target) -> Forecaster | None:
+    """The forecaster that `spec` names; None for `none`.
+
+    `lineage` learns from the search's own results, in any language. `triton` adds the shipped surrogate where
+    the target is in Triton, as packs on a device and kernels are. `auto` is `triton` there, else `lineage`.
+    `llm:SPEC` blends a language model with `auto`. Raises `SettingsError` for anything else, and for `triton`
+    where there is nothing to trace.
+    """
+    if spec == "none":
+        return None
+    if spec.startswith("llm:"):
+        from forecast_autotune.llm.open import backend
+        from forecast_harness.search.forecasters.llm import Model
+
+        return Model(backend(spec.removeprefix("llm:")), _plain("auto", target))
+    return _plain(spec, target)
+
+
+def _plain(spec: str, target: Target) -> Forecaster:
+    traceable = target.kind is Kind.KERNEL or target.language == "triton"
+    if spec == "lineage" or (spec == "auto" and not traceable):
+        return Lineage()
+    if spec in ("auto", "triton"):
+        if not traceable:
+            raise SettingsError(
+                f"triton forecasts what launches Triton kernels on a CUDA device; {target.name} is searched "
+                f"for sources in {target.language}: use lineage"
+            )
+        from forecast_harness.search.forecasters.triton import Traced
+
+        return Traced(target)
+    raise SettingsError(f"no forecaster is called {spec!r}; there are {FORMS}")

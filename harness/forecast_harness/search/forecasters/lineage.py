@@ -1,0 +1,224 @@
+"""What a search learns of its own results: children are like their parents, alike changes act alike.
+
+log2(time) = parent's + what such a change did elsewhere + what such sources are like. A Gaussian process over
+the second and third, whose scales are refitted for every question; works for any language. P(fail) comes from
+results of the same arm, and of similar changes. A pure function of the question.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forecast_autotune.records import Outcome
+from forecast_autotune.surrogates.base import Array
+from forecast_harness.search.events import Forecasted, Question
+from forecast_harness.search.forecasters import describing
+from forecast_harness.search.forecasters.process import fit
+from forecast_harness.search.records import Belief, Node
+
+LEAST = 6
+"""Results that ran before anything is said, and of which one at least must have a parent."""
+FAR = 0.1
+"""Correlation below which a node is unlike everything measured."""
+WIDE = 0.7
+"""Spread (log2) where nothing is known but the parent's score."""
+KNEE, BEYOND = 1.0, 0.25
+"""A child more than twice as slow as its parent counts for less than that: how slow does not matter."""
+_NOISE = 0.02
+_GRID: Mapping[str, Sequence[float]] = {
+    "level": (0.01, 0.09),
+    "slope": (0.04,),
+    "edit": (0.003, 0.03, 0.15, 0.6),
+    "whole": (0.001, 0.02, 0.2),
+    "static": (0.001, 0.02, 0.2),
+}
+"""Variances in squared log2 units."""
+_LOCAL = ("edit", "whole")
+_MOST = 256
+"""Results that are looked at: all of few, the latest of many."""
+_SURE_OF_ARM, _SURE_OF_LIKE, _PRIOR_FAIL, _LEAST_FAIL = 1.5, 8.0, 2.0, 0.01
+
+
+@dataclass(frozen=True)
+class Views:
+    """What the covariance sees of n nodes; rows are nodes."""
+
+    edits: Array
+    wholes: Array
+    statics: Array
+    parents: Array
+    """Scores of their nearest scored ancestors, [n]."""
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], known: Mapping[str, Node], scores: Mapping[str, float]) -> Views:
+        """`known`: every node that may be a parent; `scores`: log2 of those that ran."""
+        firsts = [known.get(n.parents[0]) if n.parents else None for n in nodes]
+        pairs = list(zip(nodes, firsts, strict=True))
+        return cls(
+            np.array([describing.edit(n, p) for n, p in pairs]).reshape(len(nodes), 2 * describing.WIDTH),
+            np.array([describing.whole(n) for n in nodes]).reshape(len(nodes), describing.WIDTH),
+            describing.static(pairs),
+            np.array([_ancestor(n, known, scores) for n in nodes]),
+        )
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Scores (log2 time against the first seed) of n nodes, [n] each."""
+
+    mean: Array
+    sd: Array
+    near: Array
+    """Correlation with the most alike result; 0 far from everything."""
+    reason: str = ""
+    """Why nothing is said; then `mean` is the parent's score and `sd` wide."""
+
+
+class Lineage:
+    """See the module."""
+
+    name = "lineage-1"
+
+    def forecast(self, question: Question) -> Forecasted:
+        """Beliefs about every node; those far from all results, and all before `LEAST` results, abstain."""
+        found = self.posterior(question)
+        fails = failing(question)
+        return answer(question, found, fails, self.name)
+
+    def posterior(self, question: Question, offsets: Mapping[str, float] | None = None) -> Posterior:
+        """What is believed of the question's nodes.
+
+        `offsets` corrects what is expected of a node (log2, by id) before anything was learnt: another
+        surrogate's word on how it differs from its parent. Results then teach how far off that is.
+        """
+        told = offsets or {}
+        results = [r for r in question.judged if r[1].log2_ratio is not None][-_MOST:]
+        known = {n.id: n for n, _, _ in question.judged} | {n.id: n for n in question.nodes}
+        known |= {question.reference.id: question.reference}
+        scores = {n.id: score for n, _, score in results}
+        asked = Views.of(question.nodes, known, scores)
+        before = asked.parents + np.array([told.get(n.id, 0.0) for n in question.nodes])
+        derived = [n for n, _, _ in results if n.parents]
+        if len(results) < LEAST or not derived:
+            wide = np.full(len(before), WIDE)
+            said = f"{len(results)} results of {LEAST} that are needed"
+            return Posterior(before, wide, np.zeros(len(before)), said)
+        rows = [(n, j, s) for n, j, s in results if n.parents]
+        views = Views.of([n for n, _, _ in rows], known, scores)
+        mean = views.parents + np.array([told.get(n.id, 0.0) for n, _, _ in rows])
+        targets = _bent(np.array([s for _, _, s in rows]) - mean)
+        noise = np.array([_NOISE**2 + j.sd**2 for _, j, _ in rows])
+        scale = _scale(np.concatenate([views.statics, asked.statics]))
+        fitted = fit(_parts(views, views, scale), targets, noise, _GRID)
+        cross = _parts(asked, views, scale)
+        shift, sd = fitted.predict(cross, _diagonal(asked))
+        return Posterior(before + shift, sd, _nearness(asked, cross))
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def answer(question: Question, found: Posterior, fails: Array, name: str) -> Forecasted:
+    """Beliefs relative to the question's reference. Where the posterior gives a reason, all abstain."""
+    scores = {n.id: s for n, j, s in question.judged if j.log2_ratio is not None}
+    base = scores.get(question.reference.id, 0.0)
+    beliefs: dict[str, Belief] = {}
+    for i, node in enumerate(question.nodes):
+        mean, sd, p_fail = float(found.mean[i]) - base, float(found.sd[i]), float(fails[i])
+        far = float(found.near[i]) < FAR
+        sd = max(sd, WIDE) if far else sd
+        note = found.reason or ("unlike everything measured" if far else name)
+        better = (1.0 - p_fail) * 0.5 * math.erfc(mean / (sd * math.sqrt(2.0)))
+        # Rounded: linear algebra differs in the last digits between processors and numbers of threads.
+        mean, sd, p_fail, better = (round(v, 6) for v in (mean, sd, p_fail, better))
+        beliefs[node.id] = Belief(mean, sd, p_fail, better, bool(found.reason) or far, note)
+    return Forecasted(question.batch, question.reference.id, beliefs)
+
+
+def failing(question: Question) -> Array:
+    """P(fails) of every node, [n]: the share of failures, of the same arm and of alike changes above all.
+
+    A smoothed mean over results, weighed by whether they are of the arm and by the squared cosine of the
+    edits. What the harness itself broke is no result.
+    """
+    rows = [(n, j) for n, j, _ in question.judged if j.outcome is not Outcome.INFRASTRUCTURE and n.parents]
+    known = {n.id: n for n, _, _ in question.judged} | {question.reference.id: question.reference}
+    failed = np.array([float(j.log2_ratio is None) for _, j in rows])
+    overall = (failed.sum() + 0.1 * _PRIOR_FAIL) / (len(rows) + _PRIOR_FAIL)
+    if not rows:
+        return np.full(len(question.nodes), overall)
+    before = np.array([_edit(n, known) for n, _ in rows])
+    found = []
+    for node in question.nodes:
+        alike = np.maximum(before @ _edit(node, known), 0.0) ** 2
+        same = np.array([float(n.arm == node.arm) for n, _ in rows])
+        weight = _SURE_OF_ARM * same + _SURE_OF_LIKE * alike
+        found.append((_PRIOR_FAIL * overall + weight @ failed) / (_PRIOR_FAIL + weight.sum()))
+    return np.maximum(found, _LEAST_FAIL)
+
+
+def _edit(node: Node, known: Mapping[str, Node]) -> Array:
+    return describing.edit(node, known.get(node.parents[0]) if node.parents else None)
+
+
+def _ancestor(node: Node, known: Mapping[str, Node], scores: Mapping[str, float]) -> float:
+    """Score of the nearest ancestor that ran, along first parents; 0, the seed's, where none did."""
+    seen = {node.id}
+    while node.parents and node.parents[0] not in seen:
+        above = node.parents[0]
+        if above in scores:
+            return scores[above]
+        if above not in known:
+            break
+        node = known[above]
+        seen.add(above)
+    return 0.0
+
+
+def _bent(differences: Array) -> Array:
+    over = differences - KNEE
+    return np.where(over > 0, KNEE + BEYOND * over, differences)
+
+
+def _scale(statics: Array) -> Array:
+    """Spread of every column, 1 where there is none."""
+    spread = statics.std(axis=0)
+    return np.where(spread > 1e-9, spread, 1.0)
+
+
+def _parts(a: Views, b: Views, scale: Array) -> dict[str, Array]:
+    """Covariances at scale 1 between two sets of nodes, [len(a), len(b)] each."""
+    left, right = a.statics / scale, b.statics / scale
+    apart = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2 * left @ right.T
+    alike = np.clip(a.wholes @ b.wholes.T, -1.0, 1.0)
+    return {
+        "level": np.ones((len(left), len(right))),
+        "slope": np.outer(a.parents, b.parents),
+        "edit": a.edits @ b.edits.T,
+        # Squared distance of unit vectors; sources of one family are all alike, so the length is short.
+        "whole": np.exp(-(2.0 - 2.0 * alike) / (2 * 0.3**2)),
+        "static": np.exp(-np.maximum(apart, 0.0) / (2.0 * left.shape[1])),
+    }
+
+
+def _diagonal(a: Views) -> dict[str, Array]:
+    ones = np.ones(len(a.parents))
+    return {
+        "level": ones,
+        "slope": a.parents**2,
+        "edit": (a.edits**2).sum(axis=1),
+        "whole": ones,
+        "static": ones,
+    }
+
+
+def _nearness(a: Views, cross: Mapping[str, Array]) -> Array:
+    """Correlation with the most alike training point, [len(a)], by what nodes are and change alone."""
+    own = _diagonal(a)
+    joint = sum((cross[name] for name in _LOCAL), np.zeros(1))
+    alone = sum((own[name] for name in _LOCAL), np.zeros(1))
+    return np.asarray((joint / alone[:, None]).max(axis=1))

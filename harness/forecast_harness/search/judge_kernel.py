@@ -1,0 +1,199 @@
+"""Variants of a Triton kernel, judged on a device: verified against the base, tuned, timed at real sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import RecordError, VariantError
+from forecast_autotune.records import Config
+from forecast_autotune.variants import Variant
+from forecast_autotune.variants.contract import contract
+from forecast_harness.sandbox.api import Job as Asked
+from forecast_harness.sandbox.api import Lane, SandboxError, Status
+from forecast_harness.search.events import Confirm, Job
+from forecast_harness.search.forecasters.tracing import Tracer
+from forecast_harness.search.interfaces import LaneLost
+from forecast_harness.search.judging import LaneJudge, gravest, reasons_of, told
+from forecast_harness.search.racing import QUICK, THOROUGH, Rules, log2_ratio
+from forecast_harness.search.records import Judged, Node, Target
+from forecast_harness.search.targets import configs_for, subjects_of
+from forecast_harness.timing.device import DeviceBusy, exclusive
+from forecast_harness.variants.subject import Survey
+from forecast_harness.variants.verify import LIMITS, PLAN, Verified, survey, verify
+from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.run import lane_reason
+from forecast_harness.verify.verdict import Code, Judgement, Reason, Verdict
+
+_RACE = "forecast_harness.search.kernel_race:race"
+
+
+class KernelJudge(LaneJudge):
+    """One sandbox lane that judges variants of one kernel. Use from one thread at a time.
+
+    `rules` say how long a job's race lasts, `thorough` a confirmation's. Raises `LaneLost` on opening if the
+    lane's canary does not sing.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        plan: Plan,
+        folder: Path,
+        *,
+        number: int = 0,
+        rules: Rules = QUICK,
+        thorough: Rules = THOROUGH,
+    ) -> None:
+        self._target, self._subjects, self._rules = target, subjects_of(target), rules
+        self._thorough = thorough
+        self._surveys: tuple[Survey, ...] = ()
+        self._tracer = Tracer(target, folder)
+        super().__init__(replace(plan, cases=min(plan.cases, PLAN.cases), timed=0), folder, number)
+
+    def judge(self, job: Job) -> Judged:
+        """Verify the variant for every kind of call, choose its config, time it beside `job.against`.
+
+        At most `job.trials` of its configs are timed: those that the shipped surrogate forecasts to be the
+        fastest from their IR, and one that it did not choose. Raises `LaneLost`.
+        """
+        began = time.perf_counter()
+        rules = self._thorough if job.confirm else self._rules
+        found = self._judged(job.node, job.against, job.against_config, (), job.trials, rules, self._lane)
+        stage = "confirm" if job.confirm and found.log2_ratio is not None else found.stage
+        spent = time.perf_counter() - began
+        return replace(found, against=job.against.id, stage=stage, wall_seconds=spent)
+
+    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+        """Each finalist verified and timed beside the seed in a fresh lane; twice, where it is faster."""
+        seed, configs = confirm.seed_node, confirm.configs
+        found: dict[str, Judged] = {}
+        lane = self._opened()
+        try:
+            for node in (seed, *(n for n in confirm.nodes if n.id != seed.id)):
+                began = time.perf_counter()
+                chosen = configs.get(node.id, {})
+                fixed = (Config.from_json(chosen),) if chosen else ()
+                how = (fixed, 1, self._thorough, lane)
+                one = self._judged(node, seed, configs.get(seed.id, {}), *how, contests=2)
+                if node.id == seed.id and one.log2_ratio is not None:
+                    one = replace(one, log2_ratio=0.0, sd=0.0)
+                spent = time.perf_counter() - began
+                found[node.id] = replace(one, against=seed.id, stage="confirm", wall_seconds=spent)
+        finally:
+            lane.close()
+        return found
+
+    def close(self) -> None:
+        """End all processes of the lane."""
+        self._tracer.close()
+        super().close()
+
+    # --- one variant ---
+
+    def _judged(
+        self,
+        node: Node,
+        against: Node,
+        against_config: Mapping[str, Any],
+        fixed: Sequence[Config],
+        trials: int,
+        rules: Rules,
+        lane: Lane,
+        *,
+        contests: int = 1,
+    ) -> Judged:
+        """Verify once, then time `fixed` configs, or the best of `trials`.
+
+        Of several contests the last one counts, and one that was not won is the last.
+        """
+        try:
+            base = self._target.payload["source_sha256"]
+            variant = Variant.of(self._target.entry, base, node.source, node.provenance)
+            promised = contract(node.source, self._target.entry)
+            promised.must_fit(contract(self._subjects[0].source, self._target.entry).parameters)
+        except RecordError as error:
+            verdict = Verdict(self._target.name, node.id)
+            refused = self._refused((Reason(Code.FAILS, str(error)),), verdict, 0.0)
+            return replace(refused, stage="compile")
+        variant = replace(variant, configs=promised.configs)
+        spent, verified = 0.0, list[Verified]()
+        for subject, known in zip(self._subjects, self._known(), strict=True):
+            try:
+                one = verify(variant, subject, known, lane, device=self._device, plan=self._plan)
+            except SandboxError as error:
+                raise LaneLost(str(error), self.name) from error
+            spent += one.verdict.seconds
+            if not one.verdict.accepted:
+                return self._refused(one.verdict.reasons, one.verdict, spent)
+            verified.append(one)
+        verdict = verified[0].verdict
+        unable = {c for v in verified for c in v.verdict.facts.get("unable", ())}
+        able = [c for c in configs_for(self._target, node.source) if str(c) not in unable]
+        chosen = list(fixed) or self._tracer.best(node.source, able, max(1, trials))
+        for _ in range(contests):
+            value = self._raced(node, against, against_config, chosen, rules, lane)
+            spent += value["lane_seconds"]
+            caught = [r for listed in value["caught"].values() for r in reasons_of(listed)]
+            if caught or "winner" not in value:
+                nothing = Reason(Code.FAILS, "no config could be launched at the sizes of the calls")
+                return self._refused(caught or (nothing,), verdict, spent, timed=len(chosen))
+            if log2_ratio(value["differences"])[0] >= 0:
+                break
+        checks = [c.to_json() for v in verified for c in v.checks]
+        shown = [c.to_json() for c in chosen]
+        return self._measured(value, shown, verdict, len(chosen), spent, more={"checks_passed": checks})
+
+    def _known(self) -> tuple[Survey, ...]:
+        """What the base kernel accepts, per subject; found out once. Raises `LaneLost`."""
+        if not self._surveys:
+            try:
+                self._surveys = tuple(survey(s, self._lane, plan=self._plan) for s in self._subjects)
+            except (SandboxError, VariantError) as error:
+                raise LaneLost(f"the base kernel: {error}", self.name) from error
+        return self._surveys
+
+    def _raced(
+        self,
+        node: Node,
+        against: Node,
+        against_config: Mapping[str, Any],
+        configs: Sequence[Config],
+        rules: Rules,
+        lane: Lane,
+    ) -> dict[str, Any]:
+        """The timing job's value, with `lane_seconds`. Raises `LaneLost`."""
+        known = self._known()
+        first = (
+            [Config.from_json(against_config)]
+            if against_config
+            else configs_for(self._target, against.source)
+        )
+        payload = {
+            "subjects": [s.to_json() for s in self._subjects],
+            "writes": [list(s.writes) for s in known],
+            "updates": [list(s.updates) for s in known],
+            "against": {"source": against.source, "configs": [c.to_json() for c in first[:1]]},
+            "variant": {"source": node.source, "configs": [c.to_json() for c in configs]},
+            "device": self._plan.device,
+            "rules": rules.to_json(),
+        }
+        files = {"against.py": against.source, "variant.py": node.source}
+        try:
+            with exclusive(self._plan.uuid):
+                result = lane.run(Asked(_RACE, payload, files), LIMITS)
+        except (SandboxError, DeviceBusy) as error:
+            raise LaneLost(str(error), self.name) from error
+        if result.status is not Status.OK:
+            reason = lane_reason(result)
+            if gravest((reason,)) is Judgement.INFRASTRUCTURE:
+                raise LaneLost(reason.detail, self.name)
+            return {"caught": {"0": [reason.to_json()]}, "lane_seconds": result.seconds}
+        value: dict[str, Any] = result.value
+        if "incumbent" in value:
+            why = told(reasons_of(value["incumbent"]))
+            raise LaneLost(f"the variant to be timed beside could not be timed: {why}", self.name)
+        return {**value, "lane_seconds": result.seconds}

@@ -1,0 +1,225 @@
+"""Nodes of a pack, judged in a sandbox lane: screened, verified, tuned, and timed beside the incumbent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.records import Outcome
+from forecast_harness.bench import LIMITS, Entry, bench
+from forecast_harness.packs.schema import Solution
+from forecast_harness.sandbox.api import Job as Asked
+from forecast_harness.sandbox.api import SandboxError, Status
+from forecast_harness.search.events import Confirm, Job
+from forecast_harness.search.forecasters.pack_tracing import PackTracer
+from forecast_harness.search.interfaces import LaneLost
+from forecast_harness.search.judging import LaneJudge, gravest, reasons_of, told
+from forecast_harness.search.racing import QUICK, THOROUGH, Rules, log2_ratio
+from forecast_harness.search.records import Judged, Node, Target
+from forecast_harness.search.targets import pack_of, solution_of
+from forecast_harness.search.tuned import Config, applied, configs_of, spread
+from forecast_harness.timing.device import DeviceBusy, exclusive
+from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.run import lane_reason, refuse, verify
+from forecast_harness.verify.verdict import Code, Judgement, Verdict
+
+_RACE = "forecast_harness.search.race:main"
+
+
+class PackJudge(LaneJudge):
+    """One sandbox lane that judges nodes of one pack. Use from one thread at a time.
+
+    `locks`: where the locks lie that keep others from timing on the same device; by default one folder for
+    the machine. Raises `LaneLost` on opening if the lane's canary does not sing.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        plan: Plan,
+        folder: Path,
+        *,
+        number: int = 0,
+        rules: Rules = QUICK,
+        locks: Path | None = None,
+    ) -> None:
+        self._tracer: PackTracer | None = None
+        self._target, self._pack, self._rules, self._locks = target, pack_of(target), rules, locks
+        super().__init__(plan, folder, number)
+
+    def judge(self, job: Job) -> Judged:
+        """Verify the node with fresh hidden seeds, choose its config, time it beside `job.against`.
+
+        The config is chosen among the source as it stands and at most `job.trials - 1` of its own `CONFIGS`.
+        A suspicious candidate gets the outcome `infrastructure`: it is done with, and no label. Raises
+        `LaneLost`.
+        """
+        began = time.perf_counter()
+        found = self._judged(job)
+        return replace(found, against=job.against.id, wall_seconds=time.perf_counter() - began)
+
+    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+        """The whole protocol of `bench` in a lane of its own. The seed is in the answer, at ratio 0."""
+        began = time.perf_counter()
+        seed = self._solution(confirm.seed_node, confirm.configs.get(confirm.seed_node.id, {}))
+        others = [n for n in confirm.nodes if n.id != confirm.seed_node.id]
+        solutions = [self._solution(n, confirm.configs.get(n.id, {})) for n in others]
+        lane = self._opened()
+        try:
+            first, *rest = bench(self._pack, solutions, lane, against=seed, plan=self._plan)
+        except (SandboxError, DeviceBusy) as error:
+            raise LaneLost(str(error), self.name) from error
+        finally:
+            lane.close()
+        if not first.verdict.accepted:
+            raise LaneLost(f"the seed was refused: {told(first.verdict.reasons)}", self.name)
+        found = {confirm.seed_node.id: self._standing(first)}
+        for node, entry in zip(others, rest, strict=True):
+            found[node.id] = replace(
+                self._standing(entry),
+                against=confirm.seed_node.id,
+                config=dict(confirm.configs.get(node.id, {})),
+            )
+        each = (time.perf_counter() - began) / len(found)
+        return {n: replace(j, wall_seconds=each, device_seconds=each) for n, j in found.items()}
+
+    def admit(self) -> list[str]:
+        """Why this pack cannot tell right from wrong; empty if it can. To be asked once, before a search."""
+        return refuse(self._pack, self._lane)
+
+    def close(self) -> None:
+        """End all processes of the lane."""
+        if self._tracer is not None:
+            self._tracer.close()
+        super().close()
+
+    # --- one node ---
+
+    def _judged(self, job: Job) -> Judged:
+        node, note = job.node, ""
+        listed: Sequence[Config] = ()
+        try:
+            # The source as it stands is one of them often enough.
+            listed = [c for c in configs_of(node.source) if applied(node.source, c) != node.source]
+        except RecordError as error:
+            note = f"CONFIGS were not used: {error}"
+        verdict, spent = self._verified(node, {})
+        if not verdict.accepted:
+            return self._refused(verdict.reasons, verdict, spent, note)
+        configs = self._chosen(node, listed, max(1, job.trials))
+        timed = 0
+        # If a winner turns out to be wrong, the source as it stands has been verified already.
+        for running in (configs, ({},)):
+            if timed and (len(configs) == 1 or timed + len(running) > job.trials):
+                break
+            value = self._raced(job, running)
+            timed, spent = timed + len(running), spent + value["lane_seconds"]
+            caught = {int(n): reasons_of(r) for n, r in value["caught"].items()}
+            for reasons in caught.values():
+                if gravest(reasons) is not Judgement.REJECTED:
+                    return self._refused(reasons, verdict, spent, note, timed)
+            if "winner" not in value:
+                reasons = next(iter(caught.values()))
+                continue
+            config = running[value["winner"]]
+            if config:
+                checked, seconds = self._verified(node, config)
+                spent += seconds
+                if checked.judgement is Judgement.SUSPICIOUS:
+                    return self._refused(checked.reasons, checked, spent, note, timed)
+                if not checked.accepted:
+                    reasons = checked.reasons
+                    continue
+            stage = "confirm" if job.confirm else "time"
+            return self._measured(value, running, verdict, timed, spent, note, stage=stage)
+        return self._refused(reasons, verdict, spent, note, timed)
+
+    def _chosen(self, node: Node, listed: Sequence[Config], n: int) -> Sequence[Config]:
+        """At most `n` configs to time, the source as it stands first.
+
+        Those of Triton sources on a device are forecast; of others, as unlike each other as can be.
+        """
+        if self._plan.device == "cpu" or node.language != "triton" or len(listed) < n or n < 3:
+            return spread([{}, *listed], n)
+        if self._tracer is None:
+            self._tracer = PackTracer(self._target, self._folder)
+        try:
+            return ({}, *self._tracer.best(node.source, listed, n - 1))
+        except ForecastAutotuneError:  # odd IR, or no second sandbox: a choice all the same
+            return spread([{}, *listed], n)
+
+    def _verified(self, node: Node, config: Config) -> tuple[Verdict, float]:
+        try:
+            verdict = verify(self._pack, self._solution(node, config), self._lane, plan=self._plan)
+        except SandboxError as error:
+            raise LaneLost(str(error), self.name) from error
+        if verdict.judgement is Judgement.INFRASTRUCTURE:
+            raise LaneLost(told(verdict.reasons), self.name)
+        return verdict, verdict.seconds
+
+    def _raced(self, job: Job, configs: Sequence[Config]) -> dict[str, Any]:
+        """The timing job's value, with `lane_seconds`. Raises `LaneLost`."""
+        contestants: list[dict[str, str]] = []
+        files: dict[str, str] = {}
+        against = self._solution(job.against, job.against_config)
+        candidates = [self._solution(job.node, c) for c in configs]
+        for n, one in enumerate([against, *candidates]):
+            files[f"{n}/solution.py"] = one.source
+            contestants.append(
+                {"file": f"{n}/solution.py", "entry": one.entry, "language": str(one.language)}
+            )
+        payload = {
+            "pack": self._pack.to_json(),
+            "plan": self._plan.to_json(),
+            "rules": (THOROUGH if job.confirm else self._rules).to_json(),
+            "against": contestants[0],
+            "configs": contestants[1:],
+        }
+        try:
+            with exclusive(self._plan.uuid, folder=self._locks):
+                result = self._lane.run(Asked(_RACE, payload, files), LIMITS)
+        except (SandboxError, DeviceBusy) as error:
+            raise LaneLost(str(error), self.name) from error
+        if result.status is not Status.OK:
+            reason = lane_reason(result)
+            if reason.code is Code.HARNESS:
+                raise LaneLost(reason.detail, self.name)
+            # No cell's fault comes this far: the job's own status is a fault while a cell was being opened.
+            return {"caught": {"0": [reason.to_json()]}, "lane_seconds": result.seconds}
+        value: dict[str, Any] = result.value
+        if "incumbent" in value:
+            why = told(reasons_of(value["incumbent"]))
+            raise LaneLost(f"the node to be timed beside could not be timed: {why}", self.name)
+        return {**value, "lane_seconds": result.seconds}
+
+    def _standing(self, entry: Entry) -> Judged:
+        """One solution's result in `bench`."""
+        if not entry.verdict.accepted:
+            refused = self._refused(entry.verdict.reasons, entry.verdict, 0.0)
+            return replace(refused, stage="confirm")
+        last = entry.duels[-1] if entry.duels else {"differences": [0.0]}
+        ratio, error = log2_ratio(last["differences"])
+        return Judged(
+            Outcome.OK,
+            log2_ratio=ratio,
+            sd=error,
+            seconds={n: 1e-3 * label.median_ms for n, label in entry.labels.items()},
+            measurements=1,
+            device=self._device,
+            stage="confirm",
+            facts={
+                **self._facts(entry.verdict),
+                "standing": entry.outcome,
+                "gain": entry.gain,
+                "interval": last.get("interval"),
+                "contests": len(entry.duels),
+            },
+        )
+
+    def _solution(self, node: Node, config: Config) -> Solution:
+        solution = solution_of(self._target, node)
+        return replace(solution, source=applied(solution.source, config))

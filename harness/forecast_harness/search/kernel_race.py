@@ -1,0 +1,165 @@
+"""The judge's jobs for variants of a kernel: race a variant's configs beside another, or trace them."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forecast_autotune.records import Config
+from forecast_harness.sandbox.api import Answer, CandidateFault, Cell, Fault, Work
+from forecast_harness.search.heat import Heat
+from forecast_harness.search.kernel_calls import TimedCall
+from forecast_harness.search.racing import Rules
+from forecast_harness.timing.clock import CANDIDATE, INCUMBENT
+from forecast_harness.variants.subject import Subject
+from forecast_harness.verify.contest import Found
+from forecast_harness.verify.verdict import Code, Reason
+
+CELL = "forecast_harness.search.kernel_cell"
+FILES = ("against.py", "variant.py")
+_WARM_UP = 3
+_COARSE = 0.1
+"""Error at real sizes, relative to the largest value, that only a wrong kernel shows. Verification is exact,
+but at drawn sizes: this finds an offset that overflows."""
+_UNABLE = ("OutOfResources", "CompilationError", "CompileTimeAssertionFailure", "PTXASError", "RecordError")
+
+
+class KernelClock:
+    """Times launches of two sources, each with one config, at all calls in turn."""
+
+    def __init__(self, cell: Cell, launches: tuple[Sequence[Any], Sequence[Any]]) -> None:
+        self._cell, self._launches = cell, launches
+        self.seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
+
+    def sample(self, which: int, fresh: bool) -> float:
+        """Geometric mean over calls of the seconds of one launch. Raises `Found`."""
+        asked = {"which": which, "launches": self._launches[which]}
+        try:
+            said = self._cell.ask(f"{CELL}:launch", asked).value["seconds"]
+        except CandidateFault as fault:
+            code = Code.TIMEOUT if "time" in str(fault.fault) else Code.FAILS
+            raise Found(which, [Reason(code, str(fault)[:2000])]) from fault
+        for number, value in enumerate(said):
+            self.seconds[which, number].append(value)
+        return math.exp(statistics.fmean(math.log(v) for v in said))
+
+    def warm_up(self) -> None:
+        """Compile, and launch a few times; none of it counts."""
+        for _ in range(_WARM_UP):
+            for which in (INCUMBENT, CANDIDATE):
+                self.sample(which, True)
+        self.seconds.clear()
+
+
+def race(work: Work) -> Answer:
+    """Race a variant's configs and time the best. The payload has `subjects`, `writes` and `updates` (of
+    each), `against` and `variant` (`source`, `configs`; one of `against`), `device` and `rules`.
+
+    The value is as of `search.race`, with `seconds` by number of the call, and `unable`: numbers of configs
+    that could not run, which is no fault of the variant.
+    """
+    asked = work.payload
+    calls = [TimedCall.of(Subject.from_json(s)) for s in asked["subjects"]]
+    sides = [asked["against"], asked["variant"]]
+    configs = [[Config.from_json(c) for c in side["configs"]] for side in sides]
+    heat = Heat(Rules(**asked["rules"]), random.Random(os.urandom(16)))
+    caught: dict[str, Any] = {}
+    unable: list[int] = []
+    first = [call.launch(sides[0]["source"], configs[0][0]) for call in calls]
+    with work.cell() as cell:
+        _prepare(cell, asked, calls, FILES)
+        clocks: dict[int, KernelClock] = {}
+
+        def drop(n: int, found: Found) -> None:
+            if found.which == INCUMBENT:
+                raise found
+            cause = found.__cause__
+            if isinstance(cause, CandidateFault) and cause.fault is Fault.EXCEPTION and cause.kind in _UNABLE:
+                unable.append(n)
+                return
+            caught[str(n)] = [r.to_json() for r in found.reasons]
+            if isinstance(cause, CandidateFault):
+                raise found  # a device that met a fault is not to be trusted with the others
+
+        value: dict[str, Any] = {}
+        try:
+            for n, config in enumerate(configs[1]):
+                launches = [call.launch(sides[1]["source"], config) for call in calls]
+                clock = KernelClock(cell, (first, launches))
+                try:
+                    clock.warm_up()
+                    _agree(cell, asked["writes"], first, launches)
+                except Found as found:
+                    drop(n, found)
+                    continue
+                clocks[n] = clock
+            ranking = heat.halved(clocks, drop)
+            if clocks and not caught:
+                (best,) = clocks
+                differences, ended = heat.settled(clocks[best])
+                value = {
+                    "winner": best,
+                    "differences": differences,
+                    "ended": ended,
+                    "ranking": {str(n): d for n, d in ranking.items()},
+                    "seconds": {
+                        f"{which}:{call}": statistics.median(times)
+                        for (which, call), times in clocks[best].seconds.items()
+                    },
+                    "checks": len(configs[1]) - len(unable),
+                }
+        except Found as found:
+            if found.which == INCUMBENT:
+                value = {"incumbent": [r.to_json() for r in found.reasons]}
+    return Answer({**value, "caught": caught, "unable": unable, "spent": heat.spent})
+
+
+def trace(work: Work) -> Answer:
+    """The TTIR of one source under its `configs`, for each of `subjects`; opens no device.
+
+    The payload has `subjects`, `source`, `configs` and `arch` (compute capability times ten). The value is a
+    list with `ttir`, `grids` and `arguments` for every subject.
+    """
+    asked = work.payload
+    found = []
+    for subject in (Subject.from_json(s) for s in asked["subjects"]):
+        call = TimedCall.of(subject)
+        launches = [call.launch(asked["source"], Config.from_json(c)) for c in asked["configs"]]
+        with work.cell() as cell:
+            about = {"device": "cpu", "empty": True, "subjects": [subject.to_json()]}
+            _prepare(cell, about, [call], FILES[1:])
+            said = cell.ask(f"{CELL}:trace", {"launches": launches, "arch": asked["arch"]}).value
+        found.append({**said, "arguments": [a.to_json() for a in call.drawn.arguments]})
+    return Answer(found)
+
+
+def _prepare(cell: Cell, asked: Mapping[str, Any], calls: Sequence[TimedCall], files: Sequence[str]) -> None:
+    updates = asked.get("updates") or [()] * len(calls)
+    empty = bool(asked.get("empty"))
+    payload = {
+        "files": list(files),
+        "kernel": asked["subjects"][0]["kernel"],
+        "calls": [call.told(u) for call, u in zip(calls, updates, strict=True)],
+        "device": asked["device"],
+        "seed": int.from_bytes(os.urandom(6)),
+        "empty": empty,
+    }
+    arrays = {} if empty else {k: v for n, call in enumerate(calls) for k, v in call.arrays(n).items()}
+    cell.ask(f"{CELL}:prepare", payload, arrays)
+
+
+def _agree(cell: Cell, writes: Sequence[Any], first: Sequence[Any], second: Sequence[Any]) -> None:
+    """Compare results at real sizes. Raises `Found`."""
+    pairs = [list(p) for p in zip(first, second, strict=True)]
+    try:
+        error = float(cell.ask(f"{CELL}:compare", {"pairs": pairs, "writes": writes}).value["error"])
+    except CandidateFault as fault:
+        raise Found(CANDIDATE, [Reason(Code.FAILS, str(fault)[:2000])]) from fault
+    if error > _COARSE:
+        text = f"at the sizes of the calls, results differ by {error:.3g} of the largest value"
+        raise Found(CANDIDATE, [Reason(Code.WRONG_VALUES, text)])

@@ -1,0 +1,172 @@
+"""What a search leaves behind for its user: the best source, the sources measured, a summary, variants."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import StoreError
+from forecast_autotune.records import Config, Outcome
+from forecast_autotune.store import Store
+from forecast_autotune.store.files import write_whole
+from forecast_autotune.variants import Check, Variant
+from forecast_autotune.variants.contract import contract
+from forecast_harness.search import codec
+from forecast_harness.search.decide import FINALISTS
+from forecast_harness.search.records import Kind, Node
+from forecast_harness.search.state import State
+
+BEST = "best.py"
+NODES = "nodes"
+SUMMARY = "summary.json"
+_COMMENTS = {"cuda": "//", "c++": "//", "cpp": "//", "hip": "//"}
+
+
+def write_output(state: State, folder: Path) -> None:
+    """All files of a search; the variants of a kernel's finished search go into the default store as well.
+
+    Raises `StoreError` where files cannot be written. A store that cannot be is told by its own warning.
+    """
+    write_best(state, folder)
+    for node in state.judged:
+        path = folder / NODES / f"{node}.py"
+        if not path.exists():
+            _write(path, state.nodes[node].source)
+    _write(folder / SUMMARY, json.dumps(summary(state), indent=1, allow_nan=False) + "\n")
+    if state.target.kind is Kind.KERNEL and state.stopped is not None and not state.stopped.interrupted:
+        keep_variants(state, Store.default())
+
+
+def keep_variants(state: State, store: Store) -> list[Variant]:
+    """Put what a kernel's search found into a store, with the checks it passed; the decorator finds it there.
+
+    That is: the nodes confirmed to be faster than the first seed; the `FINALISTS` fastest where none was
+    confirmed or refuted. The config that was best comes first among a variant's own.
+    """
+    first, confirmed = state.seeds[0], state.confirmed
+    ratios = {n: j.log2_ratio for n, j in confirmed.items()} if confirmed else state.scores
+    faster = {n: r for n, r in ratios.items() if r is not None and r < 0.0 and n != first}
+    found: list[Variant] = []
+    for node in sorted(faster, key=lambda n: faster[n])[:FINALISTS]:
+        variant, judged = _variant(state, state.nodes[node]), state.judged[node]
+        results = (judged, confirmed.get(node, judged))
+        checks = [Check.from_json(c) for j in results for c in j.facts.get("checks_passed", ())]
+        store.put_variant(variant, dict.fromkeys(checks))
+        found.append(variant)
+    return found
+
+
+def _variant(state: State, node: Node) -> Variant:
+    entry, own = state.target.entry, contract(node.source, state.target.entry).configs
+    best = state.judged[node.id].config
+    configs = dict.fromkeys([*([Config.from_json(best)] if best and own else []), *own])
+    base = str(state.target.payload["source_sha256"])
+    return Variant.of(entry, base, node.source, node.provenance, title="search", configs=tuple(configs))
+
+
+def write_best(state: State, folder: Path) -> None:
+    """The best source so far, ready to import, replaced whole. Raises `StoreError`."""
+    node = state.nodes[state.best]
+    mark = _COMMENTS.get(node.language, "#")
+    head = "\n".join(f"{mark} {line}".rstrip() for line in provenance(state))
+    _write(folder / BEST, f"{head}\n\n{node.source.lstrip()}")
+
+
+def provenance(state: State) -> list[str]:
+    """Where the best source comes from, and on what evidence it is the best: lines of text."""
+    node, made = state.nodes[state.best], state.nodes[state.best].provenance
+    judged = state.confirmed.get(node.id) or state.judged.get(node.id)
+    lines = [f"The fastest source found for {state.target.name} ({state.target.kind}).", f"id: {node.id}"]
+    if node.id == state.seeds[0]:
+        lines.append("speed: this is the first seed itself; nothing faster was found")
+    elif judged is not None and judged.log2_ratio is not None:
+        how = "confirmed in a fresh process" if node.id in state.confirmed else "not confirmed"
+        spread = f", standard error {judged.sd * math.log(2):.2%}" if node.id in state.confirmed else ""
+        lines.append(f"speed: {2**-state.best_score:.3f} times the first seed, {how}{spread}")
+    if judged is not None and judged.config:
+        lines.append(f"config: {json.dumps(codec.to_json(judged.config))}")
+    if judged is not None and judged.device:
+        lines.append(f"measured on: {state.context.device} ({judged.device})")
+    lines.append(f"made by: {made.origin} {made.author}".rstrip() + (f", {node.arm}" if node.arm else ""))
+    lines += [f"note: {' '.join(made.note.split())}"] if made.note else []
+    lines += [f"parents: {', '.join(node.parents)}"] if node.parents else []
+    lines.append(f"harness: {state.context.harness}")
+    lines += [f"toolchain: {', '.join(f'{k} {v}' for k, v in sorted(state.context.toolchain.items()))}"]
+    return lines
+
+
+def summary(state: State) -> dict[str, Any]:
+    """What was found and what it cost, as one JSON object.
+
+    `per_percent` is each cost per per cent of the first seed's time that the best source saves; None while
+    nothing is saved. `reliability` compares what was forecast with what came of it.
+    """
+    saved = 100.0 * (1.0 - 2**state.best_score)
+    spent = codec.to_json(state.spent)
+    return {
+        "target": state.target.name,
+        "stopped": state.stopped.reason if state.stopped is not None else "",
+        "interrupted": state.stopped is not None and state.stopped.interrupted,
+        "best": state.best,
+        "speedup": 2**-state.best_score,
+        "confirmed": state.best in state.confirmed,
+        "percent_saved": saved,
+        "batches": max(state.batches, default=0),
+        "nodes": len(state.nodes),
+        "refused": len(state.refused),
+        "measured": len(state.judged),
+        "failed": sum(j.outcome is not Outcome.OK for j in state.judged.values()),
+        "spent": spent,
+        "spent_on": {name: codec.to_json(s) for name, s in state.spent_on.items()},
+        "per_percent": {k: v / saved for k, v in spent.items()} if saved > 0.0 else None,
+        "arms": {name: codec.to_json(stats) for name, stats in sorted(state.arms.items())},
+        "reliability": reliability(state),
+    }
+
+
+def reliability(state: State) -> dict[str, Any] | None:
+    """How forecasts fared over all nodes forecast, from those measured, each weighed by 1 / propensity.
+
+    `better`: mean forecast probability of being faster than the reference, and the share that was; `brier`:
+    mean squared difference of the two; `covered`: share of measured log2 ratios within the forecast's 80 %
+    interval (1.2816 sd), among those that ran; `count`: measured nodes that had a forecast. None without any.
+    Horvitz-Thompson weights, normalised (Hajek).
+    """
+    rows: list[tuple[float, float, float, float | None]] = []
+    for _, batch in sorted(state.batches.items()):
+        if batch.chosen is None or batch.forecasted is None:
+            continue
+        for node, odds in zip(batch.chosen.nodes, batch.chosen.propensities, strict=True):
+            belief, judged = batch.forecasted.beliefs.get(node), batch.finished.get(node)
+            if (
+                belief is None
+                or judged is None
+                or belief.abstains
+                or judged.against != batch.forecasted.reference
+            ):
+                continue
+            ratio = judged.log2_ratio
+            inside = None if ratio is None else float(abs(ratio - belief.mean) <= 1.2816 * belief.sd)
+            rows.append((1.0 / odds, belief.p_better, float(ratio is not None and ratio < 0.0), inside))
+    if not rows:
+        return None
+    weight = sum(w for w, *_ in rows)
+    ran = sum(w for w, _, _, i in rows if i is not None)
+    return {
+        "count": len(rows),
+        "better": [sum(w * p for w, p, _, _ in rows) / weight, sum(w * b for w, _, b, _ in rows) / weight],
+        "brier": sum(w * (p - b) ** 2 for w, p, b, _ in rows) / weight,
+        "covered": sum(w * i for w, _, _, i in rows if i is not None) / ran if ran else None,
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text.encode("utf-8", "surrogatepass"))
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written ({error}); the log has everything: free space or make the folder "
+            "writable, then start the search again"
+        ) from error

@@ -1,0 +1,305 @@
+"""Proposals of another program: `external:COMMAND`, one JSON object per line on its stdin and stdout.
+
+A request, as it is written to the child (one line; `schema` changes when fields change their meaning):
+
+    {"type": "request", "schema": 1, "id": "<answer with it>", "n": 8, "seed": 1234, "style": "ask",
+     "target": {"kind": "pack", "name": "softmax", "id": "...", "language": "torch", "entry": "run",
+                "statement": "<what is computed, and the rules for a source>"},
+     "parents": [{"id": "...", "source": "...", "language": "torch", "note": "...", "judged": {...} or null}],
+     "failures": [<like a parent, with outcome, stage and feedback in judged>],
+     "score": <log2(time of the first parent / time of the first seed)>}
+
+The answer, one line:
+
+    {"id": "<the request's>", "tokens": 0, "money": 0.0, "exhausted": false,
+     "nodes": [{"source": "...", "note": "what was changed and why", "language": "<default: the target's>",
+                "author": "<model and version>", "origin": "llm" | "mechanical" | "hand"}],
+     "problem": "<why there are none>"}
+
+Only `id` and `nodes` are needed. Requests come one at a time. What it writes to stderr is kept for
+problems. The child runs in a process group of its own, which is ended with the proposer (SIGTERM, then
+SIGKILL); one that dies, says nothing in time or answers otherwise is started again, once per request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.fields import decode_json, listed, number, whole
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.packs.schema import Language
+from forecast_harness.search import codec
+from forecast_harness.search.events import Proposed, Request
+from forecast_harness.search.proposers.making import Draft, new_nodes
+from forecast_harness.search.records import Node, Spent, Target
+
+SCHEMA = 1
+TIMEOUT_S = 600.0
+"""Seconds that one answer may take."""
+LARGEST = 16 * 2**20
+"""Bytes of an answer."""
+_LEAVE_S = 2.0
+_SAID = 400
+_NOTE = 300
+
+
+class _Broken(Exception):
+    """The child did not answer as it has to; the text says how."""
+
+
+class External:
+    """See the module. Raises `SettingsError` for a command line that cannot be split."""
+
+    styles: Sequence[str] = ("ask",)
+
+    def __init__(self, command: str, target: Target, *, timeout_s: float = TIMEOUT_S) -> None:
+        try:
+            self._command = shlex.split(command)
+        except ValueError as error:
+            raise SettingsError(f"external:{command:.80} is no command line: {error}") from error
+        if not self._command:
+            raise SettingsError("external: needs a command line, as in external:python agent.py")
+        self.name = f"external:{Path(self._command[0]).name}"
+        self._timeout_s = timeout_s
+        self._mutex = threading.Lock()
+        self._starting = threading.Lock()
+        self._child: _Child | None = None
+        self._closed = False
+
+    def propose(self, request: Request) -> Proposed:
+        """See `Proposer`."""
+        begin = time.monotonic()
+        line = json.dumps(_asked(request), allow_nan=False).encode() + b"\n"
+        spent, problem = Spent(), ""
+        with self._mutex:
+            for _ in range(2):
+                try:
+                    answer = self._exchange(line)
+                    spent = _spent(answer)
+                    found = _read(answer, request)
+                except (_Broken, RecordError) as error:
+                    problem = f"{self.name}: {error}"
+                    self._stop()
+                    if spent.tokens or spent.money:
+                        break  # an answer that was paid for, and cannot be used, is not bought again
+                    continue
+                seconds = time.monotonic() - begin
+                return replace(found, spent=replace(spent, wall_seconds=seconds))
+        return Proposed(
+            request.id, (), spent=replace(spent, wall_seconds=time.monotonic() - begin), problem=problem
+        )
+
+    def close(self) -> None:
+        """End the child and all processes that it started. An answer under way is lost."""
+        with self._starting:
+            self._closed = True
+            child = self._child
+        if child is not None:
+            child.end()
+        with self._mutex:  # whoever waited for the child has noticed its end
+            self._stop()
+
+    def _exchange(self, line: bytes) -> Mapping[str, Any]:
+        with self._starting:
+            if self._closed:
+                raise _Broken("it was closed")
+            child = self._child = self._child or _Child(self._command)
+        return child.ask(line, self._timeout_s)
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child.release()
+            self._child = None
+
+
+class _Child:
+    """The program at work."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._errors: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  closed with the child
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._errors.close()
+            raise _Broken(f"it cannot be started: {error}") from error
+        self._rest = b""
+        self._ending = threading.Lock()
+        self._ended = False
+
+    def ask(self, line: bytes, timeout_s: float) -> Mapping[str, Any]:
+        """Write a line, read one. Raises `_Broken`."""
+        end = time.monotonic() + timeout_s
+        if self._rest.strip():
+            raise _Broken(f"it said more than one line to a request: {_shown(self._rest)}")
+        said, _, self._rest = self._exchanged(line, end, timeout_s).partition(b"\n")
+        try:
+            data = decode_json(said.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise _Broken(f"an answer that is not JSON: {_shown(said)}") from error
+        if not isinstance(data, dict):
+            raise _Broken(f"an answer that is no object: {_shown(said)}")
+        return data
+
+    def _exchanged(self, line: bytes, end: float, timeout_s: float) -> bytes:
+        """What is read until a line is whole."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        os.set_blocking(stdin.fileno(), False)
+        os.set_blocking(stdout.fileno(), False)
+        left, got = memoryview(line), b""
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(stdout, selectors.EVENT_READ)
+            waiting.register(stdin, selectors.EVENT_WRITE)
+            while b"\n" not in got:
+                seconds = end - time.monotonic()
+                if seconds <= 0:
+                    raise _Broken(f"no answer within {timeout_s:g} s{self._said()}")
+                if self._ended:
+                    raise _Broken("it was ended meanwhile")
+                for key, _ in waiting.select(min(seconds, 1.0)):
+                    if key.fileobj is stdin:
+                        left = left[self._write(stdin.fileno(), left) :]
+                        if not left:
+                            waiting.unregister(stdin)
+                        continue
+                    part = os.read(stdout.fileno(), 1 << 16)
+                    if not part:
+                        raise _Broken(f"it ended without an answer{self._said()}")
+                    got += part
+                    if len(got) > LARGEST:
+                        raise _Broken(f"an answer of more than {LARGEST} bytes")
+        return got
+
+    def end(self) -> None:
+        """Signal its group, in the end with what none can refuse. Safe while another thread waits for it."""
+        with self._ending:
+            if self._ended:
+                return
+            self._ended = True
+            self._signal(signal.SIGTERM)
+            # Not reaped before its group is gone: until then no other group can have its number.
+            until = time.monotonic() + _LEAVE_S
+            state = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            while os.waitid(os.P_PID, self._process.pid, state) is None and time.monotonic() < until:
+                time.sleep(0.01)
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+
+    def release(self) -> None:
+        """Close what leads to it, after its end and by whoever asked it."""
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To its group: what it started may outlive it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _write(self, fileno: int, left: memoryview) -> int:
+        try:
+            return os.write(fileno, left)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _Broken(f"it does not read its requests ({error}){self._said()}") from error
+
+    def _said(self) -> str:
+        """The end of what it wrote to stderr."""
+        with contextlib.suppress(OSError, ValueError):
+            size = self._errors.seek(0, os.SEEK_END)
+            self._errors.seek(max(0, size - 4 * _SAID))
+            if text := _shown(self._errors.read()[-_SAID:]):
+                return f"; it said: {text}"
+        return ""
+
+
+def _asked(request: Request) -> dict[str, Any]:
+    target = {k: str(v) for k, v in vars(request.target).items() if k != "payload"}
+    return {
+        "type": "request",
+        "schema": SCHEMA,
+        "id": request.id,
+        "n": request.n,
+        "seed": request.seed,
+        "style": request.arm.rpartition("/")[2],
+        "target": target,
+        "parents": [_node(p, request) for p in request.parents],
+        "failures": [_node(f, request) for f in request.failures],
+        "score": request.score,
+    }
+
+
+def _node(node: Node, request: Request) -> dict[str, Any]:
+    judged = request.judged.get(node.id)
+    return {
+        "id": node.id,
+        "source": node.source,
+        "language": node.language,
+        "note": node.provenance.note,
+        "judged": None if judged is None else codec.to_json(judged),
+    }
+
+
+def _spent(answer: Mapping[str, Any]) -> Spent:
+    tokens = whole(answer.get("tokens", 0), "tokens")
+    money = number(answer.get("money"), "money") or 0.0
+    if money < 0:
+        raise RecordError(f"money must not be negative, it is {money:g}")
+    return Spent(tokens=tokens, money=money)
+
+
+def _read(answer: Mapping[str, Any], request: Request) -> Proposed:
+    """The nodes of an answer. Raises `RecordError` for one of another form."""
+    if answer.get("id") != request.id:
+        raise RecordError(f"it answers {answer.get('id')!r:.60}, and was asked {request.id!r}")
+    if "nodes" not in answer and not answer.get("problem"):
+        raise RecordError(f"an answer needs nodes, a list; it has {', '.join(answer) or 'nothing'}")
+    drafts = [_draft(one, request) for one in listed(answer.get("nodes"), "nodes")]
+    nodes = new_nodes(request, drafts)
+    problem = str(answer.get("problem") or "")[:_SAID]
+    if not nodes and not problem:
+        problem = "nothing new among its sources" if drafts else "it gave no source"
+    return Proposed(request.id, nodes, problem=problem, exhausted=answer.get("exhausted") is True)
+
+
+def _draft(data: Any, request: Request) -> Draft:
+    source = data.get("source") if isinstance(data, Mapping) else None
+    if not isinstance(source, str) or not source.strip():
+        raise RecordError(f"every node needs a source, as a text that is not empty: {data!r:.80}")
+    language = data.get("language") or request.target.language
+    if language not in list(Language):
+        raise RecordError(f"a node's language must be one of {', '.join(Language)}, not {language!r:.40}")
+    if (origin := data.get("origin", "llm")) not in list(Origin):
+        raise RecordError(f"a node's origin must be one of {', '.join(Origin)}, not {origin!r:.40}")
+    note = " ".join(str(data.get("note") or "").split())[:_NOTE]
+    author = str(data.get("author") or request.arm)[:_NOTE]
+    return Draft(source, Provenance(Origin(origin), author=author, note=note), str(language))
+
+
+def _shown(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_SAID]

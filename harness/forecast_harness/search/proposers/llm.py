@@ -1,0 +1,168 @@
+"""Proposals of a language model: `llm:SPEC` with what FORECAST_AUTOTUNE_LLM accepts.
+
+    llm:http://127.0.0.1:8000/v1?model=NAME&kind=chat
+    llm:transformers:PATH_OR_ID
+
+The styles are `rewrite`, `diff` (edits that must fit exactly once), `crossover` (two parents), `repair`
+(what the compiler, the checks or the clock said of a failed child, in this order) and `profile` (figures of
+the parent). Where a request has no second parent or no failure, a rewrite is asked for instead.
+
+An answer that breaks a rule which can be read off its text is told so, once, and may be given again. Every
+text is kept by the question, the model and the request, with what it cost; that cost is told again when the
+text is read from there, so that a search which was killed in between adds up to the same. Deadlines,
+retries, the circuit breaker and budgets are those of `forecast_autotune.llm`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.llm.backend import LLMError, Usage
+from forecast_autotune.llm.open import answers_directory, writer
+from forecast_autotune.llm.spec import parsed
+from forecast_autotune.llm.transport import side_by_side
+from forecast_autotune.settings import Settings
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.search.events import Proposed, Request
+from forecast_harness.search.proposers import prompting, reading
+from forecast_harness.search.proposers.kept import Kept, Texts
+from forecast_harness.search.proposers.making import Draft, new_nodes, salt
+from forecast_harness.search.records import Spent, Target
+
+FOLDER = "written"
+"""Below the directory of language models' answers."""
+_WIDTH = 8
+"""Second turns under way at a time."""
+_REASONS = 3
+
+
+def open_llm(text: str, target: Target, *, settings: Settings | None = None) -> LLM:
+    """The proposer over the model that a specification names; nothing is loaded or asked before its use.
+
+    Raises `SettingsError` for a specification that is not understood, that holds a key, or whose model does
+    not generate text.
+    """
+    return LLM(text, target, settings or Settings.from_environment())
+
+
+class LLM:
+    """See the module. Thread-safe."""
+
+    styles: Sequence[str] = prompting.STYLES
+
+    def __init__(self, text: str, target: Target, settings: Settings) -> None:
+        spec = parsed(text, writing=True)
+        model = str(spec.options.get("model", spec.place))
+        self.name = f"llm:{model}"
+        how = [f"{k}={v}" for k, v in sorted(spec.options.items()) if k != "model"]
+        self._author = f"{model} ({', '.join(how)})" if how else model
+        self._target = target
+        self._heard = threading.local()
+        self._write = writer(text, settings=settings, told=self._hear)
+        asked = f"{spec.kind}:{spec.place}?{sorted(spec.options.items())}"
+        self._kept = Kept(answers_directory(settings) / FOLDER, asked)
+
+    def propose(self, request: Request) -> Proposed:
+        """See `Proposer`."""
+        begin = time.monotonic()
+        style = prompting.fitting(request, request.arm.rpartition("/")[2])
+        try:
+            question = prompting.prompt(request, style)
+        except RecordError as error:
+            return Proposed(request.id, (), problem=f"{self.name}: {error}")
+        told, trouble = self._texts(question, request.n, salt(request))
+        drafts: list[Draft] = []
+        refused: list[tuple[str, str]] = []
+        for answer in told.texts:
+            try:
+                drafts.append(self._draft(answer, request, style, question))
+            except RecordError as error:
+                refused.append((answer, str(error)))
+        second, reasons, more = self._second_turns(request, style, question, refused)
+        nodes = new_nodes(request, [*drafts, *second])
+        spent = replace(told.spent + more, wall_seconds=time.monotonic() - begin)
+        problem = ""
+        if not nodes:
+            known = ["nothing new among its sources"] if drafts or second else []
+            most = [text for text, _ in Counter([*trouble, *reasons]).most_common(_REASONS)]
+            problem = f"{self.name}: {'; '.join([*most, *known])}"
+        return Proposed(request.id, nodes, spent, problem)
+
+    def close(self) -> None:
+        """Servers keep no connection; a model in this process keeps its memory until the process ends."""
+
+    def _second_turns(
+        self, request: Request, style: str, question: str, refused: Sequence[tuple[str, str]]
+    ) -> tuple[list[Draft], list[str], Spent]:
+        """What comes of telling the model, once, which rule its answer broke."""
+
+        def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, Spent]:
+            asked = prompting.again(question, answer, complaint)
+            told, trouble = self._texts(asked, 1, f"{salt(request)}/{number}")
+            if not told.texts:
+                return None, trouble[0] if trouble else complaint, told.spent
+            try:
+                return self._draft(told.texts[0], request, style, question), "", told.spent
+            except RecordError as error:
+                return None, str(error), told.spent
+
+        turns = [partial(turn, number, *pair) for number, pair in enumerate(refused)]
+        drafts, reasons, spent = [], [], Spent()
+        for found in side_by_side(turns, _WIDTH):
+            if isinstance(found, LLMError):
+                reasons.append(str(found))
+                continue
+            draft, reason, cost = found
+            spent += cost
+            if draft is not None:
+                drafts.append(draft)
+            elif reason:
+                reasons.append(reason)
+        return drafts, reasons, spent
+
+    def _texts(self, question: str, n: int, mark: str) -> tuple[Texts, list[str]]:
+        """Up to `n` texts, kept ones first, and why there are not more."""
+        found = self._kept.read(question, mark)
+        if len(found.texts) >= n:
+            return replace(found, texts=found.texts[:n]), []
+        self._heard.usage = Usage()
+        fresh: list[str] = []
+        trouble: list[str] = []
+        try:
+            fresh = self._write(question, n - len(found.texts))
+        except (ForecastAutotuneError, ImportError) as error:
+            trouble = [str(error)]
+        usage: Usage = self._heard.usage
+        spent = Spent(tokens=usage.prompt_tokens + usage.output_tokens, money=usage.money)
+        found = Texts((*found.texts, *fresh), found.spent + spent)
+        if fresh:
+            self._kept.write(found, question, mark)
+        return found, trouble
+
+    def _hear(self, usage: Usage) -> None:
+        """Called by the writer in the thread that asked it."""
+        self._heard.usage = usage
+
+    def _draft(self, answer: str, request: Request, style: str, question: str) -> Draft:
+        """Raises `RecordError` saying, to the model, which rule its answer breaks."""
+        parent = request.parents[0]
+        read = reading.edited if style == "diff" else reading.whole
+        source = read(answer, self._target, parent)
+        others = {
+            "crossover": request.parents[1:2],
+            "repair": tuple(filter(None, [prompting.failure_of(request)])),
+        }.get(style, ())
+        made = Provenance(
+            Origin.LLM,
+            author=self._author,
+            prompt_sha256=hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(),
+            note=reading.note_of(answer),
+        )
+        return Draft(source, made, parents=(parent.id, *(o.id for o in others)))

@@ -1,0 +1,129 @@
+"""The timing job of a search: a source's configs race each other, the winner is timed against the incumbent.
+
+Runs in a sandbox judge, as `verify.contest` does, whose clock and suspicion it uses. Every config has a cell
+of its own: one that crashes takes no other along. All are timed in pairs with the incumbent, so that drift
+and co-tenants meet both sides of every comparison.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import statistics
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forecast_harness.packs.schema import Language, Pack
+from forecast_harness.sandbox.api import Answer, CandidateFault, Cell, Work
+from forecast_harness.search.heat import Heat
+from forecast_harness.search.racing import Rules
+from forecast_harness.timing.clock import CANDIDATE, INCUMBENT
+from forecast_harness.verify.contest import CellClock, Found
+from forecast_harness.verify.foreign import problem_of
+from forecast_harness.verify.judge import Judge
+from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.problem import Problem
+from forecast_harness.verify.verdict import Judgement, Reason
+from forecast_harness.verify.worker import faulted
+
+
+def main(work: Work) -> Answer:
+    """Race and time. The payload has `pack`, `plan`, `rules`, and of each contestant `file`, `entry` and
+    `language`: `against` is the incumbent, `configs` are the candidate's.
+
+    The value has `spent` (seconds of launches) and `caught` (reasons by config number), and either
+    `incumbent` (reasons why it could not be timed), or nothing more where no config is left, or `winner` (a
+    config's number), `differences` (natural log of incumbent's over candidate's time, one per block),
+    `ended` (why no more blocks), `ranking` (config number -> median difference when it was last timed),
+    `seconds` (median per contestant, 0 or 1, and workload) and `checks`.
+    """
+    asked = work.payload
+    pack, plan = Pack.from_json(asked["pack"]), Plan.from_json(asked["plan"])
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as cells:
+        race = _Race(work, pack, plan, Rules(**asked["rules"]), problem_of(pack, Path(folder)), cells)
+        try:
+            value = race.run(asked["against"], asked["configs"])
+        except Found as found:  # the incumbent: a candidate's are caught where they happen
+            value = {"incumbent": [r.to_json() for r in found.reasons]}
+    caught = {str(n): [r.to_json() for r in reasons] for n, reasons in race.caught.items()}
+    return Answer({**value, "caught": caught, "spent": race.heat.spent})
+
+
+class _Race:
+    def __init__(
+        self, work: Work, pack: Pack, plan: Plan, rules: Rules, problem: Problem, cells: ExitStack
+    ) -> None:
+        self._work, self._pack, self._plan = work, pack, plan
+        self._problem, self._cells = problem, cells
+        self._workloads = pack.timed_workloads(plan.device)
+        self._seed = os.urandom(16)
+        self.heat = Heat(rules, random.Random(self._seed))
+        self._open: dict[int, Cell] = {}
+        self.caught: dict[int, list[Reason]] = {}
+
+    def run(self, against: Mapping[str, Any], configs: list[Mapping[str, Any]]) -> dict[str, Any]:
+        """All of it. Raises `Found` for the incumbent's faults."""
+        base = self._prepared(-1, against)
+        clocks: dict[int, CellClock] = {}
+        for n, config in enumerate(configs):
+            try:
+                clocks[n] = CellClock((base, self._prepared(n, config)), self._workloads)
+                clocks[n].warm_up()
+            except Found as found:
+                clocks.pop(n, None)
+                self._drop(n, found)
+        ranking = self.heat.halved(clocks, self._drop, self._retire)
+        if not clocks or self._suspicious():
+            return {}
+        (best,) = clocks
+        try:
+            differences, ended = self.heat.settled(clocks[best])
+            clocks[best].believe()
+        except Found as found:
+            self._drop(best, found)
+            return {}
+        seconds = {
+            f"{which}:{name}": statistics.median(r.seconds for r in replies)
+            for (which, name), replies in clocks[best].replies.items()
+        }
+        return {
+            "winner": best,
+            "differences": differences,
+            "ended": ended,
+            "ranking": {str(n): d for n, d in ranking.items()},
+            "seconds": seconds,
+            "checks": clocks[best].checks,
+        }
+
+    def _prepared(self, n: int, one: Mapping[str, Any]) -> Judge:
+        """A judge over a fresh cell that has imported the contestant. Raises `Found`."""
+        cell = self._open[n] = self._cells.enter_context(self._work.cell())
+        seed = hashlib.sha256(self._seed + str(n).encode()).digest()
+        judge = Judge(self._pack, self._problem, cell, self._plan, seed)
+        try:
+            reasons = judge.prepare(one["file"], one["entry"], Language(one["language"]))
+        except CandidateFault as fault:
+            reasons = [faulted(fault, judge)]
+        if reasons:
+            raise Found(INCUMBENT if n < 0 else CANDIDATE, reasons)
+        return judge
+
+    def _drop(self, n: int, found: Found) -> None:
+        if found.which == INCUMBENT:
+            raise found
+        self.caught[n] = found.reasons
+        self._open[n].close()
+
+    def _suspicious(self) -> bool:
+        """Whether any config did what honest code does not do: all of them have one author."""
+        return any(r.judgement is Judgement.SUSPICIOUS for reasons in self.caught.values() for r in reasons)
+
+    def _retire(self, n: int) -> None:
+        self._open[n].close()

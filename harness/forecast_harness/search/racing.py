@@ -1,0 +1,54 @@
+"""How much timing a search spends on one candidate; loads no torch, so that whoever asks need not."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_harness.timing.duel import sign_interval
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When to stop timing. A block is four launches of every workload, as in `timing.duel`."""
+
+    rung: int = 2
+    """Blocks per config in the first round of a race; each further round has twice as many."""
+    first: int = 3
+    """Blocks after which a hopeless candidate is dropped."""
+    least: int = 8
+    most: int = 40
+    hopeless: float = math.log(1.3)
+    """Natural log of a slowdown, in every one of the first blocks."""
+    alpha: float = 0.05
+    precise: float = 0.004
+    """Standard error of log2(time ratio) that is good enough."""
+    seconds: float = 20.0
+    """Most seconds of launches, after the race, of both sides together."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name; `Rules(**object)` reads them back."""
+        return dict(self.__dict__)
+
+
+QUICK = Rules()
+"""A cheap estimate: what is worth more is confirmed afterwards."""
+THOROUGH = Rules(least=20, most=120, precise=0.002, seconds=60.0)
+
+
+def standard_error(differences: Sequence[float]) -> float:
+    """Of their median: half of the distribution-free interval that holds it with probability 0.68."""
+    low, high = sign_interval(differences, 0.6827)
+    return (high - low) / 2
+
+
+def log2_ratio(differences: Sequence[float]) -> tuple[float, float]:
+    """(log2 of candidate's over incumbent's time, its standard error) from a contest's blocks.
+
+    `differences`: natural log of incumbent's over candidate's time, one per block.
+    """
+    scale = 1 / math.log(2)
+    return -statistics.median(differences) * scale, standard_error(differences) * scale

@@ -1,0 +1,15 @@
+"""A search told to people: an HTML page, a live view in the terminal, a local server."""
+
+from __future__ import annotations
+
+from forecast_harness.search.state import State
+
+__all__ = ["page"]
+
+
+def page(state: State) -> str:
+    """The search as one HTML file that needs nothing else. See `render.page`."""
+    from forecast_harness.search.report.render import page as rendered
+    from forecast_harness.search.report.story import tell
+
+    return rendered(tell(state))

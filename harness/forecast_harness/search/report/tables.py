@@ -1,0 +1,259 @@
+"""The figures of a search as rows of text: cards, costs, arms, finalists, outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_autotune.report.chart import milliseconds, percent, seconds
+from forecast_harness.search.records import Belief, Budget, Judged, Spent
+from forecast_harness.search.report.scales import factor
+from forecast_harness.search.report.sources import visible
+from forecast_harness.search.report.story import Z95, Entry, Final, Story, speedup_interval
+
+FINALISTS = 8
+_LIMITS = {
+    "measurements": "measurements",
+    "device_seconds": "device time",
+    "wall_seconds": "wall time",
+    "tokens": "tokens",
+    "money": "money",
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A figure of the header."""
+
+    value: str
+    name: str
+    css: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A share of something, with its figures."""
+
+    name: str
+    share: float
+    """0 to 100."""
+    text: str
+    css: str = ""
+    limited: bool = True
+    """Whether there is a whole to have a share of."""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A row of the table of finalists."""
+
+    id: str
+    label: str
+    note: str
+    speedup: str
+    css: str
+    interval: str
+    during: str
+    forecast: str
+    times: Sequence[str]
+    config: str
+
+
+def cards(story: Story) -> list[Card]:
+    """What the header says at a glance."""
+    spent, final = story.total, story.final
+    proposed = sum(a.proposals for a in story.arms)
+    limit = "" if story.budget.measurements is None else f" of {story.budget.measurements:,}"
+    return [
+        best_card(final),
+        Card(f"{spent.measurements:,}{limit}", f"candidates measured, of {proposed:,} proposed"),
+        Card(seconds(spent.device_seconds), "device time"),
+        Card(*per_percent(final, spent)),
+        status(story),
+    ]
+
+
+def best_card(final: Final | None) -> Card:
+    """The claim, with its interval, and whether it was confirmed."""
+    if final is None:
+        return Card("-", "no source but the seed has run")
+    if final.score >= 0.0:
+        return Card(factor(-final.score), "nothing faster than the seed was found", "fair")
+    low, _ = final.interval
+    how = (
+        "confirmed in a fresh process"
+        if final.confirmed
+        else "not confirmed yet: the best of many looks better than it is"
+    )
+    css = "good" if low > 1.0 else "fair"
+    between = interval_text(final.score, final.sd)
+    return Card(factor(-final.score), f"best speed-up, 95 % interval {between}; {how}", css)
+
+
+def per_percent(final: Final | None, spent: Spent) -> tuple[str, str]:
+    """What each per cent of the first seed's time that is saved cost: (in device time, in all else)."""
+    saved = 0.0 if final is None else 100.0 * (1.0 - 1.0 / final.speedup)
+    if saved <= 0.0:
+        return "-", "cost per percent gained: nothing was gained"
+    paid = [f"{spent.measurements / saved:.3g} measurements"]
+    if spent.tokens:
+        paid.append(f"{spent.tokens / saved:,.0f} tokens")
+    if spent.money:
+        paid.append(f"US$ {spent.money / saved:.3g}")
+    return (
+        seconds(spent.device_seconds / saved),
+        f"of device time per percent of the seed's time saved; {', '.join(paid)}",
+    )
+
+
+def status(story: Story) -> Card:
+    """Whether it runs, and why it ended."""
+    if story.stopped is None:
+        return Card(f"batch {story.batch}", "under way, or ended without saying so")
+    word = "interrupted" if story.stopped.interrupted else "finished"
+    return Card(
+        word, visible(story.stopped.reason) or "no reason given", "fair" if story.stopped.interrupted else ""
+    )
+
+
+def budget(story: Story) -> list[Bar]:
+    """Each limit and what was spent of it; what has no limit is told by its sum."""
+    return budget_of(story.total, story.budget)
+
+
+def budget_of(spent: Spent, limits: Budget) -> list[Bar]:
+    """`budget`, of anything; what is neither limited nor spent is left out."""
+    found = []
+    for name, shown in _LIMITS.items():
+        limit, used = getattr(limits, name), getattr(spent, name)
+        if limit is None and not used:
+            continue
+        share = 0.0 if not limit else min(100.0, 100.0 * used / limit)
+        text = _unit(name, used) + ("" if limit is None else f" of {_unit(name, limit)}")
+        found.append(Bar(shown, round(share, 1), text, limited=limit is not None))
+    return found
+
+
+def _unit(name: str, value: float) -> str:
+    if name.endswith("seconds"):
+        return seconds(value)
+    return f"US$ {value:.2f}" if name == "money" else f"{value:,.0f}"
+
+
+def _cost(spent: Spent) -> tuple[str, ...]:
+    return (
+        f"{spent.measurements:,}" if spent.measurements else "",
+        seconds(spent.device_seconds) if spent.device_seconds else "",
+        seconds(spent.wall_seconds) if spent.wall_seconds else "",
+        *_paid(spent),
+    )
+
+
+def _paid(spent: Spent) -> tuple[str, str]:
+    return f"{spent.tokens:,}" if spent.tokens else "", f"{spent.money:.3f}" if spent.money else ""
+
+
+def kinds(story: Story) -> list[tuple[str, ...]]:
+    """Costs by kind of work, and their sum."""
+    rows = [(name, *_cost(spent)) for name, spent in story.spent.items() if spent != Spent()]
+    return [*rows, ("in all", *_cost(story.total))]
+
+
+def arms(story: Story) -> list[tuple[str, ...]]:
+    """A row per arm, the best first."""
+    found = sorted(story.arms, key=lambda a: (a.best is None, a.best or 0.0, a.name))
+    return [
+        (
+            visible(a.name),
+            *(f"{n:,}" for n in (a.requests, a.proposals, a.new, a.measured, a.ran, a.better)),
+            "" if a.best is None else factor(-a.best),
+            *_paid(a.spent),
+        )
+        for a in found
+    ]
+
+
+def outcomes(story: Story) -> list[Bar]:
+    """How many nodes ended how, and at which stage; what waits to be measured last."""
+    counts = story.outcomes
+    waiting = sum(e.judged is None for e in story.entries.values())
+    again = story.refused.total()
+    most = max([*counts.values(), waiting, again, 1])
+    found = [
+        Bar(
+            f"{outcome.replace('_', ' ')}{f' at {stage}' if stage and outcome != 'ok' else ''}",
+            round(100.0 * count / most, 1),
+            f"{count:,} ({percent(count / counts.total())})",
+            "" if outcome == "ok" else "bad",
+        )
+        for (outcome, stage), count in sorted(counts.items(), key=lambda i: (i[0][0] != "ok", -i[1], i[0]))
+    ]
+    if waiting:
+        found.append(Bar("never measured", round(100.0 * waiting / most, 1), f"{waiting:,}", "soft"))
+    if again:
+        found.append(Bar("not new: not even a node", round(100.0 * again / most, 1), f"{again:,}", "soft"))
+    return found
+
+
+def finalists(story: Story, workloads: Sequence[str]) -> list[Finalist]:
+    """The confirmed nodes, or without a confirmation the best of the search; fastest first."""
+    judged = {n: j for n, j in story.confirmed.items() if n in story.entries}
+    names = sorted(judged, key=lambda n: (judged[n].log2_ratio is None, judged[n].log2_ratio or 0.0))
+    if not names:
+        ran = [e for e in story.entries.values() if e.score is not None and e.node.id != story.root]
+        names = [e.node.id for e in sorted(ran, key=lambda e: (e.score or 0.0, e.number))[:FINALISTS]]
+    return [_finalist(story.entries[n], judged.get(n), workloads) for n in names]
+
+
+def _finalist(entry: Entry, confirmed: Judged | None, workloads: Sequence[str]) -> Finalist:
+    judged = confirmed or entry.judged
+    score, sd = entry.score, entry.sd
+    if confirmed is not None:
+        score, sd = confirmed.log2_ratio, confirmed.sd
+    low, _ = speedup_interval(score or 0.0, sd)
+    took = {} if judged is None else judged.seconds
+    config = (judged.config if judged and judged.config else None) or (
+        entry.judged.config if entry.judged else {}
+    )
+    return Finalist(
+        entry.node.id,
+        f"#{entry.number}",
+        visible(entry.node.provenance.note) or "the seed",
+        str(judged.outcome if judged else "") if score is None else factor(-score),
+        "bad" if score is None else "good" if low > 1.0 else "",
+        "" if score is None else interval_text(score, sd),
+        "" if entry.score is None else factor(-entry.score),
+        "" if entry.belief is None else forecast(entry.belief),
+        [milliseconds(1000 * took[w]) if w in took else "" for w in workloads],
+        config_text(config),
+    )
+
+
+def workloads(story: Story, most: int = 6) -> list[str]:
+    """Names of the workloads that results tell times of; the first few."""
+    names: dict[str, None] = {}
+    for judged in (*story.confirmed.values(), *(e.judged for e in story.entries.values() if e.judged)):
+        names.update(dict.fromkeys(judged.seconds))
+    return list(names)[:most]
+
+
+def forecast(belief: Belief) -> str:
+    """A belief in a few words."""
+    return f"{factor(-belief.mean)} ({interval_text(belief.mean, belief.sd)})"
+
+
+def interval_text(score: float, sd: float) -> str:
+    """The 95 % interval of a speed-up: `1.19x to 1.23x`."""
+    return f"{factor(-(score + Z95 * sd))} to {factor(-(score - Z95 * sd))}"
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """A config on a line: nested mappings are written out."""
+    parts: list[str] = []
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            parts.append(config_text(value))
+        elif value is not None:
+            parts.append(f"{name}={value}")
+    return visible(", ".join(p for p in parts if p))

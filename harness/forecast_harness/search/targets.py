@@ -1,0 +1,185 @@
+"""What is to be searched, from a text of the command line: a problem pack, or a kernel in a user's file.
+
+A `Target` is plain data. What a judge needs of it in another process is in its payload, and is read back by
+`pack_of` and `subjects_of`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.records import Config, Device, digest
+from forecast_autotune.store import Store
+from forecast_autotune.variants.contract import contract
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.packs.load import load, solution_from
+from forecast_harness.packs.schema import Format, Language, Pack, Solution
+from forecast_harness.search import statement
+from forecast_harness.search.novelty import identity
+from forecast_harness.search.records import Kind, Node, Target
+from forecast_harness.timing import device as devices
+from forecast_harness.variants.subject import Subject
+
+_KERNEL = re.compile(r"^(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)$")
+NO_KERNELS_ON_CPU = (
+    "a Triton kernel can only be searched on a CUDA device: on the CPU it is interpreted, which shows "
+    "whether it is right and says nothing about how fast it is. Search a pack with torch solutions on the "
+    "CPU instead, or give a device"
+)
+_SECTION = re.compile(r"^# --- file: (\w+)$", re.MULTILINE)
+
+
+def open_target(text: str, *, device: str) -> tuple[Target, tuple[Node, ...]]:
+    """The target that `text` names and the nodes to start from, the first of which is the yardstick.
+
+    `text`: a shipped pack, a folder of one, a KernelBench file or a GPU MODE folder; or `FILE.py:KERNEL`, a
+    Triton kernel whose calls are known (`inputs` or `CASES` in its file, or problems in the store).
+    `device`: `cpu` or `cuda`. A pack starts from its own solutions: in torch on a CPU, in Triton on a device,
+    where it has such.
+
+    Raises `RecordError` for a text that names neither, or a pack without a solution to start from, and
+    `SettingsError` for a device that is none of these, or on which a kernel cannot be timed.
+    """
+    if device not in ("cpu", "cuda"):
+        raise SettingsError(f"device must be cpu or cuda, not {device!r}")
+    if found := _KERNEL.match(text):
+        return _kernel(found["file"], found["name"], device)
+    return _pack(load(text), device)
+
+
+def pack_of(target: Target) -> Pack:
+    """The pack of a target, as its payload holds it. Raises `RecordError` for a target of another kind."""
+    if target.kind is not Kind.PACK:
+        raise RecordError(f"{target.name} is a {target.kind}, not a pack")
+    return Pack.from_json(target.payload["pack"])
+
+
+def subjects_of(target: Target) -> tuple[Subject, ...]:
+    """What variants of a kernel target are verified against. Raises `RecordError` for another kind."""
+    if target.kind is not Kind.KERNEL:
+        raise RecordError(f"{target.name} is a {target.kind}, not a kernel")
+    return tuple(Subject.from_json(s) for s in target.payload["subjects"])
+
+
+def configs_for(target: Target, source: str) -> list[Config]:
+    """Configs of a source of a kernel target: its own list, or the base's without what it has dropped.
+
+    In the order given, without repeats. Raises `RecordError` for a source that breaks the contract.
+    """
+    promised = contract(source, target.entry)
+    if promised.configs:
+        return list(dict.fromkeys(promised.configs))
+    takes = set(promised.meta)
+    listed = [c for s in subjects_of(target)[:1] for c in s.configs]
+    return list(dict.fromkeys(replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in takes)) for c in listed))
+
+
+def solution_of(target: Target, node: Node) -> Solution:
+    """A node as a solution of its target's pack."""
+    return Solution(node.id, Language(node.language), node.source, target.entry)
+
+
+def _pack(pack: Pack, device: str) -> tuple[Target, tuple[Node, ...]]:
+    language = Language.TORCH if device == "cpu" else Language.TRITON
+    seeds = [s for s in pack.solutions if s.language is language and not s.files]
+    seeds = seeds or [s for s in pack.solutions if s.language is Language.TORCH and not s.files]
+    seeds = seeds or [_restated(pack)]
+    about, entry = pack.definition, seeds[0].entry
+    words = statement.of_pack(pack, str(language), entry, device)
+    payload = {"pack": pack.to_json()}
+    if device == "cuda":
+        payload["device"] = _device().to_json()
+    made = Target(Kind.PACK, about.name, pack.id, str(language), entry, words, payload)
+    return made, tuple(_seed(made, s.source, str(s.language), s.name) for s in seeds)
+
+
+def _restated(pack: Pack) -> Solution:
+    """The reference of a foreign task as a solution. Raises `RecordError` for a pack of our own."""
+    form = pack.definition.format
+    if form is Format.KERNELBENCH:
+        source = f"{pack.reference.rstrip()}\n\n\nclass ModelNew(Model):\n    pass\n"
+    elif form is Format.GPUMODE:
+        source = _flat(pack.reference) + "\n\ncustom_kernel = ref_kernel\n"
+    else:
+        raise RecordError(
+            f"pack {pack.definition.name} has no torch solution to start from; add one as "
+            "solutions/NAME.py beside its reference.py"
+        )
+    return solution_from("reference", source, form)
+
+
+def _flat(reference: str) -> str:
+    """A reference and its helper files as one module: they import each other no more."""
+    files = _SECTION.findall(reference)
+    between = rf"^(from ({'|'.join(files)}) import [^\n(]*|import ({'|'.join(files)})[ \t]*)$"
+    return re.sub(between, "", _SECTION.sub("", reference), flags=re.MULTILINE).strip()
+
+
+def _seed(target: Target, source: str, language: str, name: str) -> Node:
+    made = Provenance(Origin.HAND, note=name)
+    return Node(identity(target.id, language, source), source, language, (), made, arm="seed")
+
+
+def _kernel(file: str, name: str, device: str) -> tuple[Target, tuple[Node, ...]]:
+    if device == "cpu":
+        raise SettingsError(f"{file}:{name}: {NO_KERNELS_ON_CPU}")
+    # Imports the user's file, which needs triton and runs the user's own code.
+    from forecast_autotune.cli.kernel_calls import Target as Called
+
+    called = Called.of(f"{file}:{name}")
+    subjects = called.subjects(Store.default())
+    calls = [s.calls[0] for s in subjects if s.calls]
+    words = statement.of_kernel(called.kernel.name, called.text, calls, called.configs)
+    payload = {
+        "subjects": [s.to_json() for s in subjects],
+        "file": str(called.path.absolute()),
+        "name": name,
+        "source_sha256": called.kernel.source_sha256,
+        "device": _device().to_json(),
+    }
+    made = Target(
+        Kind.KERNEL,
+        called.kernel.name,
+        digest(called.kernel.source_sha256, _plain(subjects)),
+        "triton",
+        called.kernel.name,
+        words,
+        payload,
+    )
+    return made, (_seed(made, called.text, "triton", "base"),)
+
+
+_DESCRIBE = """
+import json, torch
+p = torch.cuda.get_device_properties(0)
+print(json.dumps({
+    "name": p.name,
+    "backend": "cuda",
+    "arch": f"{p.major}{p.minor}",
+    "multiprocessors": p.multi_processor_count,
+    "shared_memory_bytes": getattr(p, "shared_memory_per_block_optin", 0),
+    "threads_per_multiprocessor": p.max_threads_per_multi_processor,
+    "l2_bytes": getattr(p, "L2_cache_size", 0),
+    "memory_bytes": p.total_memory,
+    "warp_size": p.warp_size,
+}))
+"""
+
+
+def _device() -> Device:
+    """The first CUDA device, asked of a child process: no context is opened in this one."""
+    done = subprocess.run([sys.executable, "-c", _DESCRIBE], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Device.from_json(json.loads(done.stdout))
+    return Device(devices.identity(0)[0] or "unknown", "cuda")
+
+
+def _plain(subjects: Sequence[Subject]) -> list[object]:
+    """What of the subjects tells targets apart: not where their file happens to lie."""
+    return [{**s.to_json(), "file": bool(s.file)} for s in subjects]

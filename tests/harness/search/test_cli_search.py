@@ -1,0 +1,196 @@
+"""`search` as a new user meets it: one command, its folder, Ctrl-C, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.cli import main, parser
+from forecast_autotune.cli.search import again
+from forecast_harness.search.events import Finished, Resumed, Stopped
+from forecast_harness.search.log import encode, read
+from tests.core.commands import Capture, shown
+from tests.harness.search.example_log import Example
+
+SMALL = ("--device", "cpu", "--seconds", "20", "--gpu-budget", "8", "--samples", "4")
+
+
+def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Our command line in a process of its own; others that time on this machine may keep it waiting long."""
+    words = [sys.executable, "-m", "forecast_autotune", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=900, check=False, cwd=cwd)
+
+
+def refused(capture: Capture, *arguments: str) -> str:
+    """What a command that is wrong in itself says."""
+    assert main(["search", *arguments]) == 2
+    return capture.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "say what to search"),
+        (("swiglu", "--show", "x"), "not both"),
+        (("swiglu", "--samples", "0"), "--samples must be at least 1, got 0"),
+        (("swiglu", "--gpu-budget", "0"), "--gpu-budget must be more than 0, got 0"),
+        (("swiglu", "--seconds", "-3"), "--seconds must be more than 0, got -3"),
+        (("swiglu", "--seconds", "nan"), "--seconds must be more than 0, got nan"),
+        (("swiglu", "--archive", "best"), "invalid choice: 'best'"),
+        (("swiglu", "--serve", "70000"), "a port from 0 to 65535"),
+        (("swiglu", "--device", "cpu", "--proposer", "gpt"), "mechanical, recorded:PATH, llm:SPEC"),
+        (("swiglu", "--device", "cpu", "--surrogate", "gpt"), "no forecaster is called 'gpt'"),
+        (("swiglow", "--device", "cpu"), "nor a KernelBench file"),
+        (("kernel.py:fn", "--device", "cpu"), "interpreted"),
+        (("--show", "nowhere"), "there is no log.jsonl"),
+        (("swiglu", "--resume"), "leave out --resume"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_written(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert "is not empty" in refused(capsys, "swiglu", "--out", str(tmp_path))
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "swiglu",
+        "swiglu --seconds 300 --money 0.5 --gpu-budget 7 --seed 3",
+        "'my packs/x' --proposer mechanical --proposer 'recorded:my sources' --llm 'http://h/v1?model=m&kind=chat'",
+        "swiglu --serve --quiet --json --device cpu",
+        "swiglu --serve 8080 --lanes 2 --ray auto --archive beam --surrogate none",
+    ],
+)
+def test_the_command_that_goes_on_means_the_same_search(line: str) -> None:
+    options = parser.build().parse_args(["search", *shlex.split(line), "--out", "elsewhere"])
+    words = shlex.split(again(options, Path("my searches/a")))
+    assert words[0] == "forecast-autotune"
+    repeated = vars(parser.build().parse_args(words[1:]))
+    assert repeated.pop("resume") is True
+    assert repeated.pop("out") == "my searches/a"
+    before = vars(options)
+    assert repeated == {k: v for k, v in before.items() if k not in ("resume", "out")}
+
+
+def test_a_folder_is_shown_and_its_report_brought_up_to_date(capsys: Capture, tmp_path: Path) -> None:
+    events = list(Example(stopped=False).events())  # as after a kill: no report, no end
+    (tmp_path / "log.jsonl").write_bytes(b"".join(map(encode, events)))
+    assert main(["search", "--show", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "confirmed in a fresh process" in out
+    assert "under way, or ended without saying so" in out
+    assert "Search of swiglu" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert main(["search", "--show", str(tmp_path), "--json"]) == 0
+    data = shown(capsys)
+    assert data["folder"] == str(tmp_path)
+    assert data["speedup"] > 1
+
+
+def test_a_folder_is_served_until_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(b"".join(map(encode, Example(batches=2).events())))
+    words = [sys.executable, "-m", "forecast_autotune", "search", "--show", str(tmp_path), "--serve"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stderr is not None
+        url = process.stderr.readline().partition("live page: ")[2].strip()
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert b"Search of swiglu" in answer.read()
+        while "until Ctrl-C" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+
+
+def test_an_empty_log_is_no_search(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(b"")
+    assert "has not begun" in refused(capsys, "--show", str(tmp_path))
+
+
+def jobs_of(folder: Path) -> list[str]:
+    return [e.job for e in read(folder / "log.jsonl") if isinstance(e, Finished)]
+
+
+@pytest.mark.slow
+def test_one_command_from_nothing_to_a_result(tmp_path: Path) -> None:
+    done = command("search", "swiglu", *SMALL, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    folder = tmp_path / "search-swiglu"
+    assert data["folder"] == "search-swiglu"
+    assert 1 < data["measured"] <= 8
+    assert data["stopped"]
+    assert len(jobs_of(folder)) == len(set(jobs_of(folder))) == data["measured"]
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Search of swiglu" in report
+    assert "finished" in report
+
+    # What it calls the best is a solution that the pack's own verifier takes.
+    verified = command("verify", "swiglu", str(folder / "best.py"), "--device", "cpu", "--json")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+    again_ = command("search", "swiglu", *SMALL, cwd=tmp_path)
+    assert again_.returncode == 2
+    assert "search-swiglu holds a search already" in again_.stderr
+    assert "--resume" in again_.stderr
+    other = command("search", "swiglu", *SMALL, "--k", "3", "--resume", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "settings.k: 4 in the log, 3 now" in other.stderr
+    over = command("search", "swiglu", *SMALL, "--resume", "--json", cwd=tmp_path)
+    assert over.returncode == 0, over.stderr
+    assert json.loads(over.stdout)["measured"] == data["measured"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
+    more = ("--gpu-budget", "14", "--out", "mine")  # enough that it cannot end before it is interrupted
+    words = [sys.executable, "-m", "forecast_autotune", "search", "swiglu", *SMALL, *more]
+    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    log = tmp_path / "mine" / "log.jsonl"
+    try:
+        patience = time.monotonic() + 600
+        while time.monotonic() < patience and process.poll() is None:
+            if log.is_file() and log.read_bytes().count(b'"type":"finished"') >= 3:
+                break
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("interrupted. To go on: forecast-autotune search swiglu")
+    ended = read(log)[-1]
+    assert isinstance(ended, Stopped)
+    assert ended.interrupted
+    assert (tmp_path / "mine" / "report.html").is_file()
+
+    before = jobs_of(tmp_path / "mine")
+    on = command(*shlex.split(last.partition("forecast-autotune ")[2]), "--json", cwd=tmp_path)
+    assert on.returncode == 0, on.stderr
+    data: dict[str, Any] = json.loads(on.stdout)
+    after = jobs_of(tmp_path / "mine")
+    assert after[: len(before)] == before
+    assert len(after) == len(set(after)) == data["measured"]
+    assert not data["interrupted"]
+    assert any(isinstance(e, Resumed) for e in read(log))

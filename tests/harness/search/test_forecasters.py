@@ -1,0 +1,280 @@
+"""Forecasts of whole sources: learnt from a search's own results, and moved by a language model's word."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.llm.backend import Answer, LLMError, Usage
+from forecast_autotune.llm.bins import BINS, Label
+from forecast_autotune.records import Outcome
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.search.codec import to_json
+from forecast_harness.search.events import Question
+from forecast_harness.search.forecasters import open_forecaster
+from forecast_harness.search.forecasters.lineage import LEAST, Lineage, Posterior, answer
+from forecast_harness.search.forecasters.llm import Model, blend, prompt
+from forecast_harness.search.records import Belief, Judged, Kind, Node, Target
+
+PACK = Target(Kind.PACK, "sums", "id", "torch", "run", "Sums of rows.\nRules for a source:\n- none")
+REWRITES = [f"rewrite_{c}" for c in "abcdefgh"]
+FAILING = "rewrite_h"
+
+
+def source(rewrites: Sequence[str], block: int) -> str:
+    steps = "".join(f"    x = {r}(x, BLOCK)\n" for r in rewrites)
+    return f"import torch\n\nBLOCK = {block}\n\n\ndef run(x):\n{steps}    return x.sum(1)\n"
+
+
+SEED = Node("seed", source([], 64), "torch", (), Provenance(Origin.HAND))
+Result = tuple[Node, Judged, float]
+
+
+def family(n: int, seed: int = 0) -> list[Result]:
+    """A search as it might have gone: rewrites have effects that add up, tile sizes an optimum, one fails."""
+    rng = random.Random(seed)
+    gain = {name: rng.gauss(0.0, 0.4) for name in REWRITES}
+    ran: list[tuple[Node, list[str], int]] = [(SEED, [], 64)]
+    found: list[Result] = [(SEED, Judged(Outcome.OK, "seed", 0.0, seconds={"a": 1e-3}), 0.0)]
+    for number in range(n):
+        parent, rewrites, block = rng.choice(ran)
+        note = rng.choice([*REWRITES, "tile", "tile"])
+        rewrites = rewrites if note == "tile" else [*rewrites, note]
+        block = rng.choice([16, 32, 128, 256]) if note == "tile" else block
+        score = sum(gain[r] for r in rewrites) + 0.1 * abs(math.log2(block / 128)) - 0.1 + rng.gauss(0, 0.02)
+        origin = Provenance(Origin.MECHANICAL, note=note)
+        node = Node(
+            f"n{number}", source(rewrites, block), "torch", (parent.id,), origin, arm=f"mechanical/{note}"
+        )
+        if note == FAILING:
+            found.append((node, Judged(Outcome.INCORRECT), 0.0))
+        else:
+            ran.append((node, rewrites, block))
+            found.append((node, Judged(Outcome.OK, "seed", score, sd=0.02), score))
+    return found
+
+
+def asked(known: Sequence[Result], nodes: Sequence[Node]) -> Question:
+    lineage = {n.id: n.parents for n, _, _ in known}
+    return Question(1, SEED, tuple(nodes), tuple(known), lineage, PACK)
+
+
+def split(n: int, seed: int) -> tuple[Question, list[Result]]:
+    """A question after `n` results, and what became of the nodes asked about."""
+    rows = family(3 * n, seed)
+    known = rows[: n + 1]
+    there = {r[0].id for r in known}
+    later = [r for r in rows[n + 1 :] if r[0].parents[0] in there]
+    return asked(known, [r[0] for r in later]), later
+
+
+def test_children_are_forecast_better_than_by_their_parents() -> None:
+    gained, standard = [], []
+    for seed in range(5):
+        question, later = split(35, seed)
+        found = Lineage().forecast(question)
+        ran = [r for r in later if r[1].log2_ratio is not None]
+        scores = {n.id: s for n, _, s in question.judged}
+        truth = np.array([s for _, _, s in ran])
+        mean = np.array([found.beliefs[n.id].mean for n, _, _ in ran])
+        parents = np.array([scores[n.parents[0]] for n, _, _ in ran])
+        gained.append(float(np.mean((mean - truth) ** 2) / np.mean((parents - truth) ** 2)))
+        standard += [
+            (t - m) / found.beliefs[n.id].sd for t, m, (n, _, _) in zip(truth, mean, ran, strict=True)
+        ]
+    assert np.mean(gained) < 0.2
+    # Its spreads are neither boasts nor excuses.
+    assert 0.75 < np.mean(np.abs(standard) < 1.645) <= 0.99
+
+
+def test_a_rewrite_that_fails_is_expected_to_fail() -> None:
+    failed, ran = [], []
+    for seed in range(4):
+        question, later = split(40, seed)
+        beliefs = Lineage().forecast(question).beliefs
+        failed += [beliefs[n.id].p_fail for n, j, _ in later if j.log2_ratio is None]
+        ran += [beliefs[n.id].p_fail for n, j, _ in later if j.log2_ratio is not None]
+    assert np.mean(failed) > 4 * np.mean(ran)
+    assert np.mean(ran) < 0.15
+
+
+def test_what_the_harness_broke_blames_no_rewrite() -> None:
+    question, _ = split(40, 0)
+    broken = [
+        (n, j if j.log2_ratio is not None else replace(j, outcome=Outcome.INFRASTRUCTURE), s)
+        for n, j, s in question.judged
+    ]
+    assert any(j.outcome is Outcome.INFRASTRUCTURE for _, j, _ in broken)
+    beliefs = Lineage().forecast(replace(question, judged=tuple(broken))).beliefs
+    assert max(b.p_fail for b in beliefs.values()) < 0.05
+
+
+def test_few_results_abstain_and_say_so() -> None:
+    rows = [r for r in family(30) if r[1].log2_ratio is not None]
+    nodes = [r[0] for r in rows[12:]]
+    for count, abstains in ((0, True), (LEAST - 1, True), (LEAST + 2, False)):
+        beliefs = Lineage().forecast(asked(rows[:count], nodes)).beliefs.values()
+        assert {b.abstains for b in beliefs} == {abstains}
+        assert all(math.isfinite(b.mean) and b.sd > 0 and 0 <= b.p_better <= 1 - b.p_fail for b in beliefs)
+    assert "2 results of" in Lineage().forecast(asked(rows[:2], nodes)).beliefs[nodes[0].id].note
+
+
+def test_what_is_like_nothing_measured_abstains() -> None:
+    rows = family(30)
+    text = "__global__ void sums(const float* x, float* y) { y[blockIdx.x] = warp_reduce(x); }"
+    alien = Node("alien", text, "cuda", (), Provenance(Origin.LLM, author="m"), arm="llm/rewrite")
+    kin = rows[-1][0]
+    beliefs = Lineage().forecast(asked(rows[:-1], [alien, kin])).beliefs
+    assert (beliefs["alien"].abstains, beliefs[kin.id].abstains) == (True, False)
+    assert beliefs["alien"].sd > beliefs[kin.id].sd
+
+
+def test_beliefs_are_relative_to_the_reference() -> None:
+    question, later = split(30, 2)
+    node = later[0][0].id
+    best = min((r for r in question.judged if r[1].log2_ratio is not None), key=lambda r: r[2])
+    plain = Lineage().forecast(question).beliefs[node]
+    moved = Lineage().forecast(replace(question, reference=best[0]))
+    assert moved.reference == best[0].id
+    assert moved.beliefs[node].mean == pytest.approx(plain.mean - best[2])
+    assert moved.beliefs[node].p_better <= plain.p_better
+
+
+def test_the_same_question_has_the_same_answer_in_another_process() -> None:
+    question, _ = split(20, 3)
+    program = (
+        "import json, sys; from forecast_harness.search.codec import from_json, to_json;"
+        "from forecast_harness.search.events import Question;"
+        "from forecast_harness.search.forecasters.lineage import Lineage;"
+        "q = from_json(Question, json.load(sys.stdin)); print(json.dumps(to_json(Lineage().forecast(q))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(to_json(question)),
+        env={"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    there, here = json.loads(done.stdout), to_json(Lineage().forecast(question))
+    assert there["beliefs"] == here["beliefs"]
+
+
+def test_specifications() -> None:
+    assert open_forecaster("none", PACK) is None
+    for spec in ("auto", "lineage"):
+        made = open_forecaster(spec, PACK)
+        assert made is not None
+        assert made.name == Lineage.name
+    with pytest.raises(SettingsError, match="use lineage"):
+        open_forecaster("triton", PACK)
+    with pytest.raises(SettingsError, match="there are auto, none"):
+        open_forecaster("oracle", PACK)
+
+
+# --- a language model's word ---
+
+
+class Says:
+    """A backend that puts all probability on one bin per suffix; the tests' stand-in for a model."""
+
+    name = "says"
+
+    def __init__(self, log2_ratio: float, *, mass: float = 1.0, error: Exception | None = None) -> None:
+        self._ratio, self._mass, self._error = log2_ratio, mass, error
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def forecast(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
+    ) -> Answer:
+        self.asked.append((prefix, tuple(suffixes)))
+        if self._error is not None:
+            raise self._error
+        rows = BINS.soft(np.full(len(suffixes), self._ratio), 0.1)
+        usage = Usage(1, prompt_tokens=900, output_tokens=10, seconds=0.5, money=0.01)
+        return Answer(rows, np.full(len(suffixes), self._mass), usage)
+
+    def ready(self) -> bool:
+        return True
+
+    def prepare(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_model_moves_beliefs_and_never_makes_them() -> None:
+    question, _ = split(30, 4)
+    before = Lineage().forecast(question)
+    for ratio in (-1.0, 1.0):
+        found = Model(Says(ratio), Lineage()).forecast(question)
+        for node, belief in found.beliefs.items():
+            old = before.beliefs[node]
+            assert min(old.mean, ratio) - 0.1 <= belief.mean <= max(old.mean, ratio) + 0.1
+            assert abs(belief.mean - old.mean) <= abs(belief.mean - ratio)
+            assert belief.sd < old.sd
+            assert belief.abstains == old.abstains
+        assert (found.spent.tokens, found.spent.money) == (910, 0.01)
+        assert found.problem == ""
+
+
+def test_a_model_that_is_out_or_lost_changes_nothing() -> None:
+    question, _ = split(30, 4)
+    before = Lineage().forecast(question)
+    for model, said in (
+        (Says(0.0, error=LLMError("no answer within 300 s")), "no answer within"),
+        (Says(-1.0, mass=0.01), "too little probability"),
+    ):
+        found = Model(model, Lineage()).forecast(question)
+        assert found.beliefs == before.beliefs
+        assert said in found.problem
+
+
+def test_a_model_is_asked_against_the_incumbent() -> None:
+    question, later = split(30, 5)
+    best = min((r for r in question.judged if r[1].log2_ratio is not None), key=lambda r: r[2])
+    timed = replace(best[1], seconds={"a": 2e-3, "b": 8e-3})
+    judged = tuple((n, timed if n.id == best[0].id else j, s) for n, j, s in question.judged)
+    text = prompt(replace(question, reference=best[0], judged=judged))
+    assert "4 ms (measured)" in text.prefix
+    assert best[0].source.strip() in text.prefix
+    assert len(text.suffixes) == len(later)
+    assert any("+    x = rewrite_" in s for s in text.suffixes)
+
+
+def test_a_model_is_told_of_the_device_that_is_searched_on() -> None:
+    question, _ = split(30, 5)
+    on_host = prompt(question).prefix
+    assert "a processor of the host" in on_host
+    assert not [w for w in ("GPU kernel", "multiprocessors", "TFLOP/s", "capability") if w in on_host]
+    h200 = {"name": "NVIDIA H200", "arch": "90", "multiprocessors": 132}
+    target = Target(Kind.PACK, "p", "id", "triton", "run", "", {"device": h200})
+    on_device = prompt(replace(question, target=target)).prefix
+    assert "NVIDIA H200, compute capability 90: 132 multiprocessors" in on_device
+    assert "GPU kernel" in on_device
+
+
+def test_a_blend_is_a_product_of_normals() -> None:
+    belief = Belief(0.4, 0.5, 0.1, 0.2)
+    sure = blend(belief, 0.0, 0.0, 0.1)
+    assert sure.mean == pytest.approx(0.2)  # the model's own error is as large as the belief's spread
+    assert sure.sd == pytest.approx(0.5 / math.sqrt(2))
+    assert sure.p_fail == pytest.approx(0.1)
+    assert blend(belief, 0.0, 0.0, 0.9).p_fail > 0.15
+
+
+def test_a_posterior_with_a_reason_abstains() -> None:
+    question, _ = split(10, 6)
+    n = len(question.nodes)
+    found = Posterior(np.zeros(n), np.ones(n), np.ones(n), "for a test")
+    beliefs = answer(question, found, np.full(n, 0.25), "x").beliefs.values()
+    assert all(b.abstains and b.note == "for a test" for b in beliefs)
+    assert all(b.p_better == pytest.approx(0.375) for b in beliefs)

@@ -1,0 +1,193 @@
+"""Nodes of real packs in a real sandbox: good, wrong, crashing, hanging, slower and suspicious ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.records import Outcome
+from forecast_harness.sandbox.api import Limits
+from forecast_harness.search import codec, judge_pack
+from forecast_harness.search.events import Confirm, Job
+from forecast_harness.search.interfaces import Judge
+from forecast_harness.search.judge import open_judge, slug_of
+from forecast_harness.search.judge_pack import PackJudge
+from forecast_harness.search.racing import Rules
+from forecast_harness.search.records import Judged, Kind, Node, Target
+from forecast_harness.search.targets import open_target
+from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.run import verify
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+
+TARGET, (SEED,) = open_target("softmax", device="cpu")
+FAST = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n"
+TUNABLE = """import torch
+
+TIMES = 4
+CONFIGS = [{"TIMES": n} for n in (1, 2, 8, 16, 32)]
+
+
+def run(x):
+    for _ in range(TIMES):
+        y = torch.softmax(x, -1)
+    return y
+"""
+
+
+def node(name: str, source: str) -> Node:
+    return replace(SEED, id=name, source=source, parents=(SEED.id,))
+
+
+def job(name: str, source: str, trials: int = 4) -> Job:
+    return Job(f"job-{name}", node(name, source), SEED, {}, TARGET, 0, trials)
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    opened = open_judge(TARGET, device="cpu", folder=tmp_path_factory.mktemp("judge"))
+    yield opened
+    opened.close()
+
+
+def test_a_faster_source_is_measured_beside_the_incumbent(judge: Judge) -> None:
+    found = judge.judge(job("fast", FAST))
+    assert (found.outcome, found.against, found.stage) == (Outcome.OK, SEED.id, "time")
+    assert found.log2_ratio is not None
+    assert found.log2_ratio < -0.5
+    assert set(found.seconds) == {"host"}  # the workload that is timed on a CPU
+    assert found.measurements == 1
+    assert 0 < found.device_seconds <= found.wall_seconds
+    assert found.device == slug_of("cpu")
+    assert found.facts["blocks"] >= 8
+    assert "faster" in found.feedback
+    assert codec.from_json(Judged, codec.to_json(found)) == found
+
+
+def test_a_slower_source_is_given_up_early(judge: Judge) -> None:
+    source = FAST.replace("return", "for _ in range(9):\n        torch.exp(x)\n    return").replace(
+        "torch.softmax(x, -1)", "(x - x.amax(-1, keepdim=True)).softmax(-1)"
+    )
+    slower = source.replace("range(9)", "range(60)")
+    found = judge.judge(job("slow", slower))
+    assert found.outcome is Outcome.OK
+    assert found.log2_ratio is not None
+    assert found.log2_ratio > 0.4
+    assert (found.facts["ended"], found.facts["blocks"]) == ("hopeless", 3)
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "stage", "said"),
+    [
+        ("import torch\n\n\ndef run(x):\n    return x.exp()\n", Outcome.INCORRECT, "verify", "wrong_values"),
+        ("def run(x:\n", Outcome.RUNTIME_ERROR, "compile", "SyntaxError"),
+        ("import no_such_module\n", Outcome.RUNTIME_ERROR, "compile", "no_such_module"),
+        ("def run(x):\n    raise ValueError('never')\n", Outcome.RUNTIME_ERROR, "verify", "never"),
+        (
+            "import ctypes\n\n\ndef run(x):\n    ctypes.string_at(0)\n",
+            Outcome.RUNTIME_ERROR,
+            "verify",
+            "SIGSEGV",
+        ),
+        ("import os\nos._exit(0)\n", Outcome.INFRASTRUCTURE, "verify", "escape"),
+    ],
+)
+def test_a_candidates_fault_is_its_outcome(
+    judge: Judge, source: str, outcome: Outcome, stage: str, said: str
+) -> None:
+    found = judge.judge(job("bad", source))
+    assert (found.outcome, found.stage, found.log2_ratio) == (outcome, stage, None)
+    assert said in found.feedback
+    assert found.measurements == 1
+
+
+def test_a_hanging_source_is_a_timeout(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(wall_s=2.0, trusted_s=60.0)
+    monkeypatch.setattr(judge_pack, "verify", lambda *a, **k: verify(*a, **k, limits=limits))
+    found = judge.judge(job("hang", "def run(x):\n    while True:\n        pass\n"))
+    assert (found.outcome, found.stage) == (Outcome.TIMEOUT, "verify")
+    assert judge.judge(job("fast", FAST)).outcome is Outcome.OK
+
+
+def test_one_that_turns_wrong_while_it_is_timed_is_caught(tmp_path: Path) -> None:
+    """It passes verification, which takes fewer launches; those of the race are checked, too."""
+    later = FAST.replace("def run(x):", "calls = 0\n\n\ndef run(x):\n    global calls\n    calls += 1")
+    later = later.replace("softmax(x, -1)", "softmax(x, -1) * (calls < 160)")
+    patient = Rules(first=100, least=100, most=100)
+    judge = PackJudge(TARGET, Plan(), tmp_path, rules=patient)
+    try:
+        found = judge.judge(job("later", later))
+    finally:
+        judge.close()
+    assert (found.outcome, found.stage) == (Outcome.INCORRECT, "time")
+
+
+def test_the_best_config_is_found_within_the_trials(judge: Judge) -> None:
+    found = judge.judge(job("tunable", TUNABLE, trials=4))
+    assert (found.outcome, found.measurements) == (Outcome.OK, 4)
+    assert found.config == {"TIMES": 1}
+    assert len(found.facts["configs"]) == 4
+    alone = judge.judge(job("tunable", TUNABLE, trials=1))
+    assert (alone.config, alone.measurements) == ({}, 1)
+
+
+def test_a_config_that_is_wrong_does_not_condemn_the_others(judge: Judge) -> None:
+    source = TUNABLE.replace("return y", "return y if TIMES > 1 else torch.zeros_like(y)")
+    found = judge.judge(job("half", source, trials=3))
+    assert found.outcome is Outcome.OK
+    assert found.config != {"TIMES": 1}
+
+
+def test_configs_that_cannot_be_read_are_told(judge: Judge) -> None:
+    found = judge.judge(job("odd", FAST + "\nCONFIGS = [{'MISSING': 1}]\n"))
+    assert (found.outcome, found.config) == (Outcome.OK, {})
+    assert "MISSING" in found.feedback
+
+
+def test_the_config_of_the_incumbent_is_the_one_it_is_timed_with(judge: Judge) -> None:
+    asked = replace(job("fast", FAST), against=node("tunable", TUNABLE))
+    beside = {n: judge.judge(replace(asked, against_config={"TIMES": n})).log2_ratio or 0.0 for n in (1, 16)}
+    assert beside[16] < beside[1] - 1
+
+
+def test_feedback_is_bounded_and_tells_no_seed(judge: Judge) -> None:
+    found = judge.judge(job("long", f"def run(x):\n    raise ValueError('{'y' * 9000}')\n"))
+    assert len(found.feedback) <= 1500
+    assert "seed" not in found.facts
+
+
+def test_finalists_are_confirmed_beside_the_seed_in_a_fresh_lane(judge: Judge) -> None:
+    finalists = (
+        node("fast", FAST),
+        node("wrong", "def run(x):\n    return x\n"),
+        node("tunable", TUNABLE),
+        SEED,
+    )
+    found = judge.confirm(Confirm(finalists, {"tunable": {"TIMES": 16}}, SEED, TARGET))
+    assert list(found) == [SEED.id, "fast", "wrong", "tunable"]
+    assert found[SEED.id].log2_ratio == 0
+    assert found["wrong"].outcome is Outcome.INCORRECT
+    assert (found["fast"].log2_ratio or 0) < -0.5 < (found["tunable"].log2_ratio or 0)
+    assert found["fast"].facts["standing"] == "faster"
+    assert found["tunable"].config == {"TIMES": 16}
+    assert {j.stage for j in found.values()} == {"confirm"}
+
+
+def test_a_sound_pack_is_admitted(judge: Judge) -> None:
+    assert isinstance(judge, PackJudge)
+    assert judge.admit() == []
+
+
+def test_kernels_are_refused_on_a_cpu(tmp_path: Path) -> None:
+    target = Target(Kind.KERNEL, "scale", "id", "triton", "scale", "")
+    with pytest.raises(SettingsError, match="says nothing about how fast"):
+        open_judge(target, device="cpu", folder=tmp_path)
+    with pytest.raises(SettingsError, match="the driver knows"):
+        open_judge(TARGET, device="cuda", index=99, folder=tmp_path)

@@ -1,0 +1,213 @@
+"""Variants of a kernel, judged by Triton's interpreter: everything but that its times mean something."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from forecast_autotune.records import Config, Outcome
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.search.events import Confirm, Job, Question
+from forecast_harness.search.forecasters.lineage import WIDE
+from forecast_harness.search.forecasters.tracing import Tracer
+from forecast_harness.search.forecasters.triton import UNPROVED, Traced
+from forecast_harness.search.judge_kernel import KernelJudge
+from forecast_harness.search.novelty import identity
+from forecast_harness.search.racing import Rules
+from forecast_harness.search.records import Judged, Kind, Node, Target
+from forecast_harness.search.targets import configs_for, open_target
+from forecast_harness.verify.plan import Plan
+from tests.harness.variant_kernels import CONFIGS, SOFTMAX, rows, softmax_call, subject
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+
+SUBJECT = subject(SOFTMAX, softmax_call(9, 70), softmax_call(4, 33), grid=rows)
+TARGET = Target(
+    Kind.KERNEL,
+    "kernel",
+    "id",
+    "triton",
+    "kernel",
+    "",
+    {
+        "subjects": [SUBJECT.to_json()],
+        "source_sha256": "5" * 64,
+        "device": {"name": "NVIDIA H200", "backend": "cuda", "arch": "90"},
+    },
+)
+NAIVE = SOFTMAX.replace("tl.exp(value.to(tl.float32) - high)", "tl.exp(value.to(tl.float32) - high + 0.0)")
+TUNABLE = SOFTMAX.replace(
+    "@triton.jit",
+    'CONFIGS = [{"kwargs": {"BLOCK": b}} for b in (16, 32, 64, 128, 256, 512)]\n\n\n@triton.jit',
+    1,
+)
+
+
+def node(source: str) -> Node:
+    return Node(
+        identity(TARGET.id, "triton", source), source, "triton", (SEED_ID,), Provenance(Origin.HAND, note="x")
+    )
+
+
+SEED_ID = ""
+SEED = node(SOFTMAX)
+SEED_ID = SEED.id
+SEED = replace(SEED, parents=())
+
+
+def job(source: str, trials: int = 3) -> Job:
+    return Job(f"job-{identity('', 'triton', source)}", node(source), SEED, {}, TARGET, 0, trials)
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelJudge]:
+    rules = Rules(first=99, least=2, most=2)
+    folder = tmp_path_factory.mktemp("kernel")
+    opened = KernelJudge(TARGET, Plan(cases=2), folder, rules=rules, thorough=rules)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.slow
+def test_a_right_variant_is_tuned_and_timed(judge: KernelJudge) -> None:
+    found = judge.judge(job(TUNABLE))
+    assert (found.outcome, found.stage, found.measurements) == (Outcome.OK, "time", 3)
+    assert found.log2_ratio is not None
+    assert list(found.seconds) == ["0"]
+    assert Config.from_json(found.config) in configs_for(TARGET, TUNABLE)
+    assert [c["passed"] for c in found.facts["checks_passed"]] == [True]
+    assert found.against == SEED.id
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "stage", "said"),
+    [
+        (SOFTMAX.replace("* scale", "* scale * 1.01"), Outcome.INCORRECT, "verify", "wrong_values"),
+        (
+            SOFTMAX.replace("import triton\n", "import os\nimport triton\n", 1),
+            Outcome.RUNTIME_ERROR,
+            "compile",
+            "import",
+        ),
+        (SOFTMAX.replace("stride, n", "n, stride"), Outcome.RUNTIME_ERROR, "compile", "runtime parameters"),
+        ("def kernel(", Outcome.RUNTIME_ERROR, "compile", "not Python"),
+    ],
+)
+def test_a_variants_fault_is_its_outcome(
+    judge: KernelJudge, source: str, outcome: Outcome, stage: str, said: str
+) -> None:
+    found = judge.judge(job(source))
+    assert (found.outcome, found.stage) == (outcome, stage)
+    assert said in found.feedback
+
+
+@pytest.mark.slow
+def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge) -> None:
+    config = {"kwargs": {"BLOCK": 512}}
+    chosen = Config.from_json({**CONFIGS[0].to_json(), **config}).to_json()
+    found = judge.confirm(Confirm((node(TUNABLE),), {node(TUNABLE).id: chosen}, SEED, TARGET))
+    assert list(found) == [SEED.id, node(TUNABLE).id]
+    assert found[SEED.id].log2_ratio == 0
+    assert found[node(TUNABLE).id].config == chosen
+    assert {j.stage for j in found.values()} == {"confirm"}
+
+
+# --- forecasts from IR ---
+
+
+@pytest.fixture(scope="module")
+def tracer() -> Iterator[Tracer]:
+    made = Tracer(TARGET)
+    yield made
+    made.close()
+
+
+def test_ir_is_traced_without_a_device_and_forecast(tracer: Tracer) -> None:
+    configs = configs_for(TARGET, TUNABLE)
+    found = tracer.forecast(TUNABLE, configs)
+    assert found is not None
+    assert found.configs == tuple(configs)
+    assert (found.sd > 0).all()
+    assert len(set(found.mean.tolist())) == len(configs)  # IR tells them apart
+    assert tracer.forecast("import triton\n", configs) is None
+
+
+def test_what_is_timed_is_what_promises_most_and_one_more(tracer: Tracer) -> None:
+    configs = configs_for(TARGET, TUNABLE)
+    found = tracer.forecast(TUNABLE, configs)
+    assert found is not None
+    chosen = tracer.best(TUNABLE, configs, 4)
+    assert chosen[:3] == [found.configs[i] for i in found.order[:3]]
+    assert len(set(chosen)) == 4
+    assert tracer.best(TUNABLE, configs, 99) == configs
+
+
+def test_a_forecast_of_variants_needs_no_results() -> None:
+    heavy = SOFTMAX.replace(
+        "total += tl.exp(value.to(tl.float32) - high)\n",
+        "for k in range(0, 64):\n            total += tl.exp(value.to(tl.float32) - high - k)\n",
+    )
+    broken = SOFTMAX.replace("tl.max(top, axis=0)", "tl.no_such_thing(top)")
+    nodes = (node(NAIVE), node(heavy), node(broken))
+    seed = (SEED, Judged(Outcome.OK, SEED.id, 0.0), 0.0)
+    forecaster = Traced(TARGET)
+    try:
+        found = forecaster.forecast(Question(1, SEED, nodes, (seed,), {}, TARGET)).beliefs
+    finally:
+        forecaster.close()
+    same, slow, bad = (found[n.id] for n in nodes)
+    assert not same.abstains
+    assert same.sd == UNPROVED
+    assert abs(same.mean) < 0.3
+    assert slow.mean > same.mean + 0.2
+    assert bad.abstains
+    assert bad.sd >= WIDE
+
+
+OWN_FILE = """import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+double = triton.autotune([triton.Config({"BLOCK": b}) for b in (32, 64)], key=["n"])(double)
+
+
+def inputs(random):
+    n = random.randrange(2, 300)
+    grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]),)
+    return {"x": torch.randn(n), "out": torch.empty(n), "n": n, "grid": grid}
+"""
+
+
+def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path) -> None:
+    """On a machine without a device it can be opened for one; here it is judged by the interpreter."""
+    file = tmp_path / "own_kernels.py"
+    file.write_text(OWN_FILE)
+    target, (seed,) = open_target(f"{file}:double", device="cuda")
+    assert (target.kind, target.entry, target.language) == (Kind.KERNEL, "double", "triton")
+    assert "def double" in target.statement
+    assert [dict(c.kwargs) for c in configs_for(target, seed.source)] == [{"BLOCK": 32}, {"BLOCK": 64}]
+    quick = Rules(first=99, least=2, most=2)
+    judge = KernelJudge(target, Plan(cases=2), tmp_path / "scratch", rules=quick)
+    try:
+        better = replace(seed, id="better", source=seed.source.replace("2 * tl.load", "2.0 * tl.load"))
+        found = judge.judge(Job("j", better, seed, {}, target, 0, 1))
+        wrong = replace(seed, id="wrong", source=seed.source.replace("2 *", "3 *"))
+        refused = judge.judge(Job("k", wrong, seed, {}, target, 0, 1))
+    finally:
+        judge.close()
+    assert (found.outcome, found.measurements) == (Outcome.OK, 1)
+    assert refused.outcome is Outcome.INCORRECT

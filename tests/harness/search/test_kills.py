@@ -1,0 +1,39 @@
+"""A search that gets SIGKILL is resumed to the same end; `benchmarks/search_kill9.py` does it more often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.search_kill9 import Killed, ended, work
+from forecast_harness.search.log import read
+from forecast_harness.search.run import LOG
+from forecast_harness.search.state import fold
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_killed_search_ends_as_if_it_had_not_been(tmp_path: Path, seed: int) -> None:
+    (tmp_path / "calm").mkdir()
+    calm = work(tmp_path / "calm", seed, "", delay_s=0.0)
+    (tmp_path / "killed").mkdir()
+    killed = Killed(tmp_path / "killed", seed, "")
+    hits = [killed.leg(wait_s) for wait_s in (0.1, 0.6, 0.4)]
+    assert any(hits)
+    assert ended(killed.finish()) == ended(calm)
+    assert killed.counts["repeated"] == 0
+    assert ended(fold(read(tmp_path / "calm" / LOG))) == ended(calm)
+
+
+def test_the_instrument_sees_what_is_done_twice(tmp_path: Path) -> None:
+    """A search whose answers and log are spoiled does everything again, and that is counted."""
+    spoiled = Killed(tmp_path, 0, "")
+    assert spoiled.leg(0.8)
+    answers = list((tmp_path / "answers").iterdir())
+    assert answers
+    for path in answers:
+        path.write_text("")
+    (tmp_path / LOG).write_text("")
+    spoiled.finish()
+    assert spoiled.counts["repeated"] == len(answers)
+    assert spoiled.counts["complete_but_unseen"] >= len(answers)

@@ -1,0 +1,158 @@
+"""What a search leaves behind: files, figures, variants."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.search_table import (
+    CONTEXT,
+    settings,
+)
+from forecast_autotune.records import Outcome
+from forecast_autotune.store import Store
+from forecast_autotune.variants import Check, Origin, Provenance
+from forecast_harness.search.events import (
+    Chosen,
+    Confirmed,
+    Finished,
+    Proposed,
+    Started,
+    Stopped,
+)
+from forecast_harness.search.output import keep_variants, summary, write_output
+from forecast_harness.search.records import Judged, Kind, Node, Target
+from forecast_harness.search.state import State, fold
+from tests.harness.search.searching import go
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
+    folder = tmp_path_factory.mktemp("left")
+    return folder, go(folder, settings(30, audit=0.4))
+
+
+def test_the_best_source_can_be_imported_and_says_where_it_is_from(left: tuple[Path, State]) -> None:
+    folder, state = left
+    spec = importlib.util.spec_from_file_location("best", folder / "best.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = (folder / "best.py").read_text()
+    assert text.endswith(state.nodes[state.best].source)
+    assert module.run(0) == int(state.nodes[state.best].source.split("+ ")[1])
+    assert f"# id: {state.best}\n" in text
+    assert f"# speed: {2**-state.best_score:.3f} times the first seed, confirmed in a fresh process" in text
+    assert "# toolchain: table 1\n" in text
+
+
+def test_every_measured_source_is_a_file(left: tuple[Path, State]) -> None:
+    folder, state = left
+    assert {p.stem: p.read_text() for p in (folder / "nodes").iterdir()} == {
+        n: state.nodes[n].source for n in state.judged
+    }
+
+
+def test_the_summary_adds_up(left: tuple[Path, State]) -> None:
+    folder, state = left
+    data = json.loads((folder / "summary.json").read_text())
+    assert data == summary(state)
+    assert data["confirmed"]
+    assert data["percent_saved"] == pytest.approx(100 * (1 - 1 / data["speedup"]))
+    assert data["per_percent"]["measurements"] == pytest.approx(30 / data["percent_saved"])
+    assert data["measured"] == 30
+    assert set(data["arms"]) == {"table/near", "table/far"}
+    reliability = data["reliability"]
+    assert 10 < reliability["count"] <= 28
+    assert abs(reliability["better"][0] - reliability["better"][1]) < 0.2
+    assert 0.5 < reliability["covered"] <= 1.0, "the forecasts' spread is what they are drawn with"
+
+
+def test_the_best_file_follows_the_search(tmp_path: Path) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def watch(state: State) -> None:
+        seen.append((state.best, f"# id: {state.best}\n" in (tmp_path / "best.py").read_text()))
+
+    go(tmp_path, settings(20), watch=watch)
+    assert all(current for _, current in seen)
+    assert len({best for best, _ in seen}) > 2
+
+
+# --- a kernel's variants ---
+
+KERNEL = """import triton
+import triton.language as tl
+
+CONFIGS = [{"kwargs": {"BLOCK": 64}}, {"kwargs": {"BLOCK": 128}, "num_warps": 8}]
+
+
+@triton.jit
+def run(x, n, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), NUMBER)
+"""
+
+
+def kernel_search(confirmed: Mapping[str, float | None]) -> State:
+    """Five variants beside a base kernel, the later the faster; `confirmed` by number."""
+    target = Target(Kind.KERNEL, "run", "kernel-1", "triton", "run", "", {"source_sha256": "0" * 64})
+    made = Provenance(Origin.MECHANICAL, note="other tiles")
+    sources = [KERNEL.replace("NUMBER", str(n)) for n in range(6)]
+    nodes = [
+        Node(f"n{i}", s, "triton", ("n0",) if i else (), made, batch=i > 0) for i, s in enumerate(sources)
+    ]
+    check = Check("h200", "signature", True, "12 launches").to_json()
+    best = {"kwargs": {"BLOCK": 128}, "num_warps": 8}
+
+    def judged(ratio: float | None) -> Judged:
+        if ratio is None:
+            return Judged(Outcome.INCORRECT)
+        return Judged(Outcome.OK, "n0", ratio, config=best, facts={"checks_passed": [check]})
+
+    context = replace(CONTEXT, target=target.id, seeds=("n0",), settings=settings(20), arms=("a/b",))
+    ids = tuple(f"n{i}" for i in range(1, 6))
+    events: list[Any] = [
+        Started(context, target, (nodes[0],), ""),
+        Finished("job-0", "n0", 0, judged(0.0)),
+        Proposed("r", tuple(nodes[1:]), batch=1, arm="a/b", parent="n0"),
+        Chosen(1, ids, ("unforecast",) * 5, (1.0,) * 5),
+        *(Finished(f"job-{i}", f"n{i}", 1, judged(0.15 - 0.1 * i)) for i in range(1, 6)),
+    ]
+    if confirmed:
+        events.append(Confirmed({n: judged(r) for n, r in confirmed.items()}))
+    return fold([*events, Stopped("done")])
+
+
+def test_confirmed_variants_go_into_the_store_with_their_checks(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    state = kernel_search({"n0": 0.0, "n5": None, "n4": -0.2, "n3": 0.01})
+    (kept,) = keep_variants(state, store)
+    (held,) = store.variants("0" * 64)
+    assert held.source == kept.source == state.nodes["n4"].source
+    assert [c.signature for c in held.checks] == ["signature"]
+    assert [(dict(c.kwargs)["BLOCK"], c.num_warps) for c in held.configs] == [(128, 8), (64, 4)]
+    assert held.provenance.note == "other tiles"
+
+
+def test_the_fastest_go_into_the_store_where_none_could_be_confirmed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    kept = keep_variants(kernel_search({}), store)
+    assert [v.source for v in kept] == [KERNEL.replace("NUMBER", str(n)) for n in (5, 4, 3)]
+    assert len(store.variants()) == 3
+    assert keep_variants(kernel_search({"n5": None, "n4": None, "n3": None}), store) == []
+
+
+def test_a_kernels_finished_search_fills_the_default_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
+    write_output(kernel_search({"n4": -0.2}), tmp_path / "search")
+    assert [v.source for v in Store.default().variants()] == [KERNEL.replace("NUMBER", "4")]
+    assert "measured on" not in (tmp_path / "search" / "best.py").read_text()

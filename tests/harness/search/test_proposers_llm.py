@@ -1,0 +1,297 @@
+"""Proposals of a model behind a real HTTP server: prompts by style, answers of every kind, what they cost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.records import Outcome
+from forecast_autotune.settings import Settings
+from forecast_autotune.variants.records import Origin
+from forecast_harness.search.events import Request
+from forecast_harness.search.proposers import open_proposer, prompting
+from forecast_harness.search.proposers.llm import LLM, open_llm
+from forecast_harness.search.records import Judged, Target
+from tests.harness.search.proposing import NATIVE, block, edit, node, pack, request
+from tests.llm.faulty_server import FaultyServer, Handler
+
+TARGET, SEED = pack("softmax")
+
+
+class Model:
+    """Answers prompts with the given texts in turn, the last one again and again; None is an HTTP 500."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers = list(answers)
+        self.prompts: list[str] = []
+        self._mutex = threading.Lock()
+
+    def __call__(self, path: str, body: Any) -> Callable[[Handler, Any], None]:
+        with self._mutex:
+            self.prompts.append(body["messages"][-1]["content"])
+            text = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+        def say(handler: Handler, _: Any) -> None:
+            if text is None:
+                handler.reply(500, b"{}")
+                return
+            choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 100, "completion_tokens": 20}
+            handler.reply(200, json.dumps({"choices": [choice], "usage": usage}).encode())
+
+        return say
+
+
+def ask(model: Model, folder: Path, *asked: Request, target: Target = TARGET, **settings: Any) -> list[Any]:
+    """What a proposer answers to requests in turn, one text at a time."""
+    with FaultyServer(model) as server:
+        proposer = opened(server, folder, target, **settings)
+        return [proposer.propose(one) for one in asked]
+
+
+def opened(server: FaultyServer, folder: Path, target: Target = TARGET, **settings: Any) -> LLM:
+    spec = f"{server.url}?model=m&kind=chat&attempts=1&concurrency=1&price_prompt=10&price_output=100"
+    return open_llm(spec, target, settings=Settings(cache_dir=folder, **settings))
+
+
+def test_answers_become_nodes_with_author_note_and_cost(tmp_path: Path) -> None:
+    model = Model(block(NATIVE.format(-1)), block(NATIVE.format(1), "The same\n by another axis."))
+    (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="rewrite", n=2))
+    assert [n.source for n in answer.nodes] == [NATIVE.format(-1), NATIVE.format(1)]
+    assert [n.provenance.note for n in answer.nodes] == ["One native operation.", "The same by another axis."]
+    assert all(n.parents == (SEED.id,) and n.arm == "it/rewrite" for n in answer.nodes)
+    made = answer.nodes[0].provenance
+    assert (made.origin, made.author.split()[0]) == (Origin.LLM, "m")
+    assert len(made.prompt_sha256) == 64
+    assert answer.spent.tokens == 2 * 120
+    assert answer.spent.money == pytest.approx(2 * (100 * 10 + 20 * 100) / 1e6)
+    assert (answer.problem, answer.exhausted) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("first", "complaint"),
+    [
+        ("I would rather not.", "it holds no code block that defines run"),
+        (block("import torch\n\ndef softmax(x):\n    return x\n"), "it holds no code block that defines run"),
+        (block("def run(x:\n    return x\n"), "the source is not Python"),
+        (
+            block(NATIVE.replace("run(x)", "run(x, out)")),
+            "run is called with the arguments x by name; it has x, out",
+        ),
+        (block(SEED.source), "the source is the one that was given"),
+        ("```python\ndef run(x):\n    return x.exp(", "is not closed"),
+    ],
+)
+def test_a_broken_rule_is_told_once(first: str, complaint: str, tmp_path: Path) -> None:
+    model = Model(first, block(NATIVE.format(-1)))
+    (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="rewrite", n=1))
+    assert [n.source for n in answer.nodes] == [NATIVE.format(-1)]
+    assert answer.spent.tokens == 2 * 120
+    told = model.prompts[1]
+    assert told.startswith(model.prompts[0].rstrip()), "the whole first turn stands before it"
+    assert first.strip() in told
+    assert complaint in told
+
+
+def test_a_model_that_never_learns_is_given_up(tmp_path: Path) -> None:
+    model = Model("No.")
+    (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="rewrite", n=3))
+    assert answer.nodes == ()
+    assert len(model.prompts) == 6, "three texts and one second turn each"
+    assert "no code block that defines run" in answer.problem
+    assert answer.spent.tokens == 6 * 120
+
+
+@pytest.mark.parametrize("bad", [None, ""])
+def test_errors_and_empty_texts_are_problems(bad: str | None, tmp_path: Path) -> None:
+    model = Model(bad)
+    (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="rewrite", n=2))
+    assert (answer.nodes, answer.exhausted) == ((), False)
+    assert ("HTTP 500" if bad is None else "an empty answer") in answer.problem
+    assert not list(tmp_path.rglob("*.json")), "errors are not kept"
+
+
+def test_an_error_is_asked_again_and_an_answer_is_not(tmp_path: Path) -> None:
+    asked = request(TARGET, SEED, style="rewrite", n=1)
+    model = Model(None, block(NATIVE.format(-1)), None)
+    with FaultyServer(model) as server:
+        answers = [opened(server, tmp_path).propose(asked) for _ in range(3)]
+    assert [len(a.nodes) for a in answers] == [0, 1, 1]
+    assert answers[2].nodes == answers[1].nodes, "also in another process: it is read from the disk"
+    assert answers[2].spent.tokens == answers[1].spent.tokens == 120, "what it cost is told again"
+    assert len(model.prompts) == 2
+
+
+def test_what_is_missing_of_an_answer_is_asked_for_later(tmp_path: Path) -> None:
+    asked = request(TARGET, SEED, style="rewrite", n=2)
+    model = Model(block(NATIVE.format(-1)), None, block(NATIVE.format(1)))
+    first, second = ask(model, tmp_path, asked, asked)
+    assert [len(first.nodes), len(second.nodes)] == [1, 2]
+    assert len(model.prompts) == 3
+    assert second.spent.tokens == 2 * 120
+
+
+def test_another_request_gets_texts_of_its_own(tmp_path: Path) -> None:
+    model = Model(block(NATIVE.format(-1)), block(NATIVE.format(1)))
+    one, two = (request(TARGET, SEED, style="rewrite", n=1, seed=s) for s in (1, 2))
+    first, second = ask(model, tmp_path, one, two)
+    assert first.nodes[0].id != second.nodes[0].id
+    assert model.prompts[0] == model.prompts[1]
+
+
+def test_known_sources_are_left_out(tmp_path: Path) -> None:
+    known = node(TARGET, NATIVE.format(-1))
+    asked = request(TARGET, SEED, style="rewrite", n=1, known=[known])
+    (answer,) = ask(Model(block(NATIVE.format(-1))), tmp_path, asked)
+    assert (answer.nodes, "nothing new" in answer.problem) == ((), True)
+
+
+def test_a_budget_holds(tmp_path: Path) -> None:
+    asked = request(TARGET, SEED, style="rewrite", n=1)
+    model = Model(block(NATIVE.format(-1)))
+    (answer,) = ask(model, tmp_path, asked, llm_max_tokens=1)
+    assert "FORECAST_AUTOTUNE_LLM_MAX_TOKENS" in answer.problem
+    assert not model.prompts
+
+
+def test_requests_may_come_side_by_side(tmp_path: Path) -> None:
+    model = Model(*(block(NATIVE.format(i)) for i in range(2, 10)))
+    found: list[Any] = []
+    with FaultyServer(model) as server:
+        proposer = opened(server, tmp_path)
+        threads = [
+            threading.Thread(
+                target=lambda s=s: found.append(
+                    proposer.propose(request(TARGET, SEED, style="rewrite", n=2, seed=s))
+                )
+            )
+            for s in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [a.spent.tokens for a in found] == [240] * 4, "each hears of its own cost only"
+    assert len({n.id for a in found for n in a.nodes}) == 8
+
+
+def test_specifications_are_checked() -> None:
+    for spec in ("llm:nonsense", "llm:http://127.0.0.1:1/v1", "llm:vllm:m"):
+        with pytest.raises(SettingsError):
+            open_proposer(spec, TARGET)
+
+
+# --- styles ---
+
+
+def judged(outcome: Outcome, feedback: str = "", **more: Any) -> Judged:
+    return Judged(outcome, feedback=feedback, **more)
+
+
+def failing(text: str, note: str = "tried tiles") -> Any:
+    return node(TARGET, f"def run(x):\n    return {text}\n", parents=[SEED], note=note)
+
+
+def test_every_prompt_states_the_problem_and_the_parent() -> None:
+    partner, broken = node(TARGET, NATIVE.format(-1), note="native"), failing("y")
+    told = {
+        SEED.id: judged(Outcome.OK, log2_ratio=0.0),
+        broken.id: judged(Outcome.INCORRECT, "element 3 is wrong"),
+    }
+    asked = request(TARGET, SEED, partner, failures=[broken], judged=told, score=-1.0)
+    for style in prompting.STYLES:
+        text = prompting.prompt(asked, style)
+        assert TARGET.statement.strip() in text
+        assert SEED.source.strip() in text
+        assert "2 times as fast as the first one" in text
+        assert text == prompting.prompt(asked, style), "the same for equal requests"
+        assert (partner.source.strip() in text) == (style == "crossover")
+        assert ("<<<<<<< SEARCH" in text) == (style == "diff")
+        assert ("element 3 is wrong" in text) == (style == "repair")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "wanted"),
+    [
+        (Outcome.COMPILE_ERROR, "Repair it so that it compiles"),
+        (Outcome.RUNTIME_ERROR, "Repair it so that it compiles"),
+        (Outcome.INCORRECT, "Find out why its results are wrong"),
+        (Outcome.OK, "It is right, and not faster"),
+    ],
+)
+def test_repairs_go_stage_by_stage(outcome: Outcome, wanted: str) -> None:
+    broken = failing("y")
+    told = {broken.id: judged(outcome, "said so", log2_ratio=0.5 if outcome is Outcome.OK else None)}
+    text = prompting.prompt(request(TARGET, SEED, failures=[broken], judged=told), "repair")
+    every = (
+        "Repair it so that it compiles",
+        "Find out why its results are wrong",
+        "It is right, and not faster",
+    )
+    assert [w in text for w in every] == [w == wanted for w in every]
+    assert "said so" in text
+
+
+def test_the_newest_refused_child_is_repaired() -> None:
+    old, wrong, slow = failing("a", "old"), failing("b", "wrong"), failing("c", "slow")
+    told = {
+        old.id: judged(Outcome.RUNTIME_ERROR),
+        wrong.id: judged(Outcome.INCORRECT),
+        slow.id: judged(Outcome.OK, log2_ratio=1.0),
+    }
+    asked = request(TARGET, SEED, failures=[old, wrong, slow], judged=told)
+    assert prompting.failure_of(asked) == wrong
+    text = prompting.prompt(asked, "repair")
+    assert "- old (failed when it ran)" in text
+    assert "- slow (took 2 times as long as the best)" in text
+    assert "- wrong" not in text
+
+
+def test_a_style_that_cannot_be_asked_is_a_rewrite(tmp_path: Path) -> None:
+    model = Model(block(NATIVE.format(-1)))
+    ask(model, tmp_path, *(request(TARGET, SEED, style=s, n=1) for s in ("repair", "crossover", "rewrite")))
+    assert len(set(model.prompts)) == 1
+
+
+def test_children_of_two_name_both(tmp_path: Path) -> None:
+    partner, broken = node(TARGET, NATIVE.format(0)), failing("y")
+    told = {broken.id: judged(Outcome.INCORRECT)}
+    model = Model(block(NATIVE.format(-1)), block(NATIVE.format(1)))
+    crossed, repaired = ask(
+        model,
+        tmp_path,
+        request(TARGET, SEED, partner, style="crossover", n=1),
+        request(TARGET, SEED, style="repair", n=1, failures=[broken], judged=told),
+    )
+    assert crossed.nodes[0].parents == (SEED.id, partner.id)
+    assert repaired.nodes[0].parents == (SEED.id, broken.id)
+
+
+def test_a_profile_shows_figures() -> None:
+    target, seed = pack("rms_norm")
+    sizes = target.payload["pack"]["workloads"][0]
+    m, n = sizes["axes"]["M"], sizes["axes"]["N"]
+    told = judged(
+        Outcome.OK, log2_ratio=0.0, seconds={sizes["name"]: 1e-3}, facts={"registers": 40, "harness": "abc"}
+    )
+    text = prompting.prompt(request(target, seed, judged={seed.id: told}), "profile")
+    moved = (2 * m * n + n) * 2
+    assert f"{sizes['name']}: 1000 us, at least {moved / 1e-3 / 1e9:.3g} GB/s" in text
+    assert f"{4 * m * n / 1e-3 / 1e9:.3g} Gflop/s" in text
+    assert "registers: 40" in text
+    assert "abc" not in text
+
+
+def test_diffs_are_asked_and_applied(tmp_path: Path) -> None:
+    line = SEED.source.strip().splitlines()[-1]
+    model = Model("No edit.", edit((line, "    return torch.softmax(x, -1)")))
+    (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="diff", n=1))
+    assert answer.nodes[0].source == SEED.source.replace(line, "    return torch.softmax(x, -1)")
+    assert answer.nodes[0].provenance.note == "A change."
+    assert "it holds no block of the form <<<<<<< SEARCH" in model.prompts[1]

@@ -1,0 +1,185 @@
+"""Rewrites without a model: what each makes of a text, that they verify for real, and that draws repeat."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from forecast_autotune.variants.contract import contract
+from forecast_harness.packs.load import load
+from forecast_harness.sandbox.api import Lane, Limits
+from forecast_harness.search.proposers import open_proposer
+from forecast_harness.search.proposers.cuda_rewrites import constants_of
+from forecast_harness.search.proposers.facts import facts_of_pack
+from forecast_harness.search.proposers.torch_rewrites import rewrites_of
+from forecast_harness.search.proposers.torch_rewrites.protocol import Facts
+from forecast_harness.search.records import Kind, Target
+from forecast_harness.search.targets import solution_of
+from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.run import verify
+from tests.harness.search.proposing import node, pack, plain_target, request
+
+SMALL = Plan(cases=3, timed=4)
+
+
+def test_definitions_say_what_has_rows() -> None:
+    assert facts_of_pack(load("rms_norm")) == Facts(("x",), 1)
+    assert facts_of_pack(load("swiglu")) == Facts(("gate", "up", "y"), 0)
+    assert facts_of_pack(load("matmul")) == Facts(("a",), 1)
+    assert facts_of_pack(load("fp8_quant")).outputs == 2
+
+
+SAMPLED = ("softmax", "rms_norm", "swiglu", "embedding_sum", "row_argmax", "fp8_quant", "gdn_recompute_w_u")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLED)
+def test_rewrites_of_a_pack_pass_verification(name: str, judging: Lane) -> None:
+    """Drawn from what is made of the pack's torch solution without lowering its precision."""
+    target, seed = pack(name)
+    problem = load(name)
+    every = rewrites_of(seed.source, "run", facts_of_pack(problem))
+    sample = random.Random(name).sample([m for m in every if "narrow" not in m.names], 5)
+    refused = {}
+    for one in sample:
+        verdict = verify(
+            problem,
+            solution_of(target, node(target, one.text)),
+            judging,
+            plan=SMALL,
+            limits=Limits(wall_s=30, trusted_s=60),
+        )
+        if not verdict.accepted:
+            refused[one.names] = str(verdict.reasons[0].detail)
+    assert refused == {}
+
+
+def test_draws_repeat_and_styles_come_first() -> None:
+    target, seed = pack("rms_norm")
+    for style, count in (("single", 1), ("combined", 2)):
+        asked = request(target, seed, style=style, n=6)
+        one, two = (open_proposer("mechanical", target).propose(asked) for _ in range(2))
+        assert one == two
+        assert [n.provenance.author.count("+") + 1 for n in one.nodes] == [count] * 6
+        assert all(n.parents == (seed.id,) and n.arm == f"it/{style}" for n in one.nodes)
+    other = open_proposer("mechanical", target).propose(request(target, seed, n=6, seed=2))
+    assert {n.id for n in other.nodes} != {n.id for n in one.nodes}
+
+
+def test_a_parent_is_exhausted_when_all_is_known() -> None:
+    target, seed = pack("softmax")
+    proposer = open_proposer("mechanical", target)
+    every = proposer.propose(request(target, seed, n=999))
+    assert every.exhausted
+    assert len(every.nodes) > 20
+    rest = proposer.propose(request(target, seed, n=2, known=[seed, *every.nodes[:-1]]))
+    assert (len(rest.nodes), rest.exhausted) == (1, True)
+    none = proposer.propose(request(target, seed, n=2, known=[seed, *every.nodes]))
+    assert (none.nodes, none.exhausted) == ((), True)
+    assert "known already" in none.problem
+
+
+CHUNKED = """
+import torch
+
+CHUNK = {}
+WIDTH = {}
+
+
+def run(x):
+    return torch.cat([p * 2 for p in x.split(CHUNK)])
+"""
+
+
+def test_constants_vary_and_cross() -> None:
+    target = plain_target()
+    one, two = node(target, CHUNKED.format(64, 8)), node(target, CHUNKED.format(256, 32))
+    proposer = open_proposer("mechanical", target)
+    varied = proposer.propose(request(target, one, style="constants", n=8))
+    values = {n.source.split("def run")[0].partition("CHUNK")[2] for n in varied.nodes}
+    assert len(values) == 8, "two constants, each x2, /2, x4 and /4"
+    crossed = proposer.propose(request(target, one, two, style="crossover", n=2)).nodes
+    assert all(n.parents == (one.id, two.id) for n in crossed)
+    assert {("CHUNK = 256" in n.source, "WIDTH = 32" in n.source) for n in crossed} <= {
+        (True, False),
+        (False, True),
+    }
+
+
+def test_a_text_that_is_not_python_is_told() -> None:
+    target = plain_target()
+    answer = open_proposer("mechanical", target).propose(request(target, node(target, "def run(x:\n")))
+    assert answer.exhausted
+    assert "not Python" in answer.problem
+
+
+CUDA = """
+#define TILE 32
+constexpr int THREADS = 256;
+__global__ void add(const float* x, float* y, int n) {
+    for (int i = threadIdx.x; i < n; i += THREADS) y[i] = expf(x[i]) * TILE;
+}
+"""
+
+
+def test_cuda_texts_vary_in_numbers_and_hints() -> None:
+    target = plain_target("cuda")
+    parent = node(target, CUDA)
+    proposer = open_proposer("mechanical", target)
+    answer = proposer.propose(request(target, parent, n=99))
+    assert answer.exhausted
+    texts = [n.source for n in answer.nodes]
+    assert {constants_of(t)["TILE"] for t in texts} == {16, 32, 64}
+    assert {constants_of(t)["THREADS"] for t in texts} == {128, 256, 512}
+    assert any("    #pragma unroll 4\n    for (int i" in t for t in texts)
+    assert any("__global__ void __launch_bounds__(256) add(" in t for t in texts)
+    assert any("const float* __restrict__ x, float* y" in t for t in texts)
+    assert any("__expf(x[i])" in t for t in texts)
+    other = node(target, CUDA.replace("32", "64").replace("256", "128").replace("expf", "exp2f"))
+    crossed = proposer.propose(request(target, parent, other, style="crossover", n=3)).nodes
+    assert {"TILE": 64, "THREADS": 128} in [constants_of(n.source) for n in crossed]
+
+
+def test_triton_solutions_keep_their_launch() -> None:
+    problem = load("softmax")
+    source = problem.solution("triton_rows").source
+    target = plain_target("triton")
+    answer = open_proposer("mechanical", target).propose(request(target, node(target, source), n=999))
+    kinds = {n.provenance.author for n in answer.nodes}
+    assert "constants" in kinds
+    assert len(kinds) > 1, "some rewrite of the kernel itself applies, too"
+    assert any("num_warps=8" in n.source for n in answer.nodes)
+
+
+@pytest.mark.slow
+def test_a_triton_solution_passes_after_a_rewrite(judging: Lane) -> None:
+    problem = load("softmax")
+    target = Target(Kind.PACK, "softmax", problem.id, "triton", "run", "", {"pack": problem.to_json()})
+    parent = node(target, problem.solution("triton_rows").source)
+    answer = open_proposer("mechanical", target).propose(request(target, parent, n=3))
+    for one in answer.nodes:
+        verdict = verify(problem, solution_of(target, one), judging, plan=SMALL)
+        assert verdict.accepted, (one.provenance.author, verdict.reasons)
+
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n)
+    tl.store(y + at, tl.exp(value) / 3.0, mask=at < n)
+"""
+
+
+def test_a_kernels_variants_keep_its_contract() -> None:
+    payload = {"subjects": [], "source_sha256": "s" * 64}
+    target = Target(Kind.KERNEL, "scale", "k" * 24, "triton", "scale", "", payload)
+    answer = open_proposer("mechanical", target).propose(request(target, node(target, KERNEL), n=99))
+    assert answer.nodes
+    wanted = contract(KERNEL, "scale").parameters
+    assert all(contract(n.source, "scale").parameters == wanted for n in answer.nodes)

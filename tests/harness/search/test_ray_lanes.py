@@ -1,0 +1,133 @@
+"""Lanes on a real Ray cluster of several raylets on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.records import Outcome
+from forecast_harness.search.events import Confirm
+from forecast_harness.search.interfaces import Judge, LaneLost
+from forecast_harness.search.ray_lanes import RayLanes, RemoteJudge, load_ray
+from tests.harness.search.lane_judges import SEED, TARGET, TableJudge, job, ledger
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SettingsError, match=r"pip install 'forecast-autotune\[ray\]'"):
+        RayLanes(partial(TableJudge, folder=Path()))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    pytest.importorskip("ray", reason="Ray is an extra: pip install 'forecast-autotune[ray]'")
+    from ray.cluster_utils import Cluster
+
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
+    ray, memory = load_ray(), 80 << 20
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": memory})
+    made.add_node(num_cpus=1, object_store_memory=memory)
+    try:
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture
+def opened(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayLanes]]:
+    made: list[RayLanes] = []
+
+    def start(**options: Any) -> RayLanes:
+        lanes = RayLanes(partial(TableJudge, folder=tmp_path), poll_s=0.2, open_s=30, **options)
+        made.append(lanes)
+        return lanes
+
+    yield start
+    for lanes in made:
+        lanes.close()
+
+
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.05)
+
+
+def test_jobs_are_done_once_on_several_nodes(opened: Callable[..., RayLanes], tmp_path: Path) -> None:
+    lanes = opened()
+    assert lanes.width == 2
+    futures = [lanes.submit(job(str(n % 12), "sleep 0.05")) for n in range(24)]
+    assert {f.result(60).outcome for f in futures} == {Outcome.OK}
+    assert {f.result().device for f in futures} == {"table-0", "table-1"}
+    confirm = Confirm((job("a").node,), {}, SEED, TARGET)
+    assert lanes.confirm(confirm).result(60)["node-a"].log2_ratio == 0.25
+    assert sorted(ledger(tmp_path)) == sorted([*(f"job-{n}" for n in range(12)), "confirm"])
+
+
+def test_a_lost_lane_is_told_as_such(opened: Callable[..., RayLanes]) -> None:
+    lanes = opened(most=1)
+    with pytest.raises(LaneLost, match="fell off the bus") as caught:
+        lanes.submit(job("flaky", "lose 1")).result(60)
+    assert caught.value.lane == "table-0"
+    assert lanes.submit(job("flaky", "lose 1")).result(60).outcome is Outcome.OK
+
+
+def test_a_job_that_kills_its_actor_is_tried_a_few_times(opened: Callable[..., RayLanes]) -> None:
+    lanes = opened(most=1, requeues=1)
+    with pytest.raises(LaneLost, match="actor or its node ended"):
+        lanes.submit(job("deadly", "exit")).result(120)
+    assert lanes.lanes[0].restarts == 2
+    assert lanes.submit(job("fine")).result(60).outcome is Outcome.OK
+
+
+def test_an_actor_that_is_killed_loses_nothing(opened: Callable[..., RayLanes], tmp_path: Path) -> None:
+    lanes = opened()
+    futures = [lanes.submit(job(str(n), "pid 0.2")) for n in range(10)]
+    until(lambda: len(list(tmp_path.glob("pid-*"))) >= 2)
+    os.kill(int(next(tmp_path.glob("pid-*")).name.partition("-")[2]), signal.SIGKILL)
+    assert {f.result(120).outcome for f in futures} == {Outcome.OK}
+    assert sorted(ledger(tmp_path)) == sorted(f"job-{n}" for n in range(10))
+
+
+def test_lanes_follow_nodes_that_join_and_leave(
+    cluster: Any, opened: Callable[..., RayLanes], tmp_path: Path
+) -> None:
+    lanes = opened()
+    extra = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+    until(lambda: lanes.width == 4)
+    futures = [lanes.submit(job(str(n), "sleep 0.3")) for n in range(24)]
+    until(lambda: len({f.result().device for f in futures if f.done()}) == 4)
+    cluster.remove_node(extra, allow_graceful=False)
+    assert {f.result(120).outcome for f in futures} == {Outcome.OK}
+    assert sorted(ledger(tmp_path)) == sorted(f"job-{n}" for n in range(24))
+    until(lambda: lanes.width == 2)
+
+
+def test_a_judge_that_does_not_open_is_told(cluster: Any) -> None:
+    with pytest.raises(LaneLost, match="NotADirectoryError"):
+        RemoteJudge(_broken, 0, gpus=0, open_s=30)
+
+
+def _broken(number: int) -> Judge:
+    raise NotADirectoryError("scratch is a file")

@@ -1,0 +1,184 @@
+"""The state is a fold; what decisions see of it does not depend on the order of answers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from benchmarks.search_table import SEEDS, settings
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Outcome
+from forecast_harness.search.decide import pending
+from forecast_harness.search.events import Chosen, Event, Finished, Lost, Proposed, Resumed, Stopped
+from forecast_harness.search.records import Judged, Spent
+from forecast_harness.search.state import State, apply, fold, view
+from tests.harness.search.driving import World, outcome, same
+
+KINDS: list[dict[str, Any]] = [
+    {"depth": 1},
+    {"depth": 2, "archive": "islands"},
+    {"depth": 3, "archive": "beam", "parents": 3},
+    {"depth": 2, "audit": 0.5, "archive": "greedy"},
+]
+
+
+@pytest.fixture(scope="module")
+def finished() -> tuple[list[Event], State]:
+    return World(settings(24)).drive(random.Random(0))
+
+
+@pytest.mark.parametrize("forecasts", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_answers_changes_nothing(kind: dict[str, Any], forecasts: bool) -> None:
+    world = World(settings(30, **kind), forecasts=forecasts)
+    logs, states = zip(*(world.drive(random.Random(seed)) for seed in range(6)), strict=True)
+    assert len({same(log) for log in logs}) == 6, "the orders were the same, so this shows nothing"
+    assert all(outcome(s) == outcome(states[0]) for s in states)
+    assert states[0].spent.measurements == 30
+
+
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(0, 50))
+def test_the_order_of_answers_changes_nothing_for_any_seed(order: random.Random, seed: int) -> None:
+    world = World(settings(16, seed=seed))
+    assert outcome(world.drive(order)[1]) == outcome(world.drive(random.Random(1))[1])
+
+
+def test_a_search_resumed_at_any_event_ends_as_if_it_had_not_been(
+    finished: tuple[list[Event], State],
+) -> None:
+    events, state = finished
+    world = World(settings(24))
+    for cut in range(1, len(events)):
+        _, resumed = world.drive(random.Random(cut), [*events[:cut], Resumed("")])
+        assert outcome(resumed) == outcome(state), f"after {cut} of {len(events)} events"
+        assert resumed.resumed == 1
+
+
+def test_what_is_known_already_changes_nothing(finished: tuple[list[Event], State]) -> None:
+    events, state = finished
+    twice = fold(e for event in events for e in (event, event))
+    again = fold([*events, *events])
+    for other in (twice, again):
+        assert outcome(other) == outcome(state)
+        assert other.spent == state.spent
+        assert other.history == state.history
+
+
+def test_pending_is_a_function_of_the_events(finished: tuple[list[Event], State]) -> None:
+    events, _ = finished
+    state = State()
+    for number, event in enumerate(events):
+        apply(state, event)
+        assert pending(state) == pending(state) == pending(fold(events[: number + 1]))
+
+
+def test_scores_add_up_along_what_each_node_was_timed_beside(finished: tuple[list[Event], State]) -> None:
+    _, state = finished
+    first = state.seeds[0]
+    assert state.scores[first] == 0.0
+    for node, score in state.scores.items():
+        judged = state.judged[node]
+        if node != first:
+            assert judged.log2_ratio is not None
+            assert score == state.scores[judged.against] + judged.log2_ratio
+    assert set(state.scores) == {n for n, j in state.judged.items() if j.outcome is Outcome.OK}
+    assert len(state.scores) < len(state.judged), "nothing failed, so this shows little"
+
+
+def test_the_history_has_the_best_after_every_measurement(finished: tuple[list[Event], State]) -> None:
+    _, state = finished
+    assert [p.measurements for p in state.history] == list(range(1, 25))
+    best = 0.0
+    for point in state.history:
+        best = min(best, point.score if point.score is not None else best)
+        assert point.best == best
+    assert best == state.scores[state.incumbent] < 0.0
+    assert {p.reason for p in state.history} >= {"seed", "top"}
+
+
+def test_spending_adds_up(finished: tuple[list[Event], State]) -> None:
+    _, state = finished
+    kinds = sum(state.spent_on.values(), Spent())
+    batches = sum((b.spent for b in state.batches.values()), state.spent_on["confirmation"])
+    for name in vars(state.spent):
+        assert getattr(kinds, name) == pytest.approx(getattr(state.spent, name))
+        assert getattr(batches, name) == pytest.approx(getattr(state.spent, name))
+    assert state.spent.measurements == len(state.judged)
+    assert state.spent.tokens == 50 * sum(len(a.nodes) for a in state.answers.values())
+    arms = state.arms
+    assert sum(a.measured for a in arms.values()) == len(state.judged) - len(SEEDS)
+    assert sum(a.new for a in arms.values()) == len(state.nodes) - len(SEEDS)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_view_knows_the_batches_that_it_may(depth: int) -> None:
+    _, state = World(settings(40, depth=depth)).drive(random.Random(3))
+    last = max(b.number for b in state.batches.values() if b.ended)
+    assert last > 4
+    for number in range(1, last + 1):
+        seen = view(state, number)
+        known = {n for b in range(max(0, number - depth) + 1) for n in state.batches[b].finished}
+        assert set(seen.judged) == known
+        assert set(seen.nodes) == {n for b in range(number) for n in state.batches[b].nodes}
+        assert seen.incumbent == min(seen.scores, key=lambda n: seen.scores[n])
+        assert seen.spent.measurements == len(known)
+        asked = [len({a.parent for a in state.batches[b].answers.values()}) for b in range(1, number)]
+        assert sum(seen.expansions.values()) == sum(asked)
+
+
+def test_a_view_of_what_is_not_known_yet_is_refused(finished: tuple[list[Event], State]) -> None:
+    events, _ = finished
+    first_jobs = next(i for i, e in enumerate(events) if isinstance(e, Chosen))
+    with pytest.raises(RecordError, match=r"rests on its results|are not all there"):
+        view(fold(events[: first_jobs + 1]), 4)
+
+
+def test_what_is_no_event_or_out_of_place_is_refused(finished: tuple[list[Event], State]) -> None:
+    events, state = finished
+    with pytest.raises(RecordError, match="is no event"):
+        apply(State(), cast("Any", "stopped"))
+    with pytest.raises(RecordError, match="must be `started`"):
+        fold(events[1:])
+    with pytest.raises(RecordError, match="at least one seed"):
+        fold([replace(cast("Any", events[0]), seeds=())])
+    unknown = Finished("job", "nobody", 1, Judged(Outcome.INCORRECT))
+    with pytest.raises(RecordError, match="did not choose it"):
+        apply(state, unknown)
+    with pytest.raises(RecordError, match="not in the pool"):
+        apply(state, Chosen(99, (state.seeds[0],), ("top",), (1.0,)))
+    with pytest.raises(RecordError, match="was closed"):
+        apply(state, Proposed("late", (), batch=1))
+
+
+def test_an_interruption_can_be_resumed_and_an_end_cannot(finished: tuple[list[Event], State]) -> None:
+    events, _ = finished
+    halfway = [*events[:20], Stopped("interrupted", interrupted=True)]
+    assert pending(fold(halfway)) == ()
+    assert pending(fold([*halfway, Resumed("")])) == pending(fold(events[:20])) != ()
+    assert pending(fold([*events, Resumed("")])) == ()
+
+
+def test_status_texts(finished: tuple[list[Event], State]) -> None:
+    events, state = finished
+    texts = {n: state.status(n) for n in state.nodes}
+    assert set(texts.values()) == {"measured", "incorrect", "deferred", "confirmed"}
+    assert state.status("nobody") == "unknown"
+    assert state.text == "finished: measurements 24 of 24 spent"
+    assert "measured, " in fold(events[:30]).text
+    chosen = next(i for i, e in enumerate(events) if isinstance(e, Chosen) and e.nodes)
+    node = cast("Chosen", events[chosen]).nodes[0]
+    early = fold(events[: chosen + 1])
+    assert early.status(node) == "chosen"
+    for number in (0, 0, 1, 1):
+        apply(early, Lost(f"job-{number}", node, 1, "gone"))
+    assert early.status(node) == "chosen", "twice, and each was told twice"
+    apply(early, Lost("job-2", node, 1, "gone"))
+    assert early.status(node) == "dropped"
+    assert State().text == "not started"
