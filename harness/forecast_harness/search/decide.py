@@ -33,6 +33,8 @@ from forecast_harness.search.views import view
 
 FINALISTS = 3
 """Nodes confirmed together."""
+RESERVE = 0.25
+"""Share of a wall-clock limit that is kept for confirming the best."""
 CONFIRMATIONS = 3
 """Rounds of confirming at most: another one only where all finalists of the one before were refuted."""
 
@@ -181,5 +183,15 @@ def _finish(state: State, reason: str) -> tuple[Action, ...]:
             configs={n: state.judged[n].config for n in (*finalists, seed)},
             seed_node=state.nodes[seed],
             target=state.target,
+            seconds=_left(state),
         ),
     )
+
+
+def _left(state: State) -> float | None:
+    """Wall seconds for confirming, where there is a limit: the rest of it, or what the runner keeps of it."""
+    limit = state.settings.budget.wall_seconds
+    if limit is None:
+        return None
+    kept = RESERVE * limit
+    return kept if state.expired is None else max(kept, limit - state.expired.seconds)

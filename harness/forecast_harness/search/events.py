@@ -205,9 +205,12 @@ class Confirm:
     """Asks for the finalists to be timed again."""
 
     nodes: tuple[Node, ...]
+    """The best first."""
     configs: Mapping[str, Mapping[str, Any]]
     seed_node: Node
     target: Target
+    seconds: float | None = None
+    """Wall seconds left for it; where they do not suffice for all, the first is confirmed anyway."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from forecast_autotune.records import Outcome
 from forecast_harness.bench import LIMITS, Entry, bench
 from forecast_harness.packs.schema import Solution
 from forecast_harness.sandbox.api import Job as Asked
-from forecast_harness.sandbox.api import SandboxError, Status
+from forecast_harness.sandbox.api import Lane, SandboxError, Status
 from forecast_harness.search.events import Confirm, Job
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.interfaces import LaneLost
@@ -22,6 +22,7 @@ from forecast_harness.search.racing import QUICK, THOROUGH, Rules, log2_ratio
 from forecast_harness.search.records import Judged, Node, Target
 from forecast_harness.search.targets import pack_of, solution_of
 from forecast_harness.search.tuned import Config, applied, configs_of, spread
+from forecast_harness.timing import duel
 from forecast_harness.timing.device import DeviceBusy, exclusive
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import lane_reason, refuse, verify
@@ -63,29 +64,51 @@ class PackJudge(LaneJudge):
         return replace(found, against=job.against.id, wall_seconds=time.perf_counter() - began)
 
     def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
-        """The whole protocol of `bench` in a lane of its own. The seed is in the answer, at ratio 0."""
+        """The whole protocol of `bench` in a lane of its own. The seed is in the answer, at ratio 0.
+
+        Where seconds are limited, each finalist gets its share of them, one after the other, and those that
+        there is no time for are left out; never the first.
+        """
         began = time.perf_counter()
         seed = self._solution(confirm.seed_node, confirm.configs.get(confirm.seed_node.id, {}))
         others = [n for n in confirm.nodes if n.id != confirm.seed_node.id]
-        solutions = [self._solution(n, confirm.configs.get(n.id, {})) for n in others]
+        limit, rules = confirm.seconds, duel.DEFAULT
+        groups = [others]
+        if limit is not None:
+            groups = [[node] for node in others]
+            # Half of the time is for verifying, and a winner is timed twice.
+            rules = replace(rules, seconds=min(rules.seconds, limit / (4 * max(1, len(others)))))
+        found: dict[str, Judged] = {}
         lane = self._opened()
         try:
-            first, *rest = bench(self._pack, solutions, lane, against=seed, plan=self._plan)
+            for done, group in enumerate(groups):
+                spent = time.perf_counter() - began
+                if limit is not None and done and spent * (done + 1) / done > limit:
+                    break
+                found |= self._benched(group, seed, confirm, lane, rules)
         except (SandboxError, DeviceBusy) as error:
             raise LaneLost(str(error), self.name) from error
         finally:
             lane.close()
+        each = (time.perf_counter() - began) / len(found)
+        return {n: replace(j, wall_seconds=each, device_seconds=each) for n, j in found.items()}
+
+    def _benched(
+        self, nodes: Sequence[Node], seed: Solution, confirm: Confirm, lane: Lane, rules: duel.Rules
+    ) -> dict[str, Judged]:
+        """Verdicts and contests of some finalists, and the seed's own standing."""
+        solutions = [self._solution(n, confirm.configs.get(n.id, {})) for n in nodes]
+        first, *rest = bench(self._pack, solutions, lane, against=seed, plan=self._plan, rules=rules)
         if not first.verdict.accepted:
             raise LaneLost(f"the seed was refused: {told(first.verdict.reasons)}", self.name)
         found = {confirm.seed_node.id: self._standing(first)}
-        for node, entry in zip(others, rest, strict=True):
+        for node, entry in zip(nodes, rest, strict=True):
             found[node.id] = replace(
                 self._standing(entry),
                 against=confirm.seed_node.id,
                 config=dict(confirm.configs.get(node.id, {})),
             )
-        each = (time.perf_counter() - began) / len(found)
-        return {n: replace(j, wall_seconds=each, device_seconds=each) for n, j in found.items()}
+        return found
 
     def admit(self) -> list[str]:
         """Why this pack cannot tell right from wrong; empty if it can. To be asked once, before a search."""

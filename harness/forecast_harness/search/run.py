@@ -22,7 +22,7 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.task import now
 from forecast_harness.search.answers import Answers
 from forecast_harness.search.archives import open_archive
-from forecast_harness.search.decide import key, pending
+from forecast_harness.search.decide import RESERVE, key, pending
 from forecast_harness.search.events import (
     Action,
     Choose,
@@ -53,8 +53,6 @@ GRACE_S = 10.0
 """How long work under way may still come in after an interruption."""
 POLL_S = 0.2
 """How soon an interruption is noticed while nothing comes in."""
-RESERVE = 0.25
-"""Share of a wall-clock limit that is kept for confirming the best, at most; else two of the longest jobs."""
 LOG = "log.jsonl"
 
 
@@ -217,8 +215,7 @@ class _Run:
         limit = self._state.settings.budget.wall_seconds
         if limit is None or self._state.expired is not None:
             return False
-        longest = max((j.wall_seconds for j in self._state.judged.values()), default=0.0)
-        return self._elapsed() >= limit - min(RESERVE * limit, 2.0 * longest)
+        return self._elapsed() >= (1.0 - RESERVE) * limit
 
     def _has_room(self, action: Action) -> bool:
         """Whether its queue is not full."""

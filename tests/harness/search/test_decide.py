@@ -105,13 +105,15 @@ def test_other_budgets_are_looked_at_before_each_batch() -> None:
 
 
 def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -> None:
-    _, whole = World(replace(settings(), budget=Budget(12))).drive(random.Random(0))
+    limits = Budget(12, wall_seconds=60.0)
+    _, whole = World(replace(settings(), budget=limits)).drive(random.Random(0))
     assert whole.best != whole.seeds[0]
     whole.stopped, whole.confirmed, whole.confirmations = None, {}, 0
     apply(whole, Expired(46.0))
     (due,) = pending(whole)
     assert isinstance(due, Confirm)
     assert whole.best in {n.id for n in due.nodes}
+    assert due.seconds == 15.0, "a quarter is kept"
     apply(whole, Confirmed({n.id: Judged(Outcome.INCORRECT) for n in due.nodes}))
     assert pending(whole) == (Stop("the time is up: 46 s"),), "refuted ones are not replaced any more"
 

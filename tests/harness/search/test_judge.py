@@ -180,6 +180,13 @@ def test_finalists_are_confirmed_beside_the_seed_in_a_fresh_lane(judge: Judge) -
     assert {j.stage for j in found.values()} == {"confirm"}
 
 
+def test_finalists_that_there_is_no_time_for_are_left_out_but_the_first(judge: Judge) -> None:
+    finalists = (node("fast", FAST), node("wrong", "def run(x):\n    return x\n"))
+    found = judge.confirm(Confirm(finalists, {}, SEED, TARGET, seconds=0.1))
+    assert list(found) == [SEED.id, "fast"]
+    assert found["fast"].stage == "confirm"
+
+
 def test_a_sound_pack_is_admitted(judge: Judge) -> None:
     assert isinstance(judge, PackJudge)
     assert judge.admit() == []
