@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.surrogates.base import Array
+
+_ROWS = 128
+"""Rows at a time: what is looked up for them stays in the cache."""
+_TOGETHER = 5
+"""Steps that all take before those that have arrived are told apart."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +54,39 @@ class Forest:
     def leaves(self, features: Array) -> npt.NDArray[np.int32]:
         """The node in which each row ends, per tree, [n, trees]."""
         x = np.ascontiguousarray(features, dtype=np.float32)
+        found = np.empty((len(x), len(self.roots)), dtype=np.int32)
+        for first in range(0, len(x), _ROWS):
+            found[first : first + _ROWS] = self._walked(x[first : first + _ROWS])
+        return found
+
+    def _walked(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+        feature, threshold, onward = self._looped
         flat, trees = x.ravel(), len(self.roots)
         at = np.tile(self.roots, len(x))
         row = np.repeat(np.arange(len(x), dtype=np.int32) * np.int32(x.shape[1]), trees)
-        left = np.flatnonzero(self.feature[at] >= 0)
+        for _ in range(_TOGETHER):
+            above = flat.take(row + feature.take(at)) > threshold.take(at)
+            at = onward.take(2 * at + above)
+        left = np.flatnonzero(self.feature.take(at) >= 0)
         while len(left):  # only those still on their way
-            node = at[left]
-            below = flat[row[left] + self.feature[node]] <= self.threshold[node]
-            onward = np.where(below, self.left[node], self.right[node])
-            at[left] = onward
-            left = left[self.feature[onward] >= 0]
+            node = at.take(left)
+            above = flat.take(row.take(left) + feature.take(node)) > threshold.take(node)
+            node = onward.take(2 * node + above)
+            at[left] = node
+            left = left.compress(self.feature.take(node) >= 0)
         return at.reshape(len(x), trees)
+
+    @cached_property
+    def _looped(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+        """Feature, threshold and both children side by side, where a leaf leads to itself."""
+        leaf, own = self.feature < 0, np.arange(len(self.feature), dtype=np.int32)
+        children = np.stack([np.where(leaf, own, self.left), np.where(leaf, own, self.right)], axis=1)
+        feature = np.where(leaf, 0, self.feature).astype(np.int32)
+        return feature, self.threshold, children.astype(np.int32).ravel()
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
         """Its arrays by name, for `numpy.savez_compressed`."""
-        return {f"{prefix}_{name}": value for name, value in vars(self).items()}
+        return {f"{prefix}_{name}": getattr(self, name) for name in self.__dataclass_fields__}
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Forest:
