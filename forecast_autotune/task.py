@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,19 @@ class Memory(Protocol):
 
     def sync(self) -> None:
         """Make what was added survive a power cut."""
+        ...
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A store that keeps, beside a problem, what refits read of it (`features.kept`)."""
+
+    def facts(self, problem: Problem) -> Mapping[str, Any] | None:
+        """What is kept, if anything."""
+        ...
+
+    def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:
+        """Keep this instead."""
         ...
 
 

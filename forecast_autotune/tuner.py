@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from forecast_autotune.errors import NothingLaunches
+from forecast_autotune.features import kept
 from forecast_autotune.features.listing import Listed
 from forecast_autotune.measuring import Measurer, Spent
 from forecast_autotune.numerics import one_thread
@@ -18,7 +20,7 @@ from forecast_autotune.results import Cost, Decision, Measurement, Plan
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
 from forecast_autotune.table import latest
-from forecast_autotune.task import Memory, Task, checked, fingerprint, flat, now
+from forecast_autotune.task import Keeping, Memory, Task, checked, fingerprint, flat, now
 from forecast_autotune.tracing import Traces
 from forecast_autotune.untimed import from_forecasts, from_store_alone, untimed
 from forecast_autotune.verdicts import Ledger
@@ -29,6 +31,8 @@ FINALISTS = 4
 """How many of the fastest are timed again side by side."""
 CLOSE = 0.06
 """... if they are within this share of the fastest: farther ones cannot be a matter of noise."""
+KEEPING_S = 0.02
+"""Seconds after a decision for reading TTIR that no surrogate has read, so that it can be learnt from."""
 _SEEN = 3
 """Distinct messages, the most frequent first, shown when nothing launches."""
 
@@ -62,11 +66,13 @@ def tune(
         if (stored := usable(store.decision(task.problem), task, settings, mark)) is not None:
             return stored
         store.recover(task.problem)
-        decision = _Search(task, store, surrogate, chosen, settings, mark).run(measurer)
+        search = _Search(task, store, surrogate, chosen, settings, mark)
+        decision = search.run(measurer)
         if decision.evidence is not Evidence.FORECAST:
             # A guess made while the harness was broken must not replace, or pass for, a decision.
             store.put_decision(task.problem, decision)
         store.sync()
+        search.keep_facts()
         return decision
 
 
@@ -131,6 +137,22 @@ class _Search:
         finally:
             if measurer is not None:
                 measurer.close()
+
+    def keep_facts(self) -> None:
+        """File what a later refit reads of the candidates that were measured here.
+
+        A harvest has its IR in the problem's record already.
+        """
+        if self.problem.ttir or not self.tried or not isinstance(self.store, Keeping):
+            return
+        # The decision stands: nothing that fails here may take it back.
+        with contextlib.suppress(Exception):
+            grids = {c: m.grid for c, m in self.measured.items() if m.grid is not None}
+            found = kept.gathered(
+                self.task.problem, list(self.measured), grids, self.traces.texts, within_s=KEEPING_S
+            )
+            if found["units"]:
+                self.store.put_facts(self.problem, kept.merged(self.store.facts(self.problem), found))
 
     def _guess(self, measurer: Measurer) -> tuple[Candidate, ...]:
         """What to compile while most of the IR is still to be traced: the plan among the traced handful.

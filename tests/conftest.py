@@ -7,6 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+# Before any test loads torch, LightGBM or scikit-learn: on arrays as small as the tests' a second thread only
+# gets in the way, of this process and, where the machine is busy, of others. Children inherit it.
+for _name in ("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"):
+    os.environ.setdefault(_name, "1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` on a machine without CUDA; torch loads only if there are such tests."""

@@ -53,6 +53,7 @@ def training(kinds: Any, command: Command, store: Callable[[argparse.ArgumentPar
     export = command(kinds, "export", "training", "export", "write a finished run's adapter, with a card")
     export.add_argument("run", metavar="DIR", help="the run's folder")
     export.add_argument("--out", required=True, metavar="DIR", help="a new folder")
+    export.add_argument("--half", action="store_true", help="store the weights as bfloat16: half the size")
     export.add_argument("--calibration", metavar="FILE", help="of `train calibrate-llm`, to go with it")
 
     traces = command(

@@ -91,7 +91,7 @@ def export(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.llm.export import export as write
 
     calibration = None if options.calibration is None else Path(options.calibration)
-    found = write(Path(options.run), Path(options.out), calibration=calibration)
+    found = write(Path(options.run), Path(options.out), calibration=calibration, half=options.half)
     told = (
         "" if found["calibrated"] else "; not calibrated: it will not be asked before `train calibrate-llm`"
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import StoreError
 from forecast_autotune.results import Decision, Measurement, Verdict
@@ -58,6 +58,8 @@ class Directory:
         """What is not on disk: everything in memory-only mode, else what could not be written."""
         self._decisions: dict[str, Decision] = {}
         """Likewise for decisions."""
+        self._facts: dict[str, Mapping[str, Any]] = {}
+        """Likewise for facts."""
         self._unsynced = False
         self._patience_s = _PATIENCE_S
         self._mutexes: dict[str, threading.Lock] = {}
@@ -256,6 +258,37 @@ class Directory:
             else:
                 self._notes.add(f"{self.path}: the decision on problem {name} has lost its problem line")
 
+    # --- facts ---
+
+    def facts(self, problem_id: str) -> Mapping[str, Any] | None:
+        """The facts kept of a problem (`features.kept`). A damaged file is noted and counts as none."""
+        if problem_id in self._facts or self.path is None:
+            return self._facts.get(problem_id)
+        path = self.path / "facts" / f"{problem_file(problem_id)}.json"
+        try:
+            data = decode(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self._notes.add(f"{path}: cannot be read: {error}")
+            return None
+        except MALFORMED as error:
+            self._notes.add(f"{path}: ignored, no facts ({type(error).__name__}: {error})"[:300])
+            return None
+        return data
+
+    def put_facts(self, problem_id: str, facts: Mapping[str, Any]) -> None:
+        """Replace the facts kept of a problem. Raises `RecordError` for values that JSON cannot hold."""
+        payload = encode(facts)
+        if self.path is None:
+            self._facts[problem_id] = facts
+            return
+        try:
+            write_whole(self.path / "facts" / f"{problem_file(problem_id)}.json", payload)
+        except OSError as error:
+            # Only a refit misses them, and the next decision writes them again.
+            self._unsaved(error)
+
     def verdicts(self) -> list[Verdict]:
         """All verdicts of the decisions on file; decisions without any are not even parsed."""
         found = dict(self._decisions)
@@ -293,7 +326,7 @@ class Directory:
             release_lock(lock)
 
     def clear(self) -> int:
-        """Empty all logs and remove all decisions.
+        """Empty all logs and remove all decisions and facts.
 
         Lock files stay, as removing one would split its waiters, and so does a line per log that tells
         other processes to forget what they have read.
@@ -302,7 +335,7 @@ class Directory:
         """
         self.refresh()
         count = sum(len(self.measurements(name)) for name in self._ids())
-        self._kept, self._decisions = [], {}
+        self._kept, self._decisions, self._facts = [], {}, {}
         if self.path is None:
             return count
         try:
@@ -312,7 +345,7 @@ class Directory:
                     log.clear()
                 finally:
                     release_lock(lock)
-            for path in _children(self.path / "decisions"):
+            for path in [*_children(self.path / "decisions"), *_children(self.path / "facts")]:
                 path.unlink(missing_ok=True)
             forget(self.path)
         except OSError as error:

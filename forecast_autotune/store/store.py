@@ -6,9 +6,10 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.settings import user_directory
@@ -134,6 +135,17 @@ class Store:
                 # Rare (an audit, a second tuning), so that what is known is simply read again.
                 self._verdicts.pop(device_directory(problem.device.slug), None)
 
+    def facts(self, problem: Problem) -> Mapping[str, Any] | None:
+        """What refits read of a problem (`features.kept`), if it was kept. A damaged file counts as none."""
+        with self._mutex:
+            return self._directory(problem).facts(problem.id)
+
+    def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:
+        """Keep what refits read of a problem, in place of what was kept: one small file, never read by a
+        decision. Raises `RecordError` for values that JSON cannot hold."""
+        with self._mutex:
+            self._directory(problem).put_facts(problem.id, facts)
+
     def verdicts(self, problem: Problem) -> list[Verdict]:
         """What became of the risks stated on this problem's device class, whatever the kernel.
 
@@ -202,14 +214,14 @@ class Store:
     # --- everything ---
 
     def tables(self, kernel: str | None = None, device: str | None = None) -> Iterator[Table]:
-        """Everything measured, one table per problem, whatever host measured it.
+        """Everything measured, one table per problem, whatever host measured it, with the facts kept of it.
 
         `kernel` and `device` are substrings, in any case, of the kernel's name and of the device's
         name or slug.
         """
         for directory in self._matching(kernel, device):
             with self._mutex:
-                tables = list(directory.tables())
+                tables = [_with_facts(t, directory.facts(t.problem.id)) for t in directory.tables()]
             yield from tables
 
     def decisions(
@@ -315,6 +327,14 @@ class Store:
         self._mutex = threading.RLock()
         for directory in self._directories.values():
             directory.forget()
+
+
+def _with_facts(table: Table, facts: Mapping[str, Any] | None) -> Table:
+    """The table with the facts in its problem's record, where they survive an export and an import."""
+    if facts is None:
+        return table
+    problem = replace(table.problem, extra={**table.problem.extra, "facts": dict(facts)})
+    return replace(table, problem=problem)
 
 
 def _entry(problem: Problem, measurement: Measurement) -> Entry:

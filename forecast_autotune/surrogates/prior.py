@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,10 @@ import numpy.typing as npt
 from forecast_autotune.features.cost import NUMBERS, PARTS, VERSION, Costs, Table, costs
 from forecast_autotune.features.devices import Card, card
 from forecast_autotune.features.encode import Encoder
+from forecast_autotune.features.kept import known as kept
+from forecast_autotune.features.kept import read as read_facts
 from forecast_autotune.features.listing import Listed, Units
-from forecast_autotune.features.ttir import Facts, FeatureError, facts
+from forecast_autotune.features.ttir import Facts
 from forecast_autotune.records import Argument, Candidate, Config, Problem
 from forecast_autotune.surrogates.base import Array
 
@@ -49,7 +50,10 @@ def prior(
     grids: Mapping[Candidate, tuple[int, ...]],
     ttir: Mapping[str, str],
 ) -> Prior:
-    """Evaluate the cost formula for every candidate; facts of untraced ones are interpolated."""
+    """Evaluate the cost formula for every candidate; facts of untraced ones are interpolated.
+
+    Where there is no TTIR, facts that the problem's record has kept (`features.kept`) take its place.
+    """
     n = len(candidates)
     listed = Listed.of(candidates)
     units = listed.units(grids, problem.grid)
@@ -113,24 +117,17 @@ def _failure(shared: Array, registers: Array, limit: int) -> Array:
 
 
 def _read(problem: Problem, listed: Listed, units: Units, ttir: Mapping[str, str]) -> dict[int, Facts]:
-    """Facts by unit, of the units whose TTIR is there and readable."""
+    """Facts by unit: of its TTIR where that is there and readable, else what its record has kept."""
     names, keys = listed.assignments
+    stored = kept(problem)
     known: dict[int, Facts] = {}
     for unit, row in enumerate(units.first.tolist()):
-        text = ttir.get(names[keys[row]])
-        if text is None:
-            continue
-        if (read := _facts(text, problem.arguments, units.grids[row])) is not None:
+        name, grid = names[keys[row]], units.grids[row]
+        text = ttir.get(name)
+        read = stored.get((name, grid)) if text is None else read_facts(text, problem.arguments, grid)
+        if read is not None:
             known[unit] = read
     return known
-
-
-@lru_cache(maxsize=4096)
-def _facts(text: str, arguments: tuple[Argument, ...], grid: tuple[int, ...] | None) -> Facts | None:
-    try:
-        return facts(text, arguments, grid)
-    except FeatureError:
-        return None
 
 
 def tensor_bytes(argument: Argument) -> float:

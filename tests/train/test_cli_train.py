@@ -37,7 +37,7 @@ def test_a_model_is_fitted_and_told_about(few: str, tmp_path: Path, capsys: Capt
     assert told["path"] == str(out)
     assert told["bytes"] == out.stat().st_size
     assert (told["problems"], told["kernels"]) == (4, 2)
-    assert len(Model.load(out).residual.roots) == 8
+    assert len(Model.load(out).kin.roots) == 8
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -54,9 +55,15 @@ class TestNearest(SurrogateContract):
         return methods["nearest"]([other_shape()])
 
 
+@cache
+def boosting() -> Surrogate:
+    """Fitted once: what it has learnt does not change when it is asked."""
+    return methods["boosting"]([other_shape()])
+
+
 class TestBoosting(SurrogateContract):
     def make(self) -> Surrogate:
-        return methods["boosting"]([other_shape()])
+        return boosting()
 
 
 class TestColdTrees(SurrogateContract):

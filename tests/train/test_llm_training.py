@@ -20,7 +20,7 @@ from forecast_train.llm.grpo import GrpoRun, Rollouts
 from forecast_train.llm.packing import sequences
 from forecast_train.llm.runs import TrainingError
 from forecast_train.llm.settings import Lora, Loss, Run, Steps
-from forecast_train.llm.sft import collate, train
+from forecast_train.llm.sft import collate, train, tree_mask
 from tests.llm.tiny_models import PREFIX, saved
 from tests.llm.tiny_models import tokenizer as tiny_tokenizer
 
@@ -60,6 +60,8 @@ def losses(done: dict[str, Any]) -> list[float]:
 
 
 def test_no_candidate_sees_another_and_all_continue_from_the_prefix() -> None:
+    import torch
+
     tokens = Tokens(tiny_tokenizer())
     (packed,) = sequences(example(0), tokens, most=4096, sigma=0.1)
     seen, prefix = packed.seen(), len(tokens.prefix(example(0).prefix))
@@ -68,6 +70,8 @@ def test_no_candidate_sees_another_and_all_continue_from_the_prefix() -> None:
         assert packed.positions[mine].tolist() == list(range(prefix, prefix + int(mine.sum())))
         assert seen[last].tolist() == ((packed.segment == 0) | mine).tolist()
     assert not seen[0, 1:].any()
+    mask = tree_mask(collate([packed])["segment"], torch.float32)
+    np.testing.assert_array_equal(mask[0, 0].numpy() == 0.0, seen)
     assert packed.label.tolist() == [a.label for a in example(0).asked]
     assert packed.target[-1, BINS.fails] == 1.0
 
@@ -94,11 +98,11 @@ def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         base["model"], attn_implementation="sdpa"
     ).eval()
-    inputs = collate([packed], torch.float32)
+    inputs = collate([packed])
     labels = tokens.labels([e.asked[0].suffix], BINS.labels)
     with torch.no_grad():
         logits = model(
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
+            input_ids=inputs["input_ids"], attention_mask=tree_mask(inputs["segment"], torch.float32),
             position_ids=inputs["position_ids"], logits_to_keep=inputs["last"],
         ).logits[0][:, labels]  # fmt: skip
     backend = Transformers(base["model"], device="cpu", dtype="float32")
@@ -107,10 +111,22 @@ def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path)
     np.testing.assert_allclose(logits.softmax(-1).numpy(), served, atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def whole(base: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, Any]]:
+    """A run of an adapter that nobody interrupted, and what it says of itself."""
+    run = run_of(base, tmp_path_factory.mktemp("whole") / "out")
+    return run, train(run)
+
+
 @pytest.mark.parametrize("rank", [4, 0])
-def test_losses_fall_and_the_result_forecasts(base: dict[str, str], tmp_path: Path, rank: int) -> None:
-    out = tmp_path / "out"
-    done = train(run_of(base, out, lora=Lora(rank=rank, alpha=8)))
+def test_losses_fall_and_the_result_forecasts(
+    base: dict[str, str], whole: tuple[Run, dict[str, Any]], tmp_path: Path, rank: int
+) -> None:
+    run, done = whole
+    if not rank:
+        run = run_of(base, tmp_path / "out", lora=Lora(rank=0, alpha=8))
+        done = train(run)
+    out = Path(run.out)
     found = losses(done)
     assert len(found) == done["steps"] == 10
     assert np.mean(found[-3:]) < 0.8 * np.mean(found[:2])
@@ -130,27 +146,24 @@ def test_losses_fall_and_the_result_forecasts(base: dict[str, str], tmp_path: Pa
     assert json.loads((out / "run.json").read_text())["settings"]["model"] == base["model"]
 
 
-def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(
-    base: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(whole: tuple[Run, dict[str, Any]]) -> None:
     import safetensors.numpy
 
-    run = run_of(base, tmp_path / "whole")
-    whole = train(run)
+    run, done = whole
+    out = Path(run.out)
+    weights = out / "trained" / "adapter_model.safetensors"
+    a = safetensors.numpy.load_file(weights)
     # The first half alone, with the schedule of the whole: as a kill after the first checkpoint leaves it.
-    half = dataclasses.replace(run, out=str(tmp_path / "half"))
-    train(half)
-    for path in (tmp_path / "half" / "checkpoint-10", tmp_path / "half" / "trained"):
+    for path in (out / "checkpoint-10", out / "trained"):
         for file in path.iterdir():
             file.unlink()
         path.rmdir()
     with pytest.raises(TrainingError, match="resume it"):
-        train(half)
-    again = train(half, resume=True)
+        train(run)
+    again = train(run, resume=True)
     assert again["resumed_from"].endswith("checkpoint-5")
-    assert losses(again)[-5:] == losses(whole)[-5:]
-    a, b = (safetensors.numpy.load_file(tmp_path / d / "trained" / "adapter_model.safetensors")
-            for d in ("whole", "half"))  # fmt: skip
+    assert losses(again)[-5:] == losses(done)[-5:]
+    b = safetensors.numpy.load_file(weights)
     assert a.keys() == b.keys()
     for key in a:
         np.testing.assert_array_equal(a[key], b[key])
@@ -213,8 +226,14 @@ WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS")
 @pytest.mark.skipif(
     not WEIGHTS, reason="FORECAST_AUTOTUNE_TEST_WEIGHTS names no folder with SmolLM2's weights"
 )
-def test_smollm2_learns_in_a_few_steps(base: dict[str, str], tmp_path: Path) -> None:
-    steps = Steps(most=6, examples=1, rate=1e-3, warmup=0.0, save=3, validate=6, tokens=1500)
-    run = run_of({**base, "model": str(WEIGHTS)}, tmp_path / "out", lora=Lora(rank=8), steps=steps)
-    found = losses(train(run))
-    assert found[-1] < 0.8 * found[0]
+def test_smollm2_learns_in_a_few_steps(tmp_path: Path) -> None:
+    """Short questions: real ones have a thousand tokens, which take a core a minute per step."""
+    data = tmp_path / "data"
+    data.mkdir()
+    short = [dataclasses.replace(example(i), prefix="Time of a kernel, A (fast) to O:\n") for i in (0, 3)]
+    write(data / "train.jsonl.gz", short)
+    write(data / "validation.jsonl.gz", [])
+    given = {"model": str(WEIGHTS), "data": str(data)}
+    steps = Steps(most=8, examples=1, rate=2e-3, warmup=0.0, save=100, validate=100, tokens=256)
+    found = losses(train(run_of(given, tmp_path / "out", lora=Lora(rank=8), steps=steps)))
+    assert np.mean(found[-2:]) < 0.8 * np.mean(found[:2])

@@ -179,12 +179,13 @@ def test_the_surrogate_never_saw_the_family_it_is_judged_on() -> None:
 
 
 def test_the_whole_calibration_is_json_and_the_same_in_two_processes() -> None:
-    one = calibrate(tables(), analytic, (0,))
-    two = calibrate(tables(), analytic, (0,), jobs=2)
+    few = tables()[::2]
+    one = calibrate(few, analytic, (0,))
+    two = calibrate(few, analytic, (0,), jobs=2)
     assert json.loads(json.dumps(one, allow_nan=False)) == two
     read = Calibration.from_json(one["calibration"])
     assert set(read.groups) == {INFORMED, UNINFORMED, POOLED}
-    assert read.groups[INFORMED].problems == len(tables())
+    assert read.groups[INFORMED].problems == len(few)
     assert set(one["reliability"]) == {INFORMED, UNINFORMED, UNKNOWN}
     for group in one["reliability"].values():
         assert 0.0 <= group["steps"]["ece"] <= 1.0

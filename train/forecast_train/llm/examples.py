@@ -2,12 +2,15 @@
 
 An `Example` is what the surrogate would have asked at some point of a decision, with the answers. On disk
 it is one Parquet row per candidate, which `datasets` loads as it is; rows of one example share `example`
-and `prefix`.
+and `prefix`. Where pyarrow is not to be had, the same rows are JSON Lines in a `.jsonl.gz`.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,9 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.records import digest
 
 Array = npt.NDArray[np.float64]
+
+LINES = ".jsonl.gz"
+"""Ending of the files that need no pyarrow."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +112,13 @@ def columns(examples: Iterable[Example]) -> dict[str, list[Any]]:
 
 
 def write(path: Path, examples: Sequence[Example]) -> int:
-    """Write a Parquet file, atomically; returns the number of rows."""
+    """Write a Parquet file, or JSON Lines for a name in `.jsonl.gz`, atomically; returns the rows' number."""
+    data = columns(examples)
+    if path.name.endswith(LINES):
+        return _write_lines(path, data)
     import pyarrow
     from pyarrow import parquet
 
-    data = columns(examples)
     floats = {"log2_ratio", "log2_sd", "propensity", "reference_log2_ms"}
     fields = [(n, pyarrow.float64()) for n in data if n in floats]
     types = {**dict(fields), "known": pyarrow.int64(), "label": pyarrow.int64(), "measured": pyarrow.bool_()}
@@ -124,14 +132,30 @@ def write(path: Path, examples: Sequence[Example]) -> int:
     return len(data["example"])
 
 
+def _write_lines(path: Path, data: Mapping[str, Sequence[Any]]) -> int:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        # mtime=0: the same examples give the same bytes.
+        with part.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+            for row in zip(*data.values(), strict=True):
+                packed.write(json.dumps(dict(zip(data, row, strict=True)), allow_nan=False).encode() + b"\n")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(data["example"])
+
+
+def side_path(folder: Path, side: str) -> Path:
+    """The file of one side of a data set: Parquet, or JSON Lines where that is there instead."""
+    lines = folder / f"{side}{LINES}"
+    return lines if lines.is_file() else folder / f"{side}.parquet"
+
+
 def read(path: Path) -> list[Example]:
     """Read what `write` wrote. Raises `RecordError` for anything else, naming the remedy."""
-    import pyarrow
-    from pyarrow import parquet
-
     try:
-        rows = parquet.read_table(path).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
+        rows = _read_lines(path) if path.name.endswith(LINES) else _read_parquet(path)
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise RecordError(f"{path}: no data set ({error}): write one with `train data`") from error
     if rows and (missing := {"example", *_ORIGIN, *_SHARED, *_ASKED} - rows[0].keys()):
         raise RecordError(f"{path}: columns {sorted(missing)} are missing: write it with `train data`")
@@ -139,6 +163,21 @@ def read(path: Path) -> list[Example]:
     for row in rows:
         groups.setdefault(row["example"], []).append(row)
     return [_example(group) for group in groups.values()]
+
+
+def _read_lines(path: Path) -> list[Any]:
+    with gzip.open(path, "rt", encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream]
+
+
+def _read_parquet(path: Path) -> list[Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return list(parquet.read_table(path).to_pylist())
+    except pyarrow.ArrowException as error:
+        raise ValueError(error) from error
 
 
 def _example(rows: Sequence[Mapping[str, Any]]) -> Example:

@@ -23,12 +23,16 @@ _NEVER = (".bin", ".pt", ".pth", ".pkl", ".pickle")
 """Formats whose loading may execute code."""
 
 
-def export(run: Path, out: Path, *, calibration: Path | None = None) -> dict[str, Any]:
+def export(
+    run: Path, out: Path, *, calibration: Path | None = None, half: bool = False, most_bytes: int = 0
+) -> dict[str, Any]:
     """Write the folder `out` from a finished run; returns what was written, with sizes in bytes.
 
     `calibration` is a file of `train calibrate-llm`; without one the model is not asked until it has one,
-    and the card says so. Raises `TrainingError` where the run is not finished, its weights are in a format
-    that could execute code, or `out` holds something else already.
+    and the card says so. `half` stores an adapter's weights as bfloat16, half the size: fit a calibration to
+    what was exported then. An adapter goes without the tokenizer, which is its base model's. Raises
+    `TrainingError` where the run is not finished, its weights are in a format that could execute code or
+    exceed `most_bytes` (0: any size), or `out` holds something else already.
     """
     done, trained = run / "run.json", run / WEIGHTS
     if not done.is_file() or not trained.is_dir():
@@ -43,15 +47,48 @@ def export(run: Path, out: Path, *, calibration: Path | None = None) -> dict[str
     if not weights:
         raise TrainingError(f"{trained} holds no .safetensors file")
     known = None if calibration is None else read_calibration(calibration)
+    adapter = (trained / ADAPTER[0]).is_file()
+    size = sum(p.stat().st_size for p in weights) / (2 if half else 1)
+    if most_bytes and size > most_bytes:
+        raise TrainingError(
+            f"the weights take {size / 1e6:.1f} MB, and {most_bytes / 1e6:.1f} MB are allowed: train with a "
+            "lower lora.rank" + ("" if half else ", or store them in half precision")
+        )
     out.mkdir(parents=True, exist_ok=True)
     for path in files:
-        if path.suffix not in _NEVER:
+        if half and path in weights:
+            _halved(path, out / path.name)
+        elif path.name in ADAPTER or (not adapter and path.suffix not in _NEVER):
             shutil.copy2(path, out / path.name)
     if calibration is not None:
         shutil.copy2(calibration, out / CALIBRATION)
-    (out / CARD).write_text(_card(told, known, (trained / ADAPTER[0]).is_file()), encoding="utf-8")
+    (out / CARD).write_text(_card(told, known, adapter), encoding="utf-8")
     sizes = {p.name: p.stat().st_size for p in sorted(out.iterdir())}
     return {"path": str(out), "files": sizes, "bytes": sum(sizes.values()), "calibrated": known is not None}
+
+
+def calibrated(folder: Path, calibration: Path) -> None:
+    """Put a calibration beside exported weights that had none, and say so in the card.
+
+    Raises `RecordError` for a file that is none.
+    """
+    read_calibration(calibration)
+    shutil.copy2(calibration, folder / CALIBRATION)
+    card = (folder / CARD).read_text(encoding="utf-8")
+    (folder / CARD).write_text(card.replace(_NOT_YET, _HONEST), encoding="utf-8")
+
+
+def _halved(path: Path, to: Path) -> None:
+    """Floating-point weights as bfloat16."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    found = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in load_file(path).items()}
+    save_file(found, to, metadata={"format": "pt"})
+
+
+_NOT_YET = "None was fitted: `forecast-autotune train calibrate-llm` does, and until then it is not asked."
+_HONEST = "Beside the weights: it says on which kernels and devices the model was tried, and its weight."
 
 
 def _card(told: Mapping[str, Any], calibration: Any, adapter: bool) -> str:
@@ -59,14 +96,7 @@ def _card(told: Mapping[str, Any], calibration: Any, adapter: bool) -> str:
     losses = [row["loss"] for row in told["log"] if "loss" in row]
     checked = [row["eval_loss"] for row in told["log"] if "eval_loss" in row]
     use = f"transformers:{settings['model']}?adapter=FOLDER" if adapter else "transformers:FOLDER"
-    if calibration is None:
-        honest = (
-            "None was fitted: `forecast-autotune train calibrate-llm` does, and until then it is not asked."
-        )
-    else:
-        honest = (
-            "Beside the weights: it says on which kernels and devices the model was tried, and its weight."
-        )
+    honest = _NOT_YET if calibration is None else _HONEST
     front = f"base_model: {settings['model']}\nlibrary_name: peft\n" if adapter else ""
     shown = {
         "steps": told["steps"],

@@ -67,6 +67,42 @@ def expected_reward(logits: Tensor, truth: Tensor, kind: Reward) -> Tensor:
     raise ValueError(f"a reward is correctness, correctness_brier or correctness_crps, got {kind!r}")
 
 
+def sampled_reward(
+    logits: Tensor, truth: Tensor, kind: Reward, *, replies: int, draws: int, generator: Any = None
+) -> Tensor:
+    """The same rewards from sampled replies: the value is their mean, the gradient GRPO's; maximise it.
+
+    A reply is `draws` letters drawn from the model: their shares are the distribution that it states, the
+    first is the bin that it names. Each of the `replies` per row is weighed by its reward less the mean of
+    its group, which is not divided by the group's spread (Dr. GRPO, arXiv 2503.20783). Sampling needs many
+    times the steps of `expected_reward`; it is here for comparison. Raises `ValueError` for another kind,
+    or fewer than two replies.
+    """
+    if replies < 2 or draws < 1:
+        raise ValueError(f"a group needs two replies or more, of one letter at least: {replies} of {draws}")
+    log_p = functional.log_softmax(logits.float(), dim=-1)
+    n, labels = log_p.shape
+    drawn = torch.multinomial(log_p.detach().exp(), replies * draws, replacement=True, generator=generator)
+    letters = drawn.view(n, replies, draws)
+    hit = (letters[..., 0] == truth[:, None]).float()
+    stated = functional.one_hot(letters, labels).float().mean(dim=2)
+    one = functional.one_hot(truth, labels)[:, None, :]
+    if kind == "correctness":
+        reward = hit
+    elif kind == "correctness_brier":
+        reward = hit + 1.0 - 0.5 * (stated - one).square().sum(dim=-1)
+    elif kind == "correctness_crps":
+        gap = (stated.cumsum(dim=-1) - one.cumsum(dim=-1))[..., :-1]
+        reward = hit + 1.0 - gap.square().mean(dim=-1)
+    else:
+        raise ValueError(f"a reward is correctness, correctness_brier or correctness_crps, got {kind!r}")
+    likely = log_p.gather(1, drawn).view(n, replies, draws)
+    # Letters that do not count towards the reward only add noise.
+    said = likely[..., 0] if kind == "correctness" else likely.sum(dim=2)
+    gain = ((reward - reward.mean(dim=1, keepdim=True)) * said).mean()
+    return reward.mean() + gain - gain.detach()
+
+
 def expected_regret(mean: Tensor, log2_ratio: Tensor, group: Tensor, *, temperature: float = 0.05) -> Tensor:
     """Expected log2 slowdown of a softmin choice within each group, mean over groups; minimise it.
 

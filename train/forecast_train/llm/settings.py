@@ -33,7 +33,11 @@ class Loss:
     rank: float = 0.2
     """Weight of the pairwise ranking term."""
     reward: str = ""
-    """Instead of the above, maximise the exact expectation of one of the paper's rewards."""
+    """Instead of the above, maximise one of the paper's rewards: its exact expectation, or ..."""
+    replies: int = 0
+    """... by policy gradient from so many sampled replies per candidate; 0: exactly."""
+    draws: int = 8
+    """Letters drawn per sampled reply: their shares are what it states, the first is what it names."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class Steps:
     """Steps between checkpoints."""
     validate: int = 100
     """Steps between validations."""
+    checked: int = 0
+    """Sequences that a validation reads, spread evenly; 0: all of them."""
+    seconds: float = 0.0
+    """Training ends after so many seconds, all sittings together, if the epochs are not over before; the
+    rate falls to zero by then. 0: no limit. A limit makes a run depend on the machine's speed."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,8 @@ class Run:
     """Folder with `train.parquet` and `validation.parquet`, as `train data` writes it."""
     out: str
     """Folder for checkpoints, curves and the trained model."""
+    adapter: str = ""
+    """Folder of an adapter to go on from; its rank and scale count then. Empty: a fresh one."""
     seed: int = 0
     dtype: str = ""
     """bfloat16 or float32; empty: bfloat16 on an accelerator, else float32."""
@@ -76,6 +87,7 @@ class Run:
     steps: Steps = field(default_factory=Steps)
 
     def __post_init__(self) -> None:
+        replies = self.loss.replies
         counts = (self.steps.examples, self.steps.save, self.steps.validate)
         rules = [
             (self.lora.rank >= 0, "lora.rank must be at least 0", self.lora.rank),
@@ -88,6 +100,11 @@ class Run:
             (self.steps.rate > 0, "steps.rate must be positive", self.steps.rate),
             (0 <= self.steps.warmup < 1, "steps.warmup must lie in [0, 1)", self.steps.warmup),
             (self.steps.tokens >= 256, "steps.tokens must be at least 256", self.steps.tokens),
+            (min(self.steps.checked, self.steps.seconds) >= 0, "limits cannot be negative", self.steps),
+            (replies == 0 or replies >= 2, "loss.replies must be 0 or at least 2", replies),
+            (self.loss.draws >= 1, "loss.draws must be at least 1", self.loss.draws),
+            (bool(self.loss.reward) or not replies, "loss.replies needs loss.reward", replies),
+            (bool(self.lora.rank) or not self.adapter, "an adapter needs lora.rank above 0", self.lora.rank),
             (min(counts) >= 1, "steps.examples, save and validate must be at least 1", counts),
             (self.dtype in ("", "bfloat16", "float32"), "dtype must be bfloat16 or float32", self.dtype),
         ]  # fmt: skip
@@ -113,10 +130,10 @@ def load_toml(kind: type[T], path: Path, parts: Mapping[str, type[Any]]) -> T:
     here = path.absolute().parent
     try:
         inner: dict[str, Any] = {k: _of(part, given.pop(k), k) for k, part in parts.items() if k in given}
-        for name in ("data", "out", "model"):
+        for name in ("data", "out", "model", "adapter"):
             value = given.get(name)
             # A model may also be a name on the hub.
-            if isinstance(value, str) and (name != "model" or (here / value).is_dir()):
+            if isinstance(value, str) and value and (name != "model" or (here / value).is_dir()):
                 given[name] = str(here / value)
         return _of(kind, {**given, **inner}, "")
     except SettingsError as error:

@@ -1,14 +1,15 @@
 """Supervised training on measured distributions: exact bin loss, ranking term, LoRA or all weights.
 
 `transformers.Trainer` does the loop: checkpoints that resume to the same numbers, several GPUs through
-`accelerate launch`, logging. Ours are the sequences (`packing`) and the loss (`losses`).
+`accelerate launch`, logging. Ours are the sequences (`packing`), the loss (`losses`) and the clock
+(`timing`). Neither trl nor datasets nor pyarrow is needed.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ import transformers
 from forecast_autotune.llm.backends.tokens import Tokens
 from forecast_autotune.llm.bins import BINS
 from forecast_train.llm import losses
-from forecast_train.llm.examples import Example, read
+from forecast_train.llm.examples import Example, read, side_path
 from forecast_train.llm.packing import Packing, sequences
 from forecast_train.llm.runs import WEIGHTS, TrainingError, claim, quiet, write_json
 from forecast_train.llm.settings import Run
+from forecast_train.llm.timing import Clock, peak_bytes, reset_peak, share_of_rate
 
 FAILURE = float(BINS.bounds[-1, 1] + 1.0)
 """log2 slowdown that a failure counts as in the ranking term: slower than the slowest bin."""
@@ -31,12 +33,26 @@ FAILURE = float(BINS.bounds[-1, 1] + 1.0)
 class BinTrainer(transformers.Trainer):
     """A `Trainer` whose batches are one `Packing` and whose loss is ours."""
 
-    def __init__(self, *, labels: Sequence[int], run: Run, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *, labels: Sequence[int], run: Run, clock: Clock, **options: Any) -> None:
+        super().__init__(callbacks=[clock], **options)
         # The loss is a mean over candidates: steps with several examples average those means.
         self.model_accepts_loss_kwargs = False
-        self.run, self.label_ids = run, list(labels)
+        self.run, self.label_ids, self.clock = run, list(labels), clock
         self.centres = torch.as_tensor(BINS.bounds.mean(axis=1), dtype=torch.float32)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The cosine of `transformers`; under a time limit, one in the time that has passed."""
+        if not self.run.steps.seconds:
+            return super().create_scheduler(num_training_steps, optimizer)
+        if getattr(self, "lr_scheduler", None) is None:
+            clock, warmup = self.clock, self.run.steps.warmup
+
+            def share(step: int) -> float:
+                return share_of_rate(max(step / max(1, num_training_steps), clock.share()), warmup)
+
+            chosen = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler: Any = torch.optim.lr_scheduler.LambdaLR(chosen, share)
+        return self.lr_scheduler
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -44,7 +60,7 @@ class BinTrainer(transformers.Trainer):
         """Loss of one sequence; `inputs` from `collate`."""
         logits = model(
             input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
+            attention_mask=tree_mask(inputs["segment"], _width(model)),
             position_ids=inputs["position_ids"],
             logits_to_keep=inputs["last"],
             use_cache=False,
@@ -55,7 +71,11 @@ class BinTrainer(transformers.Trainer):
     def _loss(self, logits: Any, inputs: dict[str, Any]) -> Any:
         wanted = self.run.loss
         if wanted.reward:
-            return -losses.expected_reward(logits, inputs["label"], wanted.reward)  # type: ignore[arg-type]
+            kind: Any = wanted.reward
+            if wanted.replies:
+                several = {"replies": wanted.replies, "draws": wanted.draws}
+                return -losses.sampled_reward(logits, inputs["label"], kind, **several)
+            return -losses.expected_reward(logits, inputs["label"], kind)
         loss = losses.bin_loss(logits, inputs["target"].to(logits.device), wanted.rps)
         if wanted.rank:
             mean = losses.means(logits, self.centres.to(logits.device), FAILURE)
@@ -72,15 +92,13 @@ class BinTrainer(transformers.Trainer):
         return loss.detach(), None, None
 
 
-def collate(batch: Sequence[Packing], dtype: Any) -> dict[str, Any]:
-    """One sequence as tensors of batch size 1, with an additive tree mask."""
+def collate(batch: Sequence[Packing]) -> dict[str, Any]:
+    """One sequence as tensors of batch size 1; its mask is made where the model is (`tree_mask`)."""
     (packed,) = batch
-    allowed = torch.as_tensor(packed.seen())
-    mask = torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
     return {
         "input_ids": torch.as_tensor(packed.ids)[None],
-        "attention_mask": mask[None, None],
         "position_ids": torch.as_tensor(packed.positions)[None],
+        "segment": torch.as_tensor(packed.segment),
         "last": torch.as_tensor(packed.last),
         "target": torch.as_tensor(packed.target, dtype=torch.float32),
         "log2_ratio": torch.as_tensor(packed.log2_ratio, dtype=torch.float32),
@@ -88,11 +106,33 @@ def collate(batch: Sequence[Packing], dtype: Any) -> dict[str, Any]:
     }
 
 
-def train(run: Run, *, resume: bool = False) -> dict[str, Any]:
+def tree_mask(segment: Any, dtype: Any) -> Any:
+    """What each token may attend to, as an additive mask [1, 1, length, length]; `segment` [length].
+
+    As `Packing.seen`. It has 10^7 entries and more: made on the host and sent over, it would take longer
+    than a small model's pass.
+    """
+    order = torch.arange(len(segment), device=segment.device)
+    mine = (segment[None, :] == 0) | (segment[None, :] == segment[:, None])
+    hidden = ~((order[None, :] <= order[:, None]) & mine)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=segment.device)
+    return mask.masked_fill_(hidden, torch.finfo(dtype).min)[None, None]
+
+
+def _width(model: Any) -> Any:
+    """The dtype of the attention's inputs: that of autocast where it is on, else of the weights."""
+    first = next(model.parameters())  # of the embedding; wrappers for several GPUs have no dtype
+    if torch.is_autocast_enabled(first.device.type):
+        return torch.get_autocast_dtype(first.device.type)
+    return first.dtype
+
+
+def train(run: Run, *, resume: bool = False, say: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Run it; writes checkpoints, `trained/` and `run.json` below `run.out`, and returns the latter.
 
-    With `resume` the newest checkpoint there is taken up, if there is one. Raises `TrainingError` when
-    `run.out` holds another run, `RecordError` for data that is none, `OSError` for a missing model.
+    With `resume` the newest checkpoint there is taken up, if there is one. `say` hears a line of progress
+    every few seconds. Raises `TrainingError` when `run.out` holds another run or the loss is no number any
+    more, `RecordError` for data that is none, `OSError` for a missing model.
     """
     out = Path(run.out)
     name = claim(out, asdict(run), resume)
@@ -100,20 +140,31 @@ def train(run: Run, *, resume: bool = False) -> dict[str, Any]:
     dtype = _dtype(run)
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.model)
     tokens = Tokens(tokenizer)
-    sides = {side: read(Path(run.data) / f"{side}.parquet") for side in ("train", "validation")}
+    sides = {side: read(side_path(Path(run.data), side)) for side in ("train", "validation")}
+    begin = time.perf_counter()
     packed = {side: _packings(examples, tokens, run) for side, examples in sides.items()}
     if not packed["train"]:
         raise TrainingError(f"{run.data}: the training side is empty: build it from more tables")
+    packed["validation"] = _spread(packed["validation"], run.steps.checked)
     labels = tokens.labels([sides["train"][0].asked[0].suffix], BINS.labels)
+    counts = {side: int(sum(len(p.ids) for p in packs)) for side, packs in packed.items()}
+    per_step = run.steps.examples * counts["train"] / len(packed["train"])
+    tell = say or (lambda line: None)
+    tell(
+        f"{len(packed['train'])} sequences, {counts['train']} tokens, in {time.perf_counter() - begin:.0f} s"
+    )
     model = _model(run, dtype)
+    reset_peak()
+    clock = Clock(run.steps.seconds, per_step, tell)
     trainer = BinTrainer(
         labels=labels,
         run=run,
+        clock=clock,
         model=model,
         args=_arguments(run, out, dtype, bool(packed["validation"])),
         train_dataset=packed["train"],
         eval_dataset=packed["validation"] or None,
-        data_collator=lambda batch: collate(batch, dtype),
+        data_collator=collate,
     )
     quiet(trainer)
     newest = transformers.trainer_utils.get_last_checkpoint(str(out)) if resume else None
@@ -126,8 +177,11 @@ def train(run: Run, *, resume: bool = False) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "resumed_from": newest,
         "train_loss": found.training_loss,
-        "seconds": found.metrics.get("train_runtime", math.nan),
-        "tokens": {side: int(sum(len(p.ids) for p in packs)) for side, packs in packed.items()},
+        "seconds": found.metrics.get("train_runtime", 0.0),
+        "tokens": counts,
+        "seconds_per_step": clock.pace(),
+        "tokens_per_s": per_step / clock.pace() if clock.pace() else 0.0,
+        "peak_bytes": peak_bytes(),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "log": trainer.state.log_history,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -135,6 +189,13 @@ def train(run: Run, *, resume: bool = False) -> dict[str, Any]:
     if trainer.is_world_process_zero():
         write_json(out / "run.json", done)
     return done
+
+
+def _spread(packs: list[Packing], most: int) -> list[Packing]:
+    """At most so many, evenly from first to last; 0: all."""
+    if not most or len(packs) <= most:
+        return packs
+    return [packs[i * len(packs) // most] for i in range(most)]
 
 
 def _packings(examples: Sequence[Example], tokens: Tokens, run: Run) -> list[Packing]:
@@ -161,6 +222,8 @@ def _model(run: Run, dtype: Any) -> Any:
         return model
     import peft
 
+    if run.adapter:
+        return _floating(peft.PeftModel.from_pretrained(model, run.adapter, is_trainable=True))
     lora = peft.LoraConfig(
         r=run.lora.rank,
         lora_alpha=run.lora.alpha,
@@ -168,7 +231,10 @@ def _model(run: Run, dtype: Any) -> Any:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    adapted = peft.get_peft_model(model, lora)
+    return _floating(peft.get_peft_model(model, lora))
+
+
+def _floating(adapted: Any) -> Any:
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

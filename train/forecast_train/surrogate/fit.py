@@ -73,13 +73,13 @@ def fit(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None)
 
 
 def fit_model(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None) -> Model:
-    """The forests; see the module. Raises `FitError` when no table has IR and times."""
+    """The forests; see the module. Raises `FitError` when no table has IR, or facts of it, and times."""
     how = recipe or Recipe()
     problems = [rows for t in tables if (rows := _rows(_Ref(t))) is not None]
     if not problems:
         raise FitError(
-            f"none of {len(tables)} tables has TTIR, grids and times: harvest with "
-            "FORECAST_AUTOTUNE_MODE=exhaustive, which records them"
+            f"none of {len(tables)} tables has TTIR (or facts of it that this release reads), grids and "
+            "times: tune with this release, or harvest with FORECAST_AUTOTUNE_MODE=exhaustive"
         )
     try:
         from lightgbm import LGBMRegressor

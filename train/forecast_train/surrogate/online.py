@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.features.kept import informed
 from forecast_autotune.records import digest
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Query
@@ -98,13 +99,13 @@ def refresh(
     by, and nothing is replaced. Raises `OSError` where `path` cannot be written.
     """
     count = sum(len(t.by_candidate()) for t in tables)
-    judged = [t for t in tables if held_out(t) and t.problem.ttir]
+    judged = [t for t in tables if held_out(t) and informed(t.problem)]
     learnt = [t for t in tables if not held_out(t)]
     before = score(Analytic() if current is None else Learned(current), judged)
     if not before.problems:
         return Refresh(
             False,
-            "no kernel of the store that is held out has IR and times: nothing to judge by",
+            "no kernel of the store that is held out has IR (or facts of it) and times: nothing to judge by",
             count,
             None,
             None,
