@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
 from forecast_autotune.variants.literals import value_of
@@ -59,7 +60,7 @@ class Contract:
 def contract(source: str, kernel: str) -> Contract:
     """Read a variant's source. Raises `RecordError` naming the rule it breaks, and the line."""
     try:
-        tree = ast.parse(source)
+        tree = parsing.module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise RecordError(f"the variant's source is not Python: {error}") from error
     functions: dict[str, ast.FunctionDef] = {}

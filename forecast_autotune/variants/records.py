@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.fields import listed, rest
 from forecast_autotune.records import Config, Extra, digest
@@ -134,7 +135,7 @@ class Variant:
         Raises `RecordError` for a source that is not Python or does not define the entry.
         """
         try:
-            tree = ast.parse(source)
+            tree = parsing.module(source)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RecordError(f"the variant's source is not Python: {error}") from error
         defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]

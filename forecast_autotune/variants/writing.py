@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, Device
 from forecast_autotune.variants.contract import contract
@@ -182,7 +183,7 @@ def _note(answer: str, source: str) -> str:
     """The model's own sentence: what stands before the code, or its docstring or first comment."""
     before = answer.partition("```")[0].strip() if "```" in answer else ""
     try:
-        docstring = ast.get_docstring(ast.parse(source)) or ""
+        docstring = ast.get_docstring(parsing.module(source)) or ""
     except SyntaxError:
         docstring = ""
     comments = [line.lstrip("# ").strip() for line in source.splitlines() if line.startswith("#")]
@@ -193,6 +194,6 @@ def _note(answer: str, source: str) -> str:
 
 def _form(source: str) -> str:
     """The code without names of constants that say nothing, comments and layout."""
-    tree = ast.parse(source)
+    tree = parsing.module(source)
     kept = [n for n in tree.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
     return ast.dump(ast.Module(kept, []))

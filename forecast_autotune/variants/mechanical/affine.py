@@ -10,6 +10,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from forecast_autotune import parsing
 from forecast_autotune.variants.mechanical.facts import Facts
 from forecast_autotune.variants.mechanical.loops import Loop
 from forecast_autotune.variants.mechanical.unit import read, stored
@@ -83,9 +84,7 @@ class Sum:
 
 
 def _compound(text: str) -> bool:
-    return not isinstance(
-        ast.parse(text, mode="eval").body, ast.Name | ast.Call | ast.Constant | ast.Subscript
-    )
+    return not isinstance(parsing.expression(text), ast.Name | ast.Call | ast.Constant | ast.Subscript)
 
 
 def arange(side: str) -> str:
@@ -239,7 +238,7 @@ def induced(reader: Reader, loop: Loop) -> dict[str, Sum]:
             continue
         try:
             start = Sum.of(name) if name in reader.facts.parameters else reader.outside().sum(begin)
-            moved = Sum.of(loop.counter) - reader.outside().sum(ast.parse(first, mode="eval").body)
+            moved = Sum.of(loop.counter) - reader.outside().sum(parsing.expression(first))
             by = _divided(reader.outside().sum(statement.value), step)
         except NotProvable:
             continue
@@ -256,7 +255,7 @@ def _beside(loop: Loop, value: ast.expr) -> bool:
 def _divided(amount: Sum, step: str) -> Sum:
     if step == "1":
         return amount
-    node = ast.parse(step, mode="eval").body
+    node = parsing.expression(step)
     factors = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         factors.append(ast.unparse(node.right))
@@ -281,7 +280,7 @@ def bound(reader: Reader, test: ast.expr, counter: str) -> Bound:
     side = lanes[0].removeprefix("arange<").removesuffix(">")
     factor = Sum() - room.with_factor(counter)
     limit = room.without(lanes[0]).without(counter)
-    sides = reader.outside().sum(ast.parse(side, mode="eval").body)
+    sides = reader.outside().sum(parsing.expression(side))
     if not factor.terms:
         raise NotProvable(f"{ast.unparse(test)} does not depend on {counter}")
     if factor == Sum.of(times=1):

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from forecast_autotune import parsing
 from forecast_autotune.variants.mechanical.facts import Facts
 from forecast_autotune.variants.mechanical.shapes import argument
 from forecast_autotune.variants.mechanical.unit import Block, Function, Unit, blocks, ordered, read, stored
@@ -84,7 +85,7 @@ class Loop:
     def ascending(self) -> bool:
         """Whether the step is certainly positive: a tile is never empty."""
         step = self.extent[2]
-        parsed = ast.parse(step, mode="eval").body
+        parsed = parsing.expression(step)
         factors = [n for n in ast.walk(parsed) if not isinstance(n, ast.Name | ast.Constant | ast.Load)]
         constant = self.unit.constexprs(self.function)
         return all(isinstance(n, ast.Expression | ast.BinOp | ast.Mult) for n in factors) and all(

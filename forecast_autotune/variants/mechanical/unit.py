@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 
 Node = TypeVar("Node", bound=ast.AST | list[ast.stmt])
@@ -51,7 +52,7 @@ class Unit:
     def parse(cls, source: str, entry: str) -> Unit:
         """Read a source. Raises `RecordError` if it is not Python or has no such function."""
         try:
-            tree = ast.parse(source)
+            tree = parsing.module(source)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RecordError(f"the source is not Python: {error}") from error
         unit = cls(tree, entry)
@@ -274,12 +275,12 @@ def fresh(wanted: str, taken: set[str]) -> str:
 
 def expression(text: str) -> ast.expr:
     """An expression from its text."""
-    return ast.parse(text, mode="eval").body
+    return parsing.expression(text)
 
 
 def statements(text: str) -> Block:
     """Statements from their text."""
-    return ast.parse(text).body
+    return parsing.module(text).body
 
 
 def replace(block: Block, old: ast.stmt, new: Sequence[ast.stmt]) -> None:

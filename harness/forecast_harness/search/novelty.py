@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from forecast_autotune import parsing
 from forecast_autotune.records import digest
 from forecast_harness.search.records import Node
 
@@ -57,7 +58,7 @@ def identity(target_id: str, language: str, source: str) -> str:
     """
     if language in _PYTHON:
         try:
-            return digest(target_id, language, ast.dump(_bare(ast.parse(source))))
+            return digest(target_id, language, ast.dump(_bare(parsing.module(source))))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return digest(target_id, language, source.split())
     return digest(target_id, language, list(_c_tokens(source)) if language in _C else source.split())
@@ -79,7 +80,7 @@ def canonical(language: str, source: str) -> tuple[str, ...]:
     """The tokens of a source as `signature` compares them."""
     if language in _PYTHON:
         try:
-            tree = _bare(ast.parse(source))
+            tree = _bare(parsing.module(source))
             text = ast.unparse(_Plain(tree).visit(tree))
             return tuple(t.string for t in tokenize.generate_tokens(io.StringIO(text).readline))
         except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Config, Device, digest
@@ -172,6 +173,7 @@ print(json.dumps({
 """
 
 
+@cache
 def _device() -> Device:
     """The first CUDA device, asked of a child process: no context is opened in this one."""
     done = subprocess.run([sys.executable, "-c", _DESCRIBE], capture_output=True, text=True, check=False)

@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.literals import value_of
 
@@ -32,7 +33,7 @@ def configs_of(source: str) -> tuple[Config, ...]:
     names a constant that the source does not define.
     """
     try:
-        tree = ast.parse(source)
+        tree = parsing.module(source)
     except (SyntaxError, ValueError, RecursionError):
         return ()
     defined = _constants(tree)
@@ -70,7 +71,7 @@ def applied(source: str, config: Config) -> str:
     if not config:
         return source
     try:
-        tree = ast.parse(source)
+        tree = parsing.module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise RecordError(f"the source is not Python: {error}") from error
     defined = _constants(tree)

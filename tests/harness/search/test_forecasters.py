@@ -21,8 +21,10 @@ from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.codec import to_json
 from forecast_harness.search.events import Question
 from forecast_harness.search.forecasters import open_forecaster
+from forecast_harness.search.forecasters.describing import edit
 from forecast_harness.search.forecasters.lineage import LEAST, Lineage, Posterior, answer
 from forecast_harness.search.forecasters.llm import Model, blend, prompt
+from forecast_harness.search.forecasters.process import fit
 from forecast_harness.search.records import Belief, Judged, Kind, Node, Target
 
 PACK = Target(Kind.PACK, "sums", "id", "torch", "run", "Sums of rows.\nRules for a source:\n- none")
@@ -105,6 +107,46 @@ def test_a_rewrite_that_fails_is_expected_to_fail() -> None:
         ran += [beliefs[n.id].p_fail for n, j, _ in later if j.log2_ratio is not None]
     assert np.mean(failed) > 4 * np.mean(ran)
     assert np.mean(ran) < 0.15
+
+
+def test_what_rewrites_do_together_is_what_they_do_alone() -> None:
+    def by(author: str) -> Node:
+        origin = Provenance(Origin.MECHANICAL, author=author)
+        return Node(author, SEED.source, "torch", (SEED.id,), origin, arm="mechanical/single")
+
+    rng = random.Random(0)
+    gain = {name: rng.gauss(0.0, 0.4) for name in REWRITES}
+    known: list[Result] = [(SEED, Judged(Outcome.OK, "seed", 0.0), 0.0)]
+    known += [(by(r), Judged(Outcome.OK, "seed", gain[r], sd=0.01), gain[r]) for r in REWRITES]
+    pairs = [(a, b) for i, a in enumerate(REWRITES) for b in REWRITES[i + 1 :]]
+    beliefs = Lineage().forecast(asked(known, [by(f"{a}+{b}") for a, b in pairs])).beliefs
+    mean = np.array([beliefs[f"{a}+{b}"].mean for a, b in pairs])
+    truth = np.array([gain[a] + gain[b] for a, b in pairs])
+    assert np.corrcoef(mean, truth)[0, 1] > 0.9
+    assert np.mean((mean - truth) ** 2) < 0.25 * np.mean(truth**2)
+
+
+def test_only_rewrites_are_parts_of_a_change_and_no_model_s_name() -> None:
+    one = replace(SEED, id="a", source=source(["rewrite_a"], 64), parents=("seed",))
+    changes = [
+        edit(replace(one, provenance=Provenance(origin, author="x")), SEED)
+        for origin in (Origin.LLM, Origin.MECHANICAL)
+    ]
+    assert changes[0] @ changes[0] == pytest.approx(2.0)
+    assert changes[1] @ changes[1] == pytest.approx(3.0)
+
+
+def test_scales_that_explain_results_as_well_are_all_believed() -> None:
+    ones = {"a": np.eye(2)}
+    targets, noise = np.array([0.2, -0.2]), np.full(2, 0.01)
+    cross, prior = {"a": np.zeros((1, 2))}, {"a": np.ones(1)}
+    narrow, wide, both = (fit(ones, targets, noise, {"a": grid}) for grid in ((0.03,), (0.06,), (0.03, 0.06)))
+    sd = [float(found.predict(cross, prior)[1][0]) for found in (narrow, both, wide)]
+    assert sd == sorted(sd)
+    assert sd[0] < sd[1] < sd[2]
+    assert sum(weight for weight, _ in both.parts) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="grid"):
+        fit(ones, targets, noise, {"a": ()})
 
 
 def test_what_the_harness_broke_blames_no_rewrite() -> None:

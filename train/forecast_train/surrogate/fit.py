@@ -110,10 +110,11 @@ def fit_model(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None =
         subsample_freq=1,
         reg_lambda=1.0,
         random_state=seed,
-        # Sums in another order may choose other splits.
+        # Sums in another order may choose other splits, and threads that wait for each other are slower than
+        # one alone where others are at work.
         deterministic=True,
         force_row_wise=True,
-        n_jobs=how.jobs,
+        n_jobs=1,
         verbose=-1,
     ).fit(fitted[0], fitted[1], sample_weight=fitted[2])
     kin = exported(ExtraTreesRegressor(**growing).fit(fitted[0], fitted[1], sample_weight=fitted[2]))

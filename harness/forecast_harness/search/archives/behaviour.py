@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from forecast_autotune import parsing
 from forecast_harness.search.records import Judged, Node
 
 Cell = tuple[str, int, int, int, int, int]
@@ -59,7 +60,7 @@ def _class(sizes: Iterable[int]) -> int:
 def _of_text(language: str, source: str) -> Cell:
     special = sum(1 << bit for bit, pattern in enumerate(_SPECIAL) if pattern.search(source))
     try:
-        tree = ast.parse(source)
+        tree = parsing.module(source)
     except (SyntaxError, ValueError, RecursionError):
         tree = ast.Module([], [])
     nodes = list(ast.walk(tree))

@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from forecast_autotune.surrogates.base import Array
+from forecast_autotune.variants.records import Origin
 from forecast_harness.search.novelty import canonical
 from forecast_harness.search.records import Node
 
@@ -63,20 +64,23 @@ def whole(node: Node) -> Array:
 
 
 def edit(node: Node, parent: Node | None) -> Array:
-    """What was changed, [2 WIDTH], of length 1: the signed difference of n-grams, and words about the change.
+    """What was changed, [3 WIDTH]: the signed difference of n-grams, words about the change, and its parts.
 
-    The words are the arm, the author and the note of the provenance: rewrites name themselves there. Zeros
-    for a node without a parent.
+    The words are the arm, the author and the note of the provenance; they and the difference are of length 1.
+    The parts are the rewrites that a mechanical author names, joined by `+`: what they do adds up, so each
+    counts 1 however many there are. Zeros for a node without a parent.
     """
     if parent is None:
-        return np.zeros(2 * WIDTH)
+        return np.zeros(3 * WIDTH)
     change = np.zeros(WIDTH)
     for sign, one in ((1.0, node), (-1.0, parent)):
         for place, count in grams(one.language, one.source):
             change[place] += sign * count
     told = node.provenance
-    words = [f"arm {node.arm}", f"author {told.author}", *_words(told.note)]
-    return _unit(np.concatenate([_unit(np.sign(change) * np.log1p(np.abs(change))), _unit(_hashed(words))]))
+    parts = told.author.split("+") if told.origin is Origin.MECHANICAL and told.author else []
+    by = [] if parts else [f"author {told.author}"]
+    words = _unit(_hashed([f"arm {node.arm}", *by, *_words(told.note)]))
+    return np.concatenate([_unit(np.sign(change) * np.log1p(np.abs(change))), words, _hashed(parts)])
 
 
 def static(nodes: Sequence[tuple[Node, Node | None]]) -> Array:

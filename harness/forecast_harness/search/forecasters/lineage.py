@@ -1,8 +1,8 @@
 """What a search learns of its own results: children are like their parents, alike changes act alike.
 
 log2(time) = parent's + what such a change did elsewhere + what such sources are like. A Gaussian process over
-the second and third, whose scales are refitted for every question; works for any language. P(fail) comes from
-results of the same arm, and of similar changes. A pure function of the question.
+the second and third, whose scales are weighed anew for every question; works for any language. P(fail) comes
+from results of the same arm, and of similar changes. A pure function of the question.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forecast_harness.search.forecasters import describing
 from forecast_harness.search.forecasters.process import fit
 from forecast_harness.search.records import Belief, Node
 
-LEAST = 6
+LEAST = 3
 """Results that ran before anything is said, and of which one at least must have a parent."""
 FAR = 0.1
 """Correlation below which a node is unlike everything measured."""
@@ -59,7 +59,7 @@ class Views:
         firsts = [known.get(n.parents[0]) if n.parents else None for n in nodes]
         pairs = list(zip(nodes, firsts, strict=True))
         return cls(
-            np.array([describing.edit(n, p) for n, p in pairs]).reshape(len(nodes), 2 * describing.WIDTH),
+            np.array([describing.edit(n, p) for n, p in pairs]).reshape(len(nodes), 3 * describing.WIDTH),
             np.array([describing.whole(n) for n in nodes]).reshape(len(nodes), describing.WIDTH),
             describing.static(pairs),
             np.array([_ancestor(n, known, scores) for n in nodes]),
@@ -81,7 +81,7 @@ class Posterior:
 class Lineage:
     """See the module."""
 
-    name = "lineage-1"
+    name = "lineage-2"
 
     def forecast(self, question: Question) -> Forecasted:
         """Beliefs about every node; those far from all results, and all before `LEAST` results, abstain."""
@@ -116,7 +116,7 @@ class Lineage:
         fitted = fit(_parts(views, views, scale), targets, noise, _GRID)
         cross = _parts(asked, views, scale)
         shift, sd = fitted.predict(cross, _diagonal(asked))
-        return Posterior(before + shift, sd, _nearness(asked, cross))
+        return Posterior(before + shift, sd, _nearness(asked, views, cross))
 
     def close(self) -> None:
         """Holds nothing."""
@@ -162,7 +162,8 @@ def failing(question: Question) -> Array:
 
 
 def _edit(node: Node, known: Mapping[str, Node]) -> Array:
-    return describing.edit(node, known.get(node.parents[0]) if node.parents else None)
+    change = describing.edit(node, known.get(node.parents[0]) if node.parents else None)
+    return change / max(1e-9, float(np.linalg.norm(change)))
 
 
 def _ancestor(node: Node, known: Mapping[str, Node], scores: Mapping[str, float]) -> float:
@@ -216,9 +217,10 @@ def _diagonal(a: Views) -> dict[str, Array]:
     }
 
 
-def _nearness(a: Views, cross: Mapping[str, Array]) -> Array:
+def _nearness(a: Views, b: Views, cross: Mapping[str, Array]) -> Array:
     """Correlation with the most alike training point, [len(a)], by what nodes are and change alone."""
-    own = _diagonal(a)
+    own, theirs = _diagonal(a), _diagonal(b)
     joint = sum((cross[name] for name in _LOCAL), np.zeros(1))
     alone = sum((own[name] for name in _LOCAL), np.zeros(1))
-    return np.asarray((joint / alone[:, None]).max(axis=1))
+    others = sum((theirs[name] for name in _LOCAL), np.zeros(1))
+    return np.asarray((joint / np.sqrt(np.outer(alone, others))).max(axis=1))

@@ -1,7 +1,8 @@
-"""A Gaussian process over given covariances, its few scales chosen by their evidence on a grid.
+"""A Gaussian process over given covariances, its few scales weighed by their evidence on a grid.
 
 Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006: equations 2.22-2.24 (prediction), 2.30
-(evidence) and 5.10-5.12 (leave-one-out residuals).
+(evidence), 5.3-5.4 (weighing scales) and 5.10-5.12 (leave-one-out residuals). A dozen results tell scales
+badly: the likeliest alone would be far too sure of itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 from forecast_autotune.surrogates.base import Array
 
 _LEAST = 1e-8
+_NEGLIGIBLE = 0.01
+"""Evidence against the best's below which scales are left out."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,22 @@ class Fitted:
         joint = sum((v * cross[name] for name, v in self.variances.items()), np.zeros(1))
         own = sum((v * prior[name] for name, v in self.variances.items()), np.zeros(1))
         mean = joint @ self.weights
-        variance = own - np.einsum("ij,jk,ik->i", joint, self.inverse, joint)
+        variance = own - ((joint @ self.inverse) * joint).sum(axis=1)
         return mean, self.stretch * np.sqrt(np.maximum(variance, _LEAST))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Posteriors under several scales, with weights that add up to 1, the heaviest first."""
+
+    parts: Sequence[tuple[float, Fitted]]
+
+    def predict(self, cross: Mapping[str, Array], prior: Mapping[str, Array]) -> tuple[Array, Array]:
+        """As `Fitted.predict`: mean and standard deviation of the mixture, [m] each."""
+        each = [(weight, *fitted.predict(cross, prior)) for weight, fitted in self.parts]
+        mean = sum((w * m for w, m, _ in each), np.zeros(1))
+        second = sum((w * (sd**2 + m**2) for w, m, sd in each), np.zeros(1))
+        return mean, np.sqrt(np.maximum(second - mean**2, _LEAST))
 
 
 def fit(
@@ -51,13 +68,13 @@ def fit(
     targets: Array,
     noise: Array,
     grid: Mapping[str, Sequence[float]],
-) -> Fitted:
-    """The posterior under the variances of the grid that explain the targets best.
+) -> Mixture:
+    """Posteriors under the variances of the grid, each weighed by how well it explains the targets.
 
     `parts`: covariances at scale 1 by name, [n, n]; `noise`: variances, [n]; `grid`: the variances to try,
-    by the same names. Raises `ValueError` for an empty grid.
+    by the same names; all are as likely before. Raises `ValueError` for an empty grid.
     """
-    best: Fitted | None = None
+    found: list[Fitted] = []
     names = list(parts)
     for values in itertools.product(*(grid[name] for name in names)):
         variances = dict(zip(names, values, strict=True))
@@ -68,11 +85,14 @@ def fit(
         inverse = half.T @ half
         weights = inverse @ targets
         evidence = -0.5 * float(targets @ weights) - float(np.log(np.diag(root)).sum())
-        if best is None or evidence > best.evidence:
-            # Equations 5.10-5.12: the residual of each point under all others, and its variance.
-            off = weights**2 / np.diag(inverse)
-            stretch = math.sqrt((float(off.sum()) + 4.0) / (len(targets) + 4.0))
-            best = Fitted(variances, inverse, weights, evidence, min(max(stretch, 0.7), 3.0))
-    if best is None:
+        # Equations 5.10-5.12: the residual of each point under all others, and its variance.
+        off = weights**2 / np.diag(inverse)
+        stretch = math.sqrt((float(off.sum()) + 4.0) / (len(targets) + 4.0))
+        found.append(Fitted(variances, inverse, weights, evidence, min(max(stretch, 0.7), 3.0)))
+    if not found:
         raise ValueError("the grid needs at least one variance for every part")
-    return best
+    found.sort(key=lambda one: -one.evidence)
+    likely = [math.exp(one.evidence - found[0].evidence) for one in found]
+    kept = [(share, one) for share, one in zip(likely, found, strict=True) if share > _NEGLIGIBLE]
+    total = sum(share for share, _ in kept)
+    return Mixture([(share / total, one) for share, one in kept])

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from forecast_autotune import parsing
 from forecast_autotune.records import digest
 from forecast_autotune.variants.records import Provenance
 from forecast_harness.search.events import Request
@@ -67,7 +68,7 @@ def salt(request: Request) -> str:
 def defines(source: str, entry: str, language: str) -> bool:
     """Whether a source can hold the entry: Python that binds the name at its top level, or CUDA naming it."""
     try:
-        tree = ast.parse(source)
+        tree = parsing.module(source)
     except (SyntaxError, ValueError, RecursionError):
         return language == "cuda" and entry in source
     for node in tree.body:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.contract import contract
 from forecast_harness.packs.schema import Format, Pack
@@ -68,7 +69,7 @@ def checked(source: str, target: Target, parent: Node) -> str:
     if len(source) > LARGEST:
         raise RecordError(f"the source has {len(source)} characters, more than {LARGEST}")
     try:
-        tree = ast.parse(source)
+        tree = parsing.module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise RecordError(f"the source is not Python: {error}") from error
     if target.kind is Kind.KERNEL:
@@ -76,7 +77,7 @@ def checked(source: str, target: Target, parent: Node) -> str:
         promised.must_fit(contract(parent.source, target.entry).parameters)
     else:
         _check_solution(tree, source, target)
-    if ast.dump(tree) == ast.dump(ast.parse(parent.source)):
+    if ast.dump(tree) == ast.dump(parsing.module(parent.source)):
         raise RecordError("the source is the one that was given: change something")
     return source
 

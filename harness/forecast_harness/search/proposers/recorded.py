@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.packs.load import solution_from
@@ -158,7 +159,7 @@ def _authors(files: Mapping[PurePosixPath, Mapping[str, Any]]) -> dict[str, str]
 def _stripped(text: str) -> tuple[str, str]:
     """A table's file without docstring and what is meant for its readers; and the docstring's first line."""
     try:
-        tree = ast.parse(text)
+        tree = parsing.module(text)
     except (SyntaxError, ValueError, RecursionError):
         return text, ""
     note = (ast.get_docstring(tree) or "").partition("\n")[0][:_NOTE]

@@ -12,6 +12,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
 from forecast_autotune.variants.mechanical import variants_of
@@ -78,7 +79,7 @@ def _stated(config: Config) -> dict[str, Any]:
 
 
 def _defines(source: str, names: tuple[str, ...]) -> bool:
-    for node in ast.parse(source).body:
+    for node in parsing.module(source).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if any(isinstance(t, ast.Name) and t.id in names for t in targets):
             return True
@@ -89,7 +90,7 @@ def _defines(source: str, names: tuple[str, ...]) -> bool:
 
 def _kernels(source: str) -> dict[str, str]:
     """Parameters of the kernels that a module launches, as text, by name."""
-    tree = ast.parse(source)
+    tree = parsing.module(source)
     launched = {
         n.func.value.id
         for n in ast.walk(tree)

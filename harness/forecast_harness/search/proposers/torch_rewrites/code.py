@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.mechanical.unit import ordered, read, stored
 
@@ -32,7 +33,7 @@ class Code:
     def parse(cls, source: str, entry: str) -> Code:
         """Read a source. Raises `RecordError` if it is not Python."""
         try:
-            return cls(ast.parse(source), entry)
+            return cls(parsing.module(source), entry)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RecordError(f"the source is not Python: {error}") from error
 

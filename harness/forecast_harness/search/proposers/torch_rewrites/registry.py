@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_harness.search.proposers.torch_rewrites import (
     algebra,
@@ -118,4 +119,4 @@ def _apply(rewrite: Rewrite, code: Code, facts: Facts, seen: set[str]) -> Iterat
 
 
 def _form(text: str) -> str:
-    return ast.dump(ast.parse(text))
+    return ast.dump(parsing.module(text))
