@@ -18,10 +18,12 @@ from forecast_harness.timing.duel import Rules
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import verify
 from forecast_harness.verify.verdict import Code, Judgement
+from tests.harness.small import checked_only, small_folder
 
 HERE = Path(__file__).parent
 QUICK = Plan(cases=4, timed=8)
 RULES = Rules(most=60)
+SOFTMAX = checked_only(load("softmax"))
 
 ONCE = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n"
 FOUR_TIMES = """import torch
@@ -49,7 +51,7 @@ def named(name: str, source: str) -> Solution:
 
 
 def contest(lane: Lane, *solutions: Solution, **options: Any) -> list[Entry]:
-    return bench(load("softmax"), solutions, lane, plan=QUICK, rules=RULES, **options)
+    return bench(SOFTMAX, solutions, lane, plan=QUICK, rules=RULES, **options)
 
 
 def test_the_faster_one_is_promoted_after_a_second_contest(judging: Lane) -> None:
@@ -81,13 +83,13 @@ def test_one_that_turns_wrong_while_it_is_timed_is_caught(judging: Lane) -> None
     drifting = named("drifting", LATER_WRONG)
     # Clearly the faster one, but nobody wins by such a margin, so that all blocks are run.
     rules, right = Rules(most=200, margin=3.0), named("right", FOUR_TIMES)
-    entries = bench(load("softmax"), [right, drifting], judging, plan=QUICK, rules=rules)
+    entries = bench(SOFTMAX, [right, drifting], judging, plan=QUICK, rules=rules)
     assert entries[1].outcome == ""
     assert {r.code for r in entries[1].verdict.reasons} == {Code.WRONG_VALUES}
 
 
 def test_a_seed_repeats_a_verification(judging: Lane) -> None:
-    pack, wrong = load("softmax"), named("wrong", "import torch\n\n\ndef run(x):\n    return x.exp()\n")
+    pack, wrong = SOFTMAX, named("wrong", "import torch\n\n\ndef run(x):\n    return x.exp()\n")
     first = verify(pack, wrong, judging, plan=QUICK)
     again = verify(pack, wrong, judging, plan=QUICK, seed=first.facts["seed"])
     other = verify(pack, wrong, judging, plan=QUICK)
@@ -110,12 +112,12 @@ def run(x):
         raise RuntimeError(f"found {len(packs)} {modules}")
     return torch.softmax(x, -1)
 """
-    verdict = verify(load("softmax"), named("spy", spy), judging, plan=QUICK)
+    verdict = verify(SOFTMAX, named("spy", spy), judging, plan=QUICK)
     assert verdict.accepted, verdict.reasons
 
 
 def test_a_hang_and_a_bad_import_are_the_candidates_fault(judging: Lane) -> None:
-    pack = load("softmax")
+    pack = SOFTMAX
     hang = named("hang", "def run(x):\n    while True:\n        pass\n")
     verdict = verify(pack, hang, judging, plan=QUICK, limits=Limits(wall_s=2.0, trusted_s=60))
     assert [r.code for r in verdict.reasons] == [Code.TIMEOUT]
@@ -139,13 +141,13 @@ def run(x):
 """
     solution = named("broken", source)
     assert str(solution.language) == "cuda"
-    verdict = verify(load("softmax"), solution, judging, plan=QUICK)
+    verdict = verify(SOFTMAX, solution, judging, plan=QUICK)
     assert verdict.judgement is Judgement.REJECTED
     assert [r.code for r in verdict.reasons] == [Code.FAILS]
 
 
 def test_a_broken_pack_is_the_harness_fault(judging: Lane) -> None:
-    pack = load("softmax").with_(reference="def reference(x):\n    return x, x\n")
+    pack = SOFTMAX.with_(reference="def reference(x):\n    return x, x\n")
     verdict = verify(pack, named("right", ONCE), judging, plan=QUICK)
     assert verdict.judgement is Judgement.INFRASTRUCTURE
     job = Job("forecast_harness.verify.worker:main", {"pack": {}})
@@ -178,8 +180,9 @@ def test_verify_judges_a_pack_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bench_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "slow.py").write_text(FOUR_TIMES)
-    options = ["--device", "cpu", "--cases", "2", "--json", "--against", str(tmp_path / "slow.py")]
-    assert main(["bench", "softmax", "torch_plain", *options]) == 0
+    options = ["--device", "cpu", "--cases", "2", "--seconds", "1", "--json"]
+    options += ["--against", str(tmp_path / "slow.py")]
+    assert main(["bench", small_folder("softmax", tmp_path), "torch_plain", *options]) == 0
     slow, plain = json.loads(capsys.readouterr().out)["entries"]
     assert (slow["outcome"], plain["solution"]) == ("incumbent", "torch_plain")
     assert plain["outcome"] in ("faster", "undecided", "unconfirmed", "slower")

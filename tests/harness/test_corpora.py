@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,14 @@ from forecast_harness.sandbox.api import Lane, Limits
 from forecast_harness.verify import corpus
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.verdict import Judgement
+from tests.harness.small import checked_only
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
-EXPLOITS = corpus.read(HERE / "exploits")
-HONEST = corpus.read(HERE / "honest")
+EXPLOITS = [replace(e, pack=checked_only(e.pack)) for e in corpus.read(HERE / "exploits")]
+HONEST = [replace(e, pack=checked_only(e.pack)) for e in corpus.read(HERE / "honest")]
 MODES = {f"{'A' if n < 20 else 'B' if n < 31 else 'C' if n < 44 else 'D'}{n:02}" for n in range(1, 49)}
 LIMITS = Limits(wall_s=90, trusted_s=120)
 

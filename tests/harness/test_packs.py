@@ -30,6 +30,7 @@ from forecast_harness.sandbox.api import Lane
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import refuse, verify
 from forecast_harness.verify.verdict import Code
+from tests.harness.small import checked_only
 
 ROOT = Path(__file__).parents[2]
 TASKS = Path(__file__).with_name("tasks")
@@ -102,6 +103,49 @@ def test_a_folder_is_a_pack(tmp_path: Path) -> None:
         (tmp_path / "workloads.json").write_text(text)
         with pytest.raises(RecordError, match=said):
             load(tmp_path)
+
+
+WORKS = {name: {"name": name, "axes": {"M": 3}} for name in ("plain", "host", "large")}
+WORKS["host"]["host"] = WORKS["large"]["large"] = True
+
+
+def _sized(*names: str) -> Pack:
+    """The pack above with these workloads."""
+    works = [WORKS[name] for name in names]
+    return Pack.from_json({"definition": DEFINITION, "reference": "x", "workloads": works})
+
+
+def test_workloads_for_one_kind_of_device_survive_json() -> None:
+    pack = _sized("plain", "host", "large")
+    assert [(w.host, w.large) for w in pack.workloads] == [(False, False), (True, False), (False, True)]
+    assert [w.to_json() for w in pack.workloads] == list(WORKS.values())
+    again = Pack.from_json(json.loads(json.dumps(pack.to_json())))
+    assert (again, again.id) == (pack, pack.id)
+    assert pack.id != _sized("plain", "large").id
+
+
+@pytest.mark.parametrize(
+    ("names", "on_host", "on_device"),
+    [
+        (("plain", "host", "large"), ["host"], ["large"]),
+        (("plain", "host"), ["host"], ["plain"]),
+        (("plain", "large"), ["plain"], ["large"]),
+        (("plain",), ["plain"], ["plain"]),
+    ],
+)
+def test_a_workload_is_timed_where_it_is_meant_to_be(
+    names: tuple[str, ...], on_host: list[str], on_device: list[str]
+) -> None:
+    pack = _sized(*names)
+    assert [w.name for w in pack.timed_workloads("cpu")] == on_host
+    assert [w.name for w in pack.timed_workloads("cuda")] == on_device
+    assert [w.name for w in pack.checked_workloads] == ["plain"]
+
+
+@pytest.mark.parametrize("names", [("host",), ("large",), ("host", "large")])
+def test_a_pack_needs_a_workload_that_is_checked(names: tuple[str, ...]) -> None:
+    with pytest.raises(RecordError, match="only workloads that are large or for the host"):
+        _sized(*names)
 
 
 def test_what_is_no_pack_is_named(tmp_path: Path) -> None:
@@ -229,7 +273,10 @@ def test_a_packs_own_solutions_pass(name: str, judging: Lane) -> None:
             continue  # Triton's interpreter cuts float32 to bfloat16 where compiled code rounds
         triton = solution.language is Language.TRITON
         verdict = verify(
-            pack, solution, judging, plan=Plan(cases=3 if triton else 6, timed=1 if triton else 10)
+            checked_only(pack) if triton else pack,
+            solution,
+            judging,
+            plan=Plan(cases=3 if triton else 6, timed=1 if triton else 10),
         )
         assert verdict.accepted, verdict.reasons
 

@@ -42,7 +42,7 @@ QUERY = replace(query_of(TABLE), candidates=Listed(TABLE.by_candidate()))
 
 def test_a_cold_model_is_asked_while_the_first_candidates_compile(held: threading.Event) -> None:
     said = Said(favours(64), cold=True, hold=held)
-    made = ensemble(said, patient=False, gate=lambda s: Worth(True, 20.0, 5.0, "cold"))
+    made = ensemble(said, patient=False, gate=lambda s: Worth(True, 20.0, 15.0, "cold"))
     first = made.forecast(growing([]))
     equal(first, plain(QUERY))
     assert "not answered yet" in first.reason

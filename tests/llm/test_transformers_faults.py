@@ -325,7 +325,7 @@ backend, asked = Transformers(sys.argv[1], device="cpu"), []
 
 def work():
     backend.prepare()
-    for i in range(5):
+    for i in range(2):
         asked.append(backend.forecast(PREFIX, suffixes(20 + i), BINS.labels, timeout_s=600).answered.all())
 
 def task():
@@ -357,7 +357,7 @@ print(json.dumps({"forked": forked, "answered": answered, "asked": len(asked)}))
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["forked"] == found["answered"] > 20
-    assert found["asked"] == 5
+    assert found["asked"] == 2
     assert "fork" not in done.stderr.lower(), "the children's terminal is the user's"
 
 

@@ -166,7 +166,10 @@ def limit(cage: Cage, limits: Limits) -> None:
     for name, value in caps.items():
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(name, (value, value))
+        # A second more, so that SIGXCPU says which limit it was: at the hard one the kernel sends SIGKILL,
+        # and on a busy machine its ticks and what it tells of the time used differ by more than a little.
+        most = value + 1 if name == resource.RLIMIT_CPU else value
+        resource.setrlimit(name, (value, most if hard == resource.RLIM_INFINITY else min(most, hard)))
     with contextlib.suppress(OSError):
         # If the machine runs out of memory, this is what should go first.
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -62,7 +62,6 @@ class _Race:
     ) -> None:
         self._work, self._pack, self._plan = work, pack, plan
         self._problem, self._cells = problem, cells
-        self._workloads = pack.timed_workloads(plan.device)
         self._seed = os.urandom(16)
         self.heat = Heat(rules, random.Random(self._seed))
         self._open: dict[int, Cell] = {}
@@ -71,10 +70,13 @@ class _Race:
     def run(self, against: Mapping[str, Any], configs: list[Mapping[str, Any]]) -> dict[str, Any]:
         """All of it. Raises `Found` for the incumbent's faults."""
         base = self._prepared(-1, against)
+        languages = {Language(one["language"]) for one in (against, *configs)}
+        slowest = Language.TRITON if Language.TRITON in languages else None
+        workloads = self._pack.timed_workloads(self._plan.device, slowest)
         clocks: dict[int, CellClock] = {}
         for n, config in enumerate(configs):
             try:
-                clocks[n] = CellClock((base, self._prepared(n, config)), self._workloads)
+                clocks[n] = CellClock((base, self._prepared(n, config)), workloads)
                 clocks[n].warm_up()
             except Found as found:
                 clocks.pop(n, None)

@@ -114,7 +114,7 @@ class Judge:
         seed: bytes,
     ) -> None:
         self._definition, self._problem, self._workloads = pack.definition, problem, pack.checked_workloads
-        self._timed = pack.timed_workloads(plan.device)
+        self._pack = pack
         self._cell, self.plan = cell, plan
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(self.rng.getrandbits(63))
@@ -286,7 +286,8 @@ class Judge:
 
     def _in_a_row(self) -> list[Reason]:
         """Launches as they are timed, in a number the solution cannot know, and some of them checked."""
-        work = self._timed[self.rng.randrange(len(self._timed))]
+        timed = self._pack.timed_workloads(self.plan.device, self._language)
+        work = timed[self.rng.randrange(len(timed))]
         count = self.plan.timed + self.rng.randrange(self.plan.timed + 1)
         chosen = {count - 1} | {n for n in range(count) if self.rng.random() < self.share(work)}
         replies: list[Reply] = []

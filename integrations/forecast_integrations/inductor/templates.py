@@ -125,6 +125,8 @@ def _product(
     live += cast * abs(p.left.bits - p.right.bits) / 8.0
     fed = left + right
     direct = 0.0 if in_loop else fed - (right if cast == b and mixed else left if mixed else 0.0)
+    dotted = max(p.left.bits, p.right.bits)
+    across = (a * (not p.left.rows) + b * p.right.rows) * dotted / 8.0
     return Closed(
         Facts(
             load_bytes=loaded,
@@ -153,6 +155,7 @@ def _product(
             indirect_bytes=fed - direct,
             direct_once_bytes=fed,
             cast_bytes=b * p.left.bits / 8.0 if cast == b and mixed else 0.0,
+            crosswise_bytes=0.0 if in_loop or dotted == 16 else across,
             load_levels=1.0,
         ),
         grid,

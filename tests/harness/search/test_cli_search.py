@@ -21,14 +21,20 @@ from forecast_harness.search.events import Finished, Resumed, Stopped
 from forecast_harness.search.log import encode, read
 from tests.core.commands import Capture, shown
 from tests.harness.search.example_log import Example
+from tests.harness.small import small_folder
 
-SMALL = ("--device", "cpu", "--seconds", "20", "--gpu-budget", "8", "--samples", "4")
+SMALL = ("--device", "cpu", "--gpu-budget", "4", "--samples", "2")
 
 
 def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Our command line in a process of its own; others that time on this machine may keep it waiting long."""
     words = [sys.executable, "-m", "forecast_autotune", *arguments]
     return subprocess.run(words, capture_output=True, text=True, timeout=900, check=False, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return small_folder("swiglu", tmp_path_factory.mktemp("packs"))
 
 
 def refused(capture: Capture, *arguments: str) -> str:
@@ -127,18 +133,40 @@ def test_an_empty_log_is_no_search(capsys: Capture, tmp_path: Path) -> None:
     assert "has not begun" in refused(capsys, "--show", str(tmp_path))
 
 
+def test_a_pack_that_cannot_tell_right_from_wrong_is_not_searched(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = tmp_path / "nothing"
+    (pack / "solutions").mkdir(parents=True)
+    tensor = {"shape": ["M"], "dtype": "float32"}
+    about = {"schema": 1, "name": "nothing", "axes": {"M": {"low": 1, "high": 9}}}
+    about |= {"inputs": {"x": tensor}, "outputs": {"y": tensor}}
+    (pack / "definition.json").write_text(json.dumps(about))
+    (pack / "workloads.json").write_text('[{"name": "one", "axes": {"M": 8}}]')
+    (pack / "reference.py").write_text("def reference(x):\n    return x * 0\n")
+    (pack / "solutions" / "plain.py").write_text("def run(x):\n    return x * 0\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["search", "nothing", "--device", "cpu", "--quiet"]) == 1
+    said = capsys.readouterr().err
+    assert "pack nothing cannot tell right from wrong" in said
+    assert "zeros" in said
+    assert [p.name for p in tmp_path.iterdir()] == ["nothing"]
+
+
 def jobs_of(folder: Path) -> list[str]:
     return [e.job for e in read(folder / "log.jsonl") if isinstance(e, Finished)]
 
 
 @pytest.mark.slow
-def test_one_command_from_nothing_to_a_result(tmp_path: Path) -> None:
-    done = command("search", "swiglu", *SMALL, "--json", cwd=tmp_path)
+def test_one_command_from_nothing_to_a_result(
+    tmp_path: Path, pack: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = command("search", pack, *SMALL, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     folder = tmp_path / "search-swiglu"
     assert data["folder"] == "search-swiglu"
-    assert 1 < data["measured"] <= 8
+    assert 1 < data["measured"] <= 4
     assert data["stopped"]
     assert len(jobs_of(folder)) == len(set(jobs_of(folder))) == data["measured"]
     report = (folder / "report.html").read_text(encoding="utf-8")
@@ -146,31 +174,29 @@ def test_one_command_from_nothing_to_a_result(tmp_path: Path) -> None:
     assert "finished" in report
 
     # What it calls the best is a solution that the pack's own verifier takes.
-    verified = command("verify", "swiglu", str(folder / "best.py"), "--device", "cpu", "--json")
+    verified = command("verify", pack, str(folder / "best.py"), "--device", "cpu", "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
-    again_ = command("search", "swiglu", *SMALL, cwd=tmp_path)
-    assert again_.returncode == 2
-    assert "search-swiglu holds a search already" in again_.stderr
-    assert "--resume" in again_.stderr
-    other = command("search", "swiglu", *SMALL, "--k", "3", "--resume", cwd=tmp_path)
-    assert other.returncode == 2
-    assert "settings.k: 4 in the log, 3 now" in other.stderr
-    over = command("search", "swiglu", *SMALL, "--resume", "--json", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    told = refused(capsys, pack, *SMALL)
+    assert "search-swiglu holds a search already" in told
+    assert "--resume" in told
+    assert "settings.k: 4 in the log, 3 now" in refused(capsys, pack, *SMALL, "--k", "3", "--resume")
+    over = command("search", pack, *SMALL, "--resume", "--json", cwd=tmp_path)
     assert over.returncode == 0, over.stderr
     assert json.loads(over.stdout)["measured"] == data["measured"]
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
-    more = ("--gpu-budget", "14", "--out", "mine")  # enough that it cannot end before it is interrupted
-    words = [sys.executable, "-m", "forecast_autotune", "search", "swiglu", *SMALL, *more]
+def test_an_interrupted_search_says_how_to_go_on_and_goes_on(tmp_path: Path, pack: str) -> None:
+    more = ("--gpu-budget", "6", "--out", "mine")  # enough that it cannot end before it is interrupted
+    words = [sys.executable, "-m", "forecast_autotune", "search", pack, *SMALL, *more]
     process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     log = tmp_path / "mine" / "log.jsonl"
     try:
         patience = time.monotonic() + 600
         while time.monotonic() < patience and process.poll() is None:
-            if log.is_file() and log.read_bytes().count(b'"type":"finished"') >= 3:
+            if log.is_file() and log.read_bytes().count(b'"type":"finished"') >= 2:
                 break
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGINT)
@@ -179,7 +205,7 @@ def test_an_interrupted_search_says_how_to_go_on_and_goes_on(tmp_path: Path) -> 
         process.kill()
     assert process.returncode == 130, said
     last = said.strip().splitlines()[-1]
-    assert last.startswith("interrupted. To go on: forecast-autotune search swiglu")
+    assert last.startswith(f"interrupted. To go on: forecast-autotune search {pack}")
     ended = read(log)[-1]
     assert isinstance(ended, Stopped)
     assert ended.interrupted

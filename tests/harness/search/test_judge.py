@@ -24,10 +24,11 @@ from forecast_harness.search.records import Judged, Kind, Node, Target
 from forecast_harness.search.targets import open_target
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import verify
+from tests.harness.small import small_target
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 
-TARGET, (SEED,) = open_target("softmax", device="cpu")
+TARGET, SEED = small_target("softmax")
 FAST = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n"
 TUNABLE = """import torch
 
@@ -62,13 +63,25 @@ def test_a_faster_source_is_measured_beside_the_incumbent(judge: Judge) -> None:
     assert (found.outcome, found.against, found.stage) == (Outcome.OK, SEED.id, "time")
     assert found.log2_ratio is not None
     assert found.log2_ratio < -0.5
-    assert set(found.seconds) == {"host"}  # the workload that is timed on a CPU
+    assert set(found.seconds) == {"small", "ragged"}
     assert found.measurements == 1
     assert 0 < found.device_seconds <= found.wall_seconds
     assert found.device == slug_of("cpu")
     assert found.facts["blocks"] >= 8
     assert "faster" in found.feedback
     assert codec.from_json(Judged, codec.to_json(found)) == found
+
+
+def test_a_pack_with_a_size_for_the_host_is_timed_at_it(tmp_path: Path) -> None:
+    target, (seed,) = open_target("softmax", device="cpu")
+    quick = Rules(rung=1, first=1, least=2, most=2)
+    judge = PackJudge(target, Plan(cases=1, timed=1), tmp_path, rules=quick)
+    try:
+        found = judge.judge(replace(job("fast", FAST), target=target, against=seed))
+    finally:
+        judge.close()
+    assert found.outcome is Outcome.OK
+    assert set(found.seconds) == {"host"}
 
 
 def test_a_slower_source_is_given_up_early(judge: Judge) -> None:

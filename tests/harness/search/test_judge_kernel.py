@@ -70,7 +70,7 @@ def job(source: str, trials: int = 3) -> Job:
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelJudge]:
     rules = Rules(first=99, least=2, most=2)
     folder = tmp_path_factory.mktemp("kernel")
-    opened = KernelJudge(TARGET, Plan(cases=2), folder, rules=rules, thorough=rules)
+    opened = KernelJudge(TARGET, Plan(cases=2, timed=2), folder, rules=rules, thorough=rules)
     yield opened
     opened.close()
 

@@ -17,10 +17,12 @@ pytest.importorskip("torch")
 from forecast_autotune.records import Outcome
 from forecast_harness.search.events import Confirm, Job
 from forecast_harness.search.interfaces import Judge, LaneLost
-from forecast_harness.search.judge import open_judge
+from forecast_harness.search.judge_pack import PackJudge
 from forecast_harness.search.lanes import LocalLanes
-from forecast_harness.search.targets import open_target
+from forecast_harness.search.racing import Rules
+from forecast_harness.verify.plan import Plan
 from tests.harness.search.lane_judges import SEED, TARGET, TableJudge, job, ledger
+from tests.harness.small import small_target
 
 
 def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -145,14 +147,16 @@ def test_after_the_end_nothing_waits_for_ever(table: Callable[[int], Judge]) -> 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 def test_real_judges_side_by_side(tmp_path: Path) -> None:
-    target, (seed,) = open_target("softmax", device="cpu")
+    target, seed = small_target("softmax")
     source = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)  # {}\n"
 
     def asked(n: int) -> Job:
         node = replace(seed, id=f"n{n}", source=source.format(n))
         return Job(f"j{n}", node, seed, {}, target, 0, 1)
 
-    lanes = LocalLanes(lambda n: open_judge(target, device="cpu", index=n, folder=tmp_path / str(n)), 2)
+    # So few launches that no neighbour on this machine can make a candidate's clock look wrong.
+    quick = Rules(rung=1, first=1, least=2, most=2)
+    lanes = LocalLanes(lambda n: PackJudge(target, Plan(), tmp_path / str(n), number=n, rules=quick), 2)
     try:
         futures = [lanes.submit(asked(n)) for n in range(6)]
         assert {f.result(120).outcome for f in futures} == {Outcome.OK}

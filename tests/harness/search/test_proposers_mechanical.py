@@ -19,6 +19,7 @@ from forecast_harness.search.targets import solution_of
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import verify
 from tests.harness.search.proposing import node, pack, plain_target, request
+from tests.harness.small import checked_only
 
 SMALL = Plan(cases=3, timed=4)
 
@@ -38,7 +39,7 @@ SAMPLED = ("softmax", "rms_norm", "swiglu", "embedding_sum", "row_argmax", "fp8_
 def test_rewrites_of_a_pack_pass_verification(name: str, judging: Lane) -> None:
     """Drawn from what is made of the pack's torch solution without lowering its precision."""
     target, seed = pack(name)
-    problem = load(name)
+    problem = checked_only(load(name))
     every = rewrites_of(seed.source, "run", facts_of_pack(problem))
     sample = random.Random(name).sample([m for m in every if "narrow" not in m.names], 5)
     refused = {}
@@ -154,7 +155,7 @@ def test_triton_solutions_keep_their_launch() -> None:
 
 @pytest.mark.slow
 def test_a_triton_solution_passes_after_a_rewrite(judging: Lane) -> None:
-    problem = load("softmax")
+    problem = checked_only(load("softmax"))
     target = Target(Kind.PACK, "softmax", problem.id, "triton", "run", "", {"pack": problem.to_json()})
     parent = node(target, problem.solution("triton_rows").source)
     answer = open_proposer("mechanical", target).propose(request(target, parent, n=3))

@@ -350,10 +350,12 @@ def test_a_limit_on_the_clock_ends_a_search_that_waits(tmp_path: Path) -> None:
 
     limit = replace(settings(100), budget=Budget(100, wall_seconds=2.0))
     made = [Hanging(None, 0.002), TableJudge(None, 0.002)]
-    try:
-        state = go(tmp_path, limit, make_judge=lambda index: made[index], lanes=2)
-    finally:
-        free.set()
+
+    def let_go(state: State) -> None:
+        if state.stopped is not None:  # lanes are waited for when they are closed
+            free.set()
+
+    state = go(tmp_path, limit, make_judge=lambda index: made[index], lanes=2, watch=let_go)
     assert state.expired is not None
     assert state.stopped is not None
     assert state.stopped.reason.startswith("the time is up")

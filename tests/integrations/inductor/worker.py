@@ -6,7 +6,10 @@ On a CPU a custom operation with several decompositions has many choices, a froz
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -219,23 +222,38 @@ def listen(store: Path) -> dict[str, Any]:
     return found | {"stored": stored, "stored_after_replay": after, "stored_after_told": told_rows}
 
 
-def caching(store: Path) -> dict[str, Any]:
-    """One small graph, on or off as asked; whether compiled graphs were found in the shared cache."""
-    if (version := sys.argv[3]) != "off":
-        forecast_autotune.enable_torch_compile(surrogate=Scripted(version=version), store=store)
-    a = torch.randn(8, 8)
-    with torch.no_grad():
-        torch.compile(lambda x: x @ x)(a)
-    names = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
-    return {name.rpartition("_")[2]: counters["inductor"][name] for name in names}
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
 
 
-def skipping(store: Path) -> dict[str, Any]:
-    """Nothing is timed, so what the environment's language model says is waited for, within its limit."""
-    enable = forecast_autotune.enable_torch_compile
-    with enable(store=store, mode="skip", forecast_timeout_s=4.0) as handle:
-        found = compile_product(64)
-        return found | {"said": handle.serving.complain.said, "identity": handle.serving.identity()}
+def caching(store: Path) -> list[dict[str, int]]:
+    """One small graph, on or off as asked each time; whether it was found in the shared cache of graphs."""
+    found = []
+    for version in sys.argv[3:]:
+        if version != "off":
+            forecast_autotune.enable_torch_compile(surrogate=Scripted(version=version), store=store)
+        torch._dynamo.reset()
+        counters.clear()
+        with torch.no_grad():
+            torch.compile(square)(torch.randn(8, 8))
+        forecast_autotune.disable_torch_compile()
+        found.append({name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")})
+    return found
+
+
+def skipping(store: Path) -> list[dict[str, Any]]:
+    """Nothing is timed, so what each language model says is waited for, within its limit."""
+    enable, every = forecast_autotune.enable_torch_compile, []
+    for spec, place in zip(sys.argv[3::2], sys.argv[4::2], strict=True):
+        os.environ |= {"FORECAST_AUTOTUNE_LLM": spec, "FORECAST_AUTOTUNE_CACHE_DIR": place}
+        options: dict[str, Any] = {"store": store / Path(place).name, "mode": "skip"}
+        with (
+            contextlib.redirect_stderr(io.StringIO()) as errors,
+            enable(**options, forecast_timeout_s=4.0) as handle,
+        ):
+            found = compile_product(64)
+        every.append(found | {"said": handle.serving.complain.said, "errors": errors.getvalue()})
+    return every
 
 
 def main() -> None:
