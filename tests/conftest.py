@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,10 @@ import pytest
 # gets in the way, of this process and, where the machine is busy, of others. Children inherit it.
 for _name in ("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"):
     os.environ.setdefault(_name, "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So it is behind `nohup ... &`, and children would inherit it: tests of Ctrl-C need it to work.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
