@@ -156,6 +156,7 @@ def test_an_adapter_that_does_not_fit_is_refused(folder: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_no_memory_for_a_pass_makes_smaller_passes(folder: str) -> None:
     """A process that may have little memory, and a model that asks for more, really runs out of it."""
     program = """
@@ -309,6 +310,7 @@ def test_logits_that_are_no_numbers_are_no_answer(copied: Path) -> None:
     assert broken.diagnostics()["way"] == "naive", "no way agrees with no numbers"
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked where there is `fork`")
 def test_children_forked_while_a_model_loads_do_not_hang(folder: str) -> None:

@@ -129,6 +129,7 @@ def test_a_hanging_source_is_a_timeout(judge: Judge, monkeypatch: pytest.MonkeyP
     assert judge.judge(job("fast", FAST)).outcome is Outcome.OK
 
 
+@pytest.mark.slow
 def test_one_that_turns_wrong_while_it_is_timed_is_caught(tmp_path: Path) -> None:
     """It passes verification, which takes fewer launches; those of the race are checked, too."""
     later = FAST.replace("def run(x):", "calls = 0\n\n\ndef run(x):\n    global calls\n    calls += 1")
@@ -164,6 +165,7 @@ def test_configs_that_cannot_be_read_are_told(judge: Judge) -> None:
     assert "MISSING" in found.feedback
 
 
+@pytest.mark.slow
 def test_the_config_of_the_incumbent_is_the_one_it_is_timed_with(judge: Judge) -> None:
     asked = replace(job("fast", FAST), against=node("tunable", TUNABLE))
     beside = {n: judge.judge(replace(asked, against_config={"TIMES": n})).log2_ratio or 0.0 for n in (1, 16)}
@@ -176,6 +178,7 @@ def test_feedback_is_bounded_and_tells_no_seed(judge: Judge) -> None:
     assert "seed" not in found.facts
 
 
+@pytest.mark.slow
 def test_finalists_are_confirmed_beside_the_seed_in_a_fresh_lane(judge: Judge) -> None:
     finalists = (
         node("fast", FAST),

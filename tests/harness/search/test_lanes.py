@@ -145,6 +145,7 @@ def test_after_the_end_nothing_waits_for_ever(table: Callable[[int], Judge]) -> 
     assert threading.active_count() == before - 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 def test_real_judges_side_by_side(tmp_path: Path) -> None:
     target, seed = small_target("softmax")

@@ -154,6 +154,7 @@ def test_triton_solutions_keep_their_launch() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_triton_solution_passes_after_a_rewrite(judging: Lane) -> None:
     problem = checked_only(load("softmax"))
     target = Target(Kind.PACK, "softmax", problem.id, "triton", "run", "", {"pack": problem.to_json()})

@@ -191,6 +191,7 @@ def test_compiled_graphs_are_shared_only_under_the_same_rules(folder: Path) -> N
     assert [one["hit"] for one in found] == [0, 0, 1, 0, 1]
 
 
+@pytest.mark.slow
 def test_language_models_never_break_a_compilation(folder: Path) -> None:
     faults = (None, stall, truncate, no_http)
     with ExitStack() as running:
@@ -240,6 +241,7 @@ def installed(folder: Path) -> Path:
     return found.parent
 
 
+@pytest.mark.slow
 def test_one_variable_serves_a_program_that_knows_nothing_of_us(folder: Path, installed: Path) -> None:
     script = folder / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
