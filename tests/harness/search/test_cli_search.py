@@ -157,7 +157,6 @@ def jobs_of(folder: Path) -> list[str]:
     return [e.job for e in read(folder / "log.jsonl") if isinstance(e, Finished)]
 
 
-@pytest.mark.slow
 def test_one_command_from_nothing_to_a_result(
     tmp_path: Path, pack: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
