@@ -55,9 +55,14 @@ def failed(action: Request | Question, problem: str) -> Event:
 
 
 def received(action: Job | Confirm, found: Any) -> Event:
-    """A judge's answer. Raises `LaneLost` for `infrastructure`, no word on a node, and for none."""
-    if isinstance(action, Confirm) and (left := [n.id for n in action.nodes if n.id not in found]):
-        raise LaneLost(f"the judge says nothing of {', '.join(left)}")
+    """A judge's answer. Raises `LaneLost` for `infrastructure`, and for no word on a node that was asked for.
+
+    Where time was limited, a word on the first finalist will do.
+    """
+    if isinstance(action, Confirm):
+        asked = action.nodes if action.seconds is None else action.nodes[:1]
+        if left := [n.id for n in asked if n.id not in found]:
+            raise LaneLost(f"the judge says nothing of {', '.join(left)}")
     for judged in [found] if isinstance(action, Job) else found.values():
         if judged.outcome is Outcome.INFRASTRUCTURE:
             raise LaneLost(judged.feedback or "the harness failed", judged.device)

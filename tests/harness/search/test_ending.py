@@ -28,7 +28,7 @@ from forecast_harness.search.events import (
     Request,
 )
 from forecast_harness.search.interfaces import LaneLost
-from forecast_harness.search.records import Belief, Judged, Settings
+from forecast_harness.search.records import Belief, Budget, Judged, Settings
 from tests.harness.search.driving import World, outcome
 
 
@@ -248,6 +248,21 @@ def test_a_judge_that_leaves_out_a_finalist_has_not_confirmed() -> None:
     _, state = World(settings(20), judge=Silent()).drive(random.Random(0))
     assert state.stopped is not None
     assert "unconfirmed: the judge says nothing of" in state.stopped.reason
+
+
+def test_where_time_is_limited_a_word_on_the_first_finalist_will_do() -> None:
+    class Hurried(Spy):
+        def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+            assert confirm.seconds is not None
+            kept = {confirm.seed_node.id, confirm.nodes[0].id}
+            return {n: j for n, j in super().confirm(confirm).items() if n in kept}
+
+    limited = replace(settings(20), budget=Budget(20, wall_seconds=1e6))
+    log, state = World(limited, judge=Hurried()).drive(random.Random(0))
+    assert state.stopped is not None
+    assert "unconfirmed" not in state.stopped.reason
+    assert not any(isinstance(e, Lost) for e in log)
+    assert set(state.confirmed) - {state.seeds[0]}
 
 
 def test_nothing_is_confirmed_where_nothing_is_faster() -> None:
