@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -26,7 +27,7 @@ def evaluate(text: str | int, axes: Mapping[str, int]) -> int:
     if isinstance(text, int):
         return text
     try:
-        return _value(ast.parse(text, mode="eval").body, axes)
+        return _value(parsing.expression(text), axes)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError) as error:
         known = ", ".join(sorted(axes)) or "none"
         raise RecordError(f"cannot evaluate {text!r:.80} ({error}); axes here: {known}") from error

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_harness.packs.parts import Tolerance
 from forecast_harness.packs.schema import (
@@ -108,7 +109,7 @@ def _own(folder: _Folder) -> Pack:
 
 def _names(source: str, what: str) -> set[str]:
     try:
-        tree = ast.parse(source)
+        tree = parsing.module(source)
     except SyntaxError as error:
         raise RecordError(f"{what} is not Python: {error}") from error
     found: set[str] = set()
@@ -128,7 +129,7 @@ def _kernelbench(path: Path) -> Pack:
         raise RecordError(f"{path} is no KernelBench task: it lacks {sorted(missing)}")
     definition = Definition(
         path.stem,
-        ast.get_docstring(ast.parse(source)) or "",
+        ast.get_docstring(parsing.module(source)) or "",
         "KernelBench task",
         Format.KERNELBENCH,
         # The task does not say how long its sums are: a generous length, still far from half precision.
@@ -195,7 +196,7 @@ def _flow(text: str, number: int) -> dict[str, Any]:
         quoted,
     )
     try:
-        case = ast.literal_eval(quoted)
+        case = ast.literal_eval(parsing.expression(quoted))
     except (ValueError, SyntaxError) as error:
         raise RecordError(f"task.yml line {number}: cannot read the case {text!r:.80}: {error}") from error
     if not isinstance(case, dict) or not all(isinstance(k, str) for k in case):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 
+from forecast_autotune import parsing
+
 _MODULES = {
     "gc": "walks all objects of the process",
     "inspect": "looks at its callers",
@@ -42,7 +44,7 @@ _ATTRIBUTES = {
 def screen(source: str) -> tuple[str, ...]:
     """One sentence per thing worth a look, in the order of lines; a syntax error is one, too."""
     try:
-        tree = ast.parse(source)
+        tree = parsing.module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         return (f"cannot be parsed: {error}",)
     found: list[tuple[int, str]] = []
