@@ -142,6 +142,14 @@ def test_a_workload_is_timed_where_it_is_meant_to_be(
     assert [w.name for w in pack.checked_workloads] == ["plain"]
 
 
+def test_what_an_interpreted_solution_cannot_be_timed_at_none_is() -> None:
+    pack = _sized("plain", "host", "large")
+    for languages in ((Language.TRITON,), (Language.TORCH, Language.TRITON)):
+        assert [w.name for w in pack.timed_workloads("cpu", *languages)] == ["plain"]
+        assert [w.name for w in pack.timed_workloads("cuda", *languages)] == ["large"]
+    assert [w.name for w in pack.timed_workloads("cpu", Language.TORCH)] == ["host"]
+
+
 @pytest.mark.parametrize("names", [("host",), ("large",), ("host", "large")])
 def test_a_pack_needs_a_workload_that_is_checked(names: tuple[str, ...]) -> None:
     with pytest.raises(RecordError, match="only workloads that are large or for the host"):

@@ -220,12 +220,13 @@ class Pack:
         """Those at which results are checked many times."""
         return tuple(w for w in self.workloads if not w.large and not w.host)
 
-    def timed_workloads(self, device: str, language: Language | None = None) -> tuple[Workload, ...]:
-        """Those at which solutions are compared: those meant for the device, if there are any.
+    def timed_workloads(self, device: str, *languages: Language) -> tuple[Workload, ...]:
+        """Those at which solutions in these languages are compared: those meant for the device, if any.
 
-        On a CPU Triton is interpreted, which takes minutes at any size that would say something.
+        On a CPU Triton is interpreted, which takes minutes at any size that would say something; and what
+        one solution cannot be timed at, none is that it is compared with.
         """
-        if device == "cpu" and language is Language.TRITON:
+        if device == "cpu" and Language.TRITON in languages:
             return self.checked_workloads
         meant = tuple(w for w in self.workloads if (w.host if device == "cpu" else w.large))
         return meant or self.checked_workloads

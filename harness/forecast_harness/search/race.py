@@ -70,9 +70,8 @@ class _Race:
     def run(self, against: Mapping[str, Any], configs: list[Mapping[str, Any]]) -> dict[str, Any]:
         """All of it. Raises `Found` for the incumbent's faults."""
         base = self._prepared(-1, against)
-        languages = {Language(one["language"]) for one in (against, *configs)}
-        slowest = Language.TRITON if Language.TRITON in languages else None
-        workloads = self._pack.timed_workloads(self._plan.device, slowest)
+        languages = (Language(one["language"]) for one in (against, *configs))
+        workloads = self._pack.timed_workloads(self._plan.device, *languages)
         clocks: dict[int, CellClock] = {}
         for n, config in enumerate(configs):
             try:

@@ -144,10 +144,8 @@ def main(work: Work) -> Answer:
                     reasons = [faulted(fault, judge)]
                 if reasons:
                     raise Found(n, reasons)
-            # What one of both cannot be timed at, none is.
-            languages = {Language(one["language"]) for one in asked["contestants"]}
-            slowest = Language.TRITON if Language.TRITON in languages else None
-            clock = CellClock(judges, pack.timed_workloads(plan.device, slowest))
+            languages = (Language(one["language"]) for one in asked["contestants"])
+            clock = CellClock(judges, pack.timed_workloads(plan.device, *languages))
             clock.warm_up()
             ended = duel(clock, Rules(**asked["rules"]), judges[0].rng.getrandbits(32))
             clock.believe()
