@@ -17,7 +17,7 @@ from forecast_harness.sandbox.api import Lane, SandboxError, Status
 from forecast_harness.search.events import Confirm, Job
 from forecast_harness.search.forecasters.tracing import Tracer
 from forecast_harness.search.interfaces import LaneLost
-from forecast_harness.search.judging import LaneJudge, gravest, reasons_of, told
+from forecast_harness.search.judging import LaneJudge, gravest, out_of_time, reasons_of, told
 from forecast_harness.search.racing import QUICK, THOROUGH, Rules, log2_ratio
 from forecast_harness.search.records import Judged, Node, Target
 from forecast_harness.search.targets import configs_for, subjects_of
@@ -79,8 +79,8 @@ class KernelJudge(LaneJudge):
         try:
             for node in (seed, *(n for n in confirm.nodes if n.id != seed.id)):
                 began = time.perf_counter()
-                late = confirm.seconds is not None and len(found) > 1
-                if late and (began - start) * (1 + 1 / len(found)) > (confirm.seconds or 0.0):
+                # The seed counts as one, and takes as long.
+                if out_of_time(confirm.seconds, began - start, len(found), least=2):
                     break
                 chosen = configs.get(node.id, {})
                 fixed = (Config.from_json(chosen),) if chosen else ()

@@ -17,7 +17,7 @@ from forecast_harness.sandbox.api import Lane, SandboxError, Status
 from forecast_harness.search.events import Confirm, Job
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
 from forecast_harness.search.interfaces import LaneLost
-from forecast_harness.search.judging import LaneJudge, gravest, reasons_of, told
+from forecast_harness.search.judging import LaneJudge, gravest, out_of_time, reasons_of, told
 from forecast_harness.search.racing import QUICK, THOROUGH, Rules, log2_ratio
 from forecast_harness.search.records import Judged, Node, Target
 from forecast_harness.search.targets import pack_of, solution_of
@@ -82,8 +82,7 @@ class PackJudge(LaneJudge):
         lane = self._opened()
         try:
             for done, group in enumerate(groups):
-                spent = time.perf_counter() - began
-                if limit is not None and done and spent * (done + 1) / done > limit:
+                if out_of_time(limit, time.perf_counter() - began, done, least=1):
                     break
                 found |= self._benched(group, seed, confirm, lane, rules)
         except (SandboxError, DeviceBusy) as error:

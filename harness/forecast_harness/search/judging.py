@@ -141,6 +141,14 @@ def told(reasons: Sequence[Reason]) -> str:
     return "; ".join(f"{r.code}: {r.detail}" for r in reasons)
 
 
+def out_of_time(limit: float | None, spent: float, done: int, least: int) -> bool:
+    """Whether a confirmation limited to so many seconds must end: `done` nodes took `spent` of them.
+
+    The next is taken to need what those before it needed on average; `least` are done whatever they take.
+    """
+    return limit is not None and done >= least and spent * (done + 1) / done > limit
+
+
 def bounded(text: str) -> str:
     """Text of a length that a prompt can bear."""
     text = text.strip()

@@ -19,6 +19,7 @@ from forecast_harness.search.events import Confirm, Job
 from forecast_harness.search.interfaces import Judge
 from forecast_harness.search.judge import open_judge, slug_of
 from forecast_harness.search.judge_pack import PackJudge
+from forecast_harness.search.judging import out_of_time
 from forecast_harness.search.racing import Rules
 from forecast_harness.search.records import Judged, Kind, Node, Target
 from forecast_harness.search.targets import open_target
@@ -201,6 +202,14 @@ def test_finalists_that_there_is_no_time_for_are_left_out_but_the_first(judge: J
     found = judge.confirm(Confirm(finalists, {}, SEED, TARGET, seconds=0.1))
     assert list(found) == [SEED.id, "fast"]
     assert found["fast"].stage == "confirm"
+
+
+def test_a_confirmation_ends_where_one_more_would_take_too_long() -> None:
+    assert not out_of_time(None, 1e9, 9, least=1)
+    assert not out_of_time(1.0, 50.0, 1, least=2), "what must be done has no limit"
+    assert not out_of_time(30.0, 20.0, 2, least=2), "a third at 10 s each fits"
+    assert out_of_time(29.0, 20.0, 2, least=2)
+    assert not out_of_time(1.0, 50.0, 0, least=1)
 
 
 def test_a_sound_pack_is_admitted(judge: Judge) -> None:
