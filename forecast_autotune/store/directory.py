@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forecast_autotune.errors import StoreError
 from forecast_autotune.results import Decision, Measurement, Verdict
@@ -27,6 +27,8 @@ from forecast_autotune.table import Table
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem
+
+Record = TypeVar("Record")
 
 _PATIENCE_S = 10.0
 """Longest wait for another process's write, which takes well under a millisecond."""
@@ -123,6 +125,18 @@ class Directory:
             if measurements := self.measurements(problem.id):
                 yield Table(problem, measurements)
 
+    def _read(self, path: Path, record: Callable[[dict[str, Any]], Record], otherwise: str) -> Record | None:
+        """What a JSON file holds; None where there is no file, and, with a note, where it is damaged."""
+        try:
+            return record(decode(path.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            self._notes.add(f"{path}: cannot be read: {error}")
+        except MALFORMED as error:
+            self._notes.add(f"{path}: ignored, {otherwise} ({type(error).__name__}: {error})"[:300])
+        return None
+
     # --- writing ---
 
     def add(self, entries: list[Entry], *, unique: bool = False) -> int:
@@ -213,20 +227,14 @@ class Directory:
         return self._read_decision(self.path / "decisions" / f"{problem_file(problem_id)}.json", problem_id)
 
     def _read_decision(self, path: Path, problem_id: str | None = None) -> Decision | None:
-        try:
-            decision = Decision.from_json(decode(path.read_bytes()))
+        def sound(data: dict[str, Any]) -> Decision:
+            decision = Decision.from_json(data)
             hash(decision.chosen)
             if problem_id not in (None, decision.problem):
                 raise ValueError(f"it is about problem {decision.problem!r}, not {problem_id!r}")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            self._notes.add(f"{path}: cannot be read: {error}")
-            return None
-        except MALFORMED as error:
-            self._notes.add(f"{path}: ignored, not a decision ({type(error).__name__}: {error})"[:300])
-            return None
-        return decision
+            return decision
+
+        return self._read(path, sound, "not a decision")
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
         """File a decision, and its problem with it, so that it can be shown later."""
@@ -265,17 +273,7 @@ class Directory:
         if problem_id in self._facts or self.path is None:
             return self._facts.get(problem_id)
         path = self.path / "facts" / f"{problem_file(problem_id)}.json"
-        try:
-            data = decode(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            self._notes.add(f"{path}: cannot be read: {error}")
-            return None
-        except MALFORMED as error:
-            self._notes.add(f"{path}: ignored, no facts ({type(error).__name__}: {error})"[:300])
-            return None
-        return data
+        return self._read(path, lambda data: data, "no facts")
 
     def put_facts(self, problem_id: str, facts: Mapping[str, Any]) -> None:
         """Replace the facts kept of a problem. Raises `RecordError` for values that JSON cannot hold."""
