@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from forecast_autotune.errors import RecordError
 from forecast_harness.search import codec
@@ -126,10 +126,7 @@ class Stopped:
 Event: TypeAlias = (
     Started | Resumed | Proposed | Forecasted | Chosen | Finished | Lost | Confirmed | Expired | Stopped
 )
-KINDS: Mapping[str, type[Any]] = {
-    kind.__name__.lower(): kind
-    for kind in (Started, Resumed, Proposed, Forecasted, Chosen, Finished, Lost, Confirmed, Expired, Stopped)
-}
+KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 
 
 def to_json(event: Event) -> dict[str, Any]:
