@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -54,6 +56,17 @@ class Answer:
     def answered(self) -> npt.NDArray[np.bool_]:
         """Which rows hold a forecast, [n]."""
         return np.asarray(self.probabilities.sum(axis=1) > 0.5)
+
+
+@contextlib.contextmanager
+def turn(lock: Lock, timeout_s: float, busy: str) -> Iterator[None]:
+    """Hold the lock of a model that threads share. Raises `LLMError(busy)` if they keep it for so long."""
+    if not lock.acquire(timeout=max(timeout_s, 0.0)):
+        raise LLMError(busy)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @runtime_checkable

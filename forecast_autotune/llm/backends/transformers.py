@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage
+from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage, turn
 from forecast_autotune.llm.backends.loading import Source, load, unless_out_of_memory
 from forecast_autotune.llm.backends.prefixes import Prefix, PrefixCache
 from forecast_autotune.llm.backends.reading import Shape, Way, fitting
@@ -124,12 +124,11 @@ class Transformers(Backend):
         begin = time.monotonic()
         if not suffixes:
             return Answer(np.zeros((0, len(labels))), np.zeros(0))
-        if not self._lock.acquire(timeout=max(timeout_s, 0.0)):
-            raise LLMError(
-                f"the model was busy for {timeout_s:.3g} s, loading or reading for another thread: "
-                "call `prepare` earlier, or allow more time"
-            )
-        try:
+        busy = (
+            f"the model was busy for {timeout_s:.3g} s, loading or reading for another thread: "
+            "call `prepare` earlier, or allow more time"
+        )
+        with turn(self._lock, timeout_s, busy):
             it = self._opened()
             with self._settled(it.model):
                 ends = it.tokens.labels(suffixes, labels)
@@ -140,8 +139,6 @@ class Transformers(Backend):
                     )
                 past, cached = self._past(it, it.tokens.prefix(prefix), min(map(len, rows)))
                 logits, totals, trouble = self._read(it, past, rows, ends, begin + timeout_s)
-        finally:
-            self._lock.release()
         prompt = len(past) + sum(map(len, rows))
         usage = Usage(1, prompt, cached, 0, time.monotonic() - begin)
         return _answer(logits, totals, usage, trouble)

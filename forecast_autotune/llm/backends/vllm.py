@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage
+from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage, turn
 from forecast_autotune.llm.backends.tokens import Tokens
 from forecast_autotune.llm.bins import Label
 
@@ -80,11 +80,8 @@ class VLLM(Backend):
         begin = time.monotonic()
         if not suffixes:
             return Answer(np.zeros((0, len(labels))), np.zeros(0))
-        if not self._lock.acquire(timeout=max(timeout_s, 0.0)):
-            raise LLMError(
-                f"the model was busy for {timeout_s:.3g} s: allow more time, or ask less at a time"
-            )
-        try:
+        busy = f"the model was busy for {timeout_s:.3g} s: allow more time, or ask less at a time"
+        with turn(self._lock, timeout_s, busy):
             engine, tokens = self._opened()
             ids = tokens.labels(suffixes, labels)
             start = [int(i) for i in tokens.prefix(prefix)]
@@ -96,8 +93,6 @@ class VLLM(Backend):
                     f"vLLM failed on {self.name} ({type(error).__name__}: {str(error)[:300]}): shorten the "
                     "prompt, or use another backend"
                 ) from error
-        finally:
-            self._lock.release()
         return _answer(outputs, ids, time.monotonic() - begin)
 
     def _opened(self) -> tuple[Any, Tokens]:
