@@ -137,6 +137,11 @@ def saying(data: Any, status: int = 200, **headers: str) -> Fault:
     return lambda handler, reply: handler.reply(status, json.dumps(data).encode(), **headers)
 
 
+OK = saying({"fine": True, "usage": {"prompt_tokens": 10, "completion_tokens": 2}})
+ERROR = saying({"error": "no"}, 500)
+"""A reply that `faulty_server.ask` takes, and one after which it asks again."""
+
+
 def script(*faults: Fault | None) -> Chooser:
     """One fault per request, in this order; the last one for good. None: be honest."""
     left = list(faults)

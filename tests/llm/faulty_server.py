@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.llm.backend import Usage
 from forecast_autotune.llm.bins import BINS, Label
-from forecast_autotune.llm.guards import Breaker, Ledger
+from forecast_autotune.llm.guards import Breaker, Deadline, Ledger
 from forecast_autotune.llm.transport import Transport
 
 PREFIX = "You forecast how long a kernel runs.\n" + BINS.table() + "\n\n"
@@ -181,6 +182,14 @@ def transport_to(server: FaultyServer, **options: Any) -> Transport:
     """A transport with a ledger of its own, and with a breaker that never opens."""
     mine: dict[str, Any] = {"shared_breaker": Breaker("it", 10**9), "ledger": Ledger()}
     return Transport(server.url, **mine | options)
+
+
+def ask(it: Transport, seconds: float = 5.0, expected: Usage = Usage(), body: Any = None) -> Any:  # noqa: B008
+    """One request; the honest server echoes it."""
+    found, _ = it.ask(
+        f"{it.base}/echo", body or {"a": 1}, dict, deadline=Deadline(seconds), expected=expected
+    )
+    return found
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.llm import transport
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.guards import (
     Breaker,
@@ -21,24 +20,10 @@ from forecast_autotune.llm.guards import (
 )
 from forecast_autotune.llm.transport import Refused, Transport, side_by_side
 from tests.llm import faults
-from tests.llm.faults import saying, script
-from tests.llm.faulty_server import Fault, FaultyServer, transport_to
+from tests.llm.faults import ERROR, OK, saying, script
+from tests.llm.faulty_server import Fault, FaultyServer, ask, transport_to
 
-OK = saying({"fine": True, "usage": {"prompt_tokens": 10, "completion_tokens": 2}})
-ERROR = saying({"error": "no"}, 500)
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_WAIT_S", 0.02)
-
-
-def ask(it: Transport, seconds: float = 5.0, expected: Usage = Usage(), body: Any = None) -> Any:  # noqa: B008
-    """One request; the honest server echoes it."""
-    found, _ = it.ask(
-        f"{it.base}/echo", body or {"a": 1}, dict, deadline=Deadline(seconds), expected=expected
-    )
-    return found
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 class Clock:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.llm import transport
 from forecast_autotune.llm.backend import Answer, Backend, LLMError
 from forecast_autotune.llm.backends.chat import Chat
 from forecast_autotune.llm.backends.completions import Completions
@@ -32,10 +31,7 @@ from tests.llm.faulty_server import (
 
 KINDS: dict[str, Callable[..., Served]] = {"completions": Completions, "chat": Chat, "systemone": SystemOne}
 
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_WAIT_S", 0.02)
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 def opened(kind: str, server: FaultyServer, attempts: int = 2, **options: Any) -> Served:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.llm import exchange, transport
-from forecast_autotune.llm.backend import LLMError, Usage
+from forecast_autotune.llm import exchange
+from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.exchange import key_for
 from forecast_autotune.llm.guards import (
     Breaker,
@@ -21,27 +21,12 @@ from forecast_autotune.llm.guards import (
 )
 from forecast_autotune.llm.transport import Refused, Transport, Unusable, side_by_side
 from tests.llm import faults
-from tests.llm.faults import saying, script
-from tests.llm.faulty_server import Fault, FaultyServer, Handler, transport_to
+from tests.llm.faults import ERROR, OK, saying, script
+from tests.llm.faulty_server import Fault, FaultyServer, Handler, ask, transport_to
 
 KEY = "sk-test-0123456789abcdefghij"
 
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_WAIT_S", 0.02)
-
-
-def ask(it: Transport, seconds: float = 5.0, expected: Usage = Usage(), body: Any = None) -> Any:  # noqa: B008
-    """One request; the honest server echoes it."""
-    found, _ = it.ask(
-        f"{it.base}/echo", body or {"a": 1}, dict, deadline=Deadline(seconds), expected=expected
-    )
-    return found
-
-
-OK = saying({"fine": True, "usage": {"prompt_tokens": 10, "completion_tokens": 2}})
-ERROR = saying({"error": "no"}, 500)
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 # --- retries ---

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +25,26 @@ from forecast_harness.search.events import (
 )
 from forecast_harness.search.interfaces import Forecaster, Judge, LaneLost, Proposer
 from forecast_harness.search.log import decoded, encode
-from forecast_harness.search.records import Node, Settings
+from forecast_harness.search.records import Judged, Node, Settings
 from forecast_harness.search.state import State, apply, fold
 from forecast_harness.search.work import asked, booked, lost, received
+
+
+class Spy(TableJudge):
+    """Counts, and may do otherwise for some jobs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judged: Counter[str] = Counter()
+        self.confirmed: list[list[str]] = []
+
+    def judge(self, job: Job) -> Judged:
+        self.judged[job.node.id] += 1
+        return super().judge(job)
+
+    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+        self.confirmed.append([n.id for n in confirm.nodes])
+        return super().confirm(confirm)
 
 
 class World:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from benchmarks.search_table import (
     SEEDS,
     TableForecaster,
-    TableJudge,
     settings,
 )
 from forecast_autotune.records import Outcome
@@ -37,25 +35,7 @@ from forecast_harness.search.events import (
 )
 from forecast_harness.search.records import Budget, Judged
 from forecast_harness.search.state import apply, fold
-from tests.harness.search.driving import World, jobs
-
-
-class Spy(TableJudge):
-    """Counts, and may do otherwise for some jobs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.judged: Counter[str] = Counter()
-        self.confirmed: list[list[str]] = []
-
-    def judge(self, job: Job) -> Judged:
-        self.judged[job.node.id] += 1
-        return super().judge(job)
-
-    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
-        self.confirmed.append([n.id for n in confirm.nodes])
-        return super().confirm(confirm)
-
+from tests.harness.search.driving import Spy, World, jobs
 
 # --- budgets ---
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,25 +28,7 @@ from forecast_harness.search.events import (
 )
 from forecast_harness.search.interfaces import LaneLost
 from forecast_harness.search.records import Belief, Budget, Judged, Settings
-from tests.harness.search.driving import World, outcome
-
-
-class Spy(TableJudge):
-    """Counts, and may do otherwise for some jobs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.judged: Counter[str] = Counter()
-        self.confirmed: list[list[str]] = []
-
-    def judge(self, job: Job) -> Judged:
-        self.judged[job.node.id] += 1
-        return super().judge(job)
-
-    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
-        self.confirmed.append([n.id for n in confirm.nodes])
-        return super().confirm(confirm)
-
+from tests.harness.search.driving import Spy, World, outcome
 
 # --- failures ---
 
