@@ -26,11 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-import triton
 
 from benchmarks import kernels, variants
-from benchmarks.common import ROOT, Report, child_environment, say
-from forecast_integrations.children import Children
+from benchmarks.common import ROOT, Report, check_each, child_environment, say
 from forecast_integrations.null_device import null_device
 
 LIMIT_S = 240.0
@@ -111,28 +109,8 @@ def attempt(task: Callable[[variants.Source], Any], one: variants.Source) -> dic
 
 
 def each(found: list[variants.Source], task: Callable[[variants.Source], Any], jobs: int) -> None:
-    """Do a task for every variant in a child of its own; print a JSON line as each ends."""
-    children, left = Children(), list(reversed(found))
-    torch.set_num_threads(1)
-    while left or len(children):
-        while left and len(children) < jobs:
-            one = left.pop()
-            children.start(one.name, partial(attempt, task, one))
-        ended = [(child.tag, _answer(child)) for child, _ in children.finished(0.5)[0]]
-        for child in children.overdue(LIMIT_S):
-            children.kill(child)
-            ended.append((child.tag, {"verdict": "failed", "detail": f"not done after {LIMIT_S:g} s"}))
-        for name, answer in ended:
-            print(json.dumps({"name": name, "triton": triton.__version__, **answer}), flush=True)
-    children.close()
-
-
-def _answer(child: Any) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = child.answer()
-    except ValueError:
-        return {"verdict": "failed", "detail": "the process died"}
-    return answer
+    """Do a task for every variant; print a JSON line as each ends."""
+    check_each([({"name": one.name}, partial(attempt, task, one)) for one in found], jobs, LIMIT_S)
 
 
 # --- in the parent ---

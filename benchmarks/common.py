@@ -31,6 +31,7 @@ import triton.language as tl
 from benchmarks import kernels
 from benchmarks.report_environment import environment
 from forecast_autotune.records import Config
+from forecast_integrations.children import Child, Children
 from forecast_integrations.describe import to_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -151,6 +152,36 @@ def last_object(text: str) -> dict[str, Any]:
     if not lines:
         raise ValueError(f"the child printed no JSON object, but {text[-400:]!r}")
     found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def check_each(
+    checks: Sequence[tuple[dict[str, Any], Callable[[], dict[str, Any]]]], jobs: int, limit_s: float
+) -> None:
+    """Do every check in a child of its own, `jobs` at a time; print a JSON line as each ends.
+
+    A check is the first fields of its line, which name it, and what finds the others: `verdict`, and `detail`
+    at least where that is bad.
+    """
+    children, left = Children(), list(reversed(checks))
+    torch.set_num_threads(1)
+    while left or len(children):
+        while left and len(children) < jobs:
+            children.start(*left.pop())
+        ended = [(one.tag, _verdict(one)) for one, _ in children.finished(0.5)[0]]
+        for late in children.overdue(limit_s):
+            children.kill(late)
+            ended.append((late.tag, {"verdict": "failed", "detail": f"not done after {limit_s:g} s"}))
+        for name, found in ended:
+            print(json.dumps({**name, "triton": triton.__version__, **found}), flush=True)
+    children.close()
+
+
+def _verdict(ended: Child) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = ended.answer()
+    except ValueError:
+        return {"verdict": "failed", "detail": "the process died"}
     return found
 
 

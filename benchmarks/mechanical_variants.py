@@ -46,7 +46,6 @@ from forecast_autotune.store import Store
 from forecast_autotune.variants import Check, Variant, signature_of
 from forecast_autotune.variants.mechanical import REWRITES
 from forecast_integrations import describe
-from forecast_integrations.children import Children
 from forecast_integrations.null_device import null_device
 from forecast_integrations.variants import Loaded
 
@@ -122,30 +121,12 @@ def attempt(task: Any, case: kernels.Case, variant: Variant) -> dict[str, Any]:
 
 
 def each(task: Any, listed: Sequence[Any], jobs: int) -> None:
-    """Do a task for every variant in a child of its own; print a JSON line as each ends."""
-    children, left = Children(), [(row["case"], Variant.from_json(row["variant"])) for row in listed][::-1]
-    torch.set_num_threads(1)
-    while left or len(children):
-        while left and len(children) < jobs:
-            name, variant = left.pop()
-            (case,) = kernels.cases([name])
-            children.start((name, variant.name), partial(attempt, task, case, variant))
-        ended = [(child.tag, _answer(child)) for child, _ in children.finished(0.5)[0]]
-        for child in children.overdue(LIMIT_S):
-            children.kill(child)
-            ended.append((child.tag, {"verdict": "failed", "detail": f"not done after {LIMIT_S:g} s"}))
-        for (name, variant_name), answer in ended:
-            line = {"case": name, "variant": variant_name, "triton": triton.__version__, **answer}
-            print(json.dumps(line), flush=True)
-    children.close()
-
-
-def _answer(child: Any) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = child.answer()
-    except ValueError:
-        return {"verdict": "failed", "detail": "the process died"}
-    return answer
+    """Do a task for every variant; print a JSON line as each ends."""
+    checks = []
+    for row in listed:
+        (case,), variant = kernels.cases([row["case"]]), Variant.from_json(row["variant"])
+        checks.append(({"case": case.name, "variant": variant.name}, partial(attempt, task, case, variant)))
+    common.check_each(checks, jobs, LIMIT_S)
 
 
 # --- without a device, in the parent ---
