@@ -21,7 +21,7 @@ from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Array, Query
 from forecast_autotune.surrogates.covariance import Hyper, together
 from forecast_autotune.table import Table
-from forecast_train.evaluation.splits import family_of
+from forecast_train.evaluation.splits import family_of, identities
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import Recipe, fit
 
@@ -100,7 +100,11 @@ def fit_hyper(
 def fit_all(
     tables: Sequence[Table], *, groups: int = 6, seed: int = 0, recipe: Recipe | None = None
 ) -> tuple[Hyper, float]:
-    """`fit_hyper` on surrogates that were each fitted without a group of families, for the whole corpus."""
+    """`fit_hyper` on surrogates that were each fitted without a group of families, for the whole corpus.
+
+    Nor with a kernel of the group that counts among another family as well. Raises `FitError` when that
+    leaves nothing to fit a surrogate to.
+    """
     families: dict[str, list[Table]] = {}
     for table in tables:
         families.setdefault(family_of(table.problem), []).append(table)
@@ -111,9 +115,13 @@ def fit_all(
         raise FitError(f"hyperparameters need tables of two families or more, these are of {list(families)}")
     forecaster: dict[str, Analytic] = {}
     for group in held:
-        apart = {t.problem.id for t in group}
-        learned = fit([t for t in tables if t.problem.id not in apart], seed=seed, recipe=recipe)
-        forecaster |= dict.fromkeys(apart, learned)
+        taken = {i for t in group for i in identities(t.problem)}
+        apart = [t for t in tables if not taken & identities(t.problem)]
+        if not apart:
+            held_out = sorted({family_of(t.problem) for t in group})
+            raise FitError(f"hyperparameters need kernels that are not of {held_out}, and there are none")
+        learned = fit(apart, seed=seed, recipe=recipe)
+        forecaster |= dict.fromkeys((t.problem.id for t in group), learned)
     return fit_hyper(tables, lambda t: forecaster[t.problem.id], seed=seed)
 
 
