@@ -5,7 +5,8 @@
 Every problem of `inductor_problems` is compiled with max-autotune and fresh caches while we listen, so each
 choice that Inductor compiles and times becomes a row. A child does the work: a choice that takes the
 device's context down costs its problem, not the run. Problems that are done are left out the next time.
-EXHAUSTIVE has about 1,900 choices per GEMM: minutes each, so give it `--only` and `--seconds`. On Python
+EXHAUSTIVE has 900 choices and more per GEMM: minutes each, so give it `--only` and `--seconds`, or let a lot
+of `--sample` of them stand for all; without it, what was measured is the oracle. On Python
 3.11.0 to 3.11.8 Inductor compiles choices one by one, which takes several times as long. `--null` makes a
 dry run on a CPU with tiny sizes and Inductor's C++ templates.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -78,11 +80,30 @@ def harvest(problem: Problem, store: Store, chosen: dict[str, Any], device: str)
     return {"name": problem.name, "seconds": time.perf_counter() - begin, "rows": fresh}
 
 
-def lane(out: Path, names: Sequence[str], exhaustive: bool, null: bool) -> int:
+def drawn(sample: int) -> Any:
+    """A preprocessing function of Inductor's that keeps the library's kernels and so many choices by lot."""
+
+    from torch._inductor.select_algorithm import ExternKernelCaller
+
+    rng = random.Random(0)
+
+    def keep(choices: list[Any]) -> list[Any]:
+        templates = [c for c in choices if not isinstance(c, ExternKernelCaller)]
+        chosen = {id(c) for c in rng.sample(templates, min(sample, len(templates)))}
+        return [c for c in choices if id(c) in chosen or isinstance(c, ExternKernelCaller)]
+
+    return keep
+
+
+def lane(out: Path, names: Sequence[str], exhaustive: bool, sample: int, null: bool) -> int:
     """Harvest these problems one after another; one line of JSON when each begins and ends."""
+    from torch._inductor.select_algorithm import add_preprocessing_fn
+
     from forecast_integrations.inductor.api import enable_torch_compile
 
     device = "cpu" if null else "cuda"
+    if sample:
+        add_preprocessing_fn(drawn(sample))
     if null:
         torch._inductor.config.freezing = True  # C++ templates want constant weights
     store = Store(out / "store")
@@ -138,6 +159,7 @@ class Harvest:
     def child(self, names: Sequence[str]) -> None:
         """Let one child work until it ends, dies, or takes too long over a problem."""
         how = ["--exhaustive"] * self.arguments.exhaustive + ["--null"] * self.arguments.null
+        how += ["--sample", str(self.arguments.sample)]
         command = [sys.executable, __file__, "--out", str(self.out), *how, "--lane", *names]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             current = self.follow(process)
@@ -145,7 +167,7 @@ class Harvest:
                 process.kill()
         if current is not None:
             self.note({"name": current, "rows": {}, "error": f"the child ended with {process.returncode}"})
-        elif process.returncode:
+        elif process.returncode and time.monotonic() < self.until:
             raise SystemExit(f"the child failed before its first problem, with {process.returncode}")
 
     def follow(self, process: subprocess.Popen[str]) -> str | None:
@@ -206,6 +228,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="", help="comma-separated prefixes of problem names")
+    parser.add_argument("--sample", type=int, default=0, help="of a problem's choices by lot; 0: all")
     parser.add_argument("--split", choices=(FIT, HELD_OUT), help="one side alone")
     parser.add_argument("--exhaustive", action="store_true", help="Inductor's EXHAUSTIVE space")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no problem after this many seconds")
@@ -215,7 +238,7 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.lane is not None:
-        return lane(arguments.out, arguments.lane, arguments.exhaustive, arguments.null)
+        return lane(arguments.out, arguments.lane, arguments.exhaustive, arguments.sample, arguments.null)
     if not arguments.null and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --null makes a dry run")
     return Harvest(arguments).run()

@@ -1,9 +1,11 @@
 """Tuning time and chosen kernels of torch.compile: max-autotune, ours on it, ours on EXHAUSTIVE, EXHAUSTIVE.
 
-    python benchmarks/torch_compile_tuning.py --out FILE [--problems 20] [--oracles 6] [--repeats 3] [--null]
+    python benchmarks/torch_compile_tuning.py --out FILE [--problems 20] [--repeats 3] [--null]
+        [--oracles 6 | --tables FILE...]
 
 The problems are held out from every fit. An arm and repeat is one fresh process; in it every problem has
-fresh caches and an empty store of its own. `exhaustive` establishes the oracle of the first problems, once.
+fresh caches and an empty store of its own. `exhaustive` establishes the oracle of the first problems, once;
+or it is read from `--tables`, which `inductor_harvest.py --exhaustive` has written on a like machine.
 At the end one process compiles every kernel that an arm has chosen, alone, and times them in turns. Rows
 go to FILE.rows.jsonl as they come: the same command goes on where it stopped, `--seconds` ends it early.
 
@@ -18,7 +20,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ from benchmarks.torch_compile_children import (
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Forecasts, Query
+from forecast_autotune.table import read_tables
 
 ARMS = ("default", "ours", "wide")
 """Inductor's DEFAULT; ours on that space; ours on EXHAUSTIVE."""
@@ -57,6 +60,11 @@ ORACLE = "exhaustive"
 def candidate_in(pick: Row) -> Candidate:
     """The candidate that a row names."""
     return Candidate(Config.from_json(pick["config"]), pick["variant"])
+
+
+def pick(candidate: Candidate, ms: float) -> Row:
+    """A candidate and its time as a part of a row."""
+    return {"variant": candidate.variant, "config": candidate.config.to_json(), "ms": ms}
 
 
 class Heard:
@@ -80,7 +88,7 @@ class Heard:
         if not ran:
             return None
         candidate, ms = min(ran, key=lambda pair: pair[1])
-        return {"variant": candidate.variant, "config": candidate.config.to_json(), "ms": ms}
+        return pick(candidate, ms)
 
 
 def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
@@ -145,10 +153,12 @@ def tuning_child(arguments: argparse.Namespace) -> None:
 class Pinned:
     """A surrogate that wants one candidate."""
 
-    name, version = "pinned", "1"
+    name = "pinned"
 
     def __init__(self, wanted: Candidate) -> None:
         self.wanted = wanted
+        # Inductor caches compiled graphs by what chose their kernels.
+        self.version = str(wanted)
 
     def forecast(self, query: Query) -> Forecasts:
         mean = np.array([0.0 if c == self.wanted else 9.0 for c in query.candidates])
@@ -210,6 +220,22 @@ def retiming_child(arguments: argparse.Namespace) -> None:
 # --- the whole ---
 
 
+def recorded(paths: Sequence[Path], names: Sequence[str]) -> Iterator[Row]:
+    """The oracle's rows of these problems, from tables of all their choices."""
+    for table in (table for path in paths for table in read_tables(path)):
+        name = table.problem.extra.get("label")
+        if name not in names:
+            continue
+        ran = sorted((m for m in table.measurements if m.ok), key=lambda m: m.ms)
+        found = {
+            kind: next((pick(m.candidate, m.ms) for m in ran if m.candidate.variant.startswith(prefix)), None)
+            for kind, prefix in (("best", ""), ("triton", "triton::"))
+        }
+        failed = len(table.measurements) - len(ran)
+        counts = {"compiled": len(table.measurements), "failed": failed}
+        yield {"row": "tune", "arm": ORACLE, "repeat": 0, "problem": name, **counts, **found}
+
+
 def picks(rows: Rows, name: str) -> list[Row]:
     """What was chosen for a problem, with the space that has it."""
     found = []
@@ -251,7 +277,7 @@ def summary(rows: Rows) -> Row:
             if all(pair):
                 ratios.append(statistics.median(pair[0]) / statistics.median(pair[1]))
         found[arm] = {
-            "tuning_s": sum(r["tuning_s"] for r in mine) / len({r["repeat"] for r in mine}),
+            "tuning_s": sum(r.get("tuning_s", 0.0) for r in mine) / len({r["repeat"] for r in mine}),
             "tuning_over_default": geometric(ratios),
             "compiled": statistics.fmean(r["compiled"] for r in mine),
             "time_over_default": against(arm, "default", "best"),
@@ -271,6 +297,7 @@ def main() -> int:
     made = parser(__doc__)
     made.add_argument("--problems", type=int, default=20)
     made.add_argument("--oracles", type=int, default=6)
+    made.add_argument("--tables", type=Path, nargs="*", default=[], help="of all choices: the oracle")
     made.add_argument("--repeats", type=int, default=3)
     made.add_argument("--rounds", type=int, default=50, help="of timing the chosen kernels in turns")
     made.add_argument("--patience", type=float, default=1200.0, help="seconds that one problem may take")
@@ -284,7 +311,11 @@ def main() -> int:
     rows = Rows(arguments.out.with_suffix(".rows.jsonl"))
     names = [p.name for p in problems(HELD_OUT) if p.is_gemm][: arguments.problems]
     plan = [(arm, i, names) for i in range(arguments.repeats) for arm in (ARMS if i % 2 else ARMS[::-1])]
-    plan += [(ORACLE, 0, [name]) for name in names[: arguments.oracles]]
+    oracles = list(recorded(arguments.tables, names))
+    for row in oracles:
+        if not rows.pick(row="tune", arm=ORACLE, problem=row["problem"]):
+            rows.add(row)
+    plan += [(ORACLE, 0, [name]) for name in names[: 0 if oracles else arguments.oracles]]
     for arm, repeat, some in plan:
         this = {"row": "tune", "arm": arm, "repeat": repeat}
         while (left := [n for n in some if not rows.pick(**this, problem=n)]) and time.monotonic() < until:

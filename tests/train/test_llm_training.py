@@ -17,10 +17,11 @@ from forecast_autotune.llm.backends.transformers import Transformers
 from forecast_autotune.llm.bins import BINS
 from forecast_train.llm.examples import Asked, Example, Origin, write
 from forecast_train.llm.grpo import GrpoRun, Rollouts
-from forecast_train.llm.packing import sequences
+from forecast_train.llm.packing import Packing, sequences
 from forecast_train.llm.runs import TrainingError
 from forecast_train.llm.settings import Lora, Loss, Run, Steps
-from forecast_train.llm.sft import collate, train, tree_mask
+from forecast_train.llm.sft import BinTrainer, collate, train, tree_mask
+from forecast_train.llm.timing import Clock
 from tests.llm.tiny_models import PREFIX, saved
 from tests.llm.tiny_models import tokenizer as tiny_tokenizer
 
@@ -103,12 +104,46 @@ def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path)
     with torch.no_grad():
         logits = model(
             input_ids=inputs["input_ids"], attention_mask=tree_mask(inputs["segment"], torch.float32),
-            position_ids=inputs["position_ids"], logits_to_keep=inputs["last"],
-        ).logits[0][:, labels]  # fmt: skip
+            position_ids=inputs["position_ids"], logits_to_keep=inputs["kept"],
+        ).logits[0][inputs["column"]][:, labels]  # fmt: skip
     backend = Transformers(base["model"], device="cpu", dtype="float32")
     served = backend.forecast(e.prefix, [a.suffix for a in e.asked], BINS.labels, timeout_s=60).probabilities
     backend.close()
     np.testing.assert_allclose(logits.softmax(-1).numpy(), served, atol=1e-4)
+
+
+def test_sequences_read_at_once_cost_the_mean_of_what_each_costs(
+    base: dict[str, str], tmp_path: Path
+) -> None:
+    """Of different lengths, so that one of them is padded; and so are the gradients."""
+    import torch
+    import transformers
+
+    tokens = Tokens(tiny_tokenizer())
+    run = run_of(base, tmp_path / "out")
+    whole = sequences(example(0), tokens, most=4096, sigma=0.1)
+    prefix = int((whole[0].segment == 0).sum())
+    packs = [*whole, *sequences(example(1), tokens, most=prefix + 60, sigma=0.1)]
+    assert len({len(p.ids) for p in packs}) > 1
+    model = transformers.AutoModelForCausalLM.from_pretrained(base["model"], attn_implementation="sdpa")
+    trainer = BinTrainer(
+        labels=tokens.labels([example(0).asked[0].suffix], BINS.labels),
+        run=run,
+        clock=Clock(0.0, 1.0, lambda line: None),
+        model=model.eval(),
+        args=transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[]),
+    )
+
+    def gradient(batches: list[list[Packing]]) -> tuple[float, torch.Tensor]:
+        model.zero_grad()
+        losses = [trainer.compute_loss(model, collate(batch)) for batch in batches]
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        return float(loss), next(model.parameters()).grad.clone()
+
+    alone, together = gradient([[p] for p in packs]), gradient([packs])
+    assert together[0] == pytest.approx(alone[0], rel=1e-5)
+    torch.testing.assert_close(together[1], alone[1], rtol=1e-3, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,9 @@ class Steps:
     """Share of the steps during which the rate rises."""
     examples: int = 8
     """Examples (prefixes) per step and process."""
+    batch: int = 1
+    """Of these, so many are read at once, padded to the longest; it must divide `examples`. A small model is
+    bound by launches: several at once take hardly longer than one."""
     tokens: int = 4096
     """Tokens of one example at the most; the candidates of longer ones are dealt out to several."""
     save: int = 100
@@ -88,7 +91,7 @@ class Run:
 
     def __post_init__(self) -> None:
         replies = self.loss.replies
-        counts = (self.steps.examples, self.steps.save, self.steps.validate)
+        counts = (self.steps.examples, self.steps.batch, self.steps.save, self.steps.validate)
         rules = [
             (self.lora.rank >= 0, "lora.rank must be at least 0", self.lora.rank),
             (self.lora.alpha > 0, "lora.alpha must be positive", self.lora.alpha),
@@ -105,7 +108,8 @@ class Run:
             (self.loss.draws >= 1, "loss.draws must be at least 1", self.loss.draws),
             (bool(self.loss.reward) or not replies, "loss.replies needs loss.reward", replies),
             (bool(self.lora.rank) or not self.adapter, "an adapter needs lora.rank above 0", self.lora.rank),
-            (min(counts) >= 1, "steps.examples, save and validate must be at least 1", counts),
+            (min(counts) >= 1, "steps.examples, batch, save and validate must be at least 1", counts),
+            (self.steps.examples % max(1, self.steps.batch) == 0, "steps.batch must divide examples", counts),
             (self.dtype in ("", "bfloat16", "float32"), "dtype must be bfloat16 or float32", self.dtype),
         ]  # fmt: skip
         for holds, rule, seen in rules:

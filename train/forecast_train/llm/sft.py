@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -31,7 +32,7 @@ FAILURE = float(BINS.bounds[-1, 1] + 1.0)
 
 
 class BinTrainer(transformers.Trainer):
-    """A `Trainer` whose batches are one `Packing` and whose loss is ours."""
+    """A `Trainer` whose batches are `Packing`s and whose loss is ours."""
 
     def __init__(self, *, labels: Sequence[int], run: Run, clock: Clock, **options: Any) -> None:
         super().__init__(callbacks=[clock], **options)
@@ -57,15 +58,17 @@ class BinTrainer(transformers.Trainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Loss of one sequence; `inputs` from `collate`."""
-        logits = model(
+        """Mean of the sequences' losses; `inputs` from `collate`."""
+        every = model(
             input_ids=inputs["input_ids"],
             attention_mask=tree_mask(inputs["segment"], _width(model)),
             position_ids=inputs["position_ids"],
-            logits_to_keep=inputs["last"],
+            logits_to_keep=inputs["kept"],
             use_cache=False,
-        ).logits[0][:, self.label_ids]
-        loss = self._loss(logits, inputs)
+        ).logits[:, :, self.label_ids]
+        logits = every[inputs["row"], inputs["column"]]
+        rows = [inputs["row"] == row for row in range(len(inputs["input_ids"]))]
+        loss = torch.stack([self._loss(logits[mine], _of(inputs, mine)) for mine in rows]).mean()
         return (loss, {"logits": logits}) if return_outputs else loss
 
     def _loss(self, logits: Any, inputs: dict[str, Any]) -> Any:
@@ -92,31 +95,52 @@ class BinTrainer(transformers.Trainer):
         return loss.detach(), None, None
 
 
+_PER_CANDIDATE = ("target", "log2_ratio", "label")
+
+
+def _of(inputs: dict[str, Any], mine: Any) -> dict[str, Any]:
+    """What belongs to the candidates of one sequence."""
+    return {name: inputs[name][mine] for name in _PER_CANDIDATE}
+
+
 def collate(batch: Sequence[Packing]) -> dict[str, Any]:
-    """One sequence as tensors of batch size 1; its mask is made where the model is (`tree_mask`)."""
-    (packed,) = batch
+    """B sequences as tensors [B, length], padded behind; `tree_mask` makes their masks where the model is.
+
+    The n candidates of all of them follow each other: `row` [n] is a candidate's sequence, and its answer is
+    read at position `kept[column]`. `kept` are the positions at which any sequence is read: the model's last
+    layer, its widest, is asked for those alone.
+    """
+    ends = np.concatenate([p.last for p in batch])
+    kept, column = np.unique(ends, return_inverse=True)
     return {
-        "input_ids": torch.as_tensor(packed.ids)[None],
-        "position_ids": torch.as_tensor(packed.positions)[None],
-        "segment": torch.as_tensor(packed.segment),
-        "last": torch.as_tensor(packed.last),
-        "target": torch.as_tensor(packed.target, dtype=torch.float32),
-        "log2_ratio": torch.as_tensor(packed.log2_ratio, dtype=torch.float32),
-        "label": torch.as_tensor(packed.label),
+        "input_ids": _padded([p.ids for p in batch], 0),
+        "position_ids": _padded([p.positions for p in batch], 0),
+        "segment": _padded([p.segment for p in batch], -1),
+        "kept": torch.as_tensor(kept),
+        "column": torch.as_tensor(column),
+        "row": torch.as_tensor(np.repeat(np.arange(len(batch)), [len(p.last) for p in batch])),
+        "target": torch.as_tensor(np.concatenate([p.target for p in batch]), dtype=torch.float32),
+        "log2_ratio": torch.as_tensor(np.concatenate([p.log2_ratio for p in batch]), dtype=torch.float32),
+        "label": torch.as_tensor(np.concatenate([p.label for p in batch])),
     }
 
 
-def tree_mask(segment: Any, dtype: Any) -> Any:
-    """What each token may attend to, as an additive mask [1, 1, length, length]; `segment` [length].
+def _padded(rows: Sequence[Any], filler: int) -> Any:
+    tensors = [torch.as_tensor(row) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=filler)
 
-    As `Packing.seen`. It has 10^7 entries and more: made on the host and sent over, it would take longer
-    than a small model's pass.
+
+def tree_mask(segment: Any, dtype: Any) -> Any:
+    """What each token may attend to, as an additive mask [B, 1, length, length]; `segment` [B, length].
+
+    As `Packing.seen`; padding, a segment of its own, is seen by nobody else. It has 10^7 entries and more:
+    made on the host and sent over, it would take longer than a small model's pass.
     """
-    order = torch.arange(len(segment), device=segment.device)
-    mine = (segment[None, :] == 0) | (segment[None, :] == segment[:, None])
+    order = torch.arange(segment.shape[1], device=segment.device)
+    mine = (segment[:, None, :] == 0) | (segment[:, None, :] == segment[:, :, None])
     hidden = ~((order[None, :] <= order[:, None]) & mine)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=segment.device)
-    return mask.masked_fill_(hidden, torch.finfo(dtype).min)[None, None]
+    return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
 
 
 def _width(model: Any) -> Any:
@@ -246,9 +270,9 @@ def _arguments(run: Run, out: Path, dtype: Any, validate: bool) -> Any:
     cuda = torch.cuda.is_available()
     return transformers.TrainingArguments(
         output_dir=str(out),
-        per_device_train_batch_size=1,
-        per_device_eval_batch_size=1,
-        gradient_accumulation_steps=steps.examples,
+        per_device_train_batch_size=steps.batch,
+        per_device_eval_batch_size=steps.batch,
+        gradient_accumulation_steps=steps.examples // steps.batch,
         num_train_epochs=steps.epochs,
         max_steps=steps.most or -1,
         learning_rate=steps.rate,
