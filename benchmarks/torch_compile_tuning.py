@@ -299,6 +299,7 @@ def main() -> int:
     made.add_argument("--oracles", type=int, default=6)
     made.add_argument("--tables", type=Path, nargs="*", default=[], help="of all choices: the oracle")
     made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     made.add_argument("--rounds", type=int, default=50, help="of timing the chosen kernels in turns")
     made.add_argument("--patience", type=float, default=1200.0, help="seconds that one problem may take")
     made.add_argument("--seconds", type=float, default=1e9, help="end after about so many")
@@ -310,7 +311,8 @@ def main() -> int:
     report = Report(arguments, "EXHAUSTIVE's quality at DEFAULT's price: held-out GEMMs")
     rows = Rows(arguments.out.with_suffix(".rows.jsonl"))
     names = [p.name for p in problems(HELD_OUT) if p.is_gemm][: arguments.problems]
-    plan = [(arm, i, names) for i in range(arguments.repeats) for arm in (ARMS if i % 2 else ARMS[::-1])]
+    arms = arguments.arms
+    plan = [(arm, i, names) for i in range(arguments.repeats) for arm in (arms if i % 2 else arms[::-1])]
     oracles = list(recorded(arguments.tables, names))
     for row in oracles:
         if not rows.pick(row="tune", arm=ORACLE, problem=row["problem"]):

@@ -7,7 +7,7 @@ on another's, one trained on many hands does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from forecast_autotune.features.devices import card
 from forecast_autotune.features.vector import vectors
+from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.surrogates.base import Array
 from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.learned import LEARNED, Learned, Model
-from forecast_autotune.surrogates.prior import prior
+from forecast_autotune.surrogates.prior import Prior, prior
 from forecast_autotune.table import Table
 from forecast_train.surrogate.errors import FitError
 
@@ -72,10 +73,21 @@ def fit(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None)
     return Learned(fit_model(tables, seed=seed, recipe=recipe))
 
 
-def fit_model(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None) -> Model:
-    """The forests; see the module. Raises `FitError` when no table has IR, or facts of it, and times."""
+Believe = Callable[
+    [Problem, Sequence[Candidate], Mapping[Candidate, tuple[int, ...]], Mapping[str, str]], Prior
+]
+"""What is believed before anything is measured, of a problem, its candidates, their grids and IR."""
+
+
+def fit_model(
+    tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None, believe: Believe = prior
+) -> Model:
+    """The forests; see the module. Raises `FitError` when no table has IR, or facts of it, and times.
+
+    `believe` is the formula whose residual is learned: another one may read other problems, too.
+    """
     how = recipe or Recipe()
-    problems = [rows for t in tables if (rows := _rows(_Ref(t))) is not None]
+    problems = [rows for t in tables if (rows := _rows(_Ref(t), believe)) is not None]
     if not problems:
         raise FitError(
             f"none of {len(tables)} tables has TTIR (or facts of it that this release reads), grids and "
@@ -217,7 +229,7 @@ class _Ref:
 
 
 @lru_cache(maxsize=8192)
-def _rows(ref: _Ref) -> Rows | None:
+def _rows(ref: _Ref, believe: Believe = prior) -> Rows | None:
     """The numbers of one table; None where there is no IR or nothing ran. Folds share tables: cached."""
     table = ref.table
     observed = np.array(table.log2_ms())
@@ -225,7 +237,7 @@ def _rows(ref: _Ref) -> Rows | None:
     if ran.sum() < 2:
         return None
     problem, candidates = table.problem, list(table.by_candidate())
-    before = prior(problem, candidates, table.grids(), problem.ttir)
+    before = believe(problem, candidates, table.grids(), problem.ttir)
     if before.facts is None or before.costs is None:
         return None
     x, names = vectors(before.facts, before.costs, [c.config for c in candidates], card(problem.device))

@@ -1,0 +1,188 @@
+"""Claim: duels seldom promote an equal kernel, and find a true gain of 2 %.
+
+    python benchmarks/duels.py --out benchmarks/results/duels.json [--duels 200] [--gains 60] [--null]
+
+One kernel computes for as long as it is told, so that the truth is known: its length is set for 5, 8, 20, 50
+and 200 us and 5 ms as the harness' own timer measures them (cold L2, fresh device events around one launch).
+Equal kernels meet `--duels` times, shared evenly by the lengths; a kernel that is told to take 2 % less meets
+its like `--gains` times per length. Each duel has the rules that the harness ships (`timing.duel.DEFAULT`).
+`--null` takes invented times.
+"""
+
+# Triton kernels carry no annotations: their arguments have no Python type.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.common import Report, parse, parser, say
+from forecast_harness.timing.clock import INCUMBENT, Clock, SimulatedClock
+from forecast_harness.timing.device import DeviceTimer, conditions
+from forecast_harness.timing.duel import DEFAULT, Duel, Outcome, duel
+
+LENGTHS_S = (5e-6, 8e-6, 20e-6, 50e-6, 200e-6, 5e-3)
+GAIN = 0.02
+BUDGET_S = 60.0
+"""Seconds of launches that a duel may take, by the issue that asks for it."""
+
+
+@triton.jit
+def spin(out, turns, BLOCK: tl.constexpr):
+    """A chain of dependent multiplications of the length that is asked for."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = at.to(tl.float32)
+    for _ in range(turns):
+        value = value * 0.999 + 0.5
+    tl.store(out + at, value)
+
+
+class SpinClock:
+    """Times `spin` for two contestants: numbers of turns, incumbent's and candidate's."""
+
+    def __init__(self, timer: DeviceTimer, launch: Callable[[int], Any], turns: tuple[int, int]) -> None:
+        self._timer, self._launch, self._turns = timer, launch, turns
+
+    def sample(self, which: int, fresh: bool) -> float:
+        """Seconds of one launch."""
+        return self._timer.time(partial(self._launch, self._turns[which]))[0]
+
+
+def turns_for(seconds: Sequence[float], timer: DeviceTimer, launch: Callable[[int], Any]) -> list[int]:
+    """Turns that take so long, by a straight line through medians of a few lengths.
+
+    Raises `ValueError` for times that an empty launch takes.
+    """
+    found = []
+    for wanted in seconds:
+        tried, slope, offset = 1000, 1e-9, 0.0
+        for _ in range(4):  # a short kernel says little about a long one's slope: go there step by step
+            points = [max(1, round(tried * share)) for share in (0.6, 0.8, 1.0, 1.2)]
+            times = [statistics.median(timer.time(partial(launch, n))[0] for _ in range(40)) for n in points]
+            slope, offset = np.polyfit(points, times, 1)
+            tried = max(10, round((wanted - offset) / slope))
+        if wanted <= 1.1 * offset:
+            raise ValueError(f"{wanted:g} s is hardly more than an empty launch takes, {offset:g} s")
+        found.append(tried)
+    return found
+
+
+def device_clocks() -> dict[float, Callable[[float, int], Clock]]:
+    """For each length: a clock of two kernels, the second of them shorter by a gain."""
+    timer = DeviceTimer(torch)
+    blocks = torch.cuda.get_device_properties(0).multi_processor_count
+    out = torch.empty(blocks * 128, device="cuda")
+
+    def launch(turns: int) -> None:
+        spin[(blocks,)](out, turns, 128, num_warps=4)
+
+    launch(10)
+    found: dict[float, Callable[[float, int], Clock]] = {}
+    for length in LENGTHS_S:
+        try:
+            full, less = turns_for([length, length * (1 - GAIN)], timer, launch)
+        except ValueError as error:
+            say(f"{length * 1e6:g} us is left out: {error}")
+            continue
+
+        def clock(gain: float, seed: int, full: int = full, less: int = less) -> Clock:
+            return SpinClock(timer, launch, (full, less if gain else full))
+
+        found[length] = clock
+        samples = [clock(0.0, 0).sample(INCUMBENT, True) for _ in range(100)]
+        spread = statistics.pstdev(samples) / statistics.fmean(samples)
+        taken = statistics.median(samples) * 1e6
+        say(f"{length * 1e6:g} us: {full} turns take {taken:.2f} us, +-{spread:.1%}")
+    return found
+
+
+def null_clocks() -> dict[float, Callable[[float, int], Clock]]:
+    """Invented ones."""
+
+    def clock(gain: float, seed: int, length: float) -> Clock:
+        return SimulatedClock(length, gain, seed=seed)
+
+    return {length: partial(clock, length=length) for length in LENGTHS_S}
+
+
+def one(clock: Clock, seed: int) -> dict[str, Any]:
+    """A duel's end, without its samples."""
+    begin = time.perf_counter()
+    found: Duel = duel(clock, DEFAULT, seed)
+    kept = {name: value for name, value in found.to_json().items() if name != "differences"}
+    return {**kept, "wall_s": round(time.perf_counter() - begin, 3)}
+
+
+def summary(raw: dict[float, dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+    """False promotions, detections, and what the median duel of equals says, over all and per length."""
+    equal = [row for rows in raw.values() for row in rows["equal"]]
+    faster = [row for rows in raw.values() for row in rows["gain"]]
+
+    def share(rows: Sequence[dict[str, Any]], outcome: Outcome) -> float:
+        return round(sum(r["outcome"] == outcome for r in rows) / len(rows), 4)
+
+    return {
+        "duels_of_equals": len(equal),
+        "false_promotions": share(equal, Outcome.FASTER),
+        "called_slower": share(equal, Outcome.SLOWER),
+        "median_log_ratio": round(statistics.median(np.log1p(r["gain"]) for r in equal), 5),
+        "largest_median_of_a_length": round(
+            max(abs(statistics.median(np.log1p(r["gain"]) for r in rows["equal"])) for rows in raw.values()),
+            5,
+        ),
+        "duels_of_two_percent": len(faster),
+        "detected": share(faster, Outcome.FASTER),
+        "detected_least_of_a_length": min(share(rows["gain"], Outcome.FASTER) for rows in raw.values()),
+        "most_seconds": max(r["seconds"] for r in [*equal, *faster]),
+        "within_budget": all(r["seconds"] <= BUDGET_S for r in [*equal, *faster]),
+        "per_length_us": {
+            f"{length * 1e6:g}": {
+                "false": share(rows["equal"], Outcome.FASTER),
+                "detected": share(rows["gain"], Outcome.FASTER),
+                "median_gain": round(statistics.median(r["gain"] for r in rows["gain"]), 5),
+                "blocks": statistics.median(r["blocks"] for r in rows["gain"]),
+            }
+            for length, rows in raw.items()
+        },
+    }
+
+
+def main() -> int:
+    """Run the benchmark."""
+    made = parser(__doc__)
+    made.add_argument("--duels", type=int, default=200, help="of equal kernels, all lengths together")
+    made.add_argument("--gains", type=int, default=60, help="of a kernel that is 2 %% faster, per length")
+    arguments = parse(made)
+    report = Report(arguments, "duels: equal kernels are seldom promoted, 2 % are found", seed=0)
+    clocks = null_clocks() if arguments.null else device_clocks()
+    raw: dict[float, dict[str, list[dict[str, Any]]]] = {}
+    for length, clock in clocks.items():
+        each = -(-arguments.duels // len(clocks))
+        before = {} if arguments.null else conditions(0)
+        rows = {
+            "equal": [one(clock(0.0, n), n) for n in range(each)],
+            "gain": [one(clock(GAIN, n), n) for n in range(arguments.gains)],
+        }
+        raw[length] = rows
+        report.add("lengths", {"seconds": length, "conditions": before, **rows})
+        ended = {kind: [r["outcome"] for r in found].count(Outcome.FASTER) for kind, found in rows.items()}
+        say(f"{length * 1e6:g} us: of {each} equal and {arguments.gains} faster ones, promoted: {ended}")
+    report.finish(summary(raw))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Fit the surrogate of Inductor's templates, and check it on models that it has not seen.
+
+    python benchmarks/inductor_fit.py FITTED.jsonl.gz... --out FILE.npz [--also CORPUS.jsonl.gz...]
+        [--copies 8] [--held-out TABLE...]
+
+The fitted tables are those of `inductor_harvest.py --split fit`: templates of GEMMs with their times. What is
+learned is what the closed form of the templates gets wrong; kernels of the corpus (`--also`), whose IR was
+read, teach the same trees. A problem of Inductor's counts `--copies` times as much as one of the corpus,
+which has fifty times as many. `--held-out` prints the regret on other tables after 1 to 8 compiled choices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import say
+from benchmarks.inductor_baselines import compare, forecast, rounds, usable
+from benchmarks.inductor_problems import HELD_OUT
+from forecast_autotune.records import Candidate, Problem
+from forecast_autotune.replay import load
+from forecast_autotune.surrogates.base import Query
+from forecast_autotune.surrogates.prior import Prior, prior
+from forecast_autotune.table import Table
+from forecast_integrations.inductor.geometry import geometry
+from forecast_integrations.inductor.surrogate import _LEVEL, LearnedTemplates, Templates, default
+from forecast_integrations.inductor.templates import complete
+from forecast_train.surrogate.fit import Recipe, fit_model
+
+
+def templates_of(table: Table) -> Table:
+    """A table without what is no template; vendor kernels have no parameters to learn from."""
+    shape = geometry(table.problem)
+    kept = [m for m in table.measurements if shape is not None and complete(shape, m.candidate)]
+    return Table(table.problem, kept)
+
+
+def believe(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    grids: Mapping[Candidate, tuple[int, ...]],
+    ttir: Mapping[str, str],
+) -> Prior:
+    """The closed form for Inductor's templates, the formula on IR for kernels that have some."""
+    if geometry(problem) is None:
+        return prior(problem, candidates, grids, ttir)
+    return Templates().before(Query(problem, candidates))
+
+
+def main() -> int:
+    """Fit, write, and compare."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("tables", type=Path, nargs="+")
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--also", type=Path, nargs="*", default=[])
+    made.add_argument("--copies", type=int, default=8)
+    made.add_argument("--held-out", type=Path, nargs="*", default=[])
+    made.add_argument("--seed", type=int, default=0)
+    given = made.parse_args()
+    mine = [templates_of(t) for t in load(given.tables)]
+    mine = [t for t in mine if sum(m.ok for m in t.measurements) >= 2]
+    if leaked := [t.problem.extra["label"] for t in mine if t.problem.extra.get("split") == HELD_OUT]:
+        made.error(f"these problems are held out: {', '.join(leaked)}")
+    corpus = load(given.also) if given.also else []
+    rows = sum(len(t.measurements) for t in mine)
+    say(f"{len(mine)} problems of Inductor's, {rows} rows; {len(corpus)} of the corpus")
+    model = fit_model(
+        [*mine * given.copies, *corpus], seed=given.seed, recipe=Recipe(jobs=1), believe=believe
+    )
+    model = replace(model, about={**model.about, "inductor_problems": len(mine)})
+    model.save(given.out)
+    say(f"{given.out}: {given.out.stat().st_size / 1e6:.1f} MB")
+    apart = [t for path in given.held_out for t in load([path]) if usable(t)]
+    apart = [t for t in apart if t.problem.extra.get("split", HELD_OUT) == HELD_OUT]
+    fitted = LearnedTemplates(model, replace(model.hyper, intercept=_LEVEL))
+    closed = Templates(replace(model.hyper, intercept=_LEVEL))
+    for name, surrogate in (("fitted", fitted), ("shipped", default()), ("closed form", closed)):
+        if apart:
+            orders = {"forecast": forecast(surrogate), "rounds": rounds(surrogate)}
+            for side, found in compare(apart, orders).items():
+                say(f"{name}, {side}: {found}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
