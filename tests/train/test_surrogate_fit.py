@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from forecast_autotune.replay import load, shipped
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.learned import Learned, Model
+from forecast_autotune.surrogates.prior import Prior, prior
 from forecast_autotune.table import Table
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 from forecast_train.surrogate import fit, fit_model
@@ -157,3 +159,23 @@ def test_fitted_hyperparameters_make_the_tables_likelier(tables: list[Table], mo
     hyper, after = fit_hyper(some, lambda t: surrogate, rounds=3, rows=24)
     assert after > before
     assert hyper != surrogate.hyper
+
+
+def test_what_is_learned_is_what_the_given_formula_gets_wrong(tables: list[Table]) -> None:
+    """Told to believe twice the slowdowns of the formula, the trees learn to take the excess back."""
+
+    def steep(*asked: Any) -> Prior:
+        plain = prior(*asked)
+        return replace(plain, mean=plain.mean.min() + 2.0 * (plain.mean - plain.mean.min()))
+
+    few = tables[:4]
+    tilts = []
+    for table in few:
+        query = query_of(table)
+        belief = prior(query.problem, query.candidates, query.grids, query.ttir)
+        corrected = [
+            Learned(fit_model(few, recipe=SMALL, believe=believe)).before(query).mean - belief.mean
+            for believe in (prior, steep)
+        ]
+        tilts.append(float(np.corrcoef(corrected[1] - corrected[0], belief.mean)[0, 1]))
+    assert max(tilts) < -0.5
