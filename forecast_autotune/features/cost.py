@@ -20,7 +20,7 @@ from forecast_autotune.features.devices import Card
 from forecast_autotune.features.ttir import Facts
 from forecast_autotune.records import Config
 
-VERSION = "cost-3"
+VERSION = "cost-4"
 
 Array = npt.NDArray[np.float64]
 
@@ -57,7 +57,9 @@ _PROGRAMS = 32.0
 _VECTOR = 8.0
 """Neighbouring elements that a thread holds of what it loaded, as a rule."""
 _SPILL_BYTES = 64.0
-"""Bytes of local memory that a multiprocessor moves in a cycle."""
+"""Bytes of local memory that a multiprocessor moves in a cycle ..."""
+_SPILL_BYTES_OF_A_WARP = 6.0
+"""... and that one warp, which waits for what it wrote, gets out of it (matmul of 256 x 256 tiles, H200)."""
 
 PARTS = ("memory", "dot", "alu", "latency", "occupancy", "tail", "registers")
 
@@ -213,7 +215,8 @@ def costs(
     alu = k.issue * (alu + (facts["reduce_elements"] + 2.0 * facts["scan_elements"]) / 64.0)
     across = (facts["reduce_elements"] + facts["elementwise"]) / 64.0
     alu = alu + np.where(_rows_split(facts, warps), across, 0.0)
-    spill = _spill_cycles(facts, registers, threads)
+    spilt = _spilt_bytes(facts, registers, threads)
+    spill = spilt / _SPILL_BYTES
 
     # Latency of the iterations that pipelining does not hide; other resident programs may.
     pipelined = facts["direct_bytes"] + facts["indirect_bytes"] + facts["streamed_bytes"] > 0
@@ -222,7 +225,8 @@ def costs(
     latency = facts["iterations"] * (k.load_latency / ahead + k.stage_latency * (chain - 1.0))
 
     busy = _soft_max(k, memory, dot, alu) + spill
-    alone = _soft_max(k, busy, latency) + k.load_latency
+    waiting = np.where(facts["dot_flops"] > 0, spilt / (_SPILL_BYTES_OF_A_WARP * warps), 0.0)
+    alone = _soft_max(k, busy, latency, waiting) + k.load_latency
     per_wave = _soft_max(k, resident * busy, alone)
     full = np.floor(waves)
     tail = waves - full
@@ -279,13 +283,18 @@ def _registers(facts: Table, threads: Array, k: Constants) -> Array:
     return np.asarray(np.maximum(tensors, np.minimum(255.0, tensors + addresses)))
 
 
-def _spill_cycles(facts: Table, registers: Array, threads: Array) -> Array:
-    """Local-memory traffic of one program: a spilt accumulator is read and written every iteration."""
-    # ptxas gives up whole tiles rather than single registers, up to the entire accumulator.
+def _spilt_bytes(facts: Table, registers: Array, threads: Array) -> Array:
+    """Local memory that one program writes and reads again, over all iterations.
+
+    ptxas gives up whole tiles rather than single registers. An accumulator that alone takes all registers of
+    a thread goes there and back around every product.
+    """
     spilt = 4.0 * np.maximum(0.0, registers - 255.0) * threads
-    whole = np.maximum(spilt, np.minimum(4.0 * spilt, facts["accumulator_bytes"]))
+    accumulator = facts["accumulator_bytes"]
+    whole = np.maximum(spilt, np.minimum(4.0 * spilt, accumulator))
+    whole = np.where(accumulator / 4.0 / threads >= 255.0, np.maximum(whole, accumulator), whole)
     spilt = np.where(facts["dot_flops"] > 0, whole, spilt)
-    return np.asarray(2.0 * spilt / _SPILL_BYTES * np.maximum(1.0, facts["iterations"]))
+    return np.asarray(2.0 * spilt * np.maximum(1.0, facts["iterations"]))
 
 
 def _dot_cycles(facts: Table, warps: Array, device: Card) -> Array:

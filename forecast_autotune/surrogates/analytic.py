@@ -30,6 +30,8 @@ from forecast_autotune.surrogates.relatives import device_distance
 from forecast_autotune.table import latest
 
 Rows = npt.NDArray[np.intp]
+_REACH = 1.0
+"""Doublings of a part of the cost up to which its slope counts in full; further ones count ever less."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Analytic:
     """Formula + Gaussian-process update; see the module."""
 
     name = "analytic"
-    version = f"{VERSION}-gp-2"
+    version = f"{VERSION}-gp-3"
     trees = 0
     """Trees whose leaves `before` gives."""
 
@@ -133,8 +135,10 @@ class Analytic:
         believed = self.hyper.compress(before.mean, float(before.mean.min()))
         points = encoder(candidates) / self.hyper.stretch(encoder)
         leaves = apart(len(candidates), self.trees) if before.leaves is None else before.leaves
-        # The slope terms multiply centred columns: the formula's total, then its parts.
-        slopes = [(believed - believed.mean())[:, None], before.parts - before.parts.mean(axis=0)]
+        # The slope terms multiply centred columns: the formula's total, then its parts. What is doublings away
+        # from all others (a config that spills) is far off, not uncertain by as many doublings.
+        parts = _REACH * np.tanh((before.parts - before.parts.mean(axis=0)) / _REACH)
+        slopes = [(believed - believed.mean())[:, None], parts - parts.mean(axis=0)]
         return Inputs(points, np.concatenate(slopes, axis=1), leaves), believed
 
     def _reason(self, before: Prior, known: _Known) -> str:
