@@ -1,7 +1,7 @@
 """Fit the surrogate of Inductor's templates, and check it on models that it has not seen.
 
     python benchmarks/inductor_fit.py FITTED.jsonl.gz... --out FILE.npz [--also CORPUS.jsonl.gz...]
-        [--copies 8] [--held-out TABLE...]
+        [--copies 3] [--held-out TABLE...]
 
 The fitted tables are those of `inductor_harvest.py --split fit`: templates of GEMMs with their times. What is
 learned is what the closed form of the templates gets wrong; kernels of the corpus (`--also`), whose IR was
@@ -58,7 +58,7 @@ def main() -> int:
     made.add_argument("tables", type=Path, nargs="+")
     made.add_argument("--out", type=Path, required=True)
     made.add_argument("--also", type=Path, nargs="*", default=[])
-    made.add_argument("--copies", type=int, default=8)
+    made.add_argument("--copies", type=int, default=3)
     made.add_argument("--held-out", type=Path, nargs="*", default=[])
     made.add_argument("--seed", type=int, default=0)
     given = made.parse_args()

@@ -140,10 +140,16 @@ def run(a: Namespace, report: common.Report) -> None:
 
     for seed in range(1 if a.null else a.repeats):
         once("forecast", FORECAST_AUTOTUNE_SEED=str(seed))
-    once("threads16")
-    once("triton")
-    exhaustive = {s["case"]: s for s in raw["triton"][0]["shapes"]}
-    once("floor", {"winners": {name: s["winner"] for name, s in exhaustive.items()}})
+    if a.baseline:
+        before = json.loads(a.baseline.read_text(encoding="utf-8"))
+        report.data["baseline"] = before["environment"]
+        raw |= {role: before["raw"][role] for role in ("threads16", "triton", "floor")}
+        exhaustive = {s["case"]: s for s in raw["triton"][0]["shapes"]}
+    else:
+        once("threads16")
+        once("triton")
+        exhaustive = {s["case"]: s for s in raw["triton"][0]["shapes"]}
+        once("floor", {"winners": {name: s["winner"] for name, s in exhaustive.items()}})
     configs = {
         name: [config for config, _ in s["timings"][:TOP]]
         + [s["winner"] for runs in raw.values() for r in runs for s in r["shapes"] if s["case"] == name]
@@ -185,6 +191,9 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="processes of `forecast`, one seed each")
     parser.add_argument("--rounds", type=int, default=200, help="launches per config in the final timing")
     parser.add_argument("--threads", type=int, default=16, help="compile threads of the baseline `threads16`")
+    parser.add_argument(
+        "--baseline", type=Path, help="a result of this script: its contenders, on a like machine, stand"
+    )
     a = common.parse(parser)
     if a.child:
         result = again(a.given, a.null) if a.child == "again" else tune(a.child, a.given, a.null)

@@ -20,6 +20,14 @@ FORECAST_LIMIT_S = 10.0
 """Seconds for the forecasts of one operation; they take milliseconds, the first call also its imports."""
 ROUNDS = 8
 """Plans per operation at most. The policy's cap on measurements ends it sooner."""
+FIRST, SHARE = 0.09, 0.14
+"""Shares of an operation's choices in its first round, and at most. Inductor compiles a round on all cores
+and waits for its slowest: few wide rounds cost less than many narrow ones."""
+
+
+def rounded() -> RiskBounded:
+    """The policy for Inductor's own choices."""
+    return RiskBounded(first=FIRST, share=SHARE)
 
 
 @dataclass
@@ -30,7 +38,7 @@ class Serving:
     view: View
     asker: Asker
     complain: Complaint
-    policy: Policy = field(default_factory=RiskBounded)
+    policy: Policy = field(default_factory=rounded)
     rounds: int = ROUNDS
     tally: Tally = field(default_factory=Tally)
     consults: bool = False
@@ -53,7 +61,7 @@ class Serving:
         own = surrogate is None
         surrogate = surrogate or language_model.for_operations(settings, until, limit_s)
         asker = Asker(surrogate, limit_s, complain)
-        chosen = policy or RiskBounded()
+        chosen = policy or rounded()
         return cls(settings, View(store, until), asker, complain, chosen, max(1, rounds), consults=own)
 
     @property

@@ -84,7 +84,7 @@ def test_the_exhaustive_space_is_forecast_at_once_and_the_vendor_kernel_stays_in
 def test_a_skinny_product_wants_small_tiles_of_its_rows() -> None:
     found = asked(matmul(16, 4096, 4096), exhaustive()[1:])
     rows = [dict(found.candidates[i].config.kwargs)["BLOCK_M"] for i in found.order()]
-    assert set(rows[:10]) == {16}
+    assert rows[:10].count(16) >= 8
     assert max(rows[:20]) <= 32
     assert max(rows) >= 128
 
