@@ -63,6 +63,17 @@ def measured(store: Store) -> dict[str, int]:
     return {table.problem.id: len(table.measurements) for table in store.tables()}
 
 
+def fresh_workers() -> None:
+    """Compile workers that know the caches of now: older ones leave what they compile where nobody looks."""
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+
+    shutdown_compile_workers()
+    AsyncCompile.warm_pool()
+    until = time.monotonic() + 60.0
+    while not AsyncCompile.use_process_pool() and time.monotonic() < until:
+        time.sleep(0.02)
+
+
 def harvest(problem: Problem, store: Store, chosen: dict[str, Any], device: str) -> dict[str, Any]:
     """Compile one problem with fresh caches; what was stored of it."""
     from torch._inductor.utils import fresh_cache
@@ -72,6 +83,8 @@ def harvest(problem: Problem, store: Store, chosen: dict[str, Any], device: str)
     torch._dynamo.reset()
     module, inputs = problem.make(device)
     with torch.no_grad(), fresh_cache():
+        if device == "cuda":
+            fresh_workers()
         torch.compile(module, options=chosen)(*inputs)
     after = measured(store)
     fresh = {

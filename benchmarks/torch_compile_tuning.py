@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import Report, parse, parser
-from benchmarks.inductor_harvest import options
+from benchmarks.inductor_harvest import fresh_workers, options
 from benchmarks.inductor_problems import HELD_OUT, Problem, problems
 from benchmarks.torch_compile_children import (
     Row,
@@ -102,6 +102,8 @@ def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
     module, inputs = problem.make(device)
     torch._dynamo.reset()
     with torch.no_grad(), fresh_cache():
+        if device == "cuda":
+            fresh_workers()
         if arm in ("ours", "wide"):
             space = "exhaustive" if arm == "wide" else "default"
             enable_torch_compile(store=Store(None), search_space=space)
