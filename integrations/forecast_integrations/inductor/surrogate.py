@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,20 @@ def template_model() -> Model | None:
     return Model.load(path) if path.is_file() else shipped_model()
 
 
+@dataclass(frozen=True)
+class _Kinds:
+    """One list of candidates, told apart."""
+
+    listed: Listed
+    shape: Geometry | None
+    is_template: npt.NDArray[np.bool_]
+    templates: Listed
+
+
+_NONE: dict[Any, Any] = {}
+"""No grids and no IR: always the same object, by which surrogates know that they were asked this before."""
+
+
 class Templates(Analytic):
     """Closed form + Gaussian process for templates, a roofline for the rest."""
 
@@ -71,6 +86,7 @@ class Templates(Analytic):
     version = f"{Analytic.version}-template-1"
     inside: Surrogate | None = None
     """What forecasts candidates of one kind in its place; it is asked for nothing else."""
+    _latest: _Kinds | None = None
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all choices of one op; never raises for odd problems, it widens instead.
@@ -80,19 +96,17 @@ class Templates(Analytic):
         """
         shape = geometry(query.problem)
         device = card(query.problem.device)
-        listed = Listed.of(query.candidates)
-        is_template = np.array([shape is not None and complete(shape, c) for c in listed], dtype=bool)
-        if shape is None or not is_template.any():
+        kinds = self._kinds(query, shape)
+        listed, is_template, names = kinds.listed, kinds.is_template, kinds.templates
+        if shape is None or not len(names):
             return self._alike(query)
-        names = Listed.of(c for c, template in zip(listed, is_template, strict=True) if template)
-        mine = set(names)
         inner = replace(
             query,
             candidates=names,
-            grids={},
-            measured=[m for m in query.measured if m.candidate in mine],
+            grids=_NONE,
+            measured=[m for m in query.measured if m.candidate in names.row],
             relatives=[_templates_of(relative) for relative in query.relatives],
-            ttir={},
+            ttir=_NONE,
         )
         found = self._alike(inner)
         others = [c for c, template in zip(listed, is_template, strict=True) if not template]
@@ -100,6 +114,16 @@ class Templates(Analytic):
             return replace(found, candidates=listed, reason=_reason(found, 0))
         anchored = any(m.ok for m in latest(inner.measured).values())
         return _joined(listed, is_template, found, _others(query, others, shape, device), anchored)
+
+    def _kinds(self, query: Query, shape: Geometry | None) -> _Kinds:
+        """The candidates by kind. A decision asks about one list round after round: the latest is kept, and
+        so is what the surrogate below keeps of it."""
+        listed, last = Listed.of(query.candidates), self._latest
+        if last is None or last.listed is not listed or last.shape != shape:
+            is_template = np.array([shape is not None and complete(shape, c) for c in listed], dtype=bool)
+            names = Listed.of(c for c, template in zip(listed, is_template, strict=True) if template)
+            last = self._latest = _Kinds(listed, shape, is_template, names)
+        return last
 
     def _alike(self, query: Query) -> Forecasts:
         return super().forecast(query) if self.inside is None else self.inside.forecast(query)
