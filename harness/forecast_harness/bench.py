@@ -11,6 +11,7 @@ from forecast_harness.sandbox.api import Job, Lane, Limits, Status
 from forecast_harness.timing.device import exclusive, label_facts
 from forecast_harness.timing.duel import DEFAULT, Outcome, Rules
 from forecast_harness.timing.label import Label
+from forecast_harness.verify.needs import limits_for
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import THOROUGH, harness_hash, verify
 from forecast_harness.verify.verdict import Code, Reason, Verdict
@@ -129,7 +130,7 @@ def _run(
     payload |= {"plan": plan.to_json(), "rules": rules.to_json()}
     job = Job("forecast_harness.verify.contest:main", payload, files)
     with exclusive(plan.uuid):
-        result = lane.run(job, limits)
+        result = lane.run(job, limits_for(pack, limits, plan.device))
     if result.status is Status.OK:
         value: Mapping[str, Any] = result.value
         return value

@@ -68,8 +68,8 @@ def much_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[
 def much(work: Work) -> None:
     """Honest code whose answer is larger than the limit."""
     with work.cell() as cell:
-        cell.ask(f"{__name__}:much_in_cell", {"bytes": work.limits.output_bytes})
-        cell.ask(f"{__name__}:much_in_cell", {"bytes": work.limits.output_bytes + 1})
+        cell.ask(f"{__name__}:much_in_cell", {"bytes": work.limits.answer_bytes})
+        cell.ask(f"{__name__}:much_in_cell", {"bytes": work.limits.answer_bytes + 1})
 
 
 def seeds_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> Any:

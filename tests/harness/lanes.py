@@ -13,7 +13,15 @@ from forecast_harness.sandbox.api import Job, Lane, Level, Limits, Result
 ROOT = Path(__file__).parents[2]
 FILES = {"attacks.py": Path(__file__).with_name("attacks.py").read_text()}
 RUN = "forecast_harness.sandbox.worker:run_file"
-SMALL = Limits(wall_s=20, cpu_s=20, memory_bytes=256 << 20, processes=40, output_bytes=8 << 20, trusted_s=30)
+SMALL = Limits(
+    wall_s=20,
+    cpu_s=20,
+    memory_bytes=256 << 20,
+    processes=40,
+    output_bytes=8 << 20,
+    answer_bytes=8 << 20,
+    trusted_s=30,
+)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs import Language
+from forecast_harness.packs import Language, solution_from
 from forecast_harness.sandbox.api import Lane, Limits
 from forecast_harness.verify import corpus
 from forecast_harness.verify.plan import Plan
@@ -20,8 +20,15 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
-EXPLOITS = [replace(e, pack=checked_only(e.pack)) for e in corpus.read(HERE / "exploits")]
-HONEST = [replace(e, pack=checked_only(e.pack)) for e in corpus.read(HERE / "honest")]
+
+
+def on_host_small(entry: corpus.Entry) -> corpus.Entry:
+    """What a device is to be fooled about needs sizes that are something to a device."""
+    return entry if entry.backend == "gpu" else replace(entry, pack=checked_only(entry.pack))
+
+
+EXPLOITS = [on_host_small(e) for e in corpus.read(HERE / "exploits")]
+HONEST = [on_host_small(e) for e in corpus.read(HERE / "honest")]
 MODES = {f"{'A' if n < 20 else 'B' if n < 31 else 'C' if n < 44 else 'D'}{n:02}" for n in range(1, 49)}
 LIMITS = Limits(wall_s=90, trusted_s=120)
 
@@ -39,6 +46,14 @@ def test_every_mode_has_an_exploit() -> None:
     assert {e.mode for e in EXPLOITS} == MODES
     assert all(e.name.startswith(e.mode.lower()) for e in EXPLOITS)
     assert all("accepted" not in e.expected for e in EXPLOITS)
+
+
+def test_a_twin_is_one_of_the_honest() -> None:
+    """A trick that gains nothing is shown against the same code without it, which has to be accepted."""
+    honest = {e.name for e in HONEST}
+    twins = {e.name: e.against.name for e in EXPLOITS if e.against is not None}
+    assert {"a01_side_stream", "a16_persisting_l2", "a17_evict_last"} <= set(twins)
+    assert set(twins.values()) <= honest
 
 
 def test_there_are_as_many_honest_ones_as_a_rate_needs() -> None:
@@ -112,3 +127,64 @@ def test_an_entry_without_its_header_is_named(tmp_path: Path, text: str, said: s
     (tmp_path / "corpus" / "new.py").write_text(text)
     with pytest.raises(RecordError, match=re.escape(str(tmp_path)) + f".*{said}"):
         corpus.read(tmp_path / "corpus")
+
+
+HEAD = "# mode: A01\n# title: x\n# backend: cpu\n# pack: {pack}\n# language: torch\n# expected: {expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("expected", "against", "said"),
+    [
+        ("neutralised", "", "need each other"),
+        ("clock", "# against: torch_plain\n", "need each other"),
+        ("clock neutralised", "# against: nobody\n", "'nobody' must name one solution; .*torch_plain"),
+        ("neutralised", "# against: other\n", "'other' solves swiglu, not softmax"),
+        ("neutralised", "# against: headless\n", "headless.py: the header lacks"),
+        ("neutralised", "# against: torch_plain_too\n", "must name one solution; .*honest/.*more/"),
+    ],
+)
+def test_a_twin_that_is_none_is_named(tmp_path: Path, expected: str, against: str, said: str) -> None:
+    for folder, name, text in (
+        ("corpus", "new", HEAD.format(pack="softmax", expected=expected) + against),
+        ("honest", "other", HEAD.format(pack="swiglu", expected="accepted")),
+        ("honest", "headless", "import torch\n"),
+        ("honest", "torch_plain_too", HEAD.format(pack="softmax", expected="accepted")),
+        ("more", "torch_plain_too", HEAD.format(pack="softmax", expected="accepted")),
+    ):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"{name}.py").write_text(f"{text}\n\ndef run(x):\n    return x\n")
+    with pytest.raises(RecordError, match=said):
+        corpus.read(tmp_path / "corpus")
+
+
+def test_a_twin_may_be_of_the_pack_or_a_file(tmp_path: Path) -> None:
+    for folder, name, against in (
+        ("corpus", "one", "# against: torch_plain\n"),
+        ("corpus", "two", "# against: twin\n"),
+        ("corpus", "twin", "# against: torch_plain\n"),
+    ):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        text = HEAD.format(pack="softmax", expected="neutralised") + against
+        (tmp_path / folder / f"{name}.py").write_text(f"{text}\n\ndef run(x):\n    return {name!r}\n")
+    one, twin, two = corpus.read(tmp_path / "corpus")
+    assert one.against == twin.against == one.pack.solution("torch_plain")
+    assert two.against is not None
+    assert two.against.source == twin.solution.source
+
+
+@pytest.mark.parametrize(
+    ("twin", "found"),
+    [
+        ("import time\ndef run(x):\n    time.sleep(0.002)\n    return x.softmax(-1)\n", "accepted"),
+        ("def run(x):\n    return x.softmax(-1)\n", "neutralised"),
+        ("def run(x):\n    return x\n", "twin refused"),
+    ],
+    ids=["faster", "as fast", "refused"],
+)
+def test_a_trick_is_neutralised_unless_it_is_faster(judging: Lane, twin: str, found: str) -> None:
+    entry = next(e for e in EXPLOITS if e.name == "a19_leaves_caches_cold")
+    plain = solution_from("plain", "import torch\ndef run(x):\n    return torch.softmax(x, -1)\n")
+    entry = replace(entry, solution=plain, against=solution_from("twin", twin))
+    tried = corpus.attempt(entry, judging, plan(entry), LIMITS)
+    assert tried.found == {found}, str(tried)
+    assert tried.as_expected == (found == "neutralised")

@@ -140,7 +140,7 @@ def test_arrays_cross_unchanged(each: Lane) -> None:
 def test_an_answer_beyond_the_limit_is_no_attack(each: Lane) -> None:
     result = judge(each, "much")
     assert (result.status, result.fault) == (Status.CANDIDATE_ERROR, Fault.EXCEPTION)
-    assert f"{SMALL.output_bytes + 1} bytes" in result.detail
+    assert f"{SMALL.answer_bytes + 1} bytes" in result.detail
 
 
 def test_a_cell_cannot_foresee_what_the_judge_draws() -> None:

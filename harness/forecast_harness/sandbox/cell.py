@@ -163,14 +163,14 @@ class Cell:
         nonce = secrets.token_hex(16)
         # Before anything is sent: a question that cannot be encoded is not the candidate's fault.
         question = {"nonce": nonce, "entry": entry, "payload": dict(payload)}
-        frame = wire.encode({**question, "limit": self._limits.output_bytes}, arrays)
+        frame = wire.encode({**question, "limit": self._limits.answer_bytes}, arrays)
         if select.select([self._channel], [], [], 0)[0] and self._stray():
             raise self._end(Fault.FORGED, "bytes came before they were asked for")
         began = time.perf_counter()
         try:
             wire.send_encoded(self._channel, frame, arrays)
             wait = partial(self._link.wait, self._number, self._channel)
-            said, given = wire.receive(self._channel, self._limits.output_bytes, wait)
+            said, given = wire.receive(self._channel, self._limits.answer_bytes, wait)
         except (EOFError, ConnectionError):
             raise self._how_it_ended() from None
         except WireError as error:

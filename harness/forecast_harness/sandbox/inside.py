@@ -59,9 +59,9 @@ def serve(channel: socket.socket) -> None:
             module, function = check_entry(question["entry"])
             given = getattr(importlib.import_module(module), function)(question["payload"], arrays, state)
             answer = given if isinstance(given, Answer) else Answer(given)
-            size = sum(len(array.data) for array in answer.arrays.values())
+            size = sum(memoryview(array.data).nbytes for array in answer.arrays.values())
             if size > question["limit"]:  # told here, where it is a sentence; beyond, it is an attack
-                raise SandboxError(f"the answer takes {size} bytes, output_bytes is {question['limit']}")
+                raise SandboxError(f"the answer takes {size} bytes, answer_bytes is {question['limit']}")
             frame = wire.encode({"nonce": nonce, "value": answer.value}, answer.arrays)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: all are the candidate's
             wire.send(channel, {"nonce": nonce, "error": _described(error)}, {})

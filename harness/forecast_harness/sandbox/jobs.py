@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Outcome
@@ -109,7 +109,9 @@ class Limits:
     processes: int = 256
     """Processes and threads of the cell."""
     output_bytes: int = 256 << 20
-    """All files in scratch together, and the largest answer."""
+    """All files in scratch together."""
+    answer_bytes: int = 256 << 20
+    """The largest answer."""
     trusted_s: float = 60.0
     """What trusted code may take on top of `wall_s` for each cell; beyond it the job is an `infra_error`."""
 
@@ -157,6 +159,10 @@ def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * _ITEM[dtype]
 
 
+Data: TypeAlias = bytes | bytearray | memoryview
+"""Bytes that are read and not written; hundreds of megabytes of them are not copied to say so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     """A contiguous tensor as bytes: dtype by torch's name, shape, row-major little-endian data.
@@ -166,12 +172,13 @@ class Array:
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes = field(repr=False)
+    data: Data = field(repr=False)
 
     def __post_init__(self) -> None:
         want = byte_size(self.dtype, self.shape)
-        if len(self.data) != want:
-            raise WireError(f"{self.dtype}{list(self.shape)} takes {want} bytes, got {len(self.data)}")
+        got = memoryview(self.data).nbytes
+        if got != want:
+            raise WireError(f"{self.dtype}{list(self.shape)} takes {want} bytes, got {got}")
 
 
 Arrays = Mapping[str, Array]

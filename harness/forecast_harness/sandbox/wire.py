@@ -75,7 +75,7 @@ def receive(
     if sum(sizes) > limit:
         raise WireError(f"the arrays take {sum(sizes)} bytes, the limit is {limit}")
     arrays = {
-        name: Array(dtype, shape, bytes(_exactly(channel, size, wait)))
+        name: Array(dtype, shape, _exactly(channel, size, wait))
         for (name, dtype, shape), size in zip(named, sizes, strict=True)
     }
     return value, arrays
@@ -86,12 +86,15 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _exactly(channel: socket.socket, count: int, wait: Wait) -> bytearray:
-    # Grown block by block: a length that is only claimed costs nothing.
-    data = bytearray()
-    while len(data) < count:
+    data = bytearray(min(_BLOCK, count))
+    have = 0
+    while have < count:
+        if have == len(data):  # doubled as it fills: a length that is only claimed costs nothing
+            data.extend(bytes(min(have, count - have)))
         wait()
-        block = channel.recv(min(_BLOCK, count - len(data)))
-        if not block:
+        with memoryview(data) as view:
+            got = channel.recv_into(view[have:])
+        if not got:
             raise EOFError("the channel was closed")
-        data += block
+        have += got
     return data

@@ -24,6 +24,7 @@ from forecast_harness.search.targets import pack_of, solution_of
 from forecast_harness.search.tuned import Config, applied, configs_of, spread
 from forecast_harness.timing import duel
 from forecast_harness.timing.device import DeviceBusy, exclusive
+from forecast_harness.verify.needs import limits_for
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import lane_reason, refuse, verify
 from forecast_harness.verify.verdict import Code, Judgement, Verdict
@@ -35,7 +36,8 @@ class PackJudge(LaneJudge):
     """One sandbox lane that judges nodes of one pack. Use from one thread at a time.
 
     `locks`: where the locks lie that keep others from timing on the same device; by default one folder for
-    the machine. Raises `LaneLost` on opening if the lane's canary does not sing.
+    the machine. Raises `LaneLost` on opening if the lane's canary does not sing, and `RecordError` for a
+    workload that is too large.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class PackJudge(LaneJudge):
     ) -> None:
         self._tracer: PackTracer | None = None
         self._target, self._pack, self._rules, self._locks = target, pack_of(target), rules, locks
+        self._limits = limits_for(self._pack, LIMITS, plan.device)
         super().__init__(plan, folder, number)
 
     def judge(self, job: Job) -> Judged:
@@ -203,7 +206,7 @@ class PackJudge(LaneJudge):
         }
         try:
             with exclusive(self._plan.uuid, folder=self._locks):
-                result = self._lane.run(Asked(_RACE, payload, files), LIMITS)
+                result = self._lane.run(Asked(_RACE, payload, files), self._limits)
         except (SandboxError, DeviceBusy) as error:
             raise LaneLost(str(error), self.name) from error
         if result.status is not Status.OK:

@@ -28,7 +28,7 @@ from forecast_harness.verify.contest import CellClock, Found
 from forecast_harness.verify.foreign import problem_of
 from forecast_harness.verify.judge import Judge
 from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.problem import Problem
+from forecast_harness.verify.problem import Case, Problem
 from forecast_harness.verify.verdict import Judgement, Reason
 from forecast_harness.verify.worker import faulted
 
@@ -73,9 +73,10 @@ class _Race:
         languages = (Language(one["language"]) for one in (against, *configs))
         workloads = self._pack.timed_workloads(self._plan.device, *languages)
         clocks: dict[int, CellClock] = {}
+        cases: list[Case] = []  # shared, so that the incumbent's cell need not be sent each clock's own
         for n, config in enumerate(configs):
             try:
-                clocks[n] = CellClock((base, self._prepared(n, config)), workloads)
+                clocks[n] = CellClock((base, self._prepared(n, config)), workloads, cases)
                 clocks[n].warm_up()
             except Found as found:
                 clocks.pop(n, None)

@@ -19,7 +19,7 @@ from forecast_autotune.variants.signature import span
 from forecast_harness.sandbox.api import Array, CandidateFault, Cell, Fault, Work
 from forecast_harness.variants.launcher import BASE_FILE
 from forecast_harness.verify.arena import build, changed
-from forecast_harness.verify.judge import INSIDE
+from forecast_harness.verify.launches import INSIDE
 
 _WALL_S = {"cpu": 90.0, "cuda": 600.0}
 """How long a cell lives at most. A base kernel that is tried on arguments it was not made for may write

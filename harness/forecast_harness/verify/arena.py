@@ -6,6 +6,7 @@ afterwards. Whatever byte outside an output changed was written out of bounds or
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from forecast_harness.sandbox.jobs import Data
+
 GUARD = 256
 """Bytes of canary before, behind and between tensors, at least."""
 _ALIGN = 64
+_PAGE = 1 << 20
+"""Bytes after which random canaries repeat themselves."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,16 @@ class Slot:
         if 0 in self.shape:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def bytes(self) -> int:
+        """From the first to the last element."""
+        return self.span * int(getattr(torch, self.dtype).itemsize)
+
+    @property
+    def dense(self) -> bool:
+        """Whether there are no gaps between its elements."""
+        return self.span == math.prod(self.shape)
 
     def view(self, block: torch.Tensor) -> torch.Tensor:
         """The tensor inside a uint8 block."""
@@ -75,9 +90,9 @@ class Arena:
     block: torch.Tensor
     slots: tuple[Slot, ...]
 
-    def data(self) -> bytes:
-        """The block's bytes."""
-        return bytes(self.block.numpy().tobytes())
+    def data(self) -> memoryview:
+        """The block's bytes, as they are now."""
+        return memoryview(self.block.numpy())
 
 
 def strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
@@ -118,15 +133,16 @@ def build(
         slot = Slot(name, kind, tuple(value.shape), strides(value.shape, layout), offset, name in outputs)
         slots.append(slot)
         position = offset + slot.span * size + GUARD
-    canary = rng.randbytes(position) if rng.random() < 0.5 else b"\xff" * position
-    block = torch.from_numpy(np.frombuffer(bytearray(canary), dtype=np.uint8))
+    size = -(-position // _ALIGN) * _ALIGN
+    page = rng.randbytes(min(size, _PAGE)) if rng.random() < 0.5 else b"\xff" * min(size, _PAGE)
+    block = torch.from_numpy(np.resize(np.frombuffer(page, dtype=np.uint8), size))
     for slot in slots:
         if slot.span:
             slot.view(block).copy_(outputs[slot.name] if slot.output else tensors[slot.name])
     return Arena(block, tuple(slots))
 
 
-def changed(before: Arena, after: bytes) -> tuple[list[str], int]:
+def changed(before: Arena, after: Data) -> tuple[list[str], int]:
     """Which inputs changed, and how many bytes changed that belong to no tensor."""
     now = np.frombuffer(after, dtype=np.uint8)
     was = before.block.numpy()

@@ -21,7 +21,8 @@ from forecast_harness.timing.clock import CANDIDATE, INCUMBENT
 from forecast_harness.timing.duel import Rules, duel
 from forecast_harness.timing.plausible import unexplained
 from forecast_harness.verify.foreign import problem_of
-from forecast_harness.verify.judge import Judge, Reply
+from forecast_harness.verify.judge import Judge
+from forecast_harness.verify.launches import Times
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.problem import Case
 from forecast_harness.verify.verdict import Code, Reason
@@ -30,6 +31,8 @@ from forecast_harness.verify.worker import faulted
 _WARM_UP = 3
 _IDLE = 0.4
 """Share of launches before which the cost of asking is measured."""
+_DRAWN = 0.2
+"""Share of pairs whose arguments are drawn anew, where that is quick."""
 _HIDDEN = 0.1
 """By how much the shares of launches that took longer than reported may differ between contestants."""
 
@@ -45,36 +48,44 @@ class Found(Exception):
 class CellClock:
     """Times launches in the contestants' cells; a random share of all outputs is checked."""
 
-    def __init__(self, judges: Sequence[Judge], workloads: Sequence[Workload]) -> None:
+    def __init__(
+        self, judges: Sequence[Judge], workloads: Sequence[Workload], cases: list[Case] | None = None
+    ) -> None:
+        """`cases` may be shared by clocks that use one cell in turns: large arguments are then sent once."""
         self._judges, self._workloads = judges, workloads
-        self._cases: list[Case] = []
+        self._cases: list[Case] = [] if cases is None else cases
         self._warm = False
-        self.replies: dict[tuple[int, str], list[Reply]] = defaultdict(list)
+        self.replies: dict[tuple[int, str], list[Times]] = defaultdict(list)
         self.idle: dict[tuple[int, str], list[float]] = defaultdict(list)
         self.checks = 0
 
     def sample(self, which: int, fresh: bool) -> float:
         """Geometric mean, over workloads, of the seconds of one launch. Raises `Found`."""
         judge = self._judges[which]
-        if fresh or not self._cases:
-            # Fresh values for every pair, but mostly by changing a few: drawing takes longer than launching.
-            if not self._cases or judge.rng.random() < 0.2:
-                self._cases = [judge.new_case(w.axes) for w in self._workloads]
-            else:
-                self._cases = [c.twin(judge.generator) for c in self._cases]
+        try:
+            if not self._cases:
+                self._cases += [judge.timed_case(w) for w in self._workloads]
+            elif fresh:
+                # Fresh values for every pair, but mostly by changing a few: drawing takes longer than that.
+                self._cases[:] = [
+                    judge.timed_case(w) if judge.draws(w, _DRAWN) else judge.next_case(c)
+                    for w, c in zip(self._workloads, self._cases, strict=True)
+                ]
+        except CandidateFault as fault:  # it failed to take them
+            raise Found(which, [faulted(fault, judge)]) from fault
         logs = 0.0
         for work, case in zip(self._workloads, self._cases, strict=True):
             logs += math.log(self._one(which, judge, work, case))
         return math.exp(logs / len(self._workloads))
 
-    def _one(self, which: int, judge: Judge, work: Workload, case: Case) -> float:
+    def _one(self, which: int, judge: Judge, work: Workload, case: Case, *, last: bool = False) -> float:
         try:
             if judge.rng.random() < _IDLE or not self.idle[which, work.name]:
                 self.idle[which, work.name].append(judge.idle(case))
-            reply = judge.launch(case)
-            if judge.rng.random() < judge.share(work):
+            reply = judge.timed(case)
+            if last or judge.looks(work):
                 self.checks += 1
-                reasons = judge.checked(reply)
+                reasons = judge.checked(reply, work)
             else:
                 reasons = reply.reasons
         except CandidateFault as fault:
@@ -82,7 +93,8 @@ class CellClock:
         reasons = reasons or (judge.possible(reply) if self._warm else [])
         if reasons:
             raise Found(which, reasons)
-        self.replies[which, work.name].append(reply)
+        if not last:
+            self.replies[which, work.name].append(reply.times)
         return reply.seconds
 
     def warm_up(self) -> None:
@@ -94,7 +106,13 @@ class CellClock:
         self._warm = True
 
     def believe(self) -> None:
-        """Hold all times against the judge's own clock. Raises `Found`."""
+        """Check one more launch of each, and hold all times against the judge's own clock. Raises `Found`.
+
+        Of large workloads that check may be the only one. To a solution it is one more launch that is timed.
+        """
+        for which in (INCUMBENT, CANDIDATE):
+            for work, case in zip(self._workloads, self._cases, strict=True):
+                self._one(which, self._judges[which], work, case, last=True)
         for (which, name), replies in self.replies.items():
             if reasons := self._judges[which].believable(replies, self.idle[which, name]):
                 raise Found(which, reasons)

@@ -3,13 +3,15 @@
 One file is one entry. It begins with comment lines `# name: value`: `mode` (A01 to D48, or `honest`),
 `title`, `backend` (`cpu` or `gpu`), `pack` (a shipped one's name, or a path below the corpus's parent),
 `language`, `expected` (words, any of which is right: codes of `Code`, `accepted`, `refused` for a pack that
-admission must turn away, or `neutralised`: right results, and in a contest with the pack's first solution
-no gain from the trick).
+admission must turn away, or `neutralised`: right results, and not called faster by a contest with its
+honest twin, the same code without the trick). What may be neutralised names that twin in a line `against`:
+a solution of the pack, or a file of any corpus beside this one, without its ending.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +19,13 @@ from forecast_autotune.errors import RecordError
 from forecast_harness.bench import bench
 from forecast_harness.packs import Language, Pack, Solution, builtin_names, load, solution_from
 from forecast_harness.sandbox.api import Lane, Limits
+from forecast_harness.timing.duel import Outcome
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import refuse, verify
-from forecast_harness.verify.verdict import Code, Verdict
+from forecast_harness.verify.verdict import Code, Judgement, Verdict
 
 _FIELDS = ("mode", "title", "backend", "pack", "language", "expected")
+_NEUTRALISED = "neutralised"
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Entry:
     pack: Pack
     solution: Solution
     expected: frozenset[str]
+    against: Solution | None = None
+    """Its honest twin."""
 
     @property
     def name(self) -> str:
@@ -68,17 +74,45 @@ def read(folder: Path) -> list[Entry]:
 
 
 def _entry(path: Path, root: Path) -> Entry:
+    text, head = _read(path)
+    expected = frozenset(head["expected"].split())
+    known = {*Code, "accepted", "refused", _NEUTRALISED}
+    if strange := expected - known:
+        raise RecordError(f"{path}: expected has unknown words {sorted(strange)}; known: {sorted(known)}")
+    if (_NEUTRALISED in expected) != ("against" in head):
+        raise RecordError(f"{path}: `{_NEUTRALISED}` and a line `# against: ...` need each other")
+    pack = load(head["pack"] if head["pack"] in builtin_names() else root / head["pack"])
+    solution = solution_from(path.stem, text, pack.definition.format, Language(head["language"]))
+    against = _twin(path, root, head, pack) if "against" in head else None
+    return Entry(path, head["mode"], head["title"], head["backend"], pack, solution, expected, against)
+
+
+def _read(path: Path) -> tuple[str, dict[str, str]]:
+    """A file's text and header."""
     text = path.read_text()
     head = dict(re.findall(r"^# (\w+): (.+)$", text.partition("\n\n")[0], re.MULTILINE))
     if missing := [f for f in _FIELDS if f not in head]:
         raise RecordError(f"{path}: the header lacks {missing}; it needs a line `# {missing[0]}: ...`")
-    expected = frozenset(head["expected"].split())
-    known = {*Code, "accepted", "refused", "neutralised"}
-    if strange := expected - known:
-        raise RecordError(f"{path}: expected has unknown words {sorted(strange)}; known: {sorted(known)}")
-    pack = load(head["pack"] if head["pack"] in builtin_names() else root / head["pack"])
-    solution = solution_from(path.stem, text, pack.definition.format, Language(head["language"]))
-    return Entry(path, head["mode"], head["title"], head["backend"], pack, solution, expected)
+    return text, head
+
+
+def _twin(path: Path, root: Path, head: Mapping[str, str], pack: Pack) -> Solution:
+    """The solution that the header's `against` names."""
+    name = head["against"]
+    files = sorted(root.glob(f"*/{name}.py"))
+    inside = [s for s in pack.solutions if s.name == name]
+    if len(files) + len(inside) != 1:
+        found = [str(f.relative_to(root)) for f in files] or "none"
+        known = [s.name for s in pack.solutions]
+        raise RecordError(
+            f"{path}: against {name!r} must name one solution; those of the pack: {known}, files: {found}"
+        )
+    if inside:
+        return inside[0]
+    text, other = _read(files[0])
+    if other["pack"] != head["pack"]:
+        raise RecordError(f"{path}: against {name!r} solves {other['pack']}, not {head['pack']}")
+    return solution_from(name, text, pack.definition.format, Language(other["language"]))
 
 
 def attempt(entry: Entry, lane: Lane, plan: Plan, limits: Limits) -> Tried:
@@ -87,10 +121,19 @@ def attempt(entry: Entry, lane: Lane, plan: Plan, limits: Limits) -> Tried:
         reasons = refuse(entry.pack, lane, limits)
         return Tried(entry, frozenset({"refused"} if reasons else {"accepted"}), None)
     verdict = verify(entry.pack, entry.solution, lane, plan=plan, limits=limits)
-    if verdict.accepted and "neutralised" in entry.expected:
-        *_, timed = bench(entry.pack, [entry.solution], lane, against=entry.pack.solutions[0], plan=plan)
-        gained = timed.verdict.accepted and timed.outcome in ("faster", "")
-        return Tried(entry, frozenset({"accepted" if gained else "neutralised"}), timed.verdict)
+    if verdict.accepted and entry.against is not None:
+        return _contested(entry, entry.against, lane, plan)
     if verdict.accepted:
         return Tried(entry, frozenset({"accepted"}), verdict)
     return Tried(entry, frozenset(str(r.code) for r in verdict.reasons), verdict)
+
+
+def _contested(entry: Entry, against: Solution, lane: Lane, plan: Plan) -> Tried:
+    """Whether an accepted entry gains anything over its honest twin."""
+    twin, timed = bench(entry.pack, [entry.solution], lane, against=against, plan=plan)
+    if not twin.verdict.accepted:  # the corpus is wrong, or the machine: nothing was shown
+        return Tried(entry, frozenset({f"{against.name} refused"}), twin.verdict)
+    if timed.verdict.judgement is Judgement.INFRASTRUCTURE:
+        return Tried(entry, frozenset(str(r.code) for r in timed.verdict.reasons), timed.verdict)
+    gained = timed.verdict.accepted and timed.outcome == Outcome.FASTER
+    return Tried(entry, frozenset({"accepted" if gained else _NEUTRALISED}), timed.verdict)

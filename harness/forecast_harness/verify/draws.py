@@ -11,8 +11,14 @@ _COUNT = 3
 """How many elements a NaN or an infinity is put into."""
 
 
-def draw(shape: Sequence[int], dtype: torch.dtype, regime: str, generator: torch.Generator) -> torch.Tensor:
-    """A contiguous CPU tensor of this shape whose numbers follow `regime`.
+def draw(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    regime: str,
+    generator: torch.Generator,
+    device: str = "cpu",
+) -> torch.Tensor:
+    """A contiguous CPU tensor of this shape whose numbers follow `regime`; drawn on `device`, if told so.
 
     normal: N(0, 1); uniform: [0, 1); offset: N(5, 1), where an operation that is nearly the identity or
     nearly zero on N(0, 1) shows; large and tiny: N(0, 1) scaled so that squares still fit the dtype;
@@ -20,14 +26,17 @@ def draw(shape: Sequence[int], dtype: torch.dtype, regime: str, generator: torch
     among normal ones. Integers are uniform in [0, 128), booleans fair.
     """
     size = tuple(shape)
+    if device != "cpu":
+        seed = int(torch.randint(0, 2**63 - 1, (), generator=generator, device="cpu"))
+        generator = torch.Generator(device).manual_seed(seed)
     if dtype == torch.bool:
-        return torch.randint(0, 2, size, generator=generator).bool()
+        return torch.randint(0, 2, size, generator=generator, device=device).bool().cpu()
     if not dtype.is_floating_point:
-        return torch.randint(0, 128, size, generator=generator).to(dtype)
+        return torch.randint(0, 128, size, generator=generator, device=device).to(dtype).cpu()
     info = torch.finfo(dtype)
-    normal = torch.randn(size, generator=generator, dtype=torch.float64)
+    normal = torch.randn(size, generator=generator, dtype=torch.float64, device=device)
     if regime == "uniform":
-        normal = torch.rand(size, generator=generator, dtype=torch.float64)
+        normal = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
     elif regime == "offset":
         normal = normal + 5
     elif regime == "large":
@@ -35,20 +44,22 @@ def draw(shape: Sequence[int], dtype: torch.dtype, regime: str, generator: torch
     elif regime == "tiny":
         normal = normal * max(1e-3, math.sqrt(info.smallest_normal))
     elif regime == "denormal":
-        small = torch.rand(size, generator=generator) < 0.5
+        small = torch.rand(size, generator=generator, device=device) < 0.5
         normal = torch.where(small, normal * info.smallest_normal * 0.25, normal)
     elif regime == "cauchy":
-        normal = (normal / torch.randn(size, generator=generator, dtype=torch.float64)).clamp(-1e3, 1e3)
+        normal = (normal / torch.randn(size, generator=generator, dtype=torch.float64, device=device)).clamp(
+            -1e3, 1e3
+        )
     elif regime == "zeros":
-        normal = torch.zeros(size, dtype=torch.float64)
+        normal = torch.zeros(size, dtype=torch.float64, device=device)
     elif regime in ("nan", "inf") and normal.numel():
         flat = normal.reshape(-1)
-        where = torch.randint(0, flat.numel(), (_COUNT,), generator=generator)
-        bad = torch.tensor([math.nan] * 3 if regime == "nan" else [math.inf, -math.inf, math.inf])
-        flat[where] = bad.double()
+        where = torch.randint(0, flat.numel(), (_COUNT,), generator=generator, device=device)
+        bad = [math.nan] * 3 if regime == "nan" else [math.inf, -math.inf, math.inf]
+        flat[where] = torch.tensor(bad, dtype=torch.float64, device=device)
     if info.bits == 8:
         normal = normal.clamp(info.min, info.max)
-    return normal.to(dtype)
+    return normal.to(dtype).cpu()
 
 
 def nearly_same(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -20,6 +20,7 @@ from forecast_harness.verify.problem import (
     Problem,
     compare,
     load_module,
+    seeded,
     shape_and_dtype,
 )
 from forecast_harness.verify.skeleton import filled, skeleton
@@ -87,16 +88,21 @@ class KernelBenchProblem:
                 with torch.no_grad():
                     return model(*(filled(s, moved) for s in shapes))
 
-            exact = expected(
-                reference,
-                given,
-                [d for _, d in wanted],
-                compute=getattr(torch, self._rule.compute),
-                terms=int(self._rule.reduction),
-                safety=self._rule.safety,
-                floor=self._rule.floor,
-                generator=torch.Generator().manual_seed(seed),
-            )
+            draws = seeded(outputs, seed)
+            try:
+                model.to(draws.device)
+                exact = expected(
+                    reference,
+                    given,
+                    [d for _, d in wanted],
+                    compute=getattr(torch, self._rule.compute),
+                    terms=int(self._rule.reduction),
+                    safety=self._rule.safety,
+                    floor=self._rule.floor,
+                    generator=draws,
+                )
+            finally:
+                model.to("cpu")
             return compare(outputs, exact)
 
         size = sum(t.numel() * t.element_size() for t in plain)
@@ -109,6 +115,7 @@ class KernelBenchProblem:
             output_bytes=size,
             moved_bytes=size + sum(t.numel() * t.element_size() for t in tensors.values()),
             right=lambda: plain,
+            portable=True,
         )
 
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from forecast_harness.sandbox.inside import load
 from forecast_harness.sandbox.jobs import Answer, Array
@@ -26,15 +28,19 @@ from forecast_harness.sandbox.tensors import unpack
 from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.verify import tracing
 from forecast_harness.verify.arena import Slot
+from forecast_harness.verify.digest import Digest, all_of, gaps
+from forecast_harness.verify.held import Held, alias
 from forecast_harness.verify.skeleton import filled
 
 _clock = time.perf_counter_ns
-_move = ctypes.memmove
 _read = ctypes.string_at
 _pointer = torch.Tensor.data_ptr
 _size, _stride = torch.Tensor.size, torch.Tensor.stride
 _is_neg, _is_conj = torch.Tensor.is_neg, torch.Tensor.is_conj
 _threads = threading.enumerate
+_modes = torch.overrides._get_current_function_mode_stack
+_dispatch_modes = _get_current_dispatch_mode_stack
+_full, _narrow, _cpu = torch.full, torch.Tensor.narrow, torch.Tensor.cpu
 
 WATCHED: tuple[tuple[Any, str], ...] = (
     (time, "perf_counter"),
@@ -93,6 +99,10 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
     "grad mode": torch.is_grad_enabled,
     "denormals": lambda: bool((torch.tensor([1e-40]) * 1.0 != 0).item()),
     "threads": torch.get_num_threads,
+    # They see every operation of this process, those of the harness included.
+    "modes": lambda: [
+        type(m).__name__ for m in (*_modes(), *_dispatch_modes()) if not isinstance(m, DeviceContext)
+    ],
 }
 
 
@@ -113,22 +123,38 @@ def prepare(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict
     state["before"] = set(_threads())
     if state["device"] != "cpu":
         state["timer"] = DeviceTimer(torch)
+    state["held"] = Held(state["device"])
+    state["pages"] = int(payload.get("pages", 0))
+    state["digest"] = Digest(state["pages"], state["device"])
     state["kernels"] = tracing.Kernels() if payload["language"] == "triton" else None
     module = load(payload["file"])
     state["entry"] = getattr(module, payload["entry"])
     return Answer({"harness": _report(state)})
 
 
+def place(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
+    """Take the contents of the block called `name`: all of it (`block`), or changes of what it was.
+
+    `patches` lists slots; arrays `at0` (numbers of elements) and `to0` (their new bits) belong to the first.
+    """
+    held: Held = state["held"]
+    if "block" in arrays:
+        held.put(payload["name"], arrays["block"])
+    for n, slot in enumerate(payload["patches"]):
+        held.patch(payload["name"], Slot.from_json(slot), arrays[f"at{n}"], arrays[f"to{n}"])
+    return Answer({"harness": _report(state)})
+
+
 def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
     """Place the block, call the candidate once, read what it returned.
 
-    The value has `seconds`, `outputs` (see `_read_outputs`), `operations`, `kernels` and `compiled` (see
-    `tracing`) and `harness` (see `_report`); the arrays are `block`, as it is afterwards, and the bytes of
-    every output.
+    The block is in the question, or it is what `place` was given under the name `held`. The value has
+    `seconds`, `outputs` (see `_described`), `operations`, `kernels` and `compiled` (see `tracing`) and
+    `harness` (see `_report`); the arrays are `block`, as it is afterwards, and the bytes of every output.
+    Where the question has a `seed`, there are no arrays, but `digests` instead (see `_digests`).
     """
-    block = _place(arrays["block"], state)
-    slots = [Slot.from_json(s) for s in payload["slots"]]
-    views = _views(slots, block, state)
+    held, slots = _restored(payload, arrays, state)
+    views = held.views(slots)
     function = _callable(payload, arrays, state)
     shape = payload["call"]
     positional = [filled(s, views) for s in shape["args"]]
@@ -140,40 +166,74 @@ def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[
         seconds, result = _timed(function, positional, named, state)
     state["last"] = result
     state["most"] = 4 * int(payload["output_bytes"]) + 4096
-    found, raw = _read_outputs(result, state)
-    state["size"] = len(arrays["block"].data)
-    raw["block"] = _block(state)
+    answer = _answered(payload, slots, state)
     after = before if kernels is None else (kernels.launches, kernels.compilations)
     said = {
         "seconds": seconds,
-        "outputs": found,
         "operations": seen,
         "kernels": after[0] - before[0],
         "compiled": after[1] - before[1],
         "harness": _report(state),
     }
-    return Answer(said, raw)
+    return Answer({**answer.value, **said}, answer.arrays)
 
 
 def again(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
     """Read the last outputs once more: nothing may have changed since the candidate returned."""
-    found, raw = _read_outputs(state["last"], state)
-    raw["block"] = _block(state)
-    return Answer({"outputs": found, "harness": _report(state)}, raw)
+    answer = _answered({}, [], state)
+    return Answer({**answer.value, "harness": _report(state)}, answer.arrays)
 
 
 def idle(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
     """All that `launch` does around the call, without the call: the cost of asking."""
-    _place(arrays["block"], state)
+    _, slots = _restored(payload, arrays, state)
     _poison(int(payload["output_bytes"]), state)
-    report = _report(state)
-    return again(payload, arrays, state) if "last" in state else Answer({"harness": report})
+    _timed(lambda: None, [], {}, state)
+    answer = _answered(payload, slots, state) if "last" in state else Answer({})
+    return Answer({**answer.value, "harness": _report(state)}, answer.arrays)
 
 
-def _block(state: dict[str, Any]) -> Array:
-    return Array(
-        "uint8", (state["size"],), _bytes_at(_pointer(state["block"]), state["size"], state["block"])
-    )
+def _restored(
+    payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]
+) -> tuple[Held, list[Slot]]:
+    held: Held = state["held"]
+    name = payload.get("held", "")
+    if not name:
+        held.put(name, arrays["block"])
+    held.restore(name)
+    return held, [Slot.from_json(s) for s in payload["slots"]]
+
+
+def _answered(payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]) -> Answer:
+    """The last outputs' description and bytes, or their digests where `payload` has a `seed`."""
+    found, spans = _described(state["last"], state)
+    if "seed" in payload:
+        return Answer({"outputs": found, "digests": _digests(int(payload["seed"]), slots, spans, state)})
+    raw = {f"out{n}": _bytes_at(*span) for n, span in spans.items()}
+    raw["block"] = _bytes_at(_pointer(state["held"].block), state["held"].size, state["held"].block)
+    return Answer({"outputs": found}, raw)
+
+
+def _digests(
+    seed: int, slots: list[Slot], spans: Mapping[int, tuple[int, int, torch.Tensor]], state: dict[str, Any]
+) -> list[int]:
+    """Of the block but for its outputs, of every output in it, and of every output that was returned.
+
+    Computed at once after the call, before the judge has said whether it will read the bytes themselves: if
+    it does, what comes then has to have these digests. That finds whatever changes after the call, and
+    bounds nothing else: a candidate that replaces this very code, which lies in its own process, is held by
+    nothing but those launches that are read.
+    """
+    digest: Digest = state["digest"]
+    block = state["held"].bytes()
+    written = sorted((s.offset, s.offset + s.bytes) for s in slots if s.output)
+    found = [digest.of(block, state["pages"], gaps(written, block.numel()))]
+    found += [digest.of(_narrow(block, 0, start, stop - start), seed) for start, stop in written]
+    for at, size, owner in spans.values():
+        whole = alias(owner)
+        start = at - _pointer(whole) if size else 0  # what holds no element may have no address
+        found.append(digest.of(_narrow(whole, 0, start, size), seed))
+    return all_of(found)
 
 
 def _timed(
@@ -212,6 +272,10 @@ def _callable(
     return call
 
 
+_MAPPED = 32 << 20
+"""Bytes from which on a host's allocator always asks the system, which hands out zeros."""
+
+
 class StateDictError(Exception):
     """The solution's module has other parameters than the task's."""
 
@@ -219,20 +283,25 @@ class StateDictError(Exception):
 def _poison(size: int, state: dict[str, Any]) -> None:
     """Leave NaN in the memory that the allocator will hand out next."""
     count = max(size, 64)
-    held = [torch.full((count,), 255, dtype=torch.uint8, device=state["device"]) for _ in range(3)]
+    if state["device"] == "cpu" and count >= _MAPPED:
+        return
+    held = [_full((count,), 255, dtype=torch.uint8, device=state["device"]) for _ in range(3)]
     del held
 
 
-def _read_outputs(result: Any, state: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """What was returned: one description per output, and the bytes from its first to its last element.
+def _described(
+    result: Any, state: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[int, tuple[int, int, torch.Tensor]]]:
+    """What was returned: one description per output, and where it lies, by the output's number.
 
     Descriptions hold `problem` (it is no plain tensor) or `dtype`, `shape`, `stride` and `alias` (it lies in
-    the inputs' block). Only captured functions of the base class touch the candidate's objects.
+    the inputs' block). Places are address, bytes from its first to its last element, and the tensor. Only
+    captured functions of the base class touch the candidate's objects.
     """
     items = list(result) if type(result) in (tuple, list) else [] if result is None else [result]
     found: list[dict[str, Any]] = []
-    raw: dict[str, Array] = {}
-    block = state["block"]
+    spans: dict[int, tuple[int, int, torch.Tensor]] = {}
+    block = state["held"].block
     low = _pointer(block)
     for n, item in enumerate(items):
         if type(item) not in (torch.Tensor, torch.nn.Parameter):
@@ -249,21 +318,21 @@ def _read_outputs(result: Any, state: dict[str, Any]) -> tuple[list[dict[str, An
         if span * width > state["most"]:
             found.append({"problem": f"output {n} spans {span * width} bytes, far more than asked for"})
             continue
-        alias = span > 0 and at < low + block.numel() and low < at + span * width
+        alias_ = span > 0 and at < low + block.numel() and low < at + span * width
         kind = str(item.dtype).removeprefix("torch.")
-        found.append({"dtype": kind, "shape": shape, "stride": stride, "alias": alias})
-        raw[f"out{n}"] = Array("uint8", (span * width,), _bytes_at(at, span * width, item))
-    return found, raw
+        found.append({"dtype": kind, "shape": shape, "stride": stride, "alias": alias_})
+        spans[n] = at, span * width, item
+    return found, spans
 
 
-def _bytes_at(address: int, size: int, owner: torch.Tensor) -> bytes:
+def _bytes_at(address: int, size: int, owner: torch.Tensor) -> Array:
     if size == 0:
-        return b""
+        return Array("uint8", (0,), b"")
     if owner.device.type == "cpu":
-        return _read(address, size)
-    whole = torch.empty(0, dtype=torch.uint8, device=owner.device).set_(owner.untyped_storage())
-    start = address - _pointer(whole)
-    return bytes(whole[start : start + size].cpu().numpy().tobytes())
+        return Array("uint8", (size,), _read(address, size))
+    whole = alias(owner)
+    found = _cpu(_narrow(whole, 0, address - _pointer(whole), size))
+    return Array("uint8", (size,), memoryview(found.numpy()))
 
 
 def _report(state: dict[str, Any]) -> dict[str, Any]:
@@ -281,29 +350,3 @@ def _report(state: dict[str, Any]) -> dict[str, Any]:
         "flags": {n: v for n, v in flags.items() if v != state["flags"][n]},
         "threads": alive,
     }
-
-
-def _place(array: Array, state: dict[str, Any]) -> torch.Tensor:
-    """Copy the judge's bytes over our block: the same addresses and versions, other contents."""
-    size = len(array.data)
-    held = state.get("block")
-    if held is None or held.numel() < size:
-        held = torch.empty(max(size, 1 << 16) * 2, dtype=torch.uint8, device=state["device"])
-        state["block"], state["views"] = held, {}
-    if held.device.type == "cpu":
-        _move(_pointer(held), array.data, size)
-    else:
-        fresh = torch.frombuffer(bytearray(array.data), dtype=torch.uint8)
-        # Through another tensor on the same storage: the views' version counters must not tell.
-        torch.empty(0, dtype=torch.uint8, device=held.device).set_(held.untyped_storage())[:size].copy_(fresh)
-    return held
-
-
-def _views(slots: list[Slot], block: torch.Tensor, state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    found = {}
-    for slot in slots:
-        key = (slot.dtype, slot.shape, slot.stride, slot.offset)
-        if key not in state["views"]:
-            state["views"][key] = slot.view(block)
-        found[slot.name] = state["views"][key]
-    return found

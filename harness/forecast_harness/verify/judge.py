@@ -9,97 +9,26 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from forecast_harness.packs.schema import Format, Language, Pack, Workload
+from forecast_harness.packs.schema import Language, Pack, Workload
 from forecast_harness.sandbox.cell import CandidateFault
-from forecast_harness.sandbox.jobs import Answer, Array, Fault
 from forecast_harness.timing.plausible import clocks_disagree, impossible, slow_at_first
-from forecast_harness.verify.arena import Arena, build, changed
+from forecast_harness.verify.effort import Effort, Spent
+from forecast_harness.verify.launches import Asked, Launcher, Reply, Times, large
+from forecast_harness.verify.operations import computes
 from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.problem import Case, Draw, Problem
+from forecast_harness.verify.problem import Case, Draw, Finding, Problem
 from forecast_harness.verify.verdict import Code, Reason
+from forecast_harness.verify.where import Where
 
-INSIDE = "forecast_harness.verify.inside"
-
-_ALLOWED_OPERATIONS = [
-    "empty",
-    "zeros",
-    "ones",
-    "full",
-    "fill",
-    "zero_",
-    "copy_",
-    "_to_copy",
-    "view",
-    "reshape",
-    "as_strided",
-    "slice",
-    "select",
-    "transpose",
-    "permute",
-    "expand",
-    "unsqueeze",
-    "squeeze",
-    "t",
-    "alias",
-    "detach",
-    "clone",
-    "set_",
-    "arange",
-    "resize_",
-    "_reshape_alias",
-    "is_pinned",
-    "lift_fresh",
-    "new_empty",
-    "empty_like",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "empty_strided",
-    "new_empty_strided",
-    "contiguous",
-    "unbind",
-    "split",
-    "narrow",
-    "_unsafe_view",
-    "item",
-    "_local_scalar_dense",
-    "to",
-    "scalar_tensor",
-    "record_stream",
-]
-"""Operations that move or make data, but compute nothing: a launcher may use them on whole tensors."""
-
-
-class Asked(Protocol):
-    """What the judge needs of a `sandbox.Cell`: a process to ask."""
-
-    def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, Array]) -> Answer:
-        """Call `module:function` there. Raises `CandidateFault` when the candidate fails."""
-
-
-@dataclass
-class Reply:
-    """One launch as the judge sees it."""
-
-    case: Case
-    arena: Arena
-    outputs: list[torch.Tensor]
-    raw: Mapping[str, bytes]
-    seconds: float
-    outside: float
-    reasons: list[Reason]
-    operations: Mapping[str, int] = field(default_factory=dict)
-    """Of the framework, if they were watched: name -> most elements that one call touched."""
-    compiled: int = 0
-    """Kernels compiled during the launch."""
+_CHECKING_S = 1.0
+"""What reading and checking a workload's timed launches may take in a duel, on average."""
+_DRAWING_S = 1.0
+"""The same for drawing its arguments anew and sending them."""
 
 
 class Judge:
@@ -115,31 +44,40 @@ class Judge:
     ) -> None:
         self._definition, self._problem, self._workloads = pack.definition, problem, pack.checked_workloads
         self._pack = pack
-        self._cell, self.plan = cell, plan
+        self.plan = plan
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(self.rng.getrandbits(63))
-        self.trials = 0
         self.worst = 0.0
         self._history: list[float] = []
-        self._built = False
-        self._state: Mapping[str, torch.Tensor] | None = None
+        self._language = Language.TORCH
+        self._where, self._spent = Where(plan.device), Spent()
+        self._launcher = Launcher(cell, pack.definition.format, self.rng, plan.device, self._spent)
+        self._checking, self._drawing = Effort(_CHECKING_S), Effort(_DRAWING_S)
+
+    @property
+    def trials(self) -> int:
+        """Launches so far."""
+        return self._launcher.trials
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """`seconds`: where the time went; `host`: why the device was not used for references, if it failed.
+
+        The kinds of seconds are `draw` (arguments), `build` (blocks of them), `check` (references and
+        comparisons), `inside` (launches, by the cell's clock) and, by question, those spent waiting for the
+        cell: `prepare`, `place`, `launch`, `idle` and `again`. What a `launch` took beyond `inside` went into
+        transfers, restoring and digests.
+        """
+        found: dict[str, Any] = {"seconds": self._spent.to_json()}
+        return found | ({"host": self._where.refused} if self._where.refused else {})
 
     def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
         """Have the candidate imported; reasons to go no further."""
         self._language = language
-        answer = self._cell.ask(
-            f"{INSIDE}:prepare",
-            {
-                "file": file,
-                "entry": entry,
-                "language": str(language),
-                "format": str(self._definition.format),
-                "device": self.plan.device,
-            },
-            {},
-        )
-        with _sensible():
-            return _harness(answer.value, "import")
+        reasons = self._launcher.prepare(file, entry, language)
+        if not reasons and any(w.large for w in self._pack.timed_workloads(self.plan.device, language)):
+            self._where.begin()  # not sooner: a device that serves one process alone is the candidate's
+        return reasons
 
     def examine(self, *, timed: bool = True) -> list[Reason]:
         """All trials, up to the first that finds something; its reasons, none if all is well.
@@ -151,72 +89,77 @@ class Judge:
                 return reasons
         return []
 
-    def share(self, work: Workload) -> float:
-        """The share of timed launches of a workload that are checked: large ones cost seconds each."""
-        return self.plan.checked / (10 if work.large else 1)
+    def looks(self, work: Workload) -> bool:
+        """A coin: whether to check this timed launch of a workload. Large ones cost seconds each."""
+        usual = self.plan.checked / (10 if work.large else 1)
+        return self.rng.random() < self._checking.share(work.name, usual)
+
+    def draws(self, work: Workload, usual: float) -> bool:
+        """A coin: whether to draw this workload's arguments anew, instead of changing some values."""
+        return self.rng.random() < self._drawing.share(work.name, usual)
 
     def new_case(
         self, axes: Mapping[str, Any] | None, regime: str = "normal", layout: str = "contiguous"
     ) -> Case:
         """Fresh arguments; None draws hidden axes."""
-        return self._problem.case(axes, Draw(regime, layout, self.generator))
+        with self._spent.on("draw"):
+            return self._problem.case(axes, Draw(regime, layout, self.generator, self._where))
 
-    def launch(self, case: Case, *, shift: int = 0, watch: str = "", repeat: Arena | None = None) -> Reply:
-        """One launch with every check that needs no reference."""
-        arena = repeat or build(case.tensors, case.outputs, case.layouts, self.rng, shift=shift)
-        payload: dict[str, Any] = {
-            "slots": [s.to_json() for s in arena.slots],
-            "call": case.call,
-            "output_bytes": case.output_bytes,
-            "watch": watch,
-        }
-        arrays = {"block": Array("uint8", (arena.block.numel(),), arena.data())}
-        if self._definition.format is Format.KERNELBENCH and self._state is not case.state:
-            if not self._built:
-                payload["init"] = case.call["init"]
-                self._built = True
-            arrays |= {f"state.{n}": _array(t) for n, t in case.state.items()}
-            self._state = case.state
-        begin = time.perf_counter()
-        answer = self._cell.ask(f"{INSIDE}:launch", payload, arrays)
-        outside = time.perf_counter() - begin
-        self.trials += 1
-        with _sensible():
-            return self._reply(case, arena, answer, outside, watch)
+    def timed_case(self, work: Workload) -> Case:
+        """Fresh arguments of a workload; those of large ones are sent at once, and changed in place later.
 
-    def _reply(self, case: Case, arena: Arena, answer: Answer, outside: float, watch: str) -> Reply:
-        label = f"{self.trials}: {case.label}"
-        reasons = _harness(answer.value, label)
-        outputs, said = _outputs(answer, arena)
-        reasons += [Reason(code, text, label) for code, text in said]
+        Raises `CandidateFault` when the cell fails to take them.
+        """
+        self._where.settle()
+        with self._drawing.spent(work.name):
+            case = self.new_case(work.axes)
+            if large(case):
+                case = case.set_moving()
+                self._launcher.place(case)
+            return case
+
+    def next_case(self, case: Case) -> Case:
+        """The same arguments, slightly changed."""
+        with self._spent.on("draw"):
+            return case.next(self.generator)
+
+    def launch(self, case: Case, *, shift: int = 0, watch: str = "") -> Reply:
+        """One launch with every check that needs no reference; its outputs are read at once."""
+        reply = self._launcher.launch(case, shift=shift, watch=watch)
         if not watch:
-            inputs, stray = changed(arena, answer.arrays["block"].data)
-            if inputs:
-                reasons.append(Reason(Code.MUTATED_INPUT, f"changed its input {', '.join(inputs)}", label))
-            if stray:
-                text = f"changed {stray} bytes outside every tensor"
-                reasons.append(Reason(Code.OUT_OF_BOUNDS, text, label))
-        seconds = float(answer.value["seconds"])
-        if (
-            self._language is Language.TRITON
-            and not int(answer.value["kernels"])
-            and any(t.numel() for t in outputs)
-        ):
-            reasons.append(Reason(Code.NO_KERNEL, "it launches no Triton kernel", label))
-        operations = {str(n): int(size) for n, size in answer.value["operations"].items()}
-        if not watch:
-            self._history.append(seconds)
-        raw = {n: a.data for n, a in answer.arrays.items()}
-        compiled = int(answer.value["compiled"])
-        return Reply(case, arena, outputs, raw, seconds, outside, reasons, operations, compiled)
+            self._history.append(reply.seconds)
+        return reply
 
-    def checked(self, reply: Reply) -> list[Reason]:
-        """The reasons of a launch, its values compared to the reference, too."""
-        if reply.reasons:
-            return reply.reasons
-        finding, ratio = reply.case.check(reply.outputs)
+    def timed(self, case: Case) -> Reply:
+        """One launch as it is timed: outputs of a large case are read only if it is `checked` next."""
+        reply = self._launcher.timed(case)
+        self._history.append(reply.seconds)
+        return reply
+
+    def idle(self, case: Case) -> float:
+        """Seconds of a question like that of `timed` that launches nothing."""
+        return self._launcher.idle(case)
+
+    def checked(self, reply: Reply, work: Workload | None = None) -> list[Reason]:
+        """The reasons of a launch, its values compared to the reference, too.
+
+        `work` is what it was timed at. Raises `ValueError` where the launch has not been read and is not the
+        latest one.
+        """
+        with self._checking.spent("" if work is None else work.name):
+            if not reply.reasons:
+                self._launcher.read(reply)
+            if reply.reasons:
+                return reply.reasons
+            with self._spent.on("check"):
+                finding, ratio = self._checked(reply)
         self.worst = max(self.worst, ratio)
-        return [Reason(*finding, f"{self.trials}: {reply.case.label}")] if finding else []
+        return [Reason(*finding, reply.trial)] if finding else []
+
+    def _checked(self, reply: Reply) -> tuple[Finding, float]:
+        if large(reply.case):
+            return reply.case.check(reply.tensors, self._where)
+        return reply.case.check(reply.tensors)  # sooner done than sent
 
     def _variety(self) -> list[Reason]:
         inputs = self._definition.inputs.values()
@@ -241,11 +184,10 @@ class Judge:
 
     def _later(self, reply: Reply) -> list[Reason]:
         """Outputs are read when the solution returns, and once more: they must not have changed."""
-        answer = self._cell.ask(f"{INSIDE}:again", {}, {})
-        if {n: a.data for n, a in answer.arrays.items()} == reply.raw:
+        if not self._launcher.changed_since(reply):
             return []
         text = "an output changed after the solution had returned"
-        return [Reason(Code.LATE_WRITE, text, f"{self.trials}: {reply.case.label}")]
+        return [Reason(Code.LATE_WRITE, text, reply.trial)]
 
     def _repeated(self, first: Reply) -> list[Reason]:
         """Equal inputs at other addresses, between other bytes: right again, and equal if so promised."""
@@ -254,11 +196,11 @@ class Judge:
             return reasons
         if not self._problem.deterministic or not self._definition.deterministic:
             return []
-        pairs = zip(first.outputs, second.outputs, strict=True)
+        pairs = zip(first.tensors, second.tensors, strict=True)
         if all(torch.equal(_bits(a), _bits(b)) for a, b in pairs):
             return []
         text = "equal inputs gave different bits, and the definition promises equal ones"
-        return [Reason(Code.NONDETERMINISTIC, text, f"{self.trials}: {first.case.label}")]
+        return [Reason(Code.NONDETERMINISTIC, text, second.trial)]
 
     def _kernels(self) -> list[Reason]:
         """Who computes: the solution's own kernels, or the framework?"""
@@ -268,20 +210,21 @@ class Judge:
         reply = self.launch(case, watch="operations")
         if reasons := self.checked(reply):
             return reasons
-        label = f"{self.trials}: {case.label}"
-        largest = max((t.numel() for t in reply.outputs), default=0)
-        library = sorted(n for n, size in reply.operations.items() if _computes(n, size, largest))
+        largest = max((t.numel() for t in reply.tensors), default=0)
+        library = sorted(n for n, size in reply.operations.items() if computes(n, size, largest))
         if library:
-            return [Reason(Code.LIBRARY_COMPUTES, f"the framework computes: {', '.join(library)}", label)]
+            return [
+                Reason(Code.LIBRARY_COMPUTES, f"the framework computes: {', '.join(library)}", reply.trial)
+            ]
         if self._language is not Language.TRITON:
             return []
         try:
             silent = self.launch(self.new_case(self._workloads[0].axes), watch="off")
         except CandidateFault:
             return []  # what comes after the kernel could not do without it
-        if not silent.reasons and silent.case.check(silent.outputs)[0] is None:
+        if not silent.reasons and silent.case.check(silent.tensors)[0] is None:
             text = "the result is right although no kernel ran, so the kernels are decoys"
-            return [Reason(Code.NO_KERNEL, text, f"{self.trials}: {silent.case.label}")]
+            return [Reason(Code.NO_KERNEL, text, silent.trial)]
         return []
 
     def _in_a_row(self) -> list[Reason]:
@@ -289,34 +232,23 @@ class Judge:
         timed = self._pack.timed_workloads(self.plan.device, self._language)
         work = timed[self.rng.randrange(len(timed))]
         count = self.plan.timed + self.rng.randrange(self.plan.timed + 1)
-        chosen = {count - 1} | {n for n in range(count) if self.rng.random() < self.share(work)}
-        replies: list[Reply] = []
+        replies: list[Times] = []
         idle: list[float] = []
-        case = self.new_case(work.axes)
+        case = self.timed_case(work)
         for n in range(count):
-            case = self.new_case(work.axes) if n % 4 == 0 or n in chosen else case.twin(self.generator)
+            if n:
+                case = self.timed_case(work) if self.draws(work, 0.25) else self.next_case(case)
             if n % 2:
                 idle.append(self.idle(case))
-            reply = self.launch(case)
-            if reasons := (self.checked(reply) if n in chosen else reply.reasons):
+            reply = self.timed(case)
+            looked = n == count - 1 or self.looks(work)
+            if reasons := (self.checked(reply, work) if looked else reply.reasons):
                 return reasons
             if n:  # the first may compile
                 if reasons := self.possible(reply):
                     return reasons
-                replies.append(reply)
+                replies.append(reply.times)
         return self.believable(replies, idle)
-
-    def idle(self, case: Case) -> float:
-        """Seconds of a question of the same size that launches nothing.
-
-        To be asked where a launch would have been: a cell that was asked a moment ago answers sooner than
-        one that has slept.
-        """
-        arena = build(case.tensors, case.outputs, case.layouts, self.rng)
-        arrays = {"block": Array("uint8", (arena.block.numel(),), arena.data())}
-        begin = time.perf_counter()
-        self._cell.ask(f"{INSIDE}:idle", {"output_bytes": case.output_bytes}, arrays)
-        return time.perf_counter() - begin
 
     def possible(self, reply: Reply) -> list[Reason]:
         """A reason if one timed launch was faster than the device can be, or compiled."""
@@ -327,7 +259,7 @@ class Judge:
         said = impossible(reply.seconds, case.moved_bytes, case.flops, self.plan.peaks)
         return [Reason(Code.IMPOSSIBLE, said, case.label)] if said else []
 
-    def believable(self, replies: Sequence[Reply], idle: Sequence[float]) -> list[Reason]:
+    def believable(self, replies: Sequence[Times], idle: Sequence[float]) -> list[Reason]:
         """Reasons not to believe the times of launches of one workload."""
         label = f"{len(replies)} timed launches"
         if not replies:
@@ -337,63 +269,5 @@ class Judge:
         return [Reason(Code.CLOCK, said, label)] if said else []
 
 
-@contextmanager
-def _sensible() -> Iterator[None]:
-    """Read an answer. The cell's own code never gives one that breaks the form: the candidate did."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CandidateFault(Fault.FORGED, f"an answer makes no sense: {error!r}") from error
-
-
-def _computes(name: str, size: int, largest: int) -> bool:
-    """Whether a framework operation does arithmetic on tensors of the problem's size."""
-    plain = name.partition("::")[2].partition(".")[0]
-    return plain not in _ALLOWED_OPERATIONS and size > 0 and size * 8 >= largest
-
-
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _array(tensor: torch.Tensor) -> Array:
-    from forecast_harness.sandbox.tensors import pack
-
-    return pack(tensor)
-
-
-def _harness(value: Mapping[str, Any], label: str) -> list[Reason]:
-    """What the cell noticed about its own process."""
-    found, report = [], value["harness"]
-    if report["patched"]:
-        found.append(Reason(Code.PATCHED, f"replaced {', '.join(report['patched'])}", label))
-    if report["flags"]:
-        changes = ", ".join(f"{n} to {v}" for n, v in report["flags"].items())
-        found.append(Reason(Code.GLOBAL_STATE, f"set {changes} for the whole process", label))
-    if report["threads"]:
-        found.append(Reason(Code.THREADS, f"left threads running: {report['threads']}", label))
-    return found
-
-
-def _outputs(answer: Answer, arena: Arena) -> tuple[list[torch.Tensor], list[tuple[Code, str]]]:
-    """Tensors made of the bytes that came back, and what is wrong with their form."""
-    given = [s for s in arena.slots if s.output]
-    if given:
-        data = torch.frombuffer(bytearray(answer.arrays["block"].data), dtype=torch.uint8)
-        return [s.view(data).clone() for s in given], []
-    outputs: list[torch.Tensor] = []
-    said: list[tuple[Code, str]] = []
-    for n, about in enumerate(answer.value["outputs"]):
-        if "problem" in about:
-            said.append((Code.WRONG_STRUCTURE, str(about["problem"])))
-            continue
-        if about["alias"]:
-            said.append((Code.ALIASES_INPUT, f"output {n} lies in the memory of the inputs"))
-        data = answer.arrays[f"out{n}"].data
-        dtype = getattr(torch, about["dtype"])
-        if not data:
-            outputs.append(torch.empty(about["shape"], dtype=dtype))
-            continue
-        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
-        outputs.append(flat.as_strided(about["shape"], about["stride"]))
-    return outputs, said

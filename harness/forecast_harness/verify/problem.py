@@ -22,10 +22,14 @@ from forecast_harness.packs.expressions import evaluate
 from forecast_harness.packs.parts import Tensor
 from forecast_harness.packs.schema import Definition, Pack
 from forecast_harness.verify.draws import draw, nearly_same
+from forecast_harness.verify.drift import Drift, drifts
 from forecast_harness.verify.tolerance import Expected, expected, mismatch, outputs_of
 from forecast_harness.verify.verdict import Code
+from forecast_harness.verify.where import HOST, Where
 
 Finding = tuple[Code, str] | None
+_MANY = 1 << 20
+"""Elements from which on a tensor is drawn on the device."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Draw:
     regime: str
     layout: str
     generator: torch.Generator
+    where: Where = HOST
+    """Where large tensors are drawn; they are handed over on the host."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +66,43 @@ class Case:
 
     vary: Callable[[torch.Generator], Mapping[str, torch.Tensor]] | None = None
     """Nearly the same inputs, where changing them one by one could break what the pack promises."""
+    drifting: Callable[[], Drift | None] | None = None
+    """The same for inputs that are changed in place, where they can be."""
+    moving: Drift | None = None
+    """What changes these tensors in place, once that has begun."""
+    portable: bool = False
+    """Whether `judge` works with tensors that are on a device, too."""
 
-    def check(self, outputs: Sequence[torch.Tensor]) -> tuple[Finding, float]:
+    @property
+    def input_bytes(self) -> int:
+        """Of all tensors that are handed over, given outputs included."""
+        return sum(t.numel() * t.element_size() for t in (*self.tensors.values(), *self.outputs.values()))
+
+    def set_moving(self) -> Case:
+        """The same case, whose tensors `next` will change in place; unchanged where they must not be."""
+        if self.drifting is not None:
+            return replace(self, moving=self.drifting())
+        if not drifts(self.tensors, self.tensors):
+            return self
+        fixed = () if self.vary is None else self.tensors
+        return replace(self, moving=Drift(self.tensors, self.tensors, fixed))
+
+    def next(self, generator: torch.Generator) -> Case:
+        """The arguments of the next launch, nearly the same: a twin, or this case, changed in place."""
+        if self.moving is None:
+            return self.twin(generator)
+        self.moving.step(generator)
+        return self
+
+    def check(self, outputs: Sequence[torch.Tensor], where: Where = HOST) -> tuple[Finding, float]:
         """What is wrong with these outputs (None: nothing), and the largest error over its limit."""
-        return self.judge(self.tensors, outputs)
+
+        def judged(device: str) -> tuple[Finding, float]:
+            return self.judge(
+                {n: t.to(device) for n, t in self.tensors.items()}, [t.to(device) for t in outputs]
+            )
+
+        return where.run(judged, portable=self.portable)
 
     def twin(self, generator: torch.Generator) -> Case:
         """The same launch with a few elements of its floating inputs changed."""
@@ -129,6 +168,11 @@ def shape_and_dtype(
     return None
 
 
+def seeded(outputs: Sequence[torch.Tensor], seed: int) -> torch.Generator:
+    """A generator for where these tensors are."""
+    return torch.Generator(outputs[0].device if outputs else "cpu").manual_seed(seed)
+
+
 def compare(outputs: Sequence[torch.Tensor], wanted: Sequence[Expected]) -> tuple[Finding, float]:
     """The first output that breaks its limits, and the largest error over its limit."""
     worst = 0.0
@@ -177,8 +221,16 @@ class OwnProblem:
             if how.layout in spec.layouts:
                 layouts[name] = how.layout
         drawn, state = dict(values), how.generator.get_state()
+        written = [t._version for t in drawn.values()]  # a `make` that writes into them is not repeatable
         if self._make is not None:
             values = self._make(sizes, values, how.generator)
+        untouched = written == [t._version for t in drawn.values()]
+
+        def made(given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+            if self._make is None:
+                return given
+            found = self._make(sizes, dict(given), torch.Generator().manual_seed(0).set_state(state))
+            return {n: v for n, v in found.items() if isinstance(v, torch.Tensor)}
 
         def vary(generator: torch.Generator) -> Mapping[str, torch.Tensor]:
             changed = {
@@ -187,9 +239,14 @@ class OwnProblem:
                 else nearly_same(t, generator)
                 for n, t in drawn.items()
             }
-            if self._make is not None:
-                changed = self._make(sizes, changed, torch.Generator().manual_seed(0).set_state(state))
-            return {n: v for n, v in changed.items() if isinstance(v, torch.Tensor)}
+            return made(changed)
+
+        def drifting() -> Drift | None:
+            inputs = {n: v for n, v in drawn.items() if isinstance(v, torch.Tensor)}
+            if not untouched or not drifts(inputs, tensors):
+                return None
+            static = [n for n in drawn if definition.inputs[n].static]
+            return Drift(inputs, tensors, static, None if self._make is None else made)
 
         tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor)}
         self._check_inputs(tensors, sizes)
@@ -217,6 +274,8 @@ class OwnProblem:
             flops=evaluate(definition.flops, sizes),
             right=lambda: self._right(values, wanted),
             vary=vary,
+            drifting=drifting,
+            portable=True,
         )
 
     def _drawn(self, name: str, spec: Tensor, shape: tuple[int, ...], how: Draw) -> torch.Tensor:
@@ -224,7 +283,11 @@ class OwnProblem:
         if (name, shape) in self._static:
             return self._static[name, shape].clone()
         regime = how.regime if how.regime in spec.values and not spec.static else spec.values[0]
-        value = draw(shape, dtype_of(spec.dtype), regime, how.generator)
+        dtype = dtype_of(spec.dtype)
+        if math.prod(shape) < _MANY:
+            value = draw(shape, dtype, regime, how.generator)
+        else:
+            value = how.where.run(lambda device: draw(shape, dtype, regime, how.generator, device))
         if spec.static:
             self._static[name, shape] = value.clone()
         return value
@@ -270,7 +333,7 @@ class OwnProblem:
             terms=evaluate(rule.reduction, sizes),
             safety=rule.safety,
             floor=rule.floor,
-            generator=torch.Generator().manual_seed(seed),
+            generator=seeded(outputs, seed),
         )
         return compare(outputs, exact)
 

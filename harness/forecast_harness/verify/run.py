@@ -11,6 +11,7 @@ from typing import Any
 
 from forecast_harness.packs.schema import Pack, Solution
 from forecast_harness.sandbox.api import Job, Lane, Limits, Result, Status
+from forecast_harness.verify.needs import limits_for
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.screen import screen
 from forecast_harness.verify.verdict import Code, Reason, Verdict
@@ -31,14 +32,15 @@ def verify(
     """Judge `solution` with fresh hidden seeds.
 
     `seed` repeats an earlier verification (`facts.seed`); a candidate that knows it can cheat, so leave it
-    empty for anything but a look at a failure. Nothing the candidate does raises here.
+    empty for anything but a look at a failure. Nothing the candidate does raises here; a pack with a workload
+    that is too large raises `RecordError`.
     """
     begin = time.perf_counter()
     payload = job_payload(pack, solution, plan, seed)
     job = Job(
         "forecast_harness.verify.worker:main", payload, {**solution.files, "solution.py": solution.source}
     )
-    result = lane.run(job, limits)
+    result = lane.run(job, limits_for(pack, limits, plan.device))
     facts: dict[str, Any] = {"harness": harness_hash(), "plan": plan.to_json(), "pack_id": pack.id}
     facts |= {"solution_id": solution.id, "language": str(solution.language)}
     reasons: tuple[Reason, ...]

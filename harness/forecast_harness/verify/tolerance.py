@@ -23,11 +23,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 _STEP = 2.0**-24
 """Relative size of the moves; the float64 reference resolves their effect to 8 digits."""
 _MOVES = 4
+_FEW_MOVES = 1
+_MANY = 1 << 22
+"""Elements of an output from which on one move is enough: each row has thousands to average over."""
+_PART = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Elements that are compared at a time: what a cache holds, and what keeps a device busy."""
 _ENOUGH = 64
 """Elements from which on a root mean square says something."""
 
@@ -59,6 +65,7 @@ def expected(
 ) -> list[Expected]:
     """Exact outputs and limits. `reference` is called with every floating tensor in float64.
 
+    All of it is computed where the tensors are, and `generator` has to be of that device.
     Raises `ValueError` when it returns another number of tensors than there are `dtypes`.
     """
     exact = {name: _wide(value) for name, value in inputs.items()}
@@ -66,27 +73,38 @@ def expected(
     if len(wants) != len(dtypes):
         raise ValueError(f"the reference returns {len(wants)} outputs, the definition lists {len(dtypes)}")
     wants = [w.double() if d.is_floating_point else w for w, d in zip(wants, dtypes, strict=True)]
+    if not any(d.is_floating_point for d in dtypes):
+        return [Expected(want, dtype, None) for want, dtype in zip(wants, dtypes, strict=True)]
     squares = [torch.zeros_like(w) if w.is_floating_point() else None for w in wants]
-    for _ in range(_MOVES):
+    moves = _MOVES if max(w.numel() for w in wants) < _MANY else _FEW_MOVES
+    for _ in range(moves):
         moved = {n: _moved(v, generator) for n, v in exact.items()}
         for square, want, other in zip(squares, wants, outputs_of(reference(**moved)), strict=True):
             if square is not None:
-                square += ((other.double() - want) / _STEP).nan_to_num(0, 0, 0) ** 2 / _MOVES
-    flushed = outputs_of(reference(**{n: _flushed(v, inputs[n]) for n, v in exact.items()}))
+                off = (other.double() - want).mul_(1 / _STEP).nan_to_num_(0, 0, 0)
+                square += off.square_().div_(moves)
+    flushed = wants
+    if any(_has_denormals(v, inputs[n]) for n, v in exact.items()):
+        flushed = outputs_of(reference(**{n: _flushed(v, inputs[n]) for n, v in exact.items()}))
     found = []
     for want, dtype, square, flat in zip(wants, dtypes, squares, flushed, strict=True):
         if square is None:
             found.append(Expected(want, dtype, None))
             continue
+        # In place as far as possible: a fresh tensor of this size costs more than what is done to it.
+        size, rows = want.abs(), _row_rms(square)
         # At least 1: even where the inputs hardly matter, intermediate results are rounded.
-        condition = torch.maximum(torch.maximum(square.sqrt(), _row_rms(square)), want.abs())
+        condition = torch.maximum(torch.maximum(square.sqrt_(), rows), size)
         info = torch.finfo(dtype)
-        rounding = info.eps * want.abs()
+        rounding = size.mul_(info.eps)
         unit = safety * 0.5 * torch.finfo(compute).eps
-        compute_error = unit * (math.sqrt(max(1, terms)) * condition + floor)
-        least = info.smallest_normal + (flat.double() - want).abs().nan_to_num(0, 0, 0)
-        limit = 0.75 * rounding + compute_error + least
-        found.append(Expected(want, dtype, limit, 0.5 * rounding + 0.25 * compute_error + least))
+        compute_error = condition.mul_(math.sqrt(max(1, terms))).add_(floor).mul_(unit)
+        least: float | torch.Tensor = info.smallest_normal
+        if flat is not want:
+            least = least + (flat.double() - want).abs().nan_to_num(0, 0, 0)
+        limit = compute_error.add(rounding, alpha=0.75).add_(least)
+        typical = compute_error.mul_(0.25).add_(rounding, alpha=0.5).add_(least)
+        found.append(Expected(want, dtype, limit, typical))
     return found
 
 
@@ -106,43 +124,67 @@ def mismatch(got: torch.Tensor, one: Expected) -> tuple[str, float]:
         return "", 0.0
     if one.limit is None:
         wrong = got.to(want.dtype) != want
-        return (_first(wrong, got, want), math.inf) if wrong.any() else ("", 0.0)
-    largest = torch.finfo(one.dtype).max
+        if not wrong.any():
+            return "", 0.0
+        first = int(wrong.reshape(-1).nonzero()[0])
+        return _first(int(wrong.sum()), first, got, want, None), math.inf
+    whole = [t.reshape(-1) for t in (got, want, one.limit)]
+    typical = None if one.typical is None else one.typical.reshape(-1)
+    bad, worst, counted, squares, allowed = 0, 0.0, 0, 0.0, 0.0
+    first = -1
+    step = _PART.get(want.device.type, want.numel())
+    for at in range(0, want.numel(), step):
+        part = slice(at, at + step)
+        wrong, error, counts = _compared(whole[0][part], whole[1][part], whole[2][part], one.dtype)
+        if wrong.any():
+            first = first if bad else at + int(wrong.nonzero()[0])
+            bad += int(wrong.sum())
+        error, limit = error[counts], whole[2][part][counts]
+        if error.numel():
+            worst = _larger(worst, float((error / limit).max()))
+            counted += error.numel()
+            squares += float(error.square().sum())
+            allowed += 0.0 if typical is None else float(typical[part][counts].square().sum())
+    if bad:
+        text = _first(bad, first, got, want, one.limit)
+        return text, math.inf if math.isnan(worst) else worst
+    if typical is not None and counted >= _ENOUGH and squares > allowed:
+        found, most = math.sqrt(squares / counted), math.sqrt(allowed / counted)
+        return f"root mean square error {found:.3g}, allowed {most:.3g}: biased", worst
+    return "", worst
+
+
+def _compared(
+    got: torch.Tensor, want: torch.Tensor, limit: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Which elements are wrong, how far all are off, and which of these errors count."""
+    largest = torch.finfo(dtype).max
     over = want.abs() > largest
     value = got.double()
     error = (value - want).abs()
     # A result beyond the dtype's range may be infinite or, after honest rounding, its largest number.
-    nearly = largest * (1 - torch.finfo(one.dtype).eps)
+    nearly = largest * (1 - torch.finfo(dtype).eps)
     beyond = over & (value.sign() == want.sign()) & (value.abs() >= nearly)
     same = (value.isnan() & want.isnan()) | (value == want) | beyond
-    edge = value.isinf() & (value.sign() == want.sign()) & (want.abs() + one.limit >= largest)
+    edge = value.isinf() & (value.sign() == want.sign()) & (want.abs() + limit >= largest)
     # A NaN compares false with everything, so it counts as wrong unless the reference has one there.
-    wrong = ~(same | edge | (error <= one.limit))
-    counted = ~(same | edge) & one.limit.isfinite()
-    ratio = (error / one.limit)[counted]
-    worst = float(ratio.max()) if ratio.numel() else 0.0
-    if wrong.any():
-        return _first(wrong, got, want, one.limit), math.inf if math.isnan(worst) else worst
-    if one.typical is not None and counted.sum() >= _ENOUGH:
-        typical, allowed = _rms(error[counted]), _rms(one.typical[counted])
-        if typical > allowed:
-            return f"root mean square error {typical:.3g}, allowed {allowed:.3g}: biased", worst
-    return "", worst
+    wrong = ~(same | edge | (error <= limit))
+    return wrong, error, ~(same | edge) & limit.isfinite()
 
 
-def _first(
-    wrong: torch.Tensor, got: torch.Tensor, want: torch.Tensor, limit: torch.Tensor | None = None
-) -> str:
-    where = tuple(int(n) for n in wrong.nonzero()[0])
+def _larger(one: float, other: float) -> float:
+    """The larger number; a NaN, if there is one."""
+    return one if math.isnan(one) or other <= one else other
+
+
+def _first(bad: int, first: int, got: torch.Tensor, want: torch.Tensor, limit: torch.Tensor | None) -> str:
+    """So many elements are wrong, of which this one, counted row by row, is the first."""
+    where = tuple(int(n) for n in np.unravel_index(first, want.shape))
     allowed = "" if limit is None else f" +- {float(limit[where]):.3g}"
     return (
-        f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; the first at {where} is "
+        f"{bad} of {want.numel()} elements are wrong; the first at {where} is "
         f"{got[where].item():.6g}, expected {want[where].item():.6g}{allowed}"
     )
-
-
-def _rms(values: torch.Tensor) -> float:
-    return float(values.square().mean().sqrt())
 
 
 def _row_rms(square: torch.Tensor) -> torch.Tensor:
@@ -165,8 +207,15 @@ def _moved(value: Any, generator: torch.Generator) -> Any:
         return value
     if not value.is_floating_point():
         return value.clone()
-    sign = torch.randint(0, 2, value.shape, generator=generator).double() * 2 - 1
-    return value * (1 + _STEP * sign)
+    up = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.int8, device=value.device)
+    return up.double().mul_(2 * _STEP).add_(1 - _STEP).mul_(value)
+
+
+def _has_denormals(value: Any, original: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return False
+    size = value.abs()
+    return bool(((size > 0) & (size < torch.finfo(original.dtype).smallest_normal)).any())
 
 
 def _flushed(value: Any, original: Any) -> Any:

@@ -100,7 +100,7 @@ class Verdict:
     seconds: float = 0.0
     """Wall seconds of the whole verification."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Seeds, sandbox level, largest error over limit, harness hash."""
+    """Seeds, sandbox level, largest error over limit, harness hash, where the time went (`Judge.facts`)."""
 
     @property
     def judgement(self) -> Judgement:

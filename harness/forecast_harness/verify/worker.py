@@ -42,7 +42,11 @@ def main(work: Work) -> Answer:
             reasons = judge.prepare(FILE, asked["entry"], Language(asked["language"])) or judge.examine()
         except CandidateFault as fault:
             reasons = [faulted(fault, judge)]
-    facts = {"seed": nonce, "error_over_limit": float(f"{judge.worst:.4g}") if judge.worst < 1e30 else None}
+    facts: dict[str, Any] = {
+        "seed": nonce,
+        "error_over_limit": float(f"{judge.worst:.4g}") if judge.worst < 1e30 else None,
+    }
+    facts |= judge.facts
     return Answer({"reasons": [r.to_json() for r in reasons], "trials": judge.trials, "facts": facts})
 
 

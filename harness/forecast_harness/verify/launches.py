@@ -1,0 +1,297 @@
+"""Launches as the judge asks for them: what is sent, what comes back, what that shows without a reference.
+
+Small blocks travel with every question, and all bytes come back with the answer. Large ones lie in the cell
+(see `held`): the judge sends what changed in them, the answer has digests, and whether the bytes themselves
+are read is decided afterwards. What was read must have the digests that were told at once.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forecast_autotune.errors import RecordError
+from forecast_harness.packs.schema import Format, Language
+from forecast_harness.sandbox.cell import CandidateFault
+from forecast_harness.sandbox.jobs import Answer, Array, Fault
+from forecast_harness.sandbox.tensors import pack
+from forecast_harness.verify.arena import Arena, build
+from forecast_harness.verify.effort import Spent
+from forecast_harness.verify.needs import MOST_BYTES, too_much
+from forecast_harness.verify.problem import Case
+from forecast_harness.verify.resident import Resident, name_of, whole
+from forecast_harness.verify.returned import Outputs, outputs_in, report, strayed
+from forecast_harness.verify.verdict import Code, Reason
+
+if TYPE_CHECKING:
+    import torch
+
+INSIDE = "forecast_harness.verify.inside"
+SMALL = 1 << 20
+"""Bytes of arguments and outputs up to which all of them travel with every launch."""
+_SEED_BITS = 62
+
+
+class Asked(Protocol):
+    """What the judge needs of a `sandbox.Cell`: a process to ask."""
+
+    def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, Array]) -> Answer:
+        """Call `module:function` there. Raises `CandidateFault` when the candidate fails."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long one launch took."""
+
+    seconds: float
+    """As the cell says."""
+    outside: float
+    """From question to answer, by the judge's clock."""
+
+
+@dataclass
+class Reply:
+    """One launch as the judge sees it."""
+
+    case: Case
+    number: int
+    """Of the launch, from 1."""
+    seconds: float
+    outside: float
+    """Both as in `Times`."""
+    reasons: list[Reason]
+    compiled: int = 0
+    """Kernels compiled during the launch."""
+    operations: Mapping[str, int] = field(default_factory=dict)
+    """Of the framework, if they were watched: name -> most elements that one call touched."""
+    outputs: Outputs | None = None
+    """None until they are read."""
+    digests: list[int] = field(default_factory=list)
+    """Of the block but for its outputs, then of each output, as they were told at once."""
+    seed: int = 0
+    """Of the outputs' digests."""
+    described: Any = None
+    """The outputs as they were described at once."""
+
+    @property
+    def trial(self) -> str:
+        """Which launch it was, for reasons."""
+        return f"{self.number}: {self.case.label}"
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Its outputs. Raises `ValueError` before they are read."""
+        if self.outputs is None:
+            raise ValueError(f"launch {self.trial} has not been read")
+        return self.outputs.tensors
+
+    @property
+    def times(self) -> Times:
+        """What is kept of hundreds of launches."""
+        return Times(self.seconds, self.outside)
+
+
+class Launcher:
+    """Puts launches to one cell."""
+
+    def __init__(
+        self, cell: Asked, kind: Format, rng: random.Random, device: str, spent: Spent | None = None
+    ) -> None:
+        """`spent` is told what went into blocks, into launches, and into waiting for answers."""
+        self._cell, self._format, self._rng, self._device = cell, kind, rng, device
+        self._spent = spent or Spent()
+        self._language = Language.TORCH
+        self._state: Mapping[str, torch.Tensor] | None = None
+        self._built = False
+        self._residents: dict[str, Resident] = {}
+        self._pages = rng.getrandbits(_SEED_BITS)
+        self.trials = 0
+
+    def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
+        """Have the candidate imported; reasons to go no further."""
+        self._language = language
+        payload = {
+            "file": file,
+            "entry": entry,
+            "language": str(language),
+            "format": str(self._format),
+            "device": self._device,
+            "pages": self._pages,
+        }
+        answer, _ = self._ask("prepare", payload, {})
+        with _sensible():
+            return report(answer.value, "import")
+
+    def launch(self, case: Case, *, shift: int = 0, watch: str = "") -> Reply:
+        """One launch with new contents; all outputs are read with the answer.
+
+        Raises `RecordError` for more bytes than can be judged.
+        """
+        self._must_fit(case)
+        arena = self._build(case, shift)
+        payload = {**_about(case, arena), "call": case.call, "watch": watch}
+        reply, answer = self._asked(case, payload, {"block": whole(arena.data())})
+        with _sensible():
+            self._take(reply, answer, arena, stray=not watch)
+        return reply
+
+    def timed(self, case: Case) -> Reply:
+        """One launch of which nothing is read yet but digests, where the case is large."""
+        if not large(case):
+            return self.launch(case)
+        resident = self._resident(case)
+        seed = self._rng.getrandbits(_SEED_BITS)
+        payload = {**_about(case, resident.arena), "call": case.call, "held": resident.name, "seed": seed}
+        reply, answer = self._asked(case, payload, {})
+        with _sensible():
+            reply.described, reply.seed = answer.value["outputs"], seed
+            reply.digests = [int(n) for n in answer.value["digests"]]
+            untouched = reply.digests[0] == resident.digest
+            odd = any("problem" in d or d["alias"] for d in reply.described) and not case.outputs
+        if odd or not untouched:
+            self.read(reply)
+            if not untouched and not reply.reasons:
+                text = "what the block held when the solution returned is not what it holds now"
+                reply.reasons.append(Reason(Code.LATE_WRITE, text, reply.trial))
+        return reply
+
+    def read(self, reply: Reply) -> None:
+        """Read the outputs of the latest launch, unless they are known already.
+
+        Raises `ValueError` for an earlier one: its outputs are gone.
+        """
+        if reply.outputs is not None:
+            return
+        if reply.number != self.trials:
+            raise ValueError(f"launch {reply.number} cannot be read after launch {self.trials}")
+        resident = self._residents[name_of(reply.case)]
+        answer, _ = self._ask("again", {}, {})
+        with _sensible():
+            self._take(reply, answer, resident.arena, stray=True)
+            same = reply.described == answer.value["outputs"]
+            if not same or reply.digests[1:] != resident.digests(answer.arrays, reply.seed):
+                text = "an output changed after the solution had returned"
+                reply.reasons.append(Reason(Code.LATE_WRITE, text, reply.trial))
+
+    def changed_since(self, reply: Reply) -> bool:
+        """Whether the bytes of the latest launch, all of them read, are others by now."""
+        assert reply.outputs is not None
+        answer, _ = self._ask("again", {}, {})
+        return {n: a.data for n, a in answer.arrays.items()} != reply.outputs.raw
+
+    def place(self, case: Case) -> None:
+        """Let the cell hold a large case as it is now, so that its next launch need not wait for that."""
+        self._resident(case)
+
+    def idle(self, case: Case) -> float:
+        """Seconds of a question of the same size that launches nothing.
+
+        To be asked where a launch would have been: a cell that was asked a moment ago answers sooner than
+        one that has slept.
+        """
+        if large(case):
+            resident = self._resident(case)
+            seed = self._rng.getrandbits(_SEED_BITS)
+            payload = {**_about(case, resident.arena), "held": resident.name, "seed": seed}
+            arrays: dict[str, Array] = {}
+        else:
+            arena = self._build(case)
+            payload, arrays = _about(case, arena), {"block": whole(arena.data())}
+        return self._ask("idle", payload, arrays)[1]
+
+    def _ask(
+        self, question: str, payload: Mapping[str, Any], arrays: Mapping[str, Array]
+    ) -> tuple[Answer, float]:
+        """The answer, and how long it took to come."""
+        begin = time.perf_counter()
+        with self._spent.on(question):
+            answer = self._cell.ask(f"{INSIDE}:{question}", payload, arrays)
+        return answer, time.perf_counter() - begin
+
+    def _build(self, case: Case, shift: int = 0) -> Arena:
+        with self._spent.on("build"):
+            return build(case.tensors, case.outputs, case.layouts, self._rng, shift=shift)
+
+    def _must_fit(self, case: Case) -> None:
+        # What a foreign task returns is not known beforehand, and `output_bytes` a generous guess.
+        size = case.input_bytes + (case.output_bytes if self._format is Format.OWN else 0)
+        if size > MOST_BYTES:
+            raise RecordError(too_much(case.label, size))
+
+    def _asked(self, case: Case, payload: dict[str, Any], arrays: dict[str, Array]) -> tuple[Reply, Answer]:
+        """Ask for a launch; the reply without its outputs."""
+        if self._format is Format.KERNELBENCH and self._state is not case.state:
+            if not self._built:
+                payload["init"] = case.call["init"]
+                self._built = True
+            arrays |= {f"state.{n}": pack(t) for n, t in case.state.items()}
+            self._state = case.state
+        answer, outside = self._ask("launch", payload, arrays)
+        self.trials += 1
+        with _sensible():
+            value = answer.value
+            reply = Reply(
+                case,
+                self.trials,
+                float(value["seconds"]),
+                outside,
+                [],
+                int(value["compiled"]),
+                {str(n): int(size) for n, size in value["operations"].items()},
+            )
+            self._spent.add("inside", max(0.0, min(reply.seconds, outside)))  # it may have said anything
+            reply.reasons += report(value, reply.trial)
+            shapes = [t.shape for t in case.outputs.values()]
+            shapes = shapes or [d["shape"] for d in value["outputs"] if "shape" in d]
+            idle = not int(value["kernels"]) and any(0 not in shape for shape in shapes)
+            if self._language is Language.TRITON and idle:
+                reply.reasons.append(Reason(Code.NO_KERNEL, "it launches no Triton kernel", reply.trial))
+        return reply, answer
+
+    def _take(self, reply: Reply, answer: Answer, arena: Arena, *, stray: bool) -> None:
+        """Fill in outputs, and what is wrong with them and with the block."""
+        reply.outputs, said = outputs_in(answer, arena)
+        reply.reasons += [Reason(code, text, reply.trial) for code, text in said]
+        if stray:
+            found = strayed(arena, answer.arrays["block"].data)
+            reply.reasons += [Reason(code, text, reply.trial) for code, text in found]
+
+    def _resident(self, case: Case) -> Resident:
+        """What the cell holds for this case, brought up to date. Raises `RecordError` if it is too large."""
+        self._must_fit(case)
+        name = name_of(case)
+        with self._spent.on("build"):
+            resident = self._residents.get(name)
+            if resident is None or resident.case is not case or resident.forgotten:
+                resident = self._residents[name] = Resident(case, self._rng, self._pages)
+            question = resident.update()
+        if question:
+            payload, arrays = question
+            self._ask("place", {"name": name, **payload}, arrays)
+        return resident
+
+
+def large(case: Case) -> bool:
+    """Whether the case's bytes are not sent with every launch.
+
+    Outputs with gaps between their elements always are: the gaps are nobody's, and have no digest.
+    """
+    gapless = all(case.layouts.get(n) != "padded" for n in case.outputs)
+    return gapless and case.input_bytes + case.output_bytes > SMALL
+
+
+def _about(case: Case, arena: Arena) -> dict[str, Any]:
+    return {"slots": [s.to_json() for s in arena.slots], "output_bytes": case.output_bytes}
+
+
+@contextmanager
+def _sensible() -> Iterator[None]:
+    """Read an answer. The cell's own code never gives one that breaks the form: the candidate did."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CandidateFault(Fault.FORGED, f"an answer makes no sense: {error!r}") from error

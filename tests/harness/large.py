@@ -1,0 +1,63 @@
+"""Jobs for the sandbox's tests: launches of a workload whose block lies in the cell."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forecast_harness.packs.schema import Language, Pack
+from forecast_harness.sandbox.api import Answer, Array, CandidateFault, Cell, Work
+from forecast_harness.verify.foreign import problem_of
+from forecast_harness.verify.judge import Judge
+from forecast_harness.verify.plan import Plan
+
+
+class Counted:
+    """A real cell, of which is noted what it is sent and what it sends; waits before it reads once more."""
+
+    def __init__(self, cell: Cell, wait_s: float) -> None:
+        self._cell, self._wait_s = cell, wait_s
+        self.log: list[tuple[str, int, int]] = []
+
+    def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, Array]) -> Answer:
+        question = entry.partition(":")[2]
+        if question == "again":
+            time.sleep(self._wait_s)
+        answer = self._cell.ask(entry, payload, arrays)
+        sent, came = (sum(memoryview(a.data).nbytes for a in one.values()) for one in (arrays, answer.arrays))
+        self.log.append((question, sent, came))
+        return answer
+
+
+def launches(work: Work) -> dict[str, Any]:
+    """Launch the pack's last workload `count` times as it is timed, and check the last one if asked to.
+
+    The value has `codes` (of each launch's reasons), `checked` (those of the check), `log` (question, bytes
+    sent, bytes that came) and `block` (bytes of the arguments).
+    """
+    asked = work.payload
+    pack = Pack.from_json(asked["pack"])
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, work.cell() as cell:
+        counted = Counted(cell, asked.get("wait_s", 0.0))
+        judge = Judge(pack, problem_of(pack, Path(folder)), counted, Plan(), b"seed")
+        assert judge.prepare("solution.py", "run", Language.TORCH) == []
+        case = judge.timed_case(pack.workloads[-1])
+        codes, checked = [], []
+        try:
+            for n in range(asked["count"]):
+                case = case.next(judge.generator) if n else case
+                if asked.get("idle"):
+                    judge.idle(case)
+                reply = judge.timed(case)
+                codes.append([str(r.code) for r in reply.reasons])
+            if asked.get("check"):
+                checked = [str(r.code) for r in judge.checked(reply)]
+        except CandidateFault as fault:
+            codes.append([f"{fault.fault}: {fault.detail}"])
+    return {"codes": codes, "checked": checked, "log": counted.log, "block": case.input_bytes}
