@@ -45,7 +45,7 @@ def generated(case: kernels.Case, **options: Any) -> list[Variant]:
 
 def loaded(case: kernels.Case, variant: Variant) -> Loaded:
     """A variant, ready to run."""
-    return load(variant, case.kernel, lambda _: True)
+    return load(variant, case.kernel, lambda args, kwargs: True)
 
 
 def launch(case: kernels.Case, data: kernels.Data, function: Loaded, config: Any) -> Any:

@@ -273,6 +273,7 @@ def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
         for call in (base, winner):
             call()
         times = common.in_turns([base, winner, base], given["rounds"])
+        host_us = [round(1e6 * common.host_seconds(call, 100), 1) for call in (base, winner)]
     medians = [statistics.median(t) for t in times]
     return {
         "case": case.name,
@@ -288,6 +289,8 @@ def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
         "chosen_ms": medians[1],
         "speedup": medians[0] / medians[1],
         "noise": abs(medians[2] / medians[0] - 1),
+        # The base is launched plainly here, the winner through its tuner, as users do.
+        "host_us": {"base": host_us[0], "chosen": host_us[1]},
     }
 
 
@@ -308,15 +311,20 @@ def tune(a: Namespace, report: common.Report) -> int:
                 continue
         rows.append(row)
         report.add("tuned", row)
-        say(f"{case.name}: {row['chosen']['variant']} {row['speedup']:.3f}x (noise {row['noise']:.2%})")
+        noted = "noise {0:.2%}; host {base} us, chosen {chosen} us".format(row["noise"], **row["host_us"])
+        say(f"{case.name}: {row['chosen']['variant']} {row['speedup']:.3f}x ({noted})")
     gained = [r for r in rows if r["speedup"] >= 1.03 and r["correct"] is not False]
+    varied = [r["host_us"] for r in rows if r["chosen"]["variant"] != "base"]
     report.finish(
         {
             "kernels": len(rows),
             "failed": failed,
             "improved_by_3_percent": len(gained),
             "geomean_speedup": round(statistics.geometric_mean([r["speedup"] for r in rows] or [1.0]), 4),
-            "variant_chosen": sum(r["chosen"]["variant"] != "base" for r in rows),
+            "variant_chosen": len(varied),
+            "host_us_of_base_and_variant": [
+                round(statistics.median(h[side] for h in varied), 1) for side in ("base", "chosen") if varied
+            ],
             "median_noise": round(statistics.median([r["noise"] for r in rows] or [0.0]), 5),
             "winners": dict(Counter(r["chosen"]["variant"].rpartition("-")[0] for r in gained)),
         }

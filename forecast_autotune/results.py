@@ -67,6 +67,14 @@ class Measurement:
             raise RecordError(f"{self.candidate} has outcome {self.outcome} and therefore no time")
         return self.median_ms
 
+    @property
+    def error_ms(self) -> float:
+        """Standard error of the median, as far as the launches tell; 0 where their spread is not known."""
+        if self.p20_ms is None or self.p80_ms is None or self.repeats < 2:
+            return 0.0
+        # Of a normal distribution: 1.253 deviations of the mean, and 1.683 deviations between the quantiles.
+        return 1.253 / 1.683 * max(0.0, self.p80_ms - self.p20_ms) / math.sqrt(self.repeats)
+
     def to_json(self) -> dict[str, Any]:
         """The `measurement` line of a table."""
         data: dict[str, Any] = {

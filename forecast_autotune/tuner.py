@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from forecast_autotune.errors import NothingLaunches
@@ -31,6 +32,8 @@ FINALISTS = 4
 """How many of the fastest are timed again side by side."""
 CLOSE = 0.06
 """... if they are within this share of the fastest: farther ones cannot be a matter of noise."""
+NEGLIGIBLE = 0.005
+"""A variant takes the base's place if it is faster by more than this share, and by more than noise."""
 KEEPING_S = 0.02
 """Seconds after a decision for reading TTIR that no surrogate has read, so that it can be learnt from."""
 _SEEN = 3
@@ -270,7 +273,10 @@ class _Search:
     def _settle(self, measurer: Measurer | None) -> None:
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
         fast = self._fastest()
-        close = [m for m in fast if m.ms <= fast[0].ms * (1 + CLOSE)][:FINALISTS]
+        within = [m for m in fast if m.ms <= fast[0].ms * (1 + CLOSE)]
+        close = within[:FINALISTS]
+        if (base := _of_base(within)) is not None and base not in close:
+            close[-1] = base  # what variants have to beat
         if measurer is None or len(close) < 2:
             return
         for m in measurer.compare([m.candidate for m in close]):
@@ -299,10 +305,12 @@ class _Search:
         new = len(self.tried)
         if not fast:
             return self._nothing_ran(state, cost)
-        best = fast[0]
+        best = _worthwhile(fast, self.settings.tolerance)
         share = f"measured {new} of {len(self.task.candidates)}"
         if self.known:
             share += f", {self.known} known before"
+        if best is not fast[0]:
+            share += f"; {fast[0].candidate.variant} is not faster than the base by more than noise"
         evidence = Evidence.MEASURED if best.candidate in self.tried else Evidence.STORED
         untimed = len(self.task.candidates) - len(self.measured) - refused
         each = (spent.compile_s + spent.timing_s) / new if new else 0.0
@@ -327,7 +335,7 @@ class _Search:
             rounds=tuple(self.reasons),
             surrogate=self.ledger.surrogate,
             shipped_risk=self.ledger.shipped(risk),
-            verdicts=self.ledger.verdicts(self.measured, self.tried, best),
+            verdicts=self.ledger.verdicts(self.measured, self.tried, fast[0]),
         )
 
     def _final_risk(self, state: State, plan: Plan) -> float:
@@ -362,3 +370,21 @@ class _Search:
             f"({shown}). {remedy}; `forecast-autotune clear` forgets these outcomes. "
             f"Seen: {seen or 'no message'}"
         )
+
+
+def _of_base(fast: Sequence[Measurement]) -> Measurement | None:
+    return next((m for m in fast if m.candidate.of_base), None)
+
+
+def _worthwhile(fast: Sequence[Measurement], tolerance: float) -> Measurement:
+    """The fastest; the base's fastest where another source is ahead of it by a trifle.
+
+    Another source costs the user checks, a launch of its own and a reason to trust it. What it gains must be
+    more than the noise of both medians, though never is more than the tolerance given up for the base.
+    """
+    best, base = fast[0], _of_base(fast)
+    if base is None or best.candidate.of_base:
+        return best
+    noise = 2.0 * math.hypot(best.error_ms, base.error_ms)
+    least = min(max(NEGLIGIBLE * best.ms, noise), tolerance * best.ms)
+    return base if base.ms - best.ms <= least else best

@@ -135,8 +135,8 @@ class Analytic:
         believed = self.hyper.compress(before.mean, float(before.mean.min()))
         points = encoder(candidates) / self.hyper.stretch(encoder)
         leaves = apart(len(candidates), self.trees) if before.leaves is None else before.leaves
-        # The slope terms multiply centred columns: the formula's total, then its parts. What is doublings away
-        # from all others (a config that spills) is far off, not uncertain by as many doublings.
+        # The slope terms multiply centred columns: the formula's total, then its parts. What is doublings
+        # away from all others (a config that spills) is far off, not uncertain by as many doublings.
         parts = _REACH * np.tanh((before.parts - before.parts.mean(axis=0)) / _REACH)
         slopes = [(believed - believed.mean())[:, None], parts - parts.mean(axis=0)]
         return Inputs(points, np.concatenate(slopes, axis=1), leaves), believed

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from forecast_autotune.errors import RecordError
@@ -61,10 +62,24 @@ class Entry:
         """
         if self.grid is None:
             return extent(grid, named, meta)
-        given = [{**options, **meta}, dict(named)]
+        given: list[Any] = [{**options, **meta}, dict(named)]
         if self._asks_for_base:
-            return tuple(int(n) for n in self.grid(*given, known(grid, named, meta)))
-        return tuple(int(n) for n in self.grid(*given))
+            given.append(known(grid, named, meta))
+        return tuple(map(int, self.grid(*given)))
+
+    @cached_property
+    def straight(self) -> bool:
+        """Whether it is launched with the call's own grid, and nothing of its own precedes a launch."""
+        return self.grid is None and not self.base and not self.reset_to_zero
+
+    @cached_property
+    def _leading(self) -> tuple[str, ...]:
+        """The runtime parameters that precede all others."""
+        return tuple(takewhile(self.parameters.__contains__, self.kernel.arg_names))
+
+    @cached_property
+    def _takes(self) -> frozenset[str]:
+        return frozenset((*self.parameters, *self.meta))
 
     @cached_property
     def _asks_for_base(self) -> bool:
@@ -78,7 +93,7 @@ class Entry:
         A meta-parameter of the config beats one of the call. Raises `RecordError` where a variant wants
         the call's own grid, and that cannot be evaluated with the variant's meta-parameters.
         """
-        takes = (*self.parameters, *self.meta)
+        takes = self._takes
         found = {name: value for name, value in {**named, **meta}.items() if name in takes}
         if self.base:
             own = known(grid, named, meta)
@@ -99,12 +114,17 @@ class Entry:
         options: Mapping[str, Any],
     ) -> Any:
         """Zero what has to be zero and launch once; returns what Triton returns."""
+        if self.base or self._asks_for_base:
+            # A user's function is asked once; where it fails, that is dealt with below.
+            grid = known(grid, named, meta) or grid
         given = self.arguments(grid, named, meta, options)
         where = self.place(grid, named, meta, options)
         for name in self.reset_to_zero:
             if named.get(name) is not None:
                 named[name].zero_()
-        return self.kernel.run(grid=where, warmup=False, **given)
+        # Triton takes positions in a fraction of the time that it needs for names.
+        first = list(map(given.pop, takewhile(given.__contains__, self._leading)))
+        return self.kernel.run(*first, grid=where, warmup=False, **given)
 
     def warmup(
         self,
@@ -137,7 +157,7 @@ def extent(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) ->
     if grid is None:
         raise RecordError("the call has no launch grid: call the kernel as kernel[grid](...)")
     found = grid({**named, **meta}) if callable(grid) else grid
-    return tuple(int(n) for n in found)
+    return tuple(map(int, found))
 
 
 def known(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) -> Grid | None:

@@ -14,8 +14,8 @@ from forecast_autotune.store import Store
 from forecast_autotune.store.variants import FOLDER
 from forecast_autotune.variants import Variant, admission
 from forecast_autotune.variants.signature import written
-from forecast_integrations import describe
-from forecast_integrations.variants import Function, Loaded, load, overlapping
+from forecast_integrations.guard import Guard, overlapping
+from forecast_integrations.variants import Function, Loaded, load
 
 Generator: TypeAlias = Callable[[Problem], Iterable[Variant]]
 Given: TypeAlias = Mapping[str, Any] | Sequence[Any] | Store | Path | str | Generator | None
@@ -23,8 +23,6 @@ Given: TypeAlias = Mapping[str, Any] | Sequence[Any] | Store | Path | str | Gene
 
 MODULES = f"{FOLDER}/modules"
 """Where sources are written, below a store's root."""
-_MOST = 4096
-"""Kinds of calls remembered per variant."""
 
 
 @dataclass
@@ -119,41 +117,6 @@ class Sources:
         if text not in self._said:
             self._said.add(text)
             warnings.warn(text, stacklevel=2)
-
-
-class Guard:
-    """Whether a call is one that a variant was verified for. Asked at every launch of the variant."""
-
-    def __init__(self, variant: Variant, kernel: Kernel, fn: Any) -> None:
-        self._variant, self._kernel, self._fn = variant, kernel, fn
-        self._known: dict[tuple[Any, ...], frozenset[str] | bool | None] = {}
-        """By what can matter of the arguments: the tensors that are written (None: unknown), or False."""
-
-    def __call__(self, named: Mapping[str, Any]) -> bool:
-        """`named`: the call's arguments by name; `grid` and config values among them do not matter."""
-        mark = tuple([_mark(name, value) for name, value in named.items() if name != "grid"])
-        try:
-            found = self._known[mark]
-        except KeyError:
-            found = self._known[mark] = self._look(named)
-        except TypeError:  # a value that cannot be hashed
-            found = self._look(named)
-        if isinstance(found, bool):
-            return found
-        return not overlapping(named, found)
-
-    def _look(self, named: Mapping[str, Any]) -> frozenset[str] | bool | None:
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        problem = describe.describe(self._fn, self._kernel, named, (), None)
-        check = admission(self._variant, problem)
-        return False if check is None else written(check.signature)
-
-
-def _mark(name: str, value: Any) -> Any:
-    if hasattr(value, "data_ptr"):
-        return name, value.dtype, value.shape, value.stride(), value.data_ptr() % 16
-    return name, value.__class__, value
 
 
 def _named(kernels: Mapping[str, Any]) -> dict[str, Function]:

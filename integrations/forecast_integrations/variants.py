@@ -13,12 +13,14 @@ import importlib.util
 import itertools
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from triton.runtime.autotuner import Config
+from triton.runtime.jit import JITFunction
 
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Candidate
@@ -33,8 +35,12 @@ from forecast_integrations.describe import layers_of, to_config
 from forecast_integrations.source import innermost, source_of
 
 _NUMBER = itertools.count()
-Covers = Callable[[Mapping[str, Any]], bool]
-"""Call arguments by name -> whether a variant was verified for them."""
+Covers = Callable[[Sequence[Any], Mapping[str, Any]], bool]
+"""A call's positional and keyword arguments -> whether a variant was verified for them."""
+
+
+def _always(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return True
 
 
 class VariantConfig(Config):
@@ -44,6 +50,8 @@ class VariantConfig(Config):
     fallback: Any = None
     """The base's config for calls that the variant was not verified for; None: the first."""
 
+    _said: dict[str, Any] | None = None
+
     @classmethod
     def of(cls, config: Any, function: Function) -> VariantConfig:
         """A config with these values for this function."""
@@ -51,6 +59,12 @@ class VariantConfig(Config):
         made.__dict__.update(vars(config))
         made.function = function
         return made
+
+    def all_kwargs(self) -> dict[str, Any]:
+        """Meta-parameters and launch options. Not to be changed: one dict serves every launch."""
+        if self._said is None:  # nobody else has this config to change it, unlike those of the base
+            self._said = super().all_kwargs()
+        return self._said
 
     def __hash__(self) -> int:
         return hash((self.function.name, super().__hash__()))
@@ -71,6 +85,12 @@ class Function:
         self.kernel = kernel
         self.run: Callable[..., Any] = kernel.run
         self.warmup: Callable[..., Any] = getattr(kernel, "warmup", kernel.run)
+        self.covers: Covers = _always
+        """Whether it may be launched for a call."""
+
+    def launch(self, args: Sequence[Any], given: dict[str, Any]) -> Any:
+        """What `run` does, for a caller who has all keywords in a dict of its own."""
+        return self.kernel.run(*args, **given)
 
     per_call = False
     """Whether what it compiles to depends on more of the call than `describe.kind` tells."""
@@ -83,10 +103,6 @@ class Function:
     def configs(self, base: Sequence[Any]) -> list[VariantConfig]:
         """Its configs, given the base kernel's."""
         return list(dict.fromkeys(VariantConfig.of(config, self) for config in base))
-
-    def covers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether it may be launched for this call."""
-        return True
 
     def grid(self, grid: Any, named: Mapping[str, Any], config: Any) -> Grid | None:
         """Its launch grid for these arguments; None where it cannot be told."""
@@ -108,8 +124,10 @@ class Loaded(Function):
         self.variant, self.entry = variant, entry
         self._names = tuple(base.arg_names)
         self._takes = frozenset((*entry.parameters, *entry.meta))
-        self._layers = layers_of(base)
-        self._covers = covers
+        layers = [{n: rule for n, rule in layer.items() if n in self._takes} for layer in layers_of(base)]
+        self._layers = [layer for layer in layers if layer]
+        self.covers = covers
+        self._ways: dict[tuple[Any, ...], _Way] = {}
         own = contract(variant.source, variant.kernel).configs
         self._configs = [_triton_config(c) for c in variant.configs or own]
         self.name, self.kernel = variant.name, entry.kernel
@@ -139,10 +157,6 @@ class Loaded(Function):
         made.kwargs = {n: v for n, v in config.kwargs.items() if n in self._takes}
         return made
 
-    def covers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a check covers this call."""
-        return self._covers({**dict(zip(self._names, args, strict=False)), **kwargs})
-
     def grid(self, grid: Any, named: Mapping[str, Any], config: Any) -> Grid | None:
         """Its own launch grid, or the call's."""
         try:
@@ -161,20 +175,60 @@ class Loaded(Function):
         return self.kernel, (), found, meta
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        return self._guarded(self.entry.run, args, kwargs)
+        return self.launch(args, kwargs)
+
+    def launch(self, args: Sequence[Any], given: dict[str, Any]) -> Any:
+        """Launch as the variant asks for; `given` is used up. Raises `VariantError` for what it refuses."""
+        way = self._way(args, given)
+        try:
+            if way.straight:
+                given["warmup"] = False
+                return self.kernel.run(*args, **given)
+            grid, given = self._given(args, given)
+            meta = {n: given[n] for n in way.meta}
+            return self.entry.run(grid, given, meta, {n: given[n] for n in way.options})
+        except Exception as error:
+            self._blame(error)
+            raise
 
     def _warmup(self, *args: Any, **kwargs: Any) -> Any:
-        return self._guarded(self.entry.warmup, args, kwargs)
-
-    def _guarded(self, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         try:
             grid, given = self._given(args, kwargs)
-            return launch(grid, given, self._meta(given), self._options(given))
+            return self.entry.warmup(grid, given, self._meta(given), self._options(given))
         except Exception as error:
-            if outcome_of(error) is not None:
-                raise
-            # A wrong call, for the user's own kernel; for a variant one more way to be no good.
+            self._blame(error)
+            raise
+
+    def _blame(self, error: Exception) -> None:
+        """Raise for a call that is wrong: the caller's fault with a kernel of theirs, the variant's here."""
+        if outcome_of(error) is None:
             raise VariantError(f"variant {self.name}: {type(error).__name__}: {error}") from error
+
+    def _way(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Way:
+        """What is the same for all calls that are written like this one."""
+        written = (len(args), *kwargs)
+        way = self._ways.get(written)
+        if way is None:
+            names = dict.fromkeys((*self._names[: len(args)], *kwargs))
+            names |= {n: None for layer in self._layers for n in layer}
+            given = [n for n in names if n not in ("grid", "warmup")]
+            way = self._ways[written] = _Way(
+                tuple(n for n in self.entry.meta if n in names),
+                tuple(n for n in given if self._is_option(n)),
+                self._is_straight(len(args), kwargs),
+            )
+        return way
+
+    def _is_straight(self, count: int, names: Collection[str]) -> bool:
+        # The interpreter hands a grid function other values than the call's, so there the entry asks it.
+        return (
+            isinstance(self.kernel, JITFunction)
+            and self.entry.straight
+            and not self._layers
+            and "grid" in names
+            and self._names[:count] == tuple(self.kernel.arg_names[:count])
+            and all(n in self._takes or n not in self._names for n in names)
+        )
 
     def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
@@ -185,16 +239,29 @@ class Loaded(Function):
     def _heuristic(self, given: dict[str, Any]) -> dict[str, Any]:
         for layer in self._layers:
             for name, rule in layer.items():
-                if name in self._takes:
-                    given[name] = rule(given)
+                given[name] = rule(given)
         return given
 
+    def _is_option(self, name: str) -> bool:
+        """Whether it is neither an argument of the call nor a parameter: `num_warps` and the like."""
+        return name not in self._names and name not in self._takes
+
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What is neither an argument of the call nor a parameter: `num_warps` and the like."""
-        return {n: v for n, v in given.items() if n not in self._names and n not in self._takes}
+        return {n: v for n, v in given.items() if self._is_option(n)}
 
     def _meta(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {n: given[n] for n in self.entry.meta if n in given}
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How calls that are written alike (so many positions, these keywords) reach a variant's kernel."""
+
+    meta: tuple[str, ...]
+    """Meta-parameters that they have values for."""
+    options: tuple[str, ...]
+    straight: bool
+    """Whether the kernel takes them just as they are, and the call's own grid."""
 
 
 def load(variant: Variant, base: Any, covers: Covers, folder: Path | None = None) -> Loaded:
@@ -266,14 +333,15 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 def launch_varied(tuner: Any, config: VariantConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Launch another source, or the base kernel where this call is none of those it was verified for."""
-    function: Any = config.function
-    if not function.covers(args, kwargs):
-        config, function = config.fallback or tuner.configs[0], tuner.fn
+    function = config.function
+    covered = function.covers(args, kwargs)
+    if not covered:
+        config = config.fallback or tuner.configs[0]
     tuner.best_config = config
     given = {**kwargs, **config.all_kwargs()}
     if config.pre_hook is not None:
         config.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **given})
-    return function.run(*args, **given)
+    return function.launch(args, given) if covered else tuner.fn.run(*args, **given)
 
 
 def widen(found: dict[Candidate, Any], functions: Mapping[str, Function]) -> dict[Candidate, Any]:
@@ -297,24 +365,3 @@ def _triton_config(record: Record) -> Any:
         num_ctas=record.num_ctas,
         **options,
     )
-
-
-def overlapping(named: Mapping[str, Any], written: frozenset[str] | None) -> bool:
-    """Whether a tensor that is written overlaps another argument; None: any of them may be written."""
-    spans = sorted(_spans(named))
-    if all(a[1] <= b[0] for a, b in itertools.pairwise(spans)):
-        return False
-    touching = [(a[2], b[2]) for a, b in itertools.combinations(spans, 2) if b[0] < a[1]]
-    return written is None or any(a in written or b in written for a, b in touching)
-
-
-def _spans(named: Mapping[str, Any]) -> Iterator[tuple[int, int, str]]:
-    for name, value in named.items():
-        if not hasattr(value, "data_ptr") or not hasattr(value, "stride"):
-            continue
-        size, stride = value.shape, value.stride()
-        if 0 in size:
-            continue
-        count = 1 + sum((n - 1) * abs(s) for n, s in zip(size, stride, strict=True))
-        begin = value.data_ptr()
-        yield begin, begin + count * value.element_size(), name

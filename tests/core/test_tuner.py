@@ -281,6 +281,60 @@ def test_finalists_are_timed_side_by_side_and_that_time_counts() -> None:
     assert sum(m.protocol == "turns" for m in store.measurements(TABLE.problem)) == 2
 
 
+def timed(times: Sequence[float], *, spread: float = 0.0, repeats: int = 0, bases: int = 1) -> Table:
+    """A table of these times, in order; all but the first `bases` candidates are of another source."""
+    configs = [m.candidate.config for m in TABLE.measurements]
+    rows = [
+        Measurement(
+            TABLE.problem.id,
+            Candidate(config, "base" if i < bases else "other"),
+            Outcome.OK,
+            ms,
+            ms * (1 - spread / 2),
+            ms * (1 + spread / 2),
+            repeats,
+        )
+        for i, (ms, config) in enumerate(zip(times, configs, strict=False))
+    ]
+    return Table(TABLE.problem, rows)
+
+
+@pytest.mark.parametrize(
+    ("base", "spread", "repeats", "tolerance", "chosen"),
+    [
+        (1.004, 0.0, 0, 0.02, "base"),
+        (1.006, 0.0, 0, 0.02, "other"),
+        (1.010, 0.1, 50, 0.02, "base"),
+        (1.010, 0.1, 5000, 0.02, "other"),
+        (1.004, 0.1, 50, 0.002, "other"),
+        (0.990, 0.1, 50, 0.02, "base"),
+    ],
+    ids=["a trifle", "faster", "noise", "measured well", "strict", "slower"],
+)
+def test_another_source_has_to_be_faster_by_more_than_noise(
+    base: float, spread: float, repeats: int, tolerance: float, chosen: str
+) -> None:
+    table = timed([base, 1.0], spread=spread, repeats=repeats)
+    decision = decide(
+        Store(None),
+        Bench(table),
+        candidates=list(table.by_candidate()),
+        policy=Exhaustive(),
+        tolerance=tolerance,
+    )
+    assert decision.chosen.variant == chosen
+    assert decision.median_ms == (base if chosen == "base" else 1.0)
+    assert ("not faster than the base" in decision.reason) == (chosen == "base" and base > 1.0)
+
+
+def test_the_base_is_among_the_finalists() -> None:
+    table = timed([1.05, 1.04, 1.0, 1.01, 1.02, 1.03], bases=2)
+    names = list(table.by_candidate())
+    bench = Bench(table)
+    decide(Store(None), bench, candidates=names, policy=Exhaustive())
+    assert bench.compared == [[names[2], names[3], names[4], names[1]]]
+
+
 def test_a_clear_winner_is_not_timed_again() -> None:
     rows = [
         Measurement(m.problem, m.candidate, Outcome.OK, 1.0 + i) for i, m in enumerate(TABLE.measurements)

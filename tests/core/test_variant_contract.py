@@ -134,8 +134,8 @@ class Recorder:
         self.launches: list[dict[str, Any]] = []
         self.arg_names = ["x", "out", "n", "BLOCK"]
 
-    def run(self, **given: Any) -> str:
-        self.launches.append(given)
+    def run(self, *args: Any, **given: Any) -> str:
+        self.launches.append({**dict(zip(self.arg_names, args, strict=False)), **given})
         return "launched"
 
 

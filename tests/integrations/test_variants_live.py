@@ -18,7 +18,8 @@ from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.sizes import Sizes
 from forecast_integrations import describe
 from forecast_integrations.device import current_device
-from forecast_integrations.variants import VariantConfig, load, overlapping
+from forecast_integrations.guard import overlapping
+from forecast_integrations.variants import VariantConfig, load
 from tests.integrations.null import double, fresh, tables, twice
 
 SLOW = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=1) for w in (1, 2)]
@@ -372,14 +373,14 @@ def test_configs_of_the_base_without_what_the_variant_dropped(device: Any) -> No
 
 def test_loading_says_what_is_wrong(device: Any) -> None:
     with pytest.raises(VariantError, match="cannot be used"):
-        load(record(FAST.replace("n, BLOCK", "BLOCK")), double, lambda named: True)
-    loaded = load(record(FAST), double, lambda named: True)
+        load(record(FAST.replace("n, BLOCK", "BLOCK")), double, lambda args, kwargs: True)
+    loaded = load(record(FAST), double, lambda args, kwargs: True)
     assert [c.num_warps for c in loaded.configs(SLOW)] == [2, 4]
 
 
 def test_records_configs_beat_those_of_the_source(device: Any) -> None:
     given = Variant(**{**vars(record(FAST)), "configs": (Config.of({"BLOCK": 512}, num_warps=8),)})
-    assert [c.num_warps for c in load(given, double, lambda named: True).configs(SLOW)] == [8]
+    assert [c.num_warps for c in load(given, double, lambda args, kwargs: True).configs(SLOW)] == [8]
 
 
 def test_tuners_of_libraries_are_served_as_well(

@@ -162,7 +162,7 @@ def test_a_variant_under_heuristics_of_the_base() -> None:
 
     from forecast_integrations.variants import load
 
-    loaded = load(variant, under, lambda named: True)
+    loaded = load(variant, under, lambda args, kwargs: True)
     loaded.run(*vector.args, grid=grid, warmup=False, BLOCK=128)
     assert vector.doubled()
     assert vector.tag.tolist() == [128, 2]
