@@ -35,17 +35,17 @@ from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.prior import Prior
 
 LEARNED = Hyper(
-    slope=0.30,
-    part_slopes=(0.23, 0.15, 0.23, 0.106, 0.045, 0.099, 0.152),
-    additive=0.32,
+    slope=0.31,
+    part_slopes=(0.16, 0.09, 0.16, 0.068, 0.037, 0.067, 0.103),
+    additive=0.25,
     joint=0.23,
     rough=0.029,
-    forest=0.146,
+    forest=0.144,
     noise=0.003,
-    additive_scale=3.7,
-    joint_scale=2.09,
+    additive_scale=3.2,
+    joint_scale=2.05,
     warp_scale=1.12,
-    stage_scale=0.88,
+    stage_scale=0.85,
 )
 """Of the Gaussian process over fitted trees: `forecast_train.surrogate.hyper` on the corpus."""
 
