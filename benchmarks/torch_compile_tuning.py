@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import Report, parse, parser
-from benchmarks.inductor_harvest import fresh_workers, options
+from benchmarks.inductor_harvest import options
 from benchmarks.inductor_problems import HELD_OUT, Problem, problems
 from benchmarks.torch_compile_children import (
     Row,
@@ -89,6 +89,21 @@ class Heard:
             return None
         candidate, ms = min(ran, key=lambda pair: pair[1])
         return pick(candidate, ms)
+
+
+def fresh_workers() -> None:
+    """Ready compile workers, so that all problems meet them in one state.
+
+    Kept from problem to problem (torch 2.11), a choice took 0.02 s to load and time in a process' first ones,
+    before the workers were ready, and 0.3 to 0.4 s ever after: whichever arm came first would have won.
+    """
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+
+    shutdown_compile_workers()
+    AsyncCompile.warm_pool()
+    until = time.monotonic() + 60.0
+    while not AsyncCompile.use_process_pool() and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
