@@ -22,7 +22,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +80,11 @@ def harvest(problem: Problem, store: Store, chosen: dict[str, Any], device: str)
     return {"name": problem.name, "seconds": time.perf_counter() - begin, "rows": fresh}
 
 
-def drawn(sample: int) -> Any:
+def drawn(sample: int, lot: str) -> Any:
     """A preprocessing function of Inductor's that keeps the library's kernels and so many choices by lot."""
-
     from torch._inductor.select_algorithm import ExternKernelCaller
 
-    rng = random.Random(0)
+    rng = random.Random(lot)
 
     def keep(choices: list[Any]) -> list[Any]:
         templates = [c for c in choices if not isinstance(c, ExternKernelCaller)]
@@ -96,35 +94,32 @@ def drawn(sample: int) -> Any:
     return keep
 
 
-def lane(out: Path, names: Sequence[str], exhaustive: bool, sample: int, null: bool) -> int:
-    """Harvest these problems one after another; one line of JSON when each begins and ends."""
+def lane(out: Path, name: str, exhaustive: bool, sample: int, null: bool) -> int:
+    """Harvest one problem; a line of JSON when it begins and when it ends."""
     from torch._inductor.select_algorithm import add_preprocessing_fn
 
     from forecast_integrations.inductor.api import enable_torch_compile
 
     device = "cpu" if null else "cuda"
     if sample:
-        add_preprocessing_fn(drawn(sample))
+        add_preprocessing_fn(drawn(sample, name))
     if null:
         torch._inductor.config.freezing = True  # C++ templates want constant weights
     store = Store(out / "store")
-    wanted = {p.name: p for p in problems()}
+    (wanted,) = [p for p in problems() if p.name == name]
+    problem = wanted.tiny() if null else wanted
     with enable_torch_compile(mode="listen", store=store):
-        for name in names:
-            problem = wanted[name].tiny() if null else wanted[name]
-            print(json.dumps({"event": BEGUN, "name": name}), flush=True)
-            try:
-                found = harvest(problem, store, options(exhaustive, device), device)
-            except Exception as error:  # this problem's, not the run's
-                found = {"rows": {}, "seconds": 0.0, "error": f"{type(error).__name__}: {error}"[:500]}
-            print(json.dumps({"event": DONE, **found, "name": name}), flush=True)
-            if device == "cuda":
-                torch.cuda.empty_cache()
+        print(json.dumps({"event": BEGUN, "name": name}), flush=True)
+        try:
+            found = harvest(problem, store, options(exhaustive, device), device)
+        except Exception as error:  # this problem's, not the run's
+            found = {"rows": {}, "seconds": 0.0, "error": f"{type(error).__name__}: {error}"[:500]}
+        print(json.dumps({"event": DONE, **found, "name": name}), flush=True)
     return 0
 
 
 class Harvest:
-    """The parent: keeps a child going, and notes what is done."""
+    """The parent: starts a child for each problem, and notes what is done."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -153,23 +148,21 @@ class Harvest:
     def run(self) -> int:
         """Until nothing is pending or the time is up; then write the tables."""
         while (names := self.pending()) and time.monotonic() < self.until:
-            self.child(names[:1])
+            self.child(names[0])
         self.write()
         return 0
 
-    def child(self, names: Sequence[str]) -> None:
-        """Let one child work until it ends, dies, or takes too long over a problem."""
+    def child(self, name: str) -> None:
+        """Let a child work on a problem until it ends, dies, or takes too long."""
         how = ["--exhaustive"] * self.arguments.exhaustive + ["--null"] * self.arguments.null
         how += ["--sample", str(self.arguments.sample)]
-        command = [sys.executable, __file__, "--out", str(self.out), *how, "--lane", *names]
+        command = [sys.executable, __file__, "--out", str(self.out), *how, "--lane", name]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             current = self.follow(process)
-            if process.poll() is None:
-                process.kill()
         if current is not None:
             self.note({"name": current, "rows": {}, "error": f"the child ended with {process.returncode}"})
-        elif process.returncode and time.monotonic() < self.until:
-            raise SystemExit(f"the child failed before its first problem, with {process.returncode}")
+        elif process.returncode:
+            raise SystemExit(f"the child failed before its problem began, with {process.returncode}")
 
     def follow(self, process: subprocess.Popen[str]) -> str | None:
         """Note what the child says; the name of the problem it left unfinished."""
@@ -188,8 +181,6 @@ class Harvest:
                 continue
             current = None
             self.note(line)
-            if time.monotonic() > self.until:
-                return None
         alarm.cancel()
         process.wait()
         return current
@@ -235,7 +226,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no problem after this many seconds")
     parser.add_argument("--patience", type=float, default=3600.0, help="seconds that one problem may take")
     parser.add_argument("--null", action="store_true", help="dry run on a CPU, with tiny sizes")
-    parser.add_argument("--lane", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--lane", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.lane is not None:

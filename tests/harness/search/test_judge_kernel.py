@@ -109,7 +109,6 @@ def test_a_variants_fault_is_its_outcome(
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge) -> None:
     config = {"kwargs": {"BLOCK": 512}}
     chosen = Config.from_json({**CONFIGS[0].to_json(), **config}).to_json()

@@ -187,7 +187,6 @@ def test_a_problem_that_hangs_is_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_the_dry_run_times_inductors_choices_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     chosen: list[Problem] = [p for p in problems() if p.name.startswith("gpt2-medium/scores")]
     command = [sys.executable, ROOT / "benchmarks" / "inductor_harvest.py", "--null", "--out", tmp_path]
