@@ -14,6 +14,8 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from forecast_autotune import parsing
+
 
 def innermost(fn: Any) -> Any:
     """The JITFunction (or InterpretedFunction) under heuristics and tuners."""
@@ -53,7 +55,7 @@ def _collect(jit: Any, parts: list[str], seen: set[int]) -> None:
     python = getattr(jit, "fn", jit)
     scope = scope_of(python)
     try:
-        tree = ast.parse(text)
+        tree = parsing.module(text)
     except SyntaxError:
         return
     for name, value in sorted(_references(tree, scope).items()):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_integrations.source import innermost, scope_of, source_of
 
@@ -68,7 +69,7 @@ class _Module:
     def _resolved(self, text: str, jit: Any) -> str:
         """The text with all that it refers to put into the module."""
         scope = scope_of(getattr(jit, "fn", jit))
-        tree = ast.parse(text)
+        tree = parsing.module(text)
         nodes = list(ast.walk(tree))
         local = {node.arg for node in nodes if isinstance(node, ast.arg)}
         local |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
