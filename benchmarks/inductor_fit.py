@@ -28,7 +28,7 @@ from forecast_autotune.surrogates.base import Query
 from forecast_autotune.surrogates.prior import Prior, prior
 from forecast_autotune.table import Table
 from forecast_integrations.inductor.geometry import geometry
-from forecast_integrations.inductor.surrogate import _LEVEL, LearnedTemplates, Templates, default
+from forecast_integrations.inductor.surrogate import LearnedTemplates, Templates, default, levelled
 from forecast_integrations.inductor.templates import complete
 from forecast_train.surrogate.fit import Recipe, fit_model
 
@@ -77,8 +77,8 @@ def main() -> int:
     say(f"{given.out}: {given.out.stat().st_size / 1e6:.1f} MB")
     apart = [t for path in given.held_out for t in load([path]) if usable(t)]
     apart = [t for t in apart if t.problem.extra.get("split", HELD_OUT) == HELD_OUT]
-    fitted = LearnedTemplates(model, replace(model.hyper, intercept=_LEVEL))
-    closed = Templates(replace(model.hyper, intercept=_LEVEL))
+    fitted = LearnedTemplates(model, levelled(model.hyper))
+    closed = Templates(levelled(model.hyper))
     for name, surrogate in (("fitted", fitted), ("shipped", default()), ("closed form", closed)):
         if apart:
             orders = {"forecast": forecast(surrogate), "rounds": rounds(surrogate)}

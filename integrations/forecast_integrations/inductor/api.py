@@ -87,7 +87,7 @@ def enable_torch_compile(
         tolerance: accepted regret, a share.
         risk: accepted probability of a larger regret.
         budget: limits per operation; only `measurements` applies here.
-        policy: what to measure next; by default `RiskBounded` with wider rounds than elsewhere.
+        policy: what to measure next; by default `RiskBounded` with fewer measurements than elsewhere.
         rounds: plans per operation at most; 1 is Inductor's own single round of benchmarks.
         frozen_at: UTC time (ISO 8601, seconds); what other processes stored later is not used. Give all
             ranks of a job the same. Now, by default.

@@ -26,7 +26,7 @@ by side, but loads and times them one after the other, in 0.3 to 0.4 s each (tor
 costs, whichever round it is in. So there are few, in rounds that are wide enough for the compilers."""
 
 
-def rounded() -> RiskBounded:
+def sparing() -> RiskBounded:
     """The policy for Inductor's own choices."""
     return RiskBounded(first=FIRST, share=SHARE)
 
@@ -39,7 +39,7 @@ class Serving:
     view: View
     asker: Asker
     complain: Complaint
-    policy: Policy = field(default_factory=rounded)
+    policy: Policy = field(default_factory=sparing)
     rounds: int = ROUNDS
     tally: Tally = field(default_factory=Tally)
     consults: bool = False
@@ -62,7 +62,7 @@ class Serving:
         own = surrogate is None
         surrogate = surrogate or language_model.for_operations(settings, until, limit_s)
         asker = Asker(surrogate, limit_s, complain)
-        chosen = policy or rounded()
+        chosen = policy or sparing()
         return cls(settings, View(store, until), asker, complain, chosen, max(1, rounds), consults=own)
 
     @property

@@ -54,8 +54,13 @@ def default() -> Surrogate:
     """The surrogate for Inductor's choices that ships with this release."""
     model = template_model()
     if model is None:
-        return Templates(replace(Hyper(), intercept=_LEVEL))
-    return LearnedTemplates(model, replace(model.hyper, intercept=_LEVEL))
+        return Templates(levelled(Hyper()))
+    return LearnedTemplates(model, levelled(model.hyper))
+
+
+def levelled(hyper: Hyper) -> Hyper:
+    """Hyperparameters of the process where templates are compared with vendor kernels."""
+    return replace(hyper, intercept=_LEVEL)
 
 
 @cache
