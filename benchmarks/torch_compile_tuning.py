@@ -62,8 +62,12 @@ def candidate_in(pick: Row) -> Candidate:
     return Candidate(Config.from_json(pick["config"]), pick["variant"])
 
 
-def pick(candidate: Candidate, ms: float) -> Row:
-    """A candidate and its time as a part of a row."""
+def fastest(timings: Mapping[Candidate, float], prefix: str = "") -> Row | None:
+    """The fastest choice whose name begins so, as a part of a row; times in ms, failures are infinite."""
+    ran = [(c, ms) for c, ms in timings.items() if c.variant.startswith(prefix) and math.isfinite(ms)]
+    if not ran:
+        return None
+    candidate, ms = min(ran, key=lambda pair: pair[1])
     return {"variant": candidate.variant, "config": candidate.config.to_json(), "ms": ms}
 
 
@@ -81,14 +85,10 @@ class Heard:
         self.last = f"{name} {[list(map(str, node.get_size())) for node in nodes]}"
         self.found.setdefault(self.last, {}).update((candidate_of(c), ms) for c, ms in timings.items())
 
-    def best(self, prefix: str = "") -> Row | None:
-        """The fastest choice whose name begins so."""
-        timings = self.found.get(self.last, {})
-        ran = [(c, ms) for c, ms in timings.items() if c.variant.startswith(prefix) and math.isfinite(ms)]
-        if not ran:
-            return None
-        candidate, ms = min(ran, key=lambda pair: pair[1])
-        return pick(candidate, ms)
+    @property
+    def timings(self) -> dict[Candidate, float]:
+        """Of the operation that was heard last."""
+        return self.found.get(self.last, {})
 
 
 def fresh_workers() -> None:
@@ -130,7 +130,7 @@ def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
         finally:
             get_algorithm_selector_cache().feedback_saver_fns.remove(heard)
             disable_torch_compile()
-    timings = heard.found.get(heard.last, {})
+    timings = heard.timings
     return {
         "row": "tune",
         "arm": arm,
@@ -142,8 +142,8 @@ def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
         "benchmark_s": spent("_template_autotuning", before),
         "compiled": sum(not c.variant.startswith("aten::") for c in timings),
         "failed": sum(not math.isfinite(ms) for ms in timings.values()),
-        "best": heard.best(),
-        "triton": heard.best("triton::"),
+        "best": fastest(timings),
+        "triton": fastest(timings, "triton::"),
     }
 
 
@@ -243,14 +243,17 @@ def recorded(paths: Sequence[Path], names: Sequence[str]) -> Iterator[Row]:
         name = table.problem.extra.get("label")
         if name not in names:
             continue
-        ran = sorted((m for m in table.measurements if m.ok), key=lambda m: m.ms)
-        found = {
-            kind: next((pick(m.candidate, m.ms) for m in ran if m.candidate.variant.startswith(prefix)), None)
-            for kind, prefix in (("best", ""), ("triton", "triton::"))
+        timings = {c: m.ms if m.ok else math.inf for c, m in table.by_candidate().items()}
+        yield {
+            "row": "tune",
+            "arm": ORACLE,
+            "repeat": 0,
+            "problem": name,
+            "compiled": len(timings),
+            "failed": sum(not math.isfinite(ms) for ms in timings.values()),
+            "best": fastest(timings),
+            "triton": fastest(timings, "triton::"),
         }
-        failed = len(table.measurements) - len(ran)
-        counts = {"compiled": len(table.measurements), "failed": failed}
-        yield {"row": "tune", "arm": ORACLE, "repeat": 0, "problem": name, **counts, **found}
 
 
 def picks(rows: Rows, name: str) -> list[Row]:
