@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,11 @@ class Slot:
             data["offset"],
             data["output"],
         )
+
+
+def written(slots: Iterable[Slot]) -> list[tuple[int, int]]:
+    """First byte of every output and the one behind its last, in order."""
+    return sorted((s.offset, s.offset + s.bytes) for s in slots if s.output)
 
 
 @dataclass(frozen=True)

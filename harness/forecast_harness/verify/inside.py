@@ -27,7 +27,7 @@ from forecast_harness.sandbox.jobs import Answer, Array
 from forecast_harness.sandbox.tensors import unpack
 from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.verify import tracing
-from forecast_harness.verify.arena import Slot
+from forecast_harness.verify.arena import Slot, written
 from forecast_harness.verify.digest import Digest, all_of, gaps
 from forecast_harness.verify.held import Held, alias
 from forecast_harness.verify.skeleton import filled
@@ -226,9 +226,9 @@ def _digests(
     """
     digest: Digest = state["digest"]
     block = state["held"].bytes()
-    written = sorted((s.offset, s.offset + s.bytes) for s in slots if s.output)
-    found = [digest.of(block, state["pages"], gaps(written, block.numel()))]
-    found += [digest.of(_narrow(block, 0, start, stop - start), seed) for start, stop in written]
+    places = written(slots)
+    found = [digest.of(block, state["pages"], gaps(places, block.numel()))]
+    found += [digest.of(_narrow(block, 0, start, stop - start), seed) for start, stop in places]
     for at, size, owner in spans.values():
         whole = alias(owner)
         start = at - _pointer(whole) if size else 0  # what holds no element may have no address

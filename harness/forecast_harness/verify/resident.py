@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forecast_harness.sandbox.jobs import Array
-from forecast_harness.verify.arena import Slot, build
+from forecast_harness.verify.arena import Slot, build, written
 from forecast_harness.verify.digest import Digest, all_of, gaps
 from forecast_harness.verify.drift import Change, bits
 from forecast_harness.verify.problem import Case
@@ -29,10 +29,8 @@ class Resident:
         self._version = 0 if case.moving is None else case.moving.version
         self._sent = False
         self._pages, self._digest = pages, Digest(pages)
-        written = sorted((s.offset, s.offset + s.bytes) for s in self.arena.slots if s.output)
-        self._written = written
-        self._kept = gaps(written, self.arena.block.numel())
-        (self.digest,) = all_of([self._digest.of(self.arena.block, pages, self._kept)])
+        kept = gaps(written(self.arena.slots), self.arena.block.numel())
+        (self.digest,) = all_of([self._digest.of(self.arena.block, pages, kept)])
         """Of all but the outputs, as it has to be after a launch."""
 
     def update(self) -> Question | None:
@@ -63,7 +61,7 @@ class Resident:
     def digests(self, arrays: Mapping[str, Array], seed: int) -> list[int]:
         """Of outputs that were read: first those in the block, then those returned, as the cell has them."""
         block = torch.frombuffer(arrays["block"].data, dtype=torch.uint8)
-        parts = [block[start:stop] for start, stop in self._written]
+        parts = [block[start:stop] for start, stop in written(self.arena.slots)]
         numbers = sorted(int(n.removeprefix("out")) for n in arrays if n.startswith("out"))
         for data in (arrays[f"out{n}"].data for n in numbers):
             empty = torch.empty(0, dtype=torch.uint8)

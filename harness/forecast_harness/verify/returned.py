@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from forecast_harness.sandbox.jobs import Answer, Data
-from forecast_harness.verify.arena import Arena, changed
+from forecast_harness.verify.arena import Arena, changed, written
 from forecast_harness.verify.digest import gaps
 from forecast_harness.verify.verdict import Code, Reason
 
@@ -53,9 +53,8 @@ def strayed(arena: Arena, after: Data) -> list[Finding]:
     """What was written where nothing may be: into inputs, or out of bounds."""
     was, now = arena.block.numpy(), np.frombuffer(after, dtype=np.uint8)
     dense = all(s.dense for s in arena.slots if s.output)
-    written = sorted((s.offset, s.offset + s.bytes) for s in arena.slots if s.output)
     # Asked first because it is cheap: who owns each of a billion bytes matters only if one changed.
-    kept = gaps(written, len(was)) if dense and len(was) == len(now) else [(0, len(was))]
+    kept = gaps(written(arena.slots), len(was)) if dense and len(was) == len(now) else [(0, len(was))]
     if all(np.array_equal(was[a:b], now[a:b]) for a, b in kept):
         return []
     inputs, stray = changed(arena, after)
