@@ -1,12 +1,13 @@
 """Claim: duels seldom promote an equal kernel, and find a true gain of 2 %.
 
     python benchmarks/duels.py --out benchmarks/results/duels.json [--duels 200] [--gains 60] [--null]
+        [--lengths 5000] [--earlier OTHER.json]
 
 One kernel computes for as long as it is told, so that the truth is known: its length is set for 5, 8, 20, 50
 and 200 us and 5 ms as the harness' own timer measures them (cold L2, fresh device events around one launch).
 Equal kernels meet `--duels` times, shared evenly by the lengths; a kernel that is told to take 2 % less meets
 its like `--gains` times per length. Each duel has the rules that the harness ships (`timing.duel.DEFAULT`).
-`--null` takes invented times.
+Some lengths may be run by themselves, and added to an earlier run of others. `--null` takes invented times.
 """
 
 # Triton kernels carry no annotations: their arguments have no Python type.
@@ -14,6 +15,7 @@ its like `--gains` times per length. Each duel has the rules that the harness sh
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
@@ -80,7 +82,7 @@ def turns_for(seconds: Sequence[float], timer: DeviceTimer, launch: Callable[[in
     return found
 
 
-def device_clocks() -> dict[float, Callable[[float, int], Clock]]:
+def device_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int], Clock]]:
     """For each length: a clock of two kernels, the second of them shorter by a gain."""
     timer = DeviceTimer(torch)
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
@@ -91,7 +93,7 @@ def device_clocks() -> dict[float, Callable[[float, int], Clock]]:
 
     launch(10)
     found: dict[float, Callable[[float, int], Clock]] = {}
-    for length in LENGTHS_S:
+    for length in lengths:
         try:
             full, less = turns_for([length, length * (1 - GAIN)], timer, launch)
         except ValueError as error:
@@ -109,13 +111,13 @@ def device_clocks() -> dict[float, Callable[[float, int], Clock]]:
     return found
 
 
-def null_clocks() -> dict[float, Callable[[float, int], Clock]]:
+def null_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int], Clock]]:
     """Invented ones."""
 
     def clock(gain: float, seed: int, length: float) -> Clock:
         return SimulatedClock(length, gain, seed=seed)
 
-    return {length: partial(clock, length=length) for length in LENGTHS_S}
+    return {length: partial(clock, length=length) for length in lengths}
 
 
 def one(clock: Clock, seed: int) -> dict[str, Any]:
@@ -165,12 +167,21 @@ def main() -> int:
     made = parser(__doc__)
     made.add_argument("--duels", type=int, default=200, help="of equal kernels, all lengths together")
     made.add_argument("--gains", type=int, default=60, help="of a kernel that is 2 %% faster, per length")
+    made.add_argument("--lengths", type=float, nargs="+", metavar="US", help="microseconds: these alone")
+    made.add_argument("--earlier", type=Path, help="a run of other lengths, which counts too")
     arguments = parse(made)
     report = Report(arguments, "duels: equal kernels are seldom promoted, 2 % are found", seed=0)
-    clocks = null_clocks() if arguments.null else device_clocks()
+    lengths = [us * 1e-6 for us in arguments.lengths] if arguments.lengths else LENGTHS_S
     raw: dict[float, dict[str, list[dict[str, Any]]]] = {}
+    if arguments.earlier:
+        earlier = json.loads(arguments.earlier.read_text(encoding="utf-8"))
+        report.add("earlier", {"environment": earlier["environment"], "options": earlier["options"]})
+        for found in earlier["raw"]["lengths"]:
+            report.add("lengths", found)
+            raw[found["seconds"]] = {kind: found[kind] for kind in ("equal", "gain")}
+    clocks = null_clocks(lengths) if arguments.null else device_clocks(lengths)
+    each = -(-arguments.duels // len(LENGTHS_S))
     for length, clock in clocks.items():
-        each = -(-arguments.duels // len(clocks))
         before = {} if arguments.null else conditions(0)
         rows = {
             "equal": [one(clock(0.0, n), n) for n in range(each)],
