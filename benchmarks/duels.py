@@ -60,7 +60,7 @@ class SpinClock:
 
     def sample(self, which: int, fresh: bool) -> float:
         """Seconds of one launch."""
-        return self._timer.time(partial(self._launch, self._turns[which]))[0]
+        return float(self._timer.time(partial(self._launch, self._turns[which]))[0])
 
 
 def turns_for(seconds: Sequence[float], timer: DeviceTimer, launch: Callable[[int], Any]) -> list[int]:
