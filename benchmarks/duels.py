@@ -134,7 +134,7 @@ def summary(raw: dict[float, dict[str, list[dict[str, Any]]]]) -> dict[str, Any]
     faster = [row for rows in raw.values() for row in rows["gain"]]
 
     def share(rows: Sequence[dict[str, Any]], outcome: Outcome) -> float:
-        return round(sum(r["outcome"] == outcome for r in rows) / len(rows), 4)
+        return float(round(sum(r["outcome"] == outcome for r in rows) / len(rows), 4))
 
     return {
         "duels_of_equals": len(equal),
