@@ -4,7 +4,7 @@
         [--lengths 5000] [--earlier OTHER.json]
 
 One kernel computes for as long as it is told, so that the truth is known: its length is set for 5, 8, 20, 50
-and 200 us and 5 ms as the harness' own timer measures them (cold L2, fresh device events around one launch).
+and 200 us and 5 ms as the harness' own timer measures them (cold L2, a replay of one recorded launch).
 Equal kernels meet `--duels` times, shared evenly by the lengths; a kernel that is told to take 2 % less meets
 its like `--gains` times per length. Each duel has the rules that the harness ships (`timing.duel.DEFAULT`).
 Some lengths may be run by themselves, and added to an earlier run of others. `--null` takes invented times.
@@ -31,18 +31,21 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.common import Report, parse, parser, say
+from benchmarks.common import Report, parse, parser, say, warm
 from forecast_harness.timing.clock import INCUMBENT, Clock, SimulatedClock
 from forecast_harness.timing.device import DeviceTimer, conditions
 from forecast_harness.timing.duel import DEFAULT, Duel, Outcome, duel
+from forecast_harness.timing.replay import Inputs
 
 LENGTHS_S = (5e-6, 8e-6, 20e-6, 50e-6, 200e-6, 5e-3)
 GAIN = 0.02
+_WARM_S = 2.0
+"""Seconds of work after which a device's clock has left its idle rate."""
 BUDGET_S = 60.0
 """Seconds of launches that a duel may take, by the issue that asks for it."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turns"])
 def spin(out, turns, BLOCK: tl.constexpr):
     """A chain of dependent multiplications of the length that is asked for."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -50,6 +53,11 @@ def spin(out, turns, BLOCK: tl.constexpr):
     for _ in range(turns):
         value = value * 0.999 + 0.5
     tl.store(out + at, value)
+
+
+def once(timer: DeviceTimer, call: Callable[[], Any]) -> float:
+    """Seconds of one launch, as the harness times what it has to judge."""
+    return float(timer.time(call, Inputs())[0])
 
 
 class SpinClock:
@@ -60,7 +68,7 @@ class SpinClock:
 
     def sample(self, which: int, fresh: bool) -> float:
         """Seconds of one launch."""
-        return float(self._timer.time(partial(self._launch, self._turns[which]))[0])
+        return once(self._timer, partial(self._launch, self._turns[which]))
 
 
 def turns_for(seconds: Sequence[float], timer: DeviceTimer, launch: Callable[[int], Any]) -> list[int]:
@@ -73,7 +81,7 @@ def turns_for(seconds: Sequence[float], timer: DeviceTimer, launch: Callable[[in
         tried, slope, offset = 1000, 1e-9, 0.0
         for _ in range(4):  # a short kernel says little about a long one's slope: go there step by step
             points = [max(1, round(tried * share)) for share in (0.6, 0.8, 1.0, 1.2)]
-            times = [statistics.median(timer.time(partial(launch, n))[0] for _ in range(40)) for n in points]
+            times = [statistics.median(once(timer, partial(launch, n)) for _ in range(40)) for n in points]
             slope, offset = np.polyfit(points, times, 1)
             tried = max(10, round((wanted - offset) / slope))
         if wanted <= 1.1 * offset:
@@ -91,7 +99,11 @@ def device_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int]
     def launch(turns: int) -> None:
         spin[(blocks,)](out, turns, 128, num_warps=4)
 
-    launch(10)
+    warm("cuda")
+    until = time.perf_counter() + _WARM_S
+    while time.perf_counter() < until:
+        launch(1_000_000)
+        torch.cuda.synchronize()
     found: dict[float, Callable[[float, int], Clock]] = {}
     for length in lengths:
         try:

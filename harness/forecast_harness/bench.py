@@ -139,10 +139,12 @@ def _run(
 
 
 def _labels(value: Mapping[str, Any], which: int, plan: Plan) -> dict[str, Label]:
-    protocol = "host-pairs-1" if plan.device == "cpu" else "events-cold-pairs-1"
     facts = label_facts(None if plan.device == "cpu" else plan.index)
-    return {
-        name.partition(":")[2]: Label.of(seconds, protocol=protocol, harness=harness_hash(), **facts)
-        for name, seconds in value["seconds"].items()
-        if name.startswith(f"{which}:")
-    }
+    found = {}
+    for place, seconds in value["seconds"].items():
+        contestant, _, name = place.partition(":")
+        if contestant == str(which):
+            how = value["protocols"][name]
+            protocol = "host-pairs-1" if plan.device == "cpu" else f"{how}-cold-pairs-1"
+            found[name] = Label.of(seconds, protocol=protocol, harness=harness_hash(), **facts)
+    return found

@@ -18,6 +18,7 @@ from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.sandbox.jobs import Answer
 from forecast_harness.sandbox.worker import Work
 from forecast_harness.timing.clock import CANDIDATE, INCUMBENT
+from forecast_harness.timing.device import EVENTS
 from forecast_harness.timing.duel import Rules, duel
 from forecast_harness.timing.plausible import unexplained
 from forecast_harness.verify.foreign import problem_of
@@ -55,6 +56,8 @@ class CellClock:
         self._judges, self._workloads = judges, workloads
         self._cases: list[Case] = [] if cases is None else cases
         self._warm = False
+        self.protocols: dict[str, str] = {}
+        """How each workload is timed, in both cells alike; until it is known, as suits each."""
         self.replies: dict[tuple[int, str], list[Times]] = defaultdict(list)
         self.idle: dict[tuple[int, str], list[float]] = defaultdict(list)
         self.checks = 0
@@ -81,8 +84,8 @@ class CellClock:
     def _one(self, which: int, judge: Judge, work: Workload, case: Case, *, last: bool = False) -> float:
         try:
             if judge.rng.random() < _IDLE or not self.idle[which, work.name]:
-                self.idle[which, work.name].append(judge.idle(case))
-            reply = judge.timed(case)
+                self.idle[which, work.name].append(judge.idle(case, self.protocols.get(work.name, "")))
+            reply = judge.timed(case, self.protocols.get(work.name, ""))
             if last or judge.looks(work):
                 self.checks += 1
                 reasons = judge.checked(reply, work)
@@ -102,7 +105,12 @@ class CellClock:
         for _ in range(_WARM_UP):
             for which in (INCUMBENT, CANDIDATE):
                 self.sample(which, True)
+        for work in self._workloads:
+            found = {self.replies[which, work.name][-1].protocol for which in (INCUMBENT, CANDIDATE)}
+            # A replay leaves the host's part out: both are replayed, or neither.
+            self.protocols[work.name] = found.pop() if len(found) == 1 else EVENTS
         self.replies.clear()
+        self.idle.clear()
         self._warm = True
 
     def believe(self) -> None:
@@ -135,8 +143,8 @@ class CellClock:
 def main(work: Work) -> Answer:
     """Run one duel. The payload has `pack`, `contestants` (incumbent, candidate), `plan` and `rules`.
 
-    The value has `duel`, `seconds` (per contestant and workload, all samples), `checks` and, when somebody
-    was caught, `caught` (0 or 1) and `reasons` instead.
+    The value has `duel`, `seconds` (per contestant and workload, all samples), `protocols` (per workload),
+    `checks` and, when somebody was caught, `caught` (0 or 1) and `reasons` instead.
     """
     asked = work.payload
     pack, plan = Pack.from_json(asked["pack"]), Plan.from_json(asked["plan"])
@@ -172,4 +180,5 @@ def main(work: Work) -> Answer:
     seconds: dict[str, Any] = {
         f"{which}:{name}": [r.seconds for r in replies] for (which, name), replies in clock.replies.items()
     }
-    return Answer({"duel": ended.to_json(), "seconds": seconds, "checks": clock.checks, "seed": seed})
+    said = {"duel": ended.to_json(), "seconds": seconds, "protocols": clock.protocols}
+    return Answer({**said, "checks": clock.checks, "seed": seed})

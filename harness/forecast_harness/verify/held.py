@@ -26,6 +26,7 @@ _copy, _to, _set, _storage = (
     torch.Tensor.set_,
     torch.Tensor.untyped_storage,
 )
+_size, _stride = torch.Tensor.size, torch.Tensor.stride
 _put, _contiguous, _numel = torch.Tensor.index_copy_, torch.Tensor.is_contiguous, torch.Tensor.numel
 _uint8, _int64 = torch.uint8, torch.int64
 
@@ -36,6 +37,13 @@ _ROOM = 1 << 26
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of a tensor's storage, through another tensor: its own version counter must not tell."""
     return _set(_empty(0, dtype=_uint8, device=tensor.device), _storage(tensor))
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address of a tensor's first element, and bytes from there to the end of its last one."""
+    shape = list(_size(tensor))
+    count = 0 if 0 in shape else 1 + sum((k - 1) * s for k, s in zip(shape, _stride(tensor), strict=True))
+    return _pointer(tensor), count * tensor.dtype.itemsize
 
 
 class Held:

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from forecast_harness.sandbox.inside import load
 from forecast_harness.sandbox.jobs import Answer, Array
 from forecast_harness.sandbox.tensors import unpack
-from forecast_harness.timing.device import DeviceTimer
+from forecast_harness.timing.device import EVENTS, DeviceTimer
 from forecast_harness.verify import tracing
 from forecast_harness.verify.arena import Slot, written
 from forecast_harness.verify.digest import Digest, all_of, gaps
-from forecast_harness.verify.held import Held, alias
+from forecast_harness.verify.held import Held, alias, extent
+from forecast_harness.verify.placed import Placed
 from forecast_harness.verify.skeleton import filled
 
 _clock = time.perf_counter_ns
@@ -149,9 +151,10 @@ def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[
     """Place the block, call the candidate once, read what it returned.
 
     The block is in the question, or it is what `place` was given under the name `held`. The value has
-    `seconds`, `outputs` (see `_described`), `operations`, `kernels` and `compiled` (see `tracing`) and
-    `harness` (see `_report`); the arrays are `block`, as it is afterwards, and the bytes of every output.
-    Where the question has a `seed`, there are no arrays, but `digests` instead (see `_digests`).
+    `seconds`, `protocol` (see `DeviceTimer`), `outputs` (see `_described`), `operations`, `kernels` and
+    `compiled` (see `tracing`) and `harness` (see `_report`); the arrays are `block`, as it is afterwards, and
+    the bytes of every output. Where the question has a `seed`, there are no arrays, but `digests` instead
+    (see `_digests`).
     """
     held, slots = _restored(payload, arrays, state)
     views = held.views(slots)
@@ -162,14 +165,16 @@ def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[
     _poison(int(payload["output_bytes"]), state)
     kernels = state["kernels"]
     before = (0, 0) if kernels is None else (kernels.launches, kernels.compilations)
-    with tracing.watch(payload.get("watch", ""), kernels) as seen:
-        seconds, result = _timed(function, positional, named, state)
+    with tracing.watch(payload["watch"], kernels) as seen:
+        call = partial(function, *positional, **named)
+        seconds, result, protocol = _timed(call, payload, slots, state)
     state["last"] = result
     state["most"] = 4 * int(payload["output_bytes"]) + 4096
     answer = _answered(payload, slots, state)
     after = before if kernels is None else (kernels.launches, kernels.compilations)
     said = {
         "seconds": seconds,
+        "protocol": protocol,
         "operations": seen,
         "kernels": after[0] - before[0],
         "compiled": after[1] - before[1],
@@ -188,7 +193,10 @@ def idle(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[st
     """All that `launch` does around the call, without the call: the cost of asking."""
     _, slots = _restored(payload, arrays, state)
     _poison(int(payload["output_bytes"]), state)
-    _timed(lambda: None, [], {}, state)
+    if state["device"] != "cpu":
+        timer: DeviceTimer = state["timer"]
+        inputs = Placed(state["held"], payload.get("held", ""), slots)
+        timer.idle(inputs, payload["output_bytes"], payload["protocol"])
     answer = _answered(payload, slots, state) if "last" in state else Answer({})
     return Answer({**answer.value, "harness": _report(state)}, answer.arrays)
 
@@ -237,14 +245,18 @@ def _digests(
 
 
 def _timed(
-    function: Callable[..., Any], positional: list[Any], named: dict[str, Any], state: dict[str, Any]
-) -> tuple[float, Any]:
+    call: Callable[[], Any], payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]
+) -> tuple[float, Any, str]:
+    """Seconds, what was returned, and how it was timed. What is watched is not recorded."""
     if state["device"] == "cpu":
         begin = _clock()
-        result = function(*positional, **named)
-        return (_clock() - begin) * 1e-9, result
+        result = call()
+        return (_clock() - begin) * 1e-9, result, "host"
     timer: DeviceTimer = state["timer"]
-    return timer.time(lambda: function(*positional, **named))
+    inputs = None if payload["watch"] else Placed(state["held"], payload.get("held", ""), slots)
+    key, protocol = payload["output_bytes"], payload["protocol"]
+    seconds, result = timer.time(call, inputs, key, protocol)
+    return seconds, result, EVENTS if inputs is None else timer.protocol(key)
 
 
 def _callable(
@@ -312,16 +324,14 @@ def _described(
             found.append({"problem": f"output {n} is not a plain {block.device.type} tensor"})
             continue
         shape, stride = list(_size(item)), list(_stride(item))
-        width = item.dtype.itemsize
-        span = 0 if 0 in shape else 1 + sum((k - 1) * s for k, s in zip(shape, stride, strict=True))
-        at = _pointer(item)
-        if span * width > state["most"]:
-            found.append({"problem": f"output {n} spans {span * width} bytes, far more than asked for"})
+        at, span = extent(item)
+        if span > state["most"]:
+            found.append({"problem": f"output {n} spans {span} bytes, far more than asked for"})
             continue
-        alias_ = span > 0 and at < low + block.numel() and low < at + span * width
+        alias_ = span > 0 and at < low + block.numel() and low < at + span
         kind = str(item.dtype).removeprefix("torch.")
         found.append({"dtype": kind, "shape": shape, "stride": stride, "alias": alias_})
-        spans[n] = at, span * width, item
+        spans[n] = at, span, item
     return found, spans
 
 

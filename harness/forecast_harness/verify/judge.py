@@ -48,7 +48,7 @@ class Judge:
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(self.rng.getrandbits(63))
         self.worst = 0.0
-        self._history: list[float] = []
+        self._history: list[Times] = []
         self._language = Language.TORCH
         self._where, self._spent = Where(plan.device), Spent()
         self._launcher = Launcher(cell, pack.definition.format, self.rng, plan.device, self._spent)
@@ -127,18 +127,18 @@ class Judge:
         """One launch with every check that needs no reference; its outputs are read at once."""
         reply = self._launcher.launch(case, shift=shift, watch=watch)
         if not watch:
-            self._history.append(reply.seconds)
+            self._history.append(reply.times)
         return reply
 
-    def timed(self, case: Case) -> Reply:
+    def timed(self, case: Case, protocol: str = "") -> Reply:
         """One launch as it is timed: outputs of a large case are read only if it is `checked` next."""
-        reply = self._launcher.timed(case)
-        self._history.append(reply.seconds)
+        reply = self._launcher.timed(case, protocol)
+        self._history.append(reply.times)
         return reply
 
-    def idle(self, case: Case) -> float:
+    def idle(self, case: Case, protocol: str = "") -> float:
         """Seconds of a question like that of `timed` that launches nothing."""
-        return self._launcher.idle(case)
+        return self._launcher.idle(case, protocol)
 
     def checked(self, reply: Reply, work: Workload | None = None) -> list[Reason]:
         """The reasons of a launch, its values compared to the reference, too.
@@ -265,7 +265,8 @@ class Judge:
         if not replies:
             return []
         said = clocks_disagree([r.seconds for r in replies], [r.outside for r in replies], idle)
-        said = said or slow_at_first(self._history[1:])
+        alike = [t.seconds for t in self._history[1:] if t.protocol == replies[-1].protocol]
+        said = said or slow_at_first(alike)
         return [Reason(Code.CLOCK, said, label)] if said else []
 
 

@@ -19,6 +19,7 @@ from forecast_harness.packs.schema import Format, Language
 from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.sandbox.jobs import Answer, Array, Fault
 from forecast_harness.sandbox.tensors import pack
+from forecast_harness.timing.device import EVENTS
 from forecast_harness.verify.arena import Arena, build
 from forecast_harness.verify.effort import Spent
 from forecast_harness.verify.needs import MOST_BYTES, too_much
@@ -51,6 +52,8 @@ class Times:
     """As the cell says."""
     outside: float
     """From question to answer, by the judge's clock."""
+    protocol: str
+    """How the cell timed it: `host`, or as `timing.device` does."""
 
 
 @dataclass
@@ -62,7 +65,8 @@ class Reply:
     """Of the launch, from 1."""
     seconds: float
     outside: float
-    """Both as in `Times`."""
+    protocol: str
+    """All as in `Times`."""
     reasons: list[Reason]
     compiled: int = 0
     """Kernels compiled during the launch."""
@@ -92,7 +96,7 @@ class Reply:
     @property
     def times(self) -> Times:
         """What is kept of hundreds of launches."""
-        return Times(self.seconds, self.outside)
+        return Times(self.seconds, self.outside, self.protocol)
 
 
 class Launcher:
@@ -126,26 +130,28 @@ class Launcher:
         with _sensible():
             return report(answer.value, "import")
 
-    def launch(self, case: Case, *, shift: int = 0, watch: str = "") -> Reply:
+    def launch(self, case: Case, *, shift: int = 0, watch: str = "", protocol: str = EVENTS) -> Reply:
         """One launch with new contents; all outputs are read with the answer.
 
-        Raises `RecordError` for more bytes than can be judged.
+        `protocol` is how it is timed on a device; empty: as suits it. Raises `RecordError` for more bytes
+        than can be judged.
         """
         self._must_fit(case)
         arena = self._build(case, shift)
-        payload = {**_about(case, arena), "call": case.call, "watch": watch}
+        payload = {**_about(case, arena, protocol), "call": case.call, "watch": watch}
         reply, answer = self._asked(case, payload, {"block": whole(arena.data())})
         with _sensible():
             self._take(reply, answer, arena, stray=not watch)
         return reply
 
-    def timed(self, case: Case) -> Reply:
+    def timed(self, case: Case, protocol: str = "") -> Reply:
         """One launch of which nothing is read yet but digests, where the case is large."""
         if not large(case):
-            return self.launch(case)
+            return self.launch(case, protocol=protocol)
         resident = self._resident(case)
         seed = self._rng.getrandbits(_SEED_BITS)
-        payload = {**_about(case, resident.arena), "call": case.call, "held": resident.name, "seed": seed}
+        about = {**_about(case, resident.arena, protocol), "call": case.call, "watch": ""}
+        payload = {**about, "held": resident.name, "seed": seed}
         reply, answer = self._asked(case, payload, {})
         with _sensible():
             reply.described, reply.seed = answer.value["outputs"], seed
@@ -187,7 +193,7 @@ class Launcher:
         """Let the cell hold a large case as it is now, so that its next launch need not wait for that."""
         self._resident(case)
 
-    def idle(self, case: Case) -> float:
+    def idle(self, case: Case, protocol: str = "") -> float:
         """Seconds of a question of the same size that launches nothing.
 
         To be asked where a launch would have been: a cell that was asked a moment ago answers sooner than
@@ -196,11 +202,11 @@ class Launcher:
         if large(case):
             resident = self._resident(case)
             seed = self._rng.getrandbits(_SEED_BITS)
-            payload = {**_about(case, resident.arena), "held": resident.name, "seed": seed}
+            payload = {**_about(case, resident.arena, protocol), "held": resident.name, "seed": seed}
             arrays: dict[str, Array] = {}
         else:
             arena = self._build(case)
-            payload, arrays = _about(case, arena), {"block": whole(arena.data())}
+            payload, arrays = _about(case, arena, protocol), {"block": whole(arena.data())}
         return self._ask("idle", payload, arrays)[1]
 
     def _ask(
@@ -239,6 +245,7 @@ class Launcher:
                 self.trials,
                 float(value["seconds"]),
                 outside,
+                str(value["protocol"]),
                 [],
                 int(value["compiled"]),
                 {str(n): int(size) for n, size in value["operations"].items()},
@@ -284,8 +291,9 @@ def large(case: Case) -> bool:
     return gapless and case.input_bytes + case.output_bytes > SMALL
 
 
-def _about(case: Case, arena: Arena) -> dict[str, Any]:
-    return {"slots": [s.to_json() for s in arena.slots], "output_bytes": case.output_bytes}
+def _about(case: Case, arena: Arena, protocol: str) -> dict[str, Any]:
+    slots = [s.to_json() for s in arena.slots]
+    return {"slots": slots, "output_bytes": case.output_bytes, "protocol": protocol}
 
 
 @contextmanager

@@ -1,0 +1,79 @@
+"""Launches recorded as device graphs: a replay takes what the kernels take, without the host's part.
+
+The host needs 20 to 100 us to launch a kernel, as long as a short kernel runs or longer. Events around such
+a launch time the host. A graph is recorded first, while its inputs hold nothing, and replayed behind the
+flush of the L2: what lies between the events then are kernels alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+_UNTOUCHED = 0.01
+"""Share of the outputs' bytes that a replay may leave alone though a plain launch writes them."""
+
+
+class Inputs:
+    """What a launch reads and where it writes, as far as a replay has to know. This one: nothing."""
+
+    def blank(self) -> None:
+        """Take the contents away, so that nothing can be computed from them while a graph is recorded."""
+
+    def restore(self, result: Any) -> None:
+        """Bring the contents back, and spoil what was returned: a replay has to write it."""
+
+    def seen(self, result: Any) -> list[Any]:
+        """Copies of all outputs' bytes, those in `result` included."""
+        return []
+
+
+class Recorder:
+    """Records calls as graphs that share one pool of memory. Made before any code that is not trusted."""
+
+    def __init__(self, torch: Any) -> None:
+        cuda = torch.cuda
+        self._graph, self._use, self._current = cuda.CUDAGraph, cuda.stream, cuda.current_stream
+        self._stream, self._pool = cuda.Stream(), cuda.graph_pool_handle()
+        self._mark = torch.zeros(1, device="cuda")
+        self._anchor = self.record(self.nothing)[0]  # the pool lasts as long as a graph that uses it
+
+    def nothing(self) -> None:
+        """The least that can be recorded."""
+        self._mark.zero_()
+
+    def record(self, call: Callable[[], Any]) -> tuple[Any, Any]:
+        """The graph of what `call` launches, and what it returned. Nothing runs yet.
+
+        Raises what `call` raises, and `RuntimeError` for what cannot be recorded: waiting for the device,
+        or work on another stream that is not joined.
+        """
+        graph = self._graph()
+        self._stream.wait_stream(self._current())
+        with self._use(self._stream):
+            # Only this thread is watched: a harness may well allocate in another one.
+            graph.capture_begin(self._pool, "thread_local")
+            try:
+                result = call()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph, result
+
+
+def untouched(before: list[Any], spoiled: list[Any], after: list[Any]) -> bool:
+    """Whether a replay left alone what a plain launch had written: not all of its work was recorded.
+
+    The arguments are `Inputs.seen` after the plain launch, before the replay and after it. Equality is not
+    asked for: sums by atomic additions differ from launch to launch.
+    """
+    if [t.shape for t in before] != [t.shape for t in after]:
+        return True
+    total = sum(int(t.numel()) for t in before)
+    left = sum(
+        int(((a == s) & (b != s)).sum().item()) for b, s, a in zip(before, spoiled, after, strict=True)
+    )
+    return left > _UNTOUCHED * total

@@ -1,0 +1,102 @@
+"""How a real device's launches are timed: recorded where that can be done, and what cannot be recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+torch = pytest.importorskip("torch")
+
+from forecast_harness.packs import load, solution_from  # noqa: E402
+from forecast_harness.sandbox.api import Lane  # noqa: E402
+from forecast_harness.timing import device  # noqa: E402
+from forecast_harness.timing.replay import Inputs  # noqa: E402
+from forecast_harness.verify.plan import Plan  # noqa: E402
+from forecast_harness.verify.run import verify  # noqa: E402
+
+
+class Vector(Inputs):
+    """An input that is doubled by whoever is timed."""
+
+    def __init__(self) -> None:
+        self.x = torch.empty(1 << 16, device="cuda")
+        self.restore(None)
+
+    def blank(self) -> None:
+        self.x.zero_()
+
+    def restore(self, result: Any) -> None:
+        if result is not None:
+            result.fill_(float("nan"))
+        torch.arange(1 << 16, out=self.x)
+
+    def seen(self, result: Any) -> list[Any]:
+        return [result.clone().view(torch.uint8)]
+
+
+@pytest.fixture
+def timed() -> tuple[device.DeviceTimer, Vector]:
+    return device.DeviceTimer(torch), Vector()
+
+
+def wanted() -> Any:
+    return 2 * torch.arange(1 << 16, device="cuda", dtype=torch.float32)
+
+
+def test_a_short_launch_is_replayed_and_right(timed: tuple[device.DeviceTimer, Vector]) -> None:
+    timer, vector = timed
+    for _ in range(5):
+        seconds, result = timer.time(lambda: vector.x * 2, vector)
+        assert torch.equal(result, wanted())
+        assert 0 < seconds < device.SHORT_S
+    assert timer.protocol(None) == device.GRAPH
+    timer.idle(vector, None)
+    assert timer.time(lambda: vector.x * 2, vector, protocol=device.EVENTS)[1].equal(wanted())
+
+
+def test_what_waits_for_the_device_is_launched(timed: tuple[device.DeviceTimer, Vector]) -> None:
+    timer, vector = timed
+
+    def waits() -> Any:
+        return vector.x * (2 if float(vector.x[1]) == 1 else 3)
+
+    for _ in range(3):
+        assert torch.equal(timer.time(waits, vector)[1], wanted())
+    assert timer.protocol(None) == device.EVENTS
+    assert torch.equal(timer.time(lambda: vector.x * 2, vector, "another")[1], wanted())
+
+
+def test_work_on_a_stream_of_its_own_gains_nothing(timed: tuple[device.DeviceTimer, Vector]) -> None:
+    """While it is recorded, the inputs hold nothing that could be computed ahead."""
+    timer, vector = timed
+    other = torch.cuda.Stream()
+
+    def aside() -> Any:
+        with torch.cuda.stream(other):
+            made = vector.x * 2
+        return made.clone()
+
+    for _ in range(4):
+        result = timer.time(aside, vector)[1]
+        torch.cuda.synchronize()
+    assert timer.protocol(None) == device.EVENTS or not torch.equal(result, wanted())
+
+
+HONEST = {
+    "plain": "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n",
+    "waits": "import torch\n\n\ndef run(x):\n    torch.cuda.synchronize()\n    return torch.softmax(x, -1)\n",
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_solution_is_accepted_however_it_is_timed(name: str) -> None:
+    pack = load("softmax")
+    solution = solution_from(name, HONEST[name], pack.definition.format)
+    called, uuid = device.identity(0)
+    plan = Plan(device="cuda", peaks=device.peaks(called), uuid=uuid)
+    with Lane(device="0") as lane:
+        verdict = verify(pack, solution, lane, plan=plan)
+    assert verdict.accepted, verdict.reasons
