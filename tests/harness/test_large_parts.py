@@ -233,7 +233,7 @@ def test_only_the_latest_launch_can_be_read() -> None:
     launcher = Launcher(Nobody(), Format.OWN, random.Random(0), "cpu")
     launcher.trials = 2
     with pytest.raises(ValueError, match="launch 1 cannot be read after launch 2"):
-        launcher.read(Reply(case, 1, 0.1, 0.2, "host", []))
+        launcher.read(Reply(case, 1, 0.1, 0.1, 0.2, "host", []))
 
 
 class Nobody:

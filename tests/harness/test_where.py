@@ -167,6 +167,7 @@ class Forger:
         self._seconds = seconds
 
     def ask(self, entry: str, payload: Any, arrays: Mapping[str, Array]) -> Answer:
-        value = {"seconds": self._seconds, "compiled": 0, "operations": {}, "kernels": 0, "outputs": []}
+        value = {"seconds": self._seconds, "whole": self._seconds, "protocol": "host", "compiled": 0}
+        value |= {"operations": {}, "kernels": 0, "outputs": []}
         harness: dict[str, Any] = {"patched": [], "flags": {}, "threads": []}
         return Answer({**value, "harness": harness}, dict(arrays))

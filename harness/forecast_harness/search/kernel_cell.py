@@ -155,7 +155,7 @@ def _timed(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any
         return time.perf_counter() - begin
     timer: DeviceTimer = state["timer"]
     run = partial(entry.run, how["grid"], named, how["meta"], how["options"])
-    return timer.time(run, _Reset(call), key=(which, number, str(how)))[0]
+    return timer.time(run, _Reset(call), key=(which, number, str(how))).seconds
 
 
 def _fill(flat: torch.Tensor, least: int, generator: torch.Generator) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -17,8 +18,10 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.features.devices import card
 from forecast_autotune.records import Device
 from forecast_harness.timing.plausible import Peaks
-from forecast_harness.timing.replay import Inputs, Recorder, untouched
+from forecast_harness.timing.replay import Inputs, Recorder, typical, untouched
 
+_REPLAYED_S, _MOST_REPLAYS = 2e-3, 64
+"""Seconds that all replays of one question take, if so many are enough for it."""
 EVENTS = "events"
 """Timed as launched, with what the host takes between the events."""
 GRAPH = "graph"
@@ -121,6 +124,17 @@ def exclusive(uuid: str, timeout_s: float = 600.0, folder: Path | None = None) -
         lock.release()
 
 
+class Taken(NamedTuple):
+    """What one question about a launch gave."""
+
+    seconds: float
+    """Of one launch."""
+    whole: float
+    """Of all replays together, or the same: what an outside clock has to see at least."""
+    protocol: str
+    result: Any
+
+
 class DeviceTimer:
     """Seconds of one launch with cold caches. Runs in the cell, so its word is checked against the judge's.
 
@@ -129,7 +143,8 @@ class DeviceTimer:
     the end of all work on the device, counts everything: the larger of the two is reported, so that work on
     another stream gains nothing.
 
-    Launches below ten milliseconds are recorded and replayed where that can be done (see `replay`).
+    Launches below ten milliseconds are recorded and replayed where that can be done (see `replay`), several
+    times, so that even a short one is long enough for the judge's clock.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -142,13 +157,9 @@ class DeviceTimer:
             self._driver = ctypes.CDLL("libcuda.so.1")
         self._clock = time.perf_counter
         self._recorder = Recorder(torch)
-        self._protocols: dict[object, str] = {}
-        self._overheads = dict.fromkeys((EVENTS, GRAPH), 0.0)
-        for _ in range(3):  # the first ones load code
-            self._plain(lambda: None)
-        self._overheads[EVENTS] = min(self._plain(lambda: None)[1] for _ in range(20))
-        graph = self._recorder.record(self._recorder.nothing)[0]
-        self._overheads[GRAPH] = min(self._replay(graph)[1] for _ in range(20))
+        self._replays: dict[object, int] = {}
+        """How often launches of a key are replayed; 0: they are not."""
+        self._overhead = min(self._plain(lambda: None)[1] for _ in range(20))
 
     def flush(self) -> None:
         """Leave nothing of earlier launches in the L2."""
@@ -157,40 +168,37 @@ class DeviceTimer:
             self._driver.cuCtxResetPersistingL2Cache()
         self._flush_buffer.zero_()
 
-    def protocol(self, key: object) -> str:
-        """How launches of this key were timed last: `EVENTS` or `GRAPH`."""
-        return self._protocols.get(key, EVENTS)
-
     def time(
         self, call: Callable[[], Any], inputs: Inputs | None = None, key: object = None, protocol: str = ""
-    ) -> tuple[float, Any]:
-        """Seconds of `call`, and what it returned.
+    ) -> Taken:
+        """Time `call`.
 
         With `inputs`, launches of one `key` are recorded once a plain one of them has been short, and once
         a replay has done all of its work. `protocol` insists on one; what cannot be recorded is launched.
         """
         if inputs is None or protocol == EVENTS:
             return self._events(call)
-        if self.protocol(key) == GRAPH:
-            found = self._graph(call, inputs)
+        if count := self._replays.get(key, 0):
+            found = self._graph(call, inputs, count)
             if found is not None:
+                self._replays[key] = _replays(found.seconds)
                 return found
             inputs.restore(None)
-        seconds, result = self._events(call)
-        if key not in self._protocols and seconds < SHORT_S:
-            before = inputs.seen(result)
-            found = self._graph(call, inputs, before)
-            self._protocols[key] = EVENTS if found is None else GRAPH
-            if found is not None:
-                return found
-            inputs.restore(None)
-            return self._events(call)
-        return seconds, result
+        taken = self._events(call)
+        if key in self._replays or taken.seconds >= SHORT_S:
+            return taken
+        before = inputs.seen(taken.result)
+        found = self._graph(call, inputs, 1, before)
+        self._replays[key] = 0 if found is None else _replays(found.seconds)
+        if found is not None:
+            return found
+        inputs.restore(None)
+        return self._events(call)
 
     def idle(self, inputs: Inputs, key: object, protocol: str = "") -> None:
         """All that `time` does, around no launch."""
-        if protocol != EVENTS and self.protocol(key) == GRAPH:
-            self._graph(self._recorder.nothing, inputs)
+        if protocol != EVENTS and (count := self._replays.get(key, 0)):
+            self._graph(self._recorder.nothing, inputs, count)
         else:
             self._events(lambda: None)
 
@@ -205,26 +213,16 @@ class DeviceTimer:
         wall = self._clock() - begin
         return start.elapsed_time(end) * 1e-3, wall, result
 
-    def _replay(self, graph: Any) -> tuple[float, float]:
-        # No code but ours runs from here on, so nothing can be done while the flush hides it.
-        start, end = self._event(enable_timing=True), self._event(enable_timing=True)
-        self._synchronize()
-        begin = self._clock()
-        self.flush()
-        start.record()
-        graph.replay()
-        end.record()
-        self._synchronize()
-        return start.elapsed_time(end) * 1e-3, self._clock() - begin
-
-    def _events(self, call: Callable[[], Any]) -> tuple[float, Any]:
+    def _events(self, call: Callable[[], Any]) -> Taken:
         self.flush()
         events, wall, result = self._plain(call)
-        return self._longer(events, wall, EVENTS), result
+        hidden = wall - self._overhead
+        seconds = hidden if hidden > 1.5 * events + 50e-6 else events
+        return Taken(seconds, seconds, EVENTS, result)
 
     def _graph(
-        self, call: Callable[[], Any], inputs: Inputs, before: list[Any] | None = None
-    ) -> tuple[float, Any] | None:
+        self, call: Callable[[], Any], inputs: Inputs, count: int, before: list[Any] | None = None
+    ) -> Taken | None:
         """None where the call cannot be recorded, or `before` shows that not all of it was."""
         inputs.blank()
         self._synchronize()
@@ -233,16 +231,28 @@ class DeviceTimer:
         except Exception:  # whatever the candidate raises where it may not wait for the device
             return None
         self._synchronize()
-        inputs.restore(result)
-        spoiled = inputs.seen(result) if before is not None else []
-        events, wall = self._replay(graph)
+        spoiled: list[Any] = []
+        events = []
+        for _ in range(count):
+            # No code but ours runs from here on, so nothing can be done while the flush hides it.
+            inputs.restore(result)
+            if before is not None:
+                spoiled = inputs.seen(result)
+            start, end = self._event(enable_timing=True), self._event(enable_timing=True)
+            self.flush()
+            start.record()
+            graph.replay()
+            end.record()
+            events.append((start, end))
+        self._synchronize()
         if before is not None and untouched(before, spoiled, inputs.seen(result)):
             return None
-        return self._longer(events, wall, GRAPH), result
+        seconds = [start.elapsed_time(end) * 1e-3 for start, end in events]
+        return Taken(typical(seconds), sum(seconds), GRAPH, result)
 
-    def _longer(self, events: float, wall: float, protocol: str) -> float:
-        hidden = wall - self._overheads[protocol]
-        return hidden if hidden > 1.5 * events + 50e-6 else events
+
+def _replays(seconds: float) -> int:
+    return max(1, min(_MOST_REPLAYS, math.ceil(_REPLAYED_S / max(seconds, 1e-6))))
 
 
 def label_facts(index: int | None) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ import torch
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants.signature import span
 from forecast_harness.sandbox.api import Array, CandidateFault, Cell, Fault, Work
+from forecast_harness.timing.device import EVENTS
 from forecast_harness.variants.launcher import BASE_FILE
 from forecast_harness.verify.arena import build, changed
 from forecast_harness.verify.launches import INSIDE
@@ -78,6 +79,8 @@ class Reference:
             "slots": [s.to_json() for s in arena.slots],
             "call": call(arguments, scalars, grid, config),
             "output_bytes": 0,
+            "watch": "",
+            "protocol": EVENTS,
         }
         try:
             answer = self._open().ask(

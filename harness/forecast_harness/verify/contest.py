@@ -136,7 +136,7 @@ class CellClock:
 
     def _unexplained(self, which: int, name: str) -> float:
         replies = self.replies[which, name]
-        inside, outside = [r.seconds for r in replies], [r.outside for r in replies]
+        inside, outside = [r.whole for r in replies], [r.outside for r in replies]
         return unexplained(inside, outside, self.idle[which, name])
 
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from forecast_harness.sandbox.inside import load
 from forecast_harness.sandbox.jobs import Answer, Array
 from forecast_harness.sandbox.tensors import unpack
-from forecast_harness.timing.device import EVENTS, DeviceTimer
+from forecast_harness.timing.device import DeviceTimer, Taken
 from forecast_harness.verify import tracing
 from forecast_harness.verify.arena import Slot, written
 from forecast_harness.verify.digest import Digest, all_of, gaps
@@ -151,7 +151,7 @@ def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[
     """Place the block, call the candidate once, read what it returned.
 
     The block is in the question, or it is what `place` was given under the name `held`. The value has
-    `seconds`, `protocol` (see `DeviceTimer`), `outputs` (see `_described`), `operations`, `kernels` and
+    `seconds`, `whole` and `protocol` (see `Taken`), `outputs` (see `_described`), `operations`, `kernels` and
     `compiled` (see `tracing`) and `harness` (see `_report`); the arrays are `block`, as it is afterwards, and
     the bytes of every output. Where the question has a `seed`, there are no arrays, but `digests` instead
     (see `_digests`).
@@ -167,14 +167,15 @@ def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[
     before = (0, 0) if kernels is None else (kernels.launches, kernels.compilations)
     with tracing.watch(payload["watch"], kernels) as seen:
         call = partial(function, *positional, **named)
-        seconds, result, protocol = _timed(call, payload, slots, state)
-    state["last"] = result
+        taken = _timed(call, payload, slots, state)
+    state["last"] = taken.result
     state["most"] = 4 * int(payload["output_bytes"]) + 4096
     answer = _answered(payload, slots, state)
     after = before if kernels is None else (kernels.launches, kernels.compilations)
     said = {
-        "seconds": seconds,
-        "protocol": protocol,
+        "seconds": taken.seconds,
+        "whole": taken.whole,
+        "protocol": taken.protocol,
         "operations": seen,
         "kernels": after[0] - before[0],
         "compiled": after[1] - before[1],
@@ -246,17 +247,16 @@ def _digests(
 
 def _timed(
     call: Callable[[], Any], payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]
-) -> tuple[float, Any, str]:
-    """Seconds, what was returned, and how it was timed. What is watched is not recorded."""
+) -> Taken:
+    """Time a launch. What is watched is not recorded."""
     if state["device"] == "cpu":
         begin = _clock()
         result = call()
-        return (_clock() - begin) * 1e-9, result, "host"
+        seconds = (_clock() - begin) * 1e-9
+        return Taken(seconds, seconds, "host", result)
     timer: DeviceTimer = state["timer"]
     inputs = None if payload["watch"] else Placed(state["held"], payload.get("held", ""), slots)
-    key, protocol = payload["output_bytes"], payload["protocol"]
-    seconds, result = timer.time(call, inputs, key, protocol)
-    return seconds, result, EVENTS if inputs is None else timer.protocol(key)
+    return timer.time(call, inputs, payload["output_bytes"], payload["protocol"])
 
 
 def _callable(

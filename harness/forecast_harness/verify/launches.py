@@ -50,6 +50,8 @@ class Times:
 
     seconds: float
     """As the cell says."""
+    whole: float
+    """Of all launches between question and answer, as the cell says."""
     outside: float
     """From question to answer, by the judge's clock."""
     protocol: str
@@ -64,6 +66,7 @@ class Reply:
     number: int
     """Of the launch, from 1."""
     seconds: float
+    whole: float
     outside: float
     protocol: str
     """All as in `Times`."""
@@ -96,7 +99,7 @@ class Reply:
     @property
     def times(self) -> Times:
         """What is kept of hundreds of launches."""
-        return Times(self.seconds, self.outside, self.protocol)
+        return Times(self.seconds, self.whole, self.outside, self.protocol)
 
 
 class Launcher:
@@ -244,13 +247,14 @@ class Launcher:
                 case,
                 self.trials,
                 float(value["seconds"]),
+                float(value["whole"]),
                 outside,
                 str(value["protocol"]),
                 [],
                 int(value["compiled"]),
                 {str(n): int(size) for n, size in value["operations"].items()},
             )
-            self._spent.add("inside", max(0.0, min(reply.seconds, outside)))  # it may have said anything
+            self._spent.add("inside", max(0.0, min(reply.whole, outside)))  # it may have said anything
             reply.reasons += report(value, reply.trial)
             shapes = [t.shape for t in case.outputs.values()]
             shapes = shapes or [d["shape"] for d in value["outputs"] if "shape" in d]
