@@ -4,9 +4,8 @@
 
 Every problem of `inductor_problems` is compiled with max-autotune and fresh caches while we listen, so each
 choice that Inductor compiles and times becomes a row. A child does the work of one problem: a choice that
-takes the device's context down costs its problem, not the run, and in a process' later problems a choice was
-seen to take 0.3 to 0.4 s more (torch 2.11). A problem counts when it is whole: leave it the time. Problems
-that are done are left out the next time. EXHAUSTIVE has 900 choices and more per GEMM: minutes each, so give
+takes the device's context down costs its problem, not the run. A problem counts when it is whole: leave it
+the time. Problems that are done are left out the next time. EXHAUSTIVE has 900 choices and more per GEMM: give
 it `--only` and `--seconds`, or let a lot of `--sample` of them stand for all; without it, what was measured
 is the oracle. On Python 3.11.0 to 3.11.8 Inductor compiles choices one by one, which takes several times as
 long. `--null` makes a dry run on a CPU with tiny sizes and Inductor's C++ templates.
@@ -22,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from benchmarks.common import say
 from benchmarks.inductor_problems import FIT, HELD_OUT, Problem, problems
 from forecast_autotune.store import Store
 from forecast_autotune.table import Table, read_lines, write_tables
+from forecast_integrations.inductor.patches import Patches
 
 BEGUN, DONE = "begun", "done"
 
@@ -81,28 +82,43 @@ def harvest(problem: Problem, store: Store, chosen: dict[str, Any], device: str)
 
 
 def drawn(sample: int, lot: str) -> Any:
-    """A preprocessing function of Inductor's that keeps the library's kernels and so many choices by lot."""
-    from torch._inductor.select_algorithm import ExternKernelCaller
+    """A function of choices that keeps the library's kernels and so many others by lot."""
+    from forecast_integrations.inductor.records import is_extern
 
     rng = random.Random(lot)
 
     def keep(choices: list[Any]) -> list[Any]:
-        templates = [c for c in choices if not isinstance(c, ExternKernelCaller)]
-        chosen = {id(c) for c in rng.sample(templates, min(sample, len(templates)))}
-        return [c for c in choices if id(c) in chosen or isinstance(c, ExternKernelCaller)]
+        templates = [c for c in choices if not is_extern(c)]
+        left_out = {id(c) for c in templates} - {
+            id(c) for c in rng.sample(templates, min(sample, len(templates)))
+        }
+        return [c for c in choices if id(c) not in left_out]
 
     return keep
 
 
-def lane(out: Path, name: str, exhaustive: bool, sample: int, null: bool) -> int:
-    """Harvest one problem; a line of JSON when it begins and when it ends."""
+def sampled(sample: int, lot: str) -> None:
+    """Time so many templates by lot; where this torch allows it, without code generation for the others."""
+    from torch._inductor.choices import InductorChoices
     from torch._inductor.select_algorithm import add_preprocessing_fn
 
+    def first(original: Callable[..., Any]) -> Callable[..., Any]:
+        keep = drawn(sample, lot)
+        return lambda *args, **kwargs: keep(original(*args, **kwargs))
+
+    add_preprocessing_fn(drawn(sample, lot))
+    Patches().replace(InductorChoices, "_finalize_template_configs", first)
+
+
+def lane(out: Path, name: str, exhaustive: bool, sample: int, null: bool) -> int:
+    """Harvest one problem; a line of JSON when it begins and when it ends."""
     from forecast_integrations.inductor.api import enable_torch_compile
+    from forecast_integrations.inductor.assembler import Assembler
 
     device = "cpu" if null else "cuda"
     if sample:
-        add_preprocessing_fn(drawn(sample, name))
+        sampled(sample, name)
+    Assembler().share()  # to listen changes nothing, and without this a choice takes twenty times as long
     if null:
         torch._inductor.config.freezing = True  # C++ templates want constant weights
     store = Store(out / "store")

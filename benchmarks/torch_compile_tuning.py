@@ -3,9 +3,10 @@
     python benchmarks/torch_compile_tuning.py --out FILE [--problems 20] [--repeats 3] [--null]
         [--oracles 6 | --tables FILE...]
 
-The problems are held out from every fit. An arm and repeat is one fresh process; in it every problem has
-fresh caches and an empty store of its own. `exhaustive` establishes the oracle of the first problems, once;
-or it is read from `--tables`, which `inductor_harvest.py --exhaustive` has written on a like machine.
+DEFAULT runs as it comes (`stock`) and with one assembler for the parent and the workers (`default`, see
+`inductor.assembler`). The problems are held out from every fit. An arm and repeat is one fresh process; in it
+every problem has fresh caches and an empty store of its own. `exhaustive` establishes the oracle of the first
+problems, once; or it is read from `--tables`, which `inductor_harvest.py --exhaustive` has written on a like machine.
 At the end one process compiles every kernel that an arm has chosen, alone, and times them in turns. Rows
 go to FILE.rows.jsonl as they come: the same command goes on where it stopped, `--seconds` ends it early.
 
@@ -49,9 +50,12 @@ from forecast_autotune.records import Candidate, Config
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Forecasts, Query
 from forecast_autotune.table import read_tables
+from forecast_integrations.inductor.assembler import Assembler
 
-ARMS = ("default", "ours", "wide")
-"""Inductor's DEFAULT; ours on that space; ours on EXHAUSTIVE."""
+STOCK = "stock"
+ARMS = (STOCK, "default", "ours", "wide")
+"""Inductor's DEFAULT as it comes; the same with one assembler for all processes, which all else is held
+against; ours on that space; ours on EXHAUSTIVE."""
 ORACLE = "exhaustive"
 
 # --- tuning ---
@@ -92,11 +96,7 @@ class Heard:
 
 
 def fresh_workers() -> None:
-    """Ready compile workers, so that all problems meet them in one state.
-
-    Kept from problem to problem (torch 2.11), a choice took 0.02 s to load and time in a process' first ones,
-    before the workers were ready, and 0.3 to 0.4 s ever after: whichever arm came first would have won.
-    """
+    """Ready compile workers, so that all problems meet them in one state: before, the parent compiles."""
     from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
 
     shutdown_compile_workers()
@@ -150,6 +150,8 @@ def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
 def tuning_child(arguments: argparse.Namespace) -> None:
     given, device = arguments.given, device_of(arguments)
     named = {p.name: p for p in problems(HELD_OUT)}
+    if given["arm"] != STOCK:
+        Assembler().share()
     # Worker processes, libraries and our own models are there before the first clock starts.
     tune(named[given["names"][0]].tiny(), given["arm"], given["repeat"], device)
     for name in given["names"]:
@@ -320,6 +322,7 @@ def main() -> int:
     made.add_argument("--tables", type=Path, nargs="*", default=[], help="of all choices: the oracle")
     made.add_argument("--repeats", type=int, default=3)
     made.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    made.add_argument("--stock", type=int, default=20, help="problems that DEFAULT as it comes tunes")
     made.add_argument("--rounds", type=int, default=50, help="of timing the chosen kernels in turns")
     made.add_argument("--patience", type=float, default=1200.0, help="seconds that one problem may take")
     made.add_argument("--seconds", type=float, default=1e9, help="end after about so many")
@@ -338,7 +341,8 @@ def main() -> int:
         if not rows.pick(row="tune", arm=ORACLE, problem=row["problem"]):
             rows.add(row)
     plan += [(ORACLE, 0, [name]) for name in names[: 0 if oracles else arguments.oracles]]
-    for arm, repeat, some in plan:
+    for arm, repeat, listed in plan:
+        some = listed[: arguments.stock] if arm == STOCK else listed
         this = {"row": "tune", "arm": arm, "repeat": repeat}
         while (left := [n for n in some if not rows.pick(**this, problem=n)]) and time.monotonic() < until:
             run(rows, arguments, "tune", {**this, "names": left}, until)

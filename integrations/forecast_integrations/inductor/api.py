@@ -16,6 +16,7 @@ from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.base import Surrogate
 from forecast_autotune.task import now
+from forecast_integrations.inductor.assembler import Assembler
 from forecast_integrations.inductor.patches import Patches
 from forecast_integrations.inductor.serving import FORECAST_LIMIT_S, ROUNDS, Serving, open_store
 from forecast_integrations.inductor.tally import Tally
@@ -71,7 +72,8 @@ def enable_torch_compile(
 
     The library's own choice (ATen, cuBLAS, MKL) and at least one more are always measured; what the store
     has decided is used without a measurement; whatever fails in here, Inductor goes on with all of its own
-    choices. Calling it again replaces what is in force and hooks nothing twice.
+    choices. Calling it again replaces what is in force and hooks nothing twice. Choices are timed as
+    assembled by what assembles the final kernels (see `assembler`), which Inductor alone does not see to.
 
     Args:
         surrogate: forecasts the choices' times; by default the one for Inductor's templates, with the
@@ -130,6 +132,9 @@ def enable_torch_compile(
             _patches["user kernels"] = user_kernels.install(current)
         if settings.inductor_pointwise and "generated" not in _patches:
             _patches["generated"] = generated.install(current)
+        if settings.mode is not Mode.LISTEN and "assembler" not in _patches:
+            _patches["assembler"] = assembler = Assembler()
+            assembler.share()
         _state["serving"] = serving
         if not _exit:
             atexit.register(_report, os.getpid())
