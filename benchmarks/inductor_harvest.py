@@ -5,7 +5,7 @@
 Every problem of `inductor_problems` is compiled with max-autotune and fresh caches while we listen, so each
 choice that Inductor compiles and times becomes a row. A child does the work of one problem: a choice that
 takes the device's context down costs its problem, not the run. A problem counts when it is whole: leave it
-the time. Problems that are done are left out the next time. EXHAUSTIVE has 900 choices and more per GEMM: give
+the time. Problems that are done are left out the next time. EXHAUSTIVE has 900 choices and more a GEMM: give
 it `--only` and `--seconds`, or let a lot of `--sample` of them stand for all; without it, what was measured
 is the oracle. On Python 3.11.0 to 3.11.8 Inductor compiles choices one by one, which takes several times as
 long. `--null` makes a dry run on a CPU with tiny sizes and Inductor's C++ templates.

@@ -6,7 +6,8 @@
 DEFAULT runs as it comes (`stock`) and with one assembler for the parent and the workers (`default`, see
 `inductor.assembler`). The problems are held out from every fit. An arm and repeat is one fresh process; in it
 every problem has fresh caches and an empty store of its own. `exhaustive` establishes the oracle of the first
-problems, once; or it is read from `--tables`, which `inductor_harvest.py --exhaustive` has written on a like machine.
+problems, once; or it is read from `--tables`, which `inductor_harvest.py --exhaustive` has written on a like
+machine.
 At the end one process compiles every kernel that an arm has chosen, alone, and times them in turns. Rows
 go to FILE.rows.jsonl as they come: the same command goes on where it stopped, `--seconds` ends it early.
 
