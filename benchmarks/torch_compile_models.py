@@ -2,9 +2,10 @@
 
     python benchmarks/torch_compile_models.py --out FILE [--repeats 3] [--mode max-autotune-no-cudagraphs]
 
-A transformer block, a ConvNet and a model with flex attention, on Inductor's DEFAULT space. A model, arm
-and repeat is one fresh process with fresh caches and an empty store. Then one process per model and repeat
-takes the compiled graphs of both arms out of those caches and times the forward passes in turns. `--null`
+A transformer block, a ConvNet and a model with flex attention, on Inductor's DEFAULT space: Inductor as it
+comes, the same with one assembler for all of its processes, and ours. A model, arm and repeat is one fresh
+process with fresh caches and an empty store. Then one process per model and repeat takes the compiled graphs
+out of those caches and times the forward passes in turns. `--null`
 compiles small models on a CPU. Rows go to FILE.rows.jsonl; the same command goes on where it stopped.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
@@ -48,8 +49,14 @@ from benchmarks.torch_compile_children import (
     timed_in_turns,
     told,
 )
+from benchmarks.torch_compile_tuning import fresh_workers
+from forecast_integrations.inductor.assembler import Assembler
 
-ARMS = ("plain", "ours")
+SHARED = "shared"
+ARMS = ("plain", SHARED, "ours")
+"""Inductor as it comes; the same with one assembler for all processes (`inductor.assembler`); ours."""
+TIMED = ("plain", "ours")
+"""Whose forward passes are timed: to share an assembler chooses no other kernels."""
 
 
 # --- models ---
@@ -149,7 +156,9 @@ def compile_options(mode: str, device: str) -> dict[str, Any]:
 def served(arm: str, folder: Path) -> Iterator[list[Any]]:
     """Our service with the arm's own store, or nothing of ours; the decisions that are made."""
     decisions: list[Any] = []
-    if arm == "plain":
+    if arm == SHARED:
+        Assembler().share()
+    if arm != "ours":
         yield decisions
         return
     from forecast_autotune import enable_torch_compile
@@ -185,9 +194,11 @@ def first_call(name: str, arm: str, mode: str, folder: Path, device: str) -> tup
 
 
 def warm(mode: str, device: str) -> None:
-    """What either arm may have done before its clock starts: worker processes, libraries, one compilation."""
+    """What any arm may have done before its clock starts: worker processes, libraries, one compilation."""
     from torch._inductor.utils import fresh_cache
 
+    if device == "cuda":
+        fresh_workers()
     with torch.no_grad(), fresh_cache():
         torch.compile(torch.nn.Linear(48, 40, device=device), options=compile_options(mode, device))(
             torch.randn(32, 48, device=device)
@@ -210,7 +221,7 @@ def latency_child(arguments: argparse.Namespace) -> None:
     module, x = model_of(given["model"], device)
     with torch.no_grad():
         wanted = module(x)
-        for arm in ARMS:
+        for arm in TIMED:
             folder = Path(given["folders"][arm])
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
             os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
@@ -225,7 +236,7 @@ def latency_child(arguments: argparse.Namespace) -> None:
             "row": "latency",
             "model": given["model"],
             "repeat": given["repeat"],
-            "ms": dict(zip(ARMS, times, strict=False)),
+            "ms": dict(zip(TIMED, times, strict=False)),
             "noise": abs(times[-1] / times[0] - 1.0),
             "cache_hits": hits,
             "relative_error": errors,
@@ -252,6 +263,7 @@ def summary(rows: Rows) -> Row:
         found[name] = {
             **medians,
             "tuning_plain_over_ours": tuning["plain"] / tuning["ours"] if tuning["ours"] else None,
+            "tuning_shared_over_ours": tuning[SHARED] / tuning["ours"] if tuning["ours"] else None,
             "tuning_share_of_plain": tuning["plain"] / whole["plain"],
             "seconds_plain_over_ours": whole["plain"] / whole["ours"],
             "latency_over_plain": geometric(latency),
@@ -297,10 +309,10 @@ def main() -> int:
                 folders[arm].mkdir(parents=True)
                 given = {"model": name, "arm": arm, "repeat": repeat, "folder": str(folders[arm])}
                 run("compile", given, folders[arm])
-            ready = all(rows.pick(row="compile", model=name, arm=arm, repeat=repeat) for arm in ARMS)
+            ready = all(rows.pick(row="compile", model=name, arm=arm, repeat=repeat) for arm in TIMED)
             known = rows.pick(row="latency", model=name, repeat=repeat)
-            if ready and not known and all(f.is_dir() for f in folders.values()) and time.monotonic() < until:
-                paths = {arm: str(folder) for arm, folder in folders.items()}
+            if ready and not known and all(folders[a].is_dir() for a in TIMED) and time.monotonic() < until:
+                paths = {arm: str(folders[arm]) for arm in TIMED}
                 run("latency", {"model": name, "repeat": repeat, "folders": paths}, folders["ours"])
                 for folder in folders.values():
                     shutil.rmtree(folder, ignore_errors=True)
