@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 from pathlib import Path
@@ -170,6 +171,17 @@ def pivot(new_root: str) -> None:
     syscall(number, b".\0", b".\0")
     checked(_libc.umount2(b".", _MNT_DETACH), "umount2 of the old root")
     os.chdir("/")
+
+
+def wish_huge_pages(data: bytearray) -> None:
+    """Let the kernel back memory that is about to be written with pages of 2 MiB, if it has any."""
+    if not data or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    page = mmap.PAGESIZE
+    start = ctypes.addressof(ctypes.c_char.from_buffer(data))
+    low, high = -(-start // page) * page, (start + len(data)) // page * page
+    if low < high:
+        _libc.madvise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), mmap.MADV_HUGEPAGE)
 
 
 def children(pid: int) -> list[int]:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forecast_harness.sandbox import keeper, linux, probes, worker
+from forecast_harness.sandbox import keeper, linux, probes, wire, worker
 from forecast_harness.sandbox.confine import Cage, interpreter_roots
 from forecast_harness.sandbox.jobs import Limits
 from forecast_harness.sandbox.levels import Level
@@ -125,7 +125,7 @@ class Server:
             job.channel.send(json.dumps(answer).encode())
 
     def _start_cell(self, job: JobRun, limits: Limits) -> None:
-        judge_end, cell_end = socket.socketpair()
+        judge_end, cell_end = wire.channel_pair()
         pipes = [os.pipe() for _ in range(3)]
         (out, out_w), (err, err_w), (status, status_w) = pipes
 
