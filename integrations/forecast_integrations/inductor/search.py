@@ -19,9 +19,9 @@ from forecast_integrations.inductor.serving import Serving
 
 LEAST = 2
 """Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""
-BATCH = 4
-"""Candidates of a further round: Inductor compiles them in parallel and then times them, so that what the
-policy would only compile ahead costs no more than its timing."""
+BATCH, MANY, WIDE_BATCH = 4, 100, 8
+"""Candidates of a further round, and of one among more than so many: Inductor compiles them in parallel and
+then times them, so that what the policy would only compile ahead costs no more than its timing."""
 _UNTIMED = (Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC)
 
 
@@ -173,7 +173,7 @@ class Search:
         forecasts = self._ask()
         if forecasts is None:
             return []
-        plan = self._next(forecasts, BATCH)
+        plan = self._next(forecasts, WIDE_BATCH if len(self.candidates) > MANY else BATCH)
         limit = self.serving.settings.max_measurements
         room = len(self.candidates) if limit is None else max(0, limit - len(self.tried))
         return [*plan.measure, *plan.prefetch][:room] if plan.measure else []

@@ -95,12 +95,14 @@ def test_models_are_summed_up_by_medians(tmp_path: Path) -> None:
     for repeat, slow in enumerate((30.0, 90.0, 60.0)):
         base = {"row": "compile", "model": "convnet", "repeat": repeat}
         rows.add({**base, "arm": "plain", "tuning_s": slow, "seconds": 100.0})
+        rows.add({**base, "arm": "shared", "tuning_s": slow / 2, "seconds": 75.0})
         rows.add({**base, "arm": "ours", "tuning_s": slow / 4, "seconds": 50.0})
     rows.add({"row": "latency", "model": "convnet", "ms": {"plain": 2.0, "ours": 2.02}, "noise": 0.003})
     rows.add({"row": "compile", "model": "flex", "arm": "ours", "tuning_s": 1.0, "seconds": 2.0})
     found = models.summary(rows)
     assert set(found) == {"convnet"}
     assert found["convnet"]["tuning_plain_over_ours"] == pytest.approx(4.0)
+    assert found["convnet"]["tuning_shared_over_ours"] == pytest.approx(2.0)
     assert found["convnet"]["tuning_share_of_plain"] == pytest.approx(0.6)
     assert found["convnet"]["latency_over_plain"] == pytest.approx(1.01)
 
