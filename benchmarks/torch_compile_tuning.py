@@ -118,8 +118,6 @@ def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
     module, inputs = problem.make(device)
     torch._dynamo.reset()
     with torch.no_grad(), fresh_cache():
-        if device == "cuda":
-            fresh_workers()
         if arm in ("ours", "wide"):
             space = "exhaustive" if arm == "wide" else "default"
             enable_torch_compile(store=Store(None), search_space=space)
@@ -153,6 +151,8 @@ def tuning_child(arguments: argparse.Namespace) -> None:
     named = {p.name: p for p in problems(HELD_OUT)}
     if given["arm"] != STOCK:
         Assembler().share()
+    if device == "cuda":
+        fresh_workers()
     # Worker processes, libraries and our own models are there before the first clock starts.
     tune(named[given["names"][0]].tiny(), given["arm"], given["repeat"], device)
     for name in given["names"]:

@@ -13,6 +13,9 @@ from typing import Any
 from forecast_harness.timing.clock import CANDIDATE, INCUMBENT, Clock
 from forecast_harness.timing.sequential import SignTest
 
+_SURE, _LOOKS = 0.99, 10
+"""Confidence with which a gain is out of reach, and blocks between looks at that."""
+
 
 class Outcome(StrEnum):
     """How a duel ended."""
@@ -37,6 +40,8 @@ class Rules:
     """Blocks after which a candidate that is clearly slower is dropped."""
     least: int = 20
     """Blocks before a promotion, so that no lucky streak is called a median."""
+    enough: int = 40
+    """Blocks after which a candidate is dropped whose gain is clearly below the margin."""
     most: int = 400
     hopeless: float = math.log(1.3)
     seconds: float = 60.0
@@ -115,6 +120,9 @@ def duel(clock: Clock, rules: Rules = DEFAULT, seed: int = 0) -> Duel:
             return ended(
                 Outcome.FASTER, f"faster by more than {rules.margin:.1%} in {faster.wins} of {n} blocks"
             )
+        # Looking often ends a few too many, and promotes none: only promotions need to be rare by chance.
+        if n >= rules.enough and n % _LOOKS == 0 and sign_interval(found, _SURE)[1] < rules.margin:
+            return ended(Outcome.UNDECIDED, f"a gain of {rules.margin:.1%} is out of reach after {n} blocks")
         if n >= rules.most or spent >= rules.seconds:
             return ended(Outcome.UNDECIDED, f"no difference was shown in {n} blocks and {spent:.3g} s")
 
