@@ -20,7 +20,7 @@ from forecast_autotune.records import Device
 from forecast_harness.timing.plausible import Peaks
 from forecast_harness.timing.replay import Inputs, Recorder, typical, untouched
 
-_REPLAYED_S, _MOST_REPLAYS = 2e-3, 64
+_REPLAYED_S, _MOST_REPLAYS = 1e-3, 16
 """Seconds that all replays of one question take, if so many are enough for it."""
 EVENTS = "events"
 """Timed as launched, with what the host takes between the events."""

@@ -22,6 +22,8 @@ from forecast_harness.variants.launcher import BASE_FILE
 from forecast_harness.verify.arena import build, changed
 from forecast_harness.verify.launches import INSIDE
 
+_BEHIND = 1 << 20
+"""Bytes of canary behind the last tensor: what reads past its end should not come to what is always there."""
 _WALL_S = {"cpu": 90.0, "cuda": 600.0}
 """How long a cell lives at most. A base kernel that is tried on arguments it was not made for may write
 anywhere in its own process, and hang."""
@@ -54,6 +56,7 @@ class Reference:
         self._work, self._device, self._rng = work, device, rng
         self._cell: Cell | None = None
         self._opened = 0.0
+        self._noise = False
         self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _WALL_S[device]))
 
     def close(self) -> None:
@@ -70,11 +73,20 @@ class Reference:
         grid: Sequence[int],
         config: Config,
     ) -> Ran:
-        """Launch once, between fresh random bytes and in a random order: what is read beyond a tensor's end
-        must not be the same twice. Raises `BaseFails`."""
+        """Launch once, in a random order, between random bytes and between NaN in turns: what is read beyond
+        a tensor's end must not be the same twice. Raises `BaseFails`."""
         memory = dict(self._rng.sample(sorted(memory.items(), key=lambda pair: pair[0]), len(memory)))
         layouts = {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned}
-        arena = build(memory, {}, layouts, self._rng, shift=self._rng.randrange(0, 32))
+        self._noise = not self._noise
+        arena = build(
+            memory,
+            {},
+            layouts,
+            self._rng,
+            shift=self._rng.randrange(0, 32),
+            behind=min(_BEHIND, sum(t.numel() * t.element_size() for t in memory.values())),
+            noise=self._noise,
+        )
         payload = {
             "slots": [s.to_json() for s in arena.slots],
             "call": call(arguments, scalars, grid, config),

@@ -122,11 +122,14 @@ def build(
     rng: random.Random,
     *,
     shift: int = 0,
+    behind: int = 0,
+    noise: bool | None = None,
 ) -> Arena:
     """Lay out inputs and given outputs; `shift` moves all of them by so many aligned steps.
 
     Outputs are filled with NaN (integers: all bits set); canaries are random bytes, or all bits set,
-    which reads as NaN, so that a result that depends on what lies beyond a tensor shows.
+    which reads as NaN, so that a result that depends on what lies beyond a tensor shows. `noise` says which;
+    by default chance does. `behind` more bytes of canary follow the last tensor.
     """
     slots: list[Slot] = []
     position = GUARD + shift * _ALIGN
@@ -138,8 +141,9 @@ def build(
         slot = Slot(name, kind, tuple(value.shape), strides(value.shape, layout), offset, name in outputs)
         slots.append(slot)
         position = offset + slot.span * size + GUARD
-    size = -(-position // _ALIGN) * _ALIGN
-    page = rng.randbytes(min(size, _PAGE)) if rng.random() < 0.5 else b"\xff" * min(size, _PAGE)
+    size = -(-(position + behind) // _ALIGN) * _ALIGN
+    noise = rng.random() < 0.5 if noise is None else noise
+    page = rng.randbytes(min(size, _PAGE)) if noise else b"\xff" * min(size, _PAGE)
     block = torch.from_numpy(np.resize(np.frombuffer(page, dtype=np.uint8), size))
     for slot in slots:
         if slot.span:

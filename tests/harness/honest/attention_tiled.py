@@ -10,9 +10,9 @@ import torch
 def run(q, k, v):
     t = q.shape[2]
     scale = q.shape[-1] ** -0.5
-    top = torch.full((*q.shape[:3], 1), float("-inf"))
-    total, out = torch.zeros(*q.shape[:3], 1), torch.zeros(q.shape)
-    place = torch.arange(t)
+    top = torch.full((*q.shape[:3], 1), float("-inf"), device=q.device)
+    total, out = torch.zeros(*q.shape[:3], 1, device=q.device), torch.zeros(q.shape, device=q.device)
+    place = torch.arange(t, device=q.device)
     for start in range(0, t, 16):
         keys, values = k[:, :, start : start + 16].float(), v[:, :, start : start + 16].float()
         scores = (q.float() @ keys.transpose(-1, -2)) * scale

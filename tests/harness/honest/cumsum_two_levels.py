@@ -8,7 +8,7 @@ import torch
 
 
 def run(x):
-    done, carried = [], torch.zeros(x.shape[0], 1)
+    done, carried = [], torch.zeros(x.shape[0], 1, device=x.device)
     for block in x.split(32, -1):
         sums = block.cumsum(-1)
         done.append(sums + carried)

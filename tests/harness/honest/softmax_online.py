@@ -8,8 +8,8 @@ import torch
 
 
 def run(x):
-    top = torch.full((x.shape[0], 1), float("-inf"))
-    total = torch.zeros(x.shape[0], 1)
+    top = torch.full((x.shape[0], 1), float("-inf"), device=x.device)
+    total = torch.zeros(x.shape[0], 1, device=x.device)
     for block in x.split(32, -1):
         new = torch.maximum(top, block.amax(-1, keepdim=True))
         total = total * torch.exp(top - new) + torch.exp(block - new).sum(-1, keepdim=True)
