@@ -33,6 +33,7 @@ from benchmarks.common import say
 from benchmarks.inductor_problems import FIT, HELD_OUT, Problem, problems
 from forecast_autotune.store import Store
 from forecast_autotune.table import Table, read_lines, write_tables
+from forecast_integrations.awake import load_cuda
 from forecast_integrations.inductor.patches import Patches
 
 BEGUN, DONE = "begun", "done"
@@ -110,15 +111,27 @@ def sampled(sample: int, lot: str) -> None:
     Patches().replace(InductorChoices, "_finalize_template_configs", first)
 
 
+def _awake(original: Callable[..., Any]) -> Callable[..., Any]:
+    def benchmark(*args: Any, **kwargs: Any) -> Any:
+        load_cuda()
+        return original(*args, **kwargs)
+
+    return benchmark
+
+
 def lane(out: Path, name: str, exhaustive: bool, sample: int, null: bool) -> int:
     """Harvest one problem; a line of JSON when it begins and when it ends."""
+    from torch._inductor import select_algorithm
+
     from forecast_integrations.inductor.api import enable_torch_compile
     from forecast_integrations.inductor.assembler import Assembler
 
     device = "cpu" if null else "cuda"
     if sample:
         sampled(sample, name)
-    Assembler().share()  # to listen changes nothing, and without this a choice takes twenty times as long
+    # To listen changes nothing. Without these a choice takes twenty times as long, and the first ones longer.
+    Assembler().share()
+    Patches().replace(select_algorithm.AlgorithmSelectorCache, "benchmark", _awake)
     if null:
         torch._inductor.config.freezing = True  # C++ templates want constant weights
     store = Store(out / "store")

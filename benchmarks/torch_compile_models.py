@@ -178,7 +178,6 @@ def first_call(name: str, arm: str, mode: str, folder: Path, device: str) -> tup
     from torch._dynamo.utils import counters
 
     module, x = model_of(name, device)
-    torch._dynamo.reset()
     with torch.no_grad(), served(arm, folder) as decisions:
         hits, before, begin = counters["inductor"]["fxgraph_cache_hit"], clock(), time.perf_counter()
         compiled = torch.compile(module, options=compile_options(mode, device))
@@ -216,6 +215,7 @@ def latency_child(arguments: argparse.Namespace) -> None:
     """Both arms' graphs as they were compiled, in one process; the first one takes part twice."""
     from torch._inductor.utils import clear_caches
 
+    torch._dynamo.config.recompile_limit = 64
     given, device = arguments.given, device_of(arguments)
     calls, hits, errors = [], {}, {}
     module, x = model_of(given["model"], device)
@@ -230,7 +230,8 @@ def latency_child(arguments: argparse.Namespace) -> None:
             calls.append(call)
             hits[arm] = row["hits"]
             errors[arm] = float((call() - wanted).abs().max() / wanted.abs().max())
-        times = timed_in_turns([*calls, calls[0]], given["rounds"], device)
+        with torch.compiler.set_stance("fail_on_recompile"):  # it would be another graph
+            times = timed_in_turns([*calls, calls[0]], given["rounds"], device)
     told(
         {
             "row": "latency",

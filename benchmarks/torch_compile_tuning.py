@@ -18,6 +18,7 @@ compilation, benchmarks. On Python 3.11.0 to 3.11.8 Inductor compiles choices on
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import statistics
 import sys
@@ -192,8 +193,8 @@ def pinned(problem: Problem, wanted: Candidate, space: str, device: str, made: A
 
     chosen: list[Candidate] = []
     hear = lambda label, decision: chosen.append(decision.chosen)  # noqa: E731
-    module, inputs = made
-    torch._dynamo.reset()
+    # A module of its own: what was compiled before must stay as it is.
+    module, inputs = copy.deepcopy(made[0]), made[1]
     LISTENERS.append(hear)
     try:
         with enable_torch_compile(
@@ -207,9 +208,13 @@ def pinned(problem: Problem, wanted: Candidate, space: str, device: str, made: A
 
 
 def retime(problem: Problem, picks: Sequence[Row], rounds: int, device: str) -> Row:
-    """Every kernel that some arm chose for a problem, timed in turns; the first one takes part twice."""
+    """Every kernel that some arm chose for a problem, timed in turns; the first one takes part twice.
+
+    Raises `RuntimeError` if one of them were to be compiled once more: it would be another kernel.
+    """
     from torch._inductor.utils import fresh_cache
 
+    torch._dynamo.reset()
     made, calls, missing = problem.make(device), {}, []
     with torch.no_grad(), fresh_cache():
         for pick in picks:
@@ -222,7 +227,9 @@ def retime(problem: Problem, picks: Sequence[Row], rounds: int, device: str) -> 
             else:
                 calls[str(candidate)] = call
         names = list(calls)
-        times = timed_in_turns([*calls.values(), *list(calls.values())[:1]], rounds, device) if calls else []
+        with torch.compiler.set_stance("fail_on_recompile"):
+            again = list(calls.values())[:1]
+            times = timed_in_turns([*calls.values(), *again], rounds, device) if calls else []
     noise = abs(times[-1] / times[0] - 1.0) if times else None
     named = dict(zip(names, times, strict=False))
     return {"row": "retime", "rounds": rounds, "ms": named, "noise": noise, "missing": missing}

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from forecast_autotune.records import Candidate
+from forecast_integrations.awake import ASLEEP_S, load
 from forecast_integrations.call import Call
 
 _LOOK_MS = 5.0
@@ -27,8 +28,6 @@ _CONTENDER = 1.25
 """A candidate slower than this multiple of the fastest so far is not timed further."""
 _HOPELESS = 2.0
 """... and beyond this multiple the launches of the estimate are enough."""
-_WAKE_S = 0.03
-"""Seconds of load before the first timing."""
 _MOST_FLUSHES = 8
 """Flushes between launches at most, for hosts that cannot keep ahead of the device."""
 
@@ -83,6 +82,8 @@ class Events:
         self._flush, self.protocol = self._flusher(driver)
         self._estimates: dict[Candidate, float] = {}
         self._flushes = 1
+        self._busy = -math.inf
+        """When it was last seen at work, by `time.perf_counter`."""
 
     def _flusher(self, driver: Any) -> tuple[Callable[[], None], str]:
         import torch
@@ -112,8 +113,8 @@ class Events:
 
     def race(self, candidate: Candidate, best_ms: float) -> list[float] | None:
         """Milliseconds per launch: few for a candidate that cannot win, many for a contender."""
-        if not self._estimates:
-            self._wake()
+        if time.perf_counter() - self._busy > ASLEEP_S:
+            load(self._flush, self._interface.synchronize)
         self._launches([candidate], 1)
         times = self._launches([candidate], 5)[0]
         # The fastest of five decides whether it is hopeless: a disturbance only ever adds time.
@@ -125,14 +126,6 @@ class Events:
             return times
         return times + self._launches([candidate], _count(_FULL_MS - _LOOK_MS, estimate, 7))[0]
 
-    def _wake(self) -> None:
-        """Load an idle device for a moment, so that the first candidate does not meet low clocks."""
-        limit = time.perf_counter() + _WAKE_S
-        while time.perf_counter() < limit:
-            for _ in range(50):
-                self._flush()
-            self._interface.synchronize()
-
     def in_turns(self, candidates: Sequence[Candidate]) -> list[list[float]]:
         """Interleaved launches, so that drifting clocks meet all candidates alike."""
         slowest = max(self._estimates.get(c, 1.0) for c in candidates)
@@ -143,6 +136,7 @@ class Events:
         while True:
             slots = self._queue(candidates, rounds)
             self._interface.synchronize()
+            self._busy = time.perf_counter()
             clean = [[(start, end) for start, end, late in slot if not late] for slot in slots]
             if all(2 * len(kept) >= rounds for kept in clean) or self._flushes >= _MOST_FLUSHES:
                 break

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from forecast_autotune.settings import Mode
+from forecast_integrations.awake import load_cuda
 from forecast_integrations.inductor import harvest, pruning, rounds
 from forecast_integrations.inductor.patches import Patches
 from forecast_integrations.inductor.pruning import STACK, Operation, Unplanned
@@ -177,6 +179,10 @@ def _benchmark(original: Function, current: Current) -> Function:
     """`benchmark`: called only for times that are really taken, not for those in Inductor's cache."""
 
     def benchmark(self: Any, choices: Any, *args: Any, **kwargs: Any) -> Any:
+        serving = current()
+        if serving is not None and serving.settings.mode is not Mode.LISTEN:
+            with _harmless(serving, "wake the device"):
+                load_cuda()
         timings = original(self, choices, *args, **kwargs)
         if current() is not None and not harvest.CLOCK.deaf:
             harvest.CLOCK.timed.update(timings)

@@ -19,9 +19,10 @@ from forecast_integrations.inductor.serving import Serving
 
 LEAST = 2
 """Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""
-BATCH, MANY, WIDE_BATCH = 4, 100, 8
-"""Candidates of a further round, and of one among more than so many: Inductor compiles them in parallel and
-then times them, so that what the policy would only compile ahead costs no more than its timing."""
+BATCH, MANY, WIDEST = 4, 100, 16
+"""Candidates of a further round; among more than so many, one for each compile worker, up to the last number.
+Inductor compiles them in parallel and then times them, so that what the policy would only compile ahead costs
+no more than its timing."""
 _UNTIMED = (Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC)
 
 
@@ -173,7 +174,7 @@ class Search:
         forecasts = self._ask()
         if forecasts is None:
             return []
-        plan = self._next(forecasts, WIDE_BATCH if len(self.candidates) > MANY else BATCH)
+        plan = self._next(forecasts, _batch(len(self.candidates)))
         limit = self.serving.settings.max_measurements
         room = len(self.candidates) if limit is None else max(0, limit - len(self.tried))
         return [*plan.measure, *plan.prefetch][:room] if plan.measure else []
@@ -276,3 +277,12 @@ class Search:
         """The operation as a log line shows it."""
         shapes = ["x".join(map(str, a.shape)) for a in self.problem.arguments if a.name != "out"]
         return f"{self.problem.kernel.name}({', '.join(shapes)})"
+
+
+def _batch(count: int) -> int:
+    """Candidates of a further round, of so many."""
+    if count <= MANY:
+        return BATCH
+    from torch._inductor import config
+
+    return max(BATCH, min(WIDEST, int(config.compile_threads or 1)))

@@ -20,7 +20,7 @@ FORECAST_LIMIT_S = 10.0
 """Seconds for the forecasts of one operation; they take milliseconds, the first call also its imports."""
 ROUNDS = 8
 """Plans per operation at most. The policy's cap on measurements ends it sooner."""
-FIRST, SHARE = 0.1, 0.12
+FIRST, SHARE = 0.085, 0.12
 """Shares of an operation's choices in its first round, and at most. Inductor compiles those of a round side
 by side, in one or two seconds for as many as there are cores, and times one in 0.02 s (torch 2.11, H200): it
 is rounds that cost. So there are few and wide ones."""
