@@ -72,6 +72,8 @@ class Case:
     """What changes these tensors in place, once that has begun."""
     portable: bool = False
     """Whether `judge` works with tensors that are on a device, too."""
+    sizes: Mapping[str, Any] | None = None
+    """Axes that give a case of the same sizes, where there are any."""
 
     @property
     def input_bytes(self) -> int:
@@ -276,6 +278,7 @@ class OwnProblem:
             vary=vary,
             drifting=drifting,
             portable=True,
+            sizes=sizes,
         )
 
     def _drawn(self, name: str, spec: Tensor, shape: tuple[int, ...], how: Draw) -> torch.Tensor:
