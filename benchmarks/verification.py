@@ -221,30 +221,6 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 # --- faults ---
 
-POISONS = """
-import torch, triton, triton.language as tl
-
-@triton.jit
-def stray(p):
-    tl.store(p + (1 << 40), 1.0)
-
-def honest():
-    a = torch.ones(64, 64, device="cuda")
-    return float((a @ a)[0, 0])
-
-def illegal_address():
-    stray[(1,)](torch.zeros(16, device="cuda"))
-    torch.cuda.synchronize()
-
-def device_assert():
-    torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
-    torch.cuda.synchronize()
-
-def hangs():
-    torch.cuda._sleep(1 << 42)
-    torch.cuda.synchronize()
-"""
-"""As in the sandbox's tests on a device."""
 POISONED = {
     "cuda": {"illegal_address": Fault.EXCEPTION, "device_assert": Fault.EXCEPTION},
     "cpu": {
@@ -263,7 +239,8 @@ ROOMY = Limits(wall_s=60, cpu_s=120, memory_bytes=8 << 30, processes=512)
 
 def in_a_row(lane: Lane, place: Place, poisons: int, hangs: int, hang_s: float) -> Iterator[Row]:
     """Poisons, then hangs; `lost_s` is what a fault cost the lane beyond the time that it was allowed."""
-    text = POISONS if place.device == "cuda" else (corpora.CORPORA / "attacks.py").read_text(encoding="utf-8")
+    file = "device_faults.py" if place.device == "cuda" else "attacks.py"
+    text = (corpora.CORPORA / file).read_text(encoding="utf-8")
 
     def run(function: str, limits: Limits = ROOMY) -> Result:
         return lane.run(Job(_RUN, {"file": "s.py", "function": function}, {"s.py": text}), limits)

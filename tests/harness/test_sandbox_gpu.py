@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,44 +15,7 @@ pytestmark = pytest.mark.gpu
 
 LIMITS = Limits(wall_s=60, cpu_s=120, memory_bytes=8 << 30, processes=512)
 LOST_S = 10.0
-SOURCE = """
-import torch, triton, triton.language as tl
-
-@triton.jit
-def stray(p):
-    tl.store(p + (1 << 40), 1.0)
-
-def honest():
-    a = torch.ones(64, 64, device="cuda")
-    return float((a @ a)[0, 0])
-
-def illegal_address():
-    stray[(1,)](torch.zeros(16, device="cuda"))
-    torch.cuda.synchronize()
-
-def device_assert():
-    torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
-    torch.cuda.synchronize()
-
-def poisons_in_silence():
-    try:
-        illegal_address()
-    except Exception:
-        pass
-    return "fine"
-
-def hangs():
-    torch.cuda._sleep(1 << 42)
-    torch.cuda.synchronize()
-
-def hangs_and_leaves():
-    import os
-    torch.cuda._sleep(1 << 42)
-    os._exit(3)
-
-def devices():
-    return torch.cuda.device_count()
-"""
+SOURCE = Path(__file__).with_name("device_faults.py")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +25,7 @@ def opened() -> Iterator[Lane]:
 
 
 def run(opened: Lane, function: str, limits: Limits = LIMITS) -> Result:
-    return opened.run(Job(RUN, {"file": "s.py", "function": function}, {"s.py": SOURCE}), limits)
+    return opened.run(Job(RUN, {"file": "s.py", "function": function}, {"s.py": SOURCE.read_text()}), limits)
 
 
 def test_the_canary_sings_on_the_device(opened: Lane) -> None:
