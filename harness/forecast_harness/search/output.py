@@ -15,7 +15,7 @@ from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import contract
 from forecast_harness.search import codec
 from forecast_harness.search.decide import FINALISTS
-from forecast_harness.search.records import Kind, Node
+from forecast_harness.search.records import EVIDENCE, Kind, Node
 from forecast_harness.search.state import State
 
 BEST = "best.py"
@@ -47,7 +47,11 @@ def keep_variants(state: State, store: Store) -> list[Variant]:
     """
     first, confirmed = state.seeds[0], state.confirmed
     ratios = {n: j.log2_ratio for n, j in confirmed.items()} if confirmed else state.scores
-    faster = {n: r for n, r in ratios.items() if r is not None and r < 0.0 and n != first}
+    faster = {
+        n: r
+        for n, r in ratios.items()
+        if r is not None and r < 0.0 and n != first and state.evidence(n) in ("", "confirmed")
+    }
     found: list[Variant] = []
     for node in sorted(faster, key=lambda n: faster[n])[:FINALISTS]:
         variant, judged = _variant(state, state.nodes[node]), state.judged[node]
@@ -82,7 +86,7 @@ def provenance(state: State) -> list[str]:
     if node.id == state.seeds[0]:
         lines.append("speed: this is the first seed itself; nothing faster was found")
     elif judged is not None and judged.log2_ratio is not None:
-        how = "confirmed in a fresh process" if node.id in state.confirmed else "not confirmed"
+        how = EVIDENCE[state.evidence(node.id)]
         spread = f", standard error {judged.sd * math.log(2):.2%}" if node.id in state.confirmed else ""
         lines.append(f"speed: {2**-state.best_score:.3f} times the first seed, {how}{spread}")
     if judged is not None and judged.config:
@@ -111,7 +115,8 @@ def summary(state: State) -> dict[str, Any]:
         "interrupted": state.stopped is not None and state.stopped.interrupted,
         "best": state.best,
         "speedup": 2**-state.best_score,
-        "confirmed": state.best in state.confirmed,
+        "confirmed": state.evidence(state.best) == "confirmed",
+        "evidence": EVIDENCE[state.evidence(state.best)],
         "percent_saved": saved,
         "batches": max(state.batches, default=0),
         "nodes": len(state.nodes),

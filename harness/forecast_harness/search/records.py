@@ -74,6 +74,12 @@ class Belief:
     note: str = ""
 
 
+_SURE = 2.0
+"""Standard errors beyond which a difference is not chance."""
+_FASTER = "faster"
+"""As `timing.duel.Outcome` has it."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """What running a node gave. `log2_ratio` is paired: node over `against`, side by side in one process."""
@@ -108,6 +114,27 @@ class Judged:
                 f"a node judged {self.outcome} {'needs' if self.outcome is Outcome.OK else 'cannot have'} a "
                 "log2_ratio"
             )
+
+    @property
+    def evidence(self) -> str:
+        """What a confirmation says of "faster than `against`": `confirmed`, `undecided` or `refuted`.
+
+        A contest of two solutions has said so itself (`standing`); elsewhere two standard errors decide.
+        """
+        if self.log2_ratio is None:
+            return "refuted"
+        said = self.facts.get("standing")
+        shown = self.log2_ratio + _SURE * self.sd < 0.0 if said is None else said == _FASTER
+        return "confirmed" if shown else "undecided"
+
+
+EVIDENCE = {
+    "": "not confirmed",
+    "confirmed": "confirmed in a fresh process",
+    "undecided": "timed again in a fresh process and not shown to be faster",
+    "refuted": "refused in a fresh process",
+}
+"""What is said of a source by the evidence for it; the first: it was not timed again."""
 
 
 @dataclass(frozen=True)

@@ -107,15 +107,17 @@ class State:
 
     @property
     def best(self) -> str:
-        """Id of what to ship: the fastest confirmed one if any is confirmed to beat the first seed.
+        """Id of what to ship: the fastest that is confirmed to beat the first seed, if any is.
 
-        Nodes that failed their confirmation do not count, whatever they measured before.
+        Else the fastest of those timed again, and before that of all. Nodes that failed their confirmation do
+        not count, whatever they measured before.
         """
         refuted = {n for n, j in self.confirmed.items() if j.log2_ratio is None}
-        proven = {n: j.log2_ratio for n, j in self.confirmed.items() if j.log2_ratio is not None}
-        if proven:
+        again = {n: j.log2_ratio for n, j in self.confirmed.items() if j.log2_ratio is not None}
+        if again:
             first = self.seeds[0]
-            return min([first, *proven], key=lambda n: 0.0 if n == first else proven[n])
+            proven = [n for n in again if self.evidence(n) == "confirmed"]
+            return min(proven or [first, *again], key=lambda n: 0.0 if n == first else again[n])
         left = {n: s for n, s in self.scores.items() if n not in refuted}
         return min(left, key=lambda n: left[n], default=self.seeds[0])
 
@@ -143,15 +145,17 @@ class State:
         found: str = self.memo.get(("reason", node), "")
         return found
 
+    def evidence(self, node: str) -> str:
+        """Of its confirmation (`Judged.evidence`); empty without one."""
+        again = self.confirmed.get(node)
+        return "" if again is None else again.evidence
+
     def status(self, node: str) -> str:
         """What became of a node, in a word or two for people."""
         if (judged := self.judged.get(node)) is not None:
             if judged.log2_ratio is None:
                 return str(judged.outcome).replace("_", " ")
-            confirmed = self.confirmed.get(node)
-            if confirmed is None:
-                return "measured"
-            return "confirmed" if confirmed.log2_ratio is not None else "refuted"
+            return self.evidence(node) or "measured"
         if node in self.pool:
             return "deferred"
         if any(node in b.dropped for b in self.batches.values()):

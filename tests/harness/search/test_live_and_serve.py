@@ -52,7 +52,7 @@ def test_a_terminal_shows_where_the_search_stands() -> None:
     state = fold(Example().events())
     text = watched(Example(), terminal=True)
     spent = (f"{len(state.history)} of 200", f"{state.spent.tokens:,} of 2,000,000")
-    for part in ("search of swiglu", "best", "over the seed (confirmed)", *spent):
+    for part in ("search of swiglu", "best", "over the seed (confirmed in a fresh process)", *spent):
         assert part in text
     assert "http://127.0.0.1:1/" in text
 

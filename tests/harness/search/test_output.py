@@ -156,3 +156,22 @@ def test_a_kernels_finished_search_fills_the_default_store(
     write_output(kernel_search({"n4": -0.2}), tmp_path / "search")
     assert [v.source for v in Store.default().variants()] == [KERNEL.replace("NUMBER", "4")]
     assert "measured on" not in (tmp_path / "search" / "best.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sd", "facts", "evidence"),
+    [
+        (-0.12, 0.24, {"standing": "undecided"}, "undecided"),
+        (-0.12, 0.01, {"standing": "undecided"}, "undecided"),
+        (-0.12, 0.24, {"standing": "faster"}, "confirmed"),
+        (-0.12, 0.07, {}, "undecided"),
+        (-0.12, 0.05, {}, "confirmed"),
+        (0.12, 0.01, {}, "undecided"),
+        (None, 0.0, {}, "refuted"),
+    ],
+)
+def test_only_what_was_shown_to_be_faster_is_confirmed(
+    ratio: float | None, sd: float, facts: dict[str, str], evidence: str
+) -> None:
+    outcome = Outcome.OK if ratio is not None else Outcome.INCORRECT
+    assert Judged(outcome, log2_ratio=ratio, sd=sd, facts=facts).evidence == evidence

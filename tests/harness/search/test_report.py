@@ -36,7 +36,7 @@ def test_the_claim_is_the_confirmed_time_with_its_interval() -> None:
     state, story = story_of(Example())
     final = story.final
     assert final is not None
-    assert final.confirmed
+    assert final.evidence == "confirmed"
     assert final.node == state.best
     judged = state.confirmed[state.best]
     assert judged.log2_ratio is not None
@@ -50,7 +50,7 @@ def test_without_a_confirmation_the_error_grows_along_the_chain_of_comparisons()
     state, story = story_of(Example(confirmed=False))
     final = story.final
     assert final is not None
-    assert not final.confirmed
+    assert final.evidence == ""
     links, name = 0, final.node
     while name != state.seeds[0]:
         links, name = links + 1, state.judged[name].against
@@ -64,14 +64,14 @@ def test_a_search_that_found_nothing_does_not_claim_noise() -> None:
     assert story.final is None
     assert tables.best_card(story.final).value == "-"
     assert tables.per_percent(story.final, story.total)[0] == "-"
-    slower = Final("n", 0.01, 0.01, True)
+    slower = Final("n", 0.01, 0.01, "confirmed")
     assert "nothing faster" in tables.best_card(slower).name
     assert tables.per_percent(slower, Spent(9, 9.0))[0] == "-"
 
 
 def test_an_interval_that_reaches_one_is_not_shown_as_a_success() -> None:
-    assert tables.best_card(Final("n", -0.10, 0.01, True)).css == "good"
-    assert tables.best_card(Final("n", -0.01, 0.01, True)).css == "fair"
+    assert tables.best_card(Final("n", -0.10, 0.01, "confirmed")).css == "good"
+    assert tables.best_card(Final("n", -0.01, 0.01, "undecided")).css == "fair"
 
 
 def test_costs_add_up_and_are_divided_by_the_time_saved() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune.report.chart import bar
 from forecast_harness.search.interfaces import Lanes
+from forecast_harness.search.records import EVIDENCE
 from forecast_harness.search.report import tables
 from forecast_harness.search.report.scales import factor
 from forecast_harness.search.report.sources import visible
@@ -101,7 +102,7 @@ class Live:
     def _best_text(self, state: State) -> str:
         if state.best == state.seeds[0]:
             return "nothing faster than the seed yet"
-        sure = "confirmed" if state.best in state.confirmed else "not confirmed yet"
+        sure = EVIDENCE[state.evidence(state.best)]
         note = visible(state.nodes[state.best].provenance.note)
         return f"{factor(-state.best_score)} over the seed ({sure}); {note}".removesuffix("; ")
 

@@ -124,7 +124,8 @@ def _heading(story: Story, entry: Entry) -> str:
         return result(entry)
     if again.log2_ratio is None:
         return f"{result(entry)}, but not confirmed: {again.outcome}".replace("_", " ")
-    return f"{factor(-again.log2_ratio)}, confirmed ({result(entry)} during the search)"
+    how = "confirmed" if again.evidence == "confirmed" else "not shown to be faster"
+    return f"{factor(-again.log2_ratio)}, {how} ({result(entry)} during the search)"
 
 
 def _head(story: Story) -> dict[str, str]:

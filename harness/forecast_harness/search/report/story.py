@@ -82,7 +82,8 @@ class Final:
     node: str
     score: float
     sd: float
-    confirmed: bool
+    evidence: str
+    """As `State.evidence` has it."""
 
     @property
     def speedup(self) -> float:
@@ -236,6 +237,5 @@ def _final(state: State, entries: Mapping[str, Entry]) -> Final | None:
     best = state.best
     judged = state.confirmed.get(best)
     sure = judged is not None and judged.log2_ratio is not None
-    confirmed = any(j.log2_ratio is not None for j in state.confirmed.values())
     sd = judged.sd if judged is not None and sure else entries[best].sd
-    return Final(best, state.best_score, sd, confirmed)
+    return Final(best, state.best_score, sd, state.evidence(best))

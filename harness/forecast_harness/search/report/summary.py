@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forecast_autotune.report.chart import seconds
+from forecast_harness.search.records import EVIDENCE
 from forecast_harness.search.report import tables
 from forecast_harness.search.report.scales import factor
 from forecast_harness.search.report.sources import visible
@@ -32,7 +33,7 @@ def _best(story: Story) -> str:
     if final is None or final.score >= 0.0:
         return tables.best_card(final).name
     note = visible(story.entries[final.node].node.provenance.note)
-    sure = "confirmed in a fresh process" if final.confirmed else "not confirmed"
+    sure = EVIDENCE[final.evidence]
     return (
         f"{factor(-final.score)} over the seed, 95 % interval {tables.interval_text(final.score, final.sd)}, "
         f"{sure}{f': {note}' if note else ''}"

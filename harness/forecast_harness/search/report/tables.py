@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forecast_autotune.report.chart import milliseconds, percent, seconds
-from forecast_harness.search.records import Belief, Budget, Judged, Spent
+from forecast_harness.search.records import EVIDENCE, Belief, Budget, Judged, Spent
 from forecast_harness.search.report.scales import factor
 from forecast_harness.search.report.sources import visible
 from forecast_harness.search.report.story import Z95, Entry, Final, Story, speedup_interval
@@ -74,6 +74,9 @@ def cards(story: Story) -> list[Card]:
     ]
 
 
+_FLATTERED = "not confirmed yet: the best of many looks better than it is"
+
+
 def best_card(final: Final | None) -> Card:
     """The claim, with its interval, and whether it was confirmed."""
     if final is None:
@@ -81,11 +84,7 @@ def best_card(final: Final | None) -> Card:
     if final.score >= 0.0:
         return Card(factor(-final.score), "nothing faster than the seed was found", "fair")
     low, _ = final.interval
-    how = (
-        "confirmed in a fresh process"
-        if final.confirmed
-        else "not confirmed yet: the best of many looks better than it is"
-    )
+    how = EVIDENCE[final.evidence] if final.evidence else _FLATTERED
     css = "good" if low > 1.0 else "fair"
     between = interval_text(final.score, final.sd)
     return Card(factor(-final.score), f"best speed-up, 95 % interval {between}; {how}", css)
