@@ -25,6 +25,7 @@ from forecast_harness.timing.plausible import (
     slow_at_first,
     unexplained,
 )
+from forecast_harness.timing.replay import typical, untouched
 from forecast_harness.timing.sequential import SignTest
 
 DUELS = 200
@@ -307,3 +308,32 @@ def test_equals_are_dropped_long_before_the_budget_and_small_gains_are_not() -> 
     assert all("out of reach" in e.reason for e in early)
     better = [duel(SimulatedClock(1e-4, 0.02, seed=n), DEFAULT, n) for n in range(40)]
     assert sum(b.outcome is Outcome.FASTER for b in better) >= 38
+
+
+# --- replays ---
+
+
+def test_a_replays_time_is_that_of_most_and_the_first_where_later_ones_are_faster() -> None:
+    steady = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 30.0, 10.0]
+    assert typical(steady) == pytest.approx(10.0, rel=0.01)
+    assert typical([20.0, *steady]) == 20.0, "what remembers its inputs gains nothing"
+    assert typical([11.0, *steady]) == pytest.approx(10.0, rel=0.02)
+    assert typical([7.0]) == 7.0
+
+
+def test_a_replay_that_leaves_outputs_alone_is_noticed() -> None:
+    torch = pytest.importorskip("torch")
+    written = torch.arange(1000, dtype=torch.uint8)
+    spoiled = torch.full_like(written, 255)
+    other = written.clone()
+    other[::3] += 1  # added up in another order
+    assert not untouched([written], [spoiled], [written])
+    assert not untouched([written], [spoiled], [other])
+    half = written.clone()
+    half[:500] = 255
+    assert untouched([written], [spoiled], [half])
+    assert untouched([written], [spoiled], [spoiled])
+    assert untouched([written], [spoiled], [written[:10]])
+    assert not untouched([], [], [])
+    nothing_to_do = torch.full_like(written, 255)
+    assert not untouched([nothing_to_do], [spoiled], [nothing_to_do])

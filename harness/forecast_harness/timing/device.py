@@ -150,6 +150,7 @@ class DeviceTimer:
     def __init__(self, torch: Any) -> None:
         cuda = torch.cuda
         self._event, self._synchronize = cuda.Event, cuda.synchronize
+        self._out_of_memory = cuda.OutOfMemoryError
         size = max(_LEAST_FLUSH, _L2_TIMES * int(cuda.get_device_properties(0).L2_cache_size))
         self._flush_buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
         self._driver: Any = None
@@ -187,10 +188,13 @@ class DeviceTimer:
         taken = self._events(call)
         if key in self._replays or taken.seconds >= SHORT_S:
             return taken
-        before = inputs.seen(taken.result)
-        found = self._graph(call, inputs, 1, before)
-        self._replays[key] = 0 if found is None else _replays(found.seconds)
+        self._replays[key] = 0
+        try:
+            found = self._graph(call, inputs, 1, inputs.seen(taken.result))
+        except self._out_of_memory:  # three copies of the outputs, on a device that the candidate fills
+            found = None
         if found is not None:
+            self._replays[key] = _replays(found.seconds)
             return found
         inputs.restore(None)
         return self._events(call)
