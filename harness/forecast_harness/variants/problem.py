@@ -16,7 +16,7 @@ from forecast_harness.variants.exploring import launched, source_of, tensor, tro
 from forecast_harness.variants.reference import BaseFails, Memory, Ran, Reference, call, gaps, view
 from forecast_harness.variants.subject import Subject, Survey
 from forecast_harness.variants.tolerance import believable, expected, wider
-from forecast_harness.verify.problem import Case, Draw, Finding, compare
+from forecast_harness.verify.problem import UNSAID, Case, Draw, Finding, compare
 from forecast_harness.verify.tolerance import Expected
 from forecast_harness.verify.verdict import Code
 
@@ -173,7 +173,7 @@ class VariantProblem:
             got.append(view(flat, argument))
         finding, worst = compare(got, wanted)
         if finding is None or self._base_differs(drawn, memory, wanted, config):
-            return None, worst if finding is None else 0.0
+            return None, worst if finding is None else UNSAID
         names = list(written)
         code, text = finding
         for n, name in enumerate(names):

@@ -21,10 +21,12 @@ from forecast_harness.verify.effort import Effort, Spent
 from forecast_harness.verify.launches import Asked, Launcher, Reply, Times, large
 from forecast_harness.verify.operations import computes
 from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.problem import Case, Draw, Finding, Problem
+from forecast_harness.verify.problem import UNSAID, Case, Draw, Finding, Problem
 from forecast_harness.verify.verdict import Code, Reason
 from forecast_harness.verify.where import Where
 
+_SILENT = 3
+"""Launches without kernels that all have to be right, before kernels are called decoys."""
 _TELLING = 4
 """Draws among which should be one whose outputs a kernel has to write."""
 _CHECKING_S = 1.0
@@ -224,20 +226,29 @@ class Judge:
             ]
         if self._language is not Language.TRITON:
             return []
+        # A base kernel that reads what is not its own may leave a result alone by chance, but not every time.
+        for _ in range(_SILENT):
+            if not (trial := self._right_in_silence()):
+                return []
+        text = "the result is right although no kernel ran, so the kernels are decoys"
+        return [Reason(Code.NO_KERNEL, text, trial)]
+
+    def _right_in_silence(self) -> str:
+        """The launch whose result was right though no Triton kernel ran; empty where that cannot be said."""
         for _ in range(_TELLING):
             case = self.new_case(self._workloads[0].axes)
-            if not case.outputs or case.check(list(case.outputs.values()))[0] is not None:
+            if not _idle(case):
                 break
         else:
-            return []  # nothing is left to do by what is drawn: no kernel need run
+            return ""  # nothing is left to do by what is drawn: no kernel need run
         try:
             silent = self.launch(case, watch="off")
         except CandidateFault:
-            return []  # what comes after the kernel could not do without it
-        if not silent.reasons and silent.case.check(silent.tensors)[0] is None:
-            text = "the result is right although no kernel ran, so the kernels are decoys"
-            return [Reason(Code.NO_KERNEL, text, silent.trial)]
-        return []
+            return ""  # what comes after the kernel could not do without it
+        if silent.reasons:
+            return ""
+        finding, ratio = silent.case.check(silent.tensors)
+        return silent.trial if finding is None and ratio != UNSAID else ""
 
     def _in_a_row(self) -> list[Reason]:
         """Launches as they are timed, in a number the solution cannot know, and some of them checked."""
@@ -280,6 +291,11 @@ class Judge:
         alike = [t.seconds for t in self._history[1:] if t.protocol == replies[-1].protocol]
         said = said or slow_at_first(alike)
         return [Reason(Code.CLOCK, said, label)] if said else []
+
+
+def _idle(case: Case) -> bool:
+    """Whether given outputs are right as they are."""
+    return bool(case.outputs) and case.check(list(case.outputs.values()))[0] is None
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

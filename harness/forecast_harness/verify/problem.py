@@ -32,6 +32,10 @@ _MANY = 1 << 20
 """Elements from which on a tensor is drawn on the device."""
 
 
+UNSAID = -1.0
+"""Instead of an error over its limit: these arguments are none that the reference is made for."""
+
+
 @dataclass(frozen=True)
 class Draw:
     """How the arguments of one launch are chosen."""
@@ -97,7 +101,10 @@ class Case:
         return self
 
     def check(self, outputs: Sequence[torch.Tensor], where: Where = HOST) -> tuple[Finding, float]:
-        """What is wrong with these outputs (None: nothing), and the largest error over its limit."""
+        """What is wrong with these outputs (None: nothing), and the largest error over its limit.
+
+        `UNSAID` instead, where it is not known what would be right.
+        """
 
         def judged(device: str) -> tuple[Finding, float]:
             return self.judge(
