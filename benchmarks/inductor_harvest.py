@@ -90,10 +90,8 @@ def drawn(sample: int, lot: str) -> Any:
 
     def keep(choices: list[Any]) -> list[Any]:
         templates = [c for c in choices if not is_extern(c)]
-        left_out = {id(c) for c in templates} - {
-            id(c) for c in rng.sample(templates, min(sample, len(templates)))
-        }
-        return [c for c in choices if id(c) not in left_out]
+        chosen = {id(c) for c in rng.sample(templates, min(sample, len(templates)))}
+        return [c for c in choices if id(c) in chosen or is_extern(c)]
 
     return keep
 

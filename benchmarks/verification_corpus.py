@@ -20,6 +20,8 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from scipy import stats
+
 from benchmarks import kernels
 from benchmarks.common import ROOT
 from benchmarks.mechanical_cases import first_cases
@@ -298,11 +300,7 @@ def false_rejections(sums: Iterable[Mapping[str, Any]]) -> Row:
     """Over all that is right: the share that was refused, and its one-sided 95 % bound (Clopper-Pearson)."""
     listed = list(sums)
     n, wrong = sum(s["judged"] for s in listed), sum(len(s["refused"]) for s in listed)
-    low, high = (wrong / n, 1.0) if n else (0.0, 1.0)
-    for _ in range(50 if n else 0):
-        middle = (low + high) / 2
-        chance = sum(math.comb(n, k) * middle**k * (1 - middle) ** (n - k) for k in range(wrong + 1))
-        low, high = (middle, high) if chance > _ALPHA else (low, middle)
+    high = float(stats.beta.ppf(1 - _ALPHA, wrong + 1, n - wrong)) if n > wrong else 1.0
     return {
         "honest": n,
         "falsely_refused": wrong,

@@ -46,12 +46,9 @@ def keep_variants(state: State, store: Store) -> list[Variant]:
     confirmed or refuted. The config that was best comes first among a variant's own.
     """
     first, confirmed = state.seeds[0], state.confirmed
-    ratios = {n: j.log2_ratio for n, j in confirmed.items()} if confirmed else state.scores
-    faster = {
-        n: r
-        for n, r in ratios.items()
-        if r is not None and r < 0.0 and n != first and state.evidence(n) in ("", "confirmed")
-    }
+    proven = {n: j.log2_ratio for n, j in confirmed.items() if j.evidence == "confirmed"}
+    ratios = proven if confirmed else state.scores
+    faster = {n: r for n, r in ratios.items() if r is not None and r < 0.0 and n != first}
     found: list[Variant] = []
     for node in sorted(faster, key=lambda n: faster[n])[:FINALISTS]:
         variant, judged = _variant(state, state.nodes[node]), state.judged[node]

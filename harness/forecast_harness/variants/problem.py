@@ -122,15 +122,16 @@ class VariantProblem:
         top 16 of 5 columns, and its result then says nothing.
         """
         listed = self._subject.configs
-        for one in (config, *listed[:: max(1, len(listed) // _OTHERS)]):
-            if one != self._survey.config:
-                try:
-                    other = launched(self._reference, drawn, memory, one, self._layers).memory
-                except BaseFails:
-                    continue
-                got = [view(other[n], tensor(drawn.arguments, n)) for n in self._survey.writes]
-                if compare(got, wanted)[0] is not None:
-                    return True
+        others = dict.fromkeys((config, *listed[:: max(1, len(listed) // _OTHERS)]))
+        others.pop(self._survey.config, None)
+        for one in others:
+            try:
+                other = launched(self._reference, drawn, memory, one, self._layers).memory
+            except BaseFails:
+                continue
+            got = [view(other[n], tensor(drawn.arguments, n)) for n in self._survey.writes]
+            if compare(got, wanted)[0] is not None:
+                return True
         return False
 
     def _wide(self, drawn: Drawn, memory: Memory) -> Memory | None:
@@ -172,8 +173,10 @@ class VariantProblem:
             wanted.append(expected(base, more if believable(base, more) else None))
             got.append(view(flat, argument))
         finding, worst = compare(got, wanted)
-        if finding is None or self._base_differs(drawn, memory, wanted, config):
-            return None, worst if finding is None else UNSAID
+        if finding is None:
+            return None, worst
+        if self._base_differs(drawn, memory, wanted, config):
+            return None, UNSAID
         names = list(written)
         code, text = finding
         for n, name in enumerate(names):

@@ -82,10 +82,11 @@ class CellClock:
         return math.exp(logs / len(self._workloads))
 
     def _one(self, which: int, judge: Judge, work: Workload, case: Case, *, last: bool = False) -> float:
+        protocol = self.protocols.get(work.name, "")
         try:
             if judge.rng.random() < _IDLE or not self.idle[which, work.name]:
-                self.idle[which, work.name].append(judge.idle(case, self.protocols.get(work.name, "")))
-            reply = judge.timed(case, self.protocols.get(work.name, ""))
+                self.idle[which, work.name].append(judge.idle(case, protocol))
+            reply = judge.timed(case, protocol)
             if last or judge.looks(work):
                 self.checks += 1
                 reasons = judge.checked(reply, work)

@@ -46,6 +46,12 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
     return _pointer(tensor), count * tensor.dtype.itemsize
 
 
+def piece(owner: torch.Tensor, address: int, size: int) -> torch.Tensor:
+    """So many bytes of a tensor's storage from an address on; what holds no element may have no address."""
+    whole = alias(owner)
+    return _narrow(whole, 0, address - _pointer(whole) if size else 0, size)
+
+
 class Held:
     """Blocks on one device."""
 

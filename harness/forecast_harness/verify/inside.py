@@ -30,7 +30,7 @@ from forecast_harness.timing.device import DeviceTimer, Taken
 from forecast_harness.verify import tracing
 from forecast_harness.verify.arena import Slot, written
 from forecast_harness.verify.digest import Digest, all_of, gaps
-from forecast_harness.verify.held import Held, alias, extent
+from forecast_harness.verify.held import Held, extent, piece
 from forecast_harness.verify.placed import Placed
 from forecast_harness.verify.skeleton import filled
 
@@ -238,10 +238,7 @@ def _digests(
     places = written(slots)
     found = [digest.of(block, state["pages"], gaps(places, block.numel()))]
     found += [digest.of(_narrow(block, 0, start, stop - start), seed) for start, stop in places]
-    for at, size, owner in spans.values():
-        whole = alias(owner)
-        start = at - _pointer(whole) if size else 0  # what holds no element may have no address
-        found.append(digest.of(_narrow(whole, 0, start, size), seed))
+    found += [digest.of(piece(owner, at, size), seed) for at, size, owner in spans.values()]
     return all_of(found)
 
 
@@ -340,8 +337,7 @@ def _bytes_at(address: int, size: int, owner: torch.Tensor) -> Array:
         return Array("uint8", (0,), b"")
     if owner.device.type == "cpu":
         return Array("uint8", (size,), _read(address, size))
-    whole = alias(owner)
-    found = _cpu(_narrow(whole, 0, address - _pointer(whole), size))
+    found = _cpu(piece(owner, address, size))
     return Array("uint8", (size,), memoryview(found.numpy()))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from forecast_harness.timing.replay import Inputs
 from forecast_harness.verify.arena import Slot, written
-from forecast_harness.verify.held import Held, alias, extent
+from forecast_harness.verify.held import Held, extent, piece
 
 # Captured on import, before the candidate's code loads.
 _fill, _clone, _narrow = torch.Tensor.fill_, torch.Tensor.clone, torch.Tensor.narrow
@@ -36,16 +36,12 @@ class Placed(Inputs):
     def seen(self, result: Any) -> list[Any]:
         """The outputs in the block, and those returned."""
         block = self._held.bytes()
-        inside = [_narrow(block, 0, start, stop - start) for start, stop in written(list(self._slots))]
+        inside = [_narrow(block, 0, start, stop - start) for start, stop in written(self._slots)]
         return [_clone(one) for one in (*inside, *_returned(result))]
 
 
 def _returned(result: Any) -> list[torch.Tensor]:
     """The bytes of all plain tensors on a device that were returned."""
     items = list(result) if type(result) in (tuple, list) else [result]
-    found = []
-    for item in items:
-        if type(item) in _plain and item.layout == _strided and item.is_cuda and (size := extent(item)[1]):
-            whole = alias(item)
-            found.append(_narrow(whole, 0, extent(item)[0] - whole.data_ptr(), size))
-    return found
+    plain = [i for i in items if type(i) in _plain and i.layout == _strided and i.is_cuda]
+    return [piece(item, *extent(item)) for item in plain]
