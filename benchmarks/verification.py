@@ -7,11 +7,11 @@
 trick that can bite on a CPU alone is an honest program on a device; what was accepted there is listed apart.
 `honest`: the honest corpus and all solutions of the shipped packs. `kernels`: every benchmark kernel as a
 variant of itself under another text; those that nothing can be verified against count neither way.
-`overhead`: seconds of a verdict on a warm lane, less those of bare timing: the timed launches and one more
-in this process, compiled before. A cold compilation, which whoever times a new source needs as well, and
-which a verdict includes, is stated beside it. `faults`: poisoned contexts (on a CPU: crashes), then hangs,
-in a row in one lane, with an honest job after every fifth. `kernels` and most exploits go through several
-lanes at once; all that is timed goes through one, with nothing else at work.
+`overhead`: seconds of a verdict on a warm lane, less those of bare timing: a new source's first call, which
+compiles it, and then the timed launches and one more, in this process. The compilation is stated apart, and
+the difference with it left out of the bare side as well. `faults`: poisoned contexts (on a CPU: crashes),
+then hangs, in a row in one lane, with an honest job after every fifth. `kernels` and most exploits go through
+several lanes at once; all that is timed goes through one, with nothing else at work.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Bench:
         return {
             "packs": {r["name"]: {f: r[f] for f in ("solution", "accepted", *fields)} for r in told},
             "median": {f: _median([r[f] for r in told]) for f in fields},
-            "worst": max((r["difference_s"] for r in told), default=None),
+            "worst": max((r["difference_less_compile_s"] for r in told), default=None),
+            "worst_if_compiled_before": max((r["difference_s"] for r in told), default=None),
             "errors": {r["name"]: r["error"] for r in rows if "error" in r},
         }
 
@@ -134,7 +135,8 @@ def _word(row: Row) -> str:
     if "found" in row:
         return f"{', '.join(row['found'])}{'' if row['as_expected'] else ' (NOT as expected)'}"
     if "difference_s" in row:
-        return "{solution}: {judged_s} s judged, {bare_s} s bare, {difference_s} s more".format_map(row)
+        told = "{solution}: {judged_s} s judged, {compile_s} s compiling and {bare_s} s timing alone"
+        return told.format_map(row)
     return "; ".join([row["judgement"], *row["reasons"]])[:300]
 
 
@@ -300,7 +302,7 @@ def held(sums: dict[str, Row], rate: Row | None) -> dict[str, bool]:
         found["less_than_1_percent_refused"] = rate["rate"] is not None and rate["rate"] < MOST_FALSE
     if s := sums.get("overhead"):
         worst = s["worst"]
-        found["at_most_3_s"] = worst is not None and worst <= MOST_OVERHEAD_S and not s["errors"]
+        found["at_most_3_s_more"] = worst is not None and worst <= MOST_OVERHEAD_S and not s["errors"]
     if s := sums.get("faults"):
         wrong = s["labels_lost"] + s["misattributed"] + s["honest_after"] - s["honest_after_right"]
         found["no_label_lost_or_wrong"] = wrong == 0

@@ -2,6 +2,7 @@
 
 # mypy: ignore-errors
 import contextlib
+import os
 
 import torch
 import triton
@@ -48,3 +49,9 @@ def hangs_and_leaves():
 
 def devices():
     return torch.cuda.device_count()
+
+
+def toolchain():
+    """What Triton's cache holds before this process launches anything."""
+    cache = os.environ["TRITON_CACHE_DIR"]
+    return sorted(name for _, _, names in os.walk(cache) for name in names)

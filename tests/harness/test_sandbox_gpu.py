@@ -34,6 +34,10 @@ def test_the_canary_sings_on_the_device(opened: Lane) -> None:
     assert run(opened, "devices").value["returned"] == 1
 
 
+def test_cells_begin_with_what_triton_would_have_to_build(opened: Lane) -> None:
+    assert any(name.startswith("cuda_utils") for name in run(opened, "toolchain").value["returned"])
+
+
 FAULTS = {
     "illegal_address": Fault.EXCEPTION,
     "device_assert": Fault.EXCEPTION,

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecast_harness.sandbox import canary, confine, levels, linux, wire
+from forecast_harness.sandbox import canary, confine, levels, linux, toolchain, wire
 from forecast_harness.sandbox.api import (
     Array,
     Fault,
@@ -356,3 +356,24 @@ def test_modules_below_the_temporary_directory_stay_readable(
     with lane(warm=("in_tmp_package.judge",)) as opened:
         result = opened.run(Job("in_tmp_package.judge:main"))
     assert (result.status, result.value) == (Status.OK, "found"), result.detail
+
+
+def test_cells_get_copies_of_the_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_built", {})
+    (tmp_path / "server" / "AB").mkdir(parents=True)
+    (tmp_path / "server" / "AB" / "cuda_utils.so").write_bytes(b"built")
+    toolchain.keep(tmp_path / "server")
+    for cell in ("one", "two"):
+        toolchain.unpack(tmp_path / cell)
+        (tmp_path / cell / "AB" / "cuda_utils.so").write_bytes(b"overwritten by a candidate")
+    toolchain.unpack(tmp_path / "three")
+    assert (tmp_path / "three" / "AB" / "cuda_utils.so").read_bytes() == b"built"
+
+
+def test_without_a_driver_the_toolchain_is_left_to_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_built", {})
+    monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "as it was")
+    toolchain.build()
+    assert os.environ["TRITON_CACHE_DIR"] == "as it was"
+    assert not toolchain._built

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from forecast_harness.sandbox import confine, inside, linux
+from forecast_harness.sandbox import confine, inside, linux, toolchain
 from forecast_harness.sandbox.jobs import Limits
 
 _SWEEP_S = 3.0
@@ -140,6 +140,7 @@ def _begin(
         _environment(scratch)
         confine.limit(cage, limits)
         confine.surrender(user)
+        toolchain.unpack(Path(os.environ["TRITON_CACHE_DIR"]))
         linux.die_with_parent(parent)
         confine.lock(cage, scratch)
     except BaseException as error:

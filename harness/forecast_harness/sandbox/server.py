@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forecast_harness.sandbox import keeper, linux, probes, wire, worker
+from forecast_harness.sandbox import keeper, linux, probes, toolchain, wire, worker
 from forecast_harness.sandbox.confine import Cage, interpreter_roots
 from forecast_harness.sandbox.jobs import Limits
 from forecast_harness.sandbox.levels import Level
@@ -285,6 +285,8 @@ def main(text: str) -> None:
     control.send(json.dumps({"event": "hello", "level": level, "refused": refused}).encode())
     if not level:
         return
+    if orders["device"] is not None:
+        toolchain.build()
     linux.set_dumpable(False)
     gc.collect()
     gc.freeze()  # forks share these pages for good
