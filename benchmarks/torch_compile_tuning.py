@@ -294,21 +294,26 @@ def summary(rows: Rows) -> Row:
                 ratios.append(geometric(mine) / geometric(base))  # type: ignore[operator]
         return geometric(ratios)
 
+    def slower(arm: str, other: str) -> float | None:
+        """Geometric mean over problems of tuning_s(arm) / tuning_s(other), medians over repeats."""
+        ratios = []
+        for name in {r["problem"] for r in rows.pick(row="tune", arm=arm)}:
+            pair = [
+                [r["tuning_s"] for r in rows.pick(row="tune", arm=a, problem=name) if "tuning_s" in r]
+                for a in (arm, other)
+            ]
+            if all(pair):
+                ratios.append(statistics.median(pair[0]) / statistics.median(pair[1]))
+        return geometric(ratios)
+
     for arm in (*ARMS, ORACLE):
         mine = [r for r in rows.pick(row="tune", arm=arm) if "error" not in r]
         if not mine:
             continue
-        ratios = []
-        for name in {r["problem"] for r in mine}:
-            pair = [
-                [r["tuning_s"] for r in rows.pick(row="tune", arm=a, problem=name) if "tuning_s" in r]
-                for a in (arm, "default")
-            ]
-            if all(pair):
-                ratios.append(statistics.median(pair[0]) / statistics.median(pair[1]))
         found[arm] = {
             "tuning_s": sum(r.get("tuning_s", 0.0) for r in mine) / len({r["repeat"] for r in mine}),
-            "tuning_over_default": geometric(ratios),
+            "tuning_over_default": slower(arm, "default"),
+            "tuning_over_stock": slower(arm, STOCK),
             "compiled": statistics.fmean(r["compiled"] for r in mine),
             "time_over_default": against(arm, "default", "best"),
             "template_time_over_default": against(arm, "default", "triton"),
@@ -331,7 +336,9 @@ def main() -> int:
     made.add_argument("--repeats", type=int, default=3)
     made.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     made.add_argument("--stock", type=int, default=20, help="problems that DEFAULT as it comes tunes")
-    made.add_argument("--rounds", type=int, default=50, help="of timing the chosen kernels in turns")
+    made.add_argument(
+        "--rounds", type=int, default=50, help="of timing the chosen kernels in turns; 0: later"
+    )
     made.add_argument("--patience", type=float, default=1200.0, help="seconds that one problem may take")
     made.add_argument("--seconds", type=float, default=1e9, help="end after about so many")
     arguments = parse(made)
@@ -357,10 +364,12 @@ def main() -> int:
             unfinished = [n for n in left if not rows.pick(**this, problem=n)]
             if unfinished and time.monotonic() < until:  # it took the child down, or its patience
                 rows.add({**this, "problem": unfinished[0], "error": "the child ended"})
-    done = {r["problem"] for r in rows.pick(row="retime")}
-    wanted = {name: picks(rows, name) for name in names if name not in done}
-    wanted = {name: found for name, found in wanted.items() if found}
-    if wanted and time.monotonic() < until:
+    done = {r["problem"]: {*r["ms"], *r["missing"]} for r in rows.pick(row="retime")}
+    wanted = {name: picks(rows, name) for name in names}
+    wanted = {
+        n: some for n, some in wanted.items() if {str(candidate_in(p)) for p in some} - done.get(n, set())
+    }
+    if wanted and arguments.rounds and time.monotonic() < until:
         run(rows, arguments, "retime", {"picks": wanted, "rounds": arguments.rounds}, until)
     for row in rows.rows:
         report.add(row["row"], row)
