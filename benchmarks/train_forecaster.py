@@ -10,8 +10,8 @@ learned surrogate fitted to the same training side, and the ensemble of both. `-
 the trained model; `--variants` judges the recorded variants with what `forecast_variants.py --measure` wrote.
 
 Everything lies in `--out`: `results.json` grows by stage, and the same command goes on where it was ended.
-It needs torch, transformers, peft, safetensors, scikit-learn and LightGBM (or `--learned FILE`, as
-`fit_learned` of `train_stages.py` writes it); neither trl nor datasets nor pyarrow.
+It needs torch, transformers, peft, safetensors, scikit-learn and LightGBM; neither trl nor datasets nor
+pyarrow.
 """
 
 from __future__ import annotations
@@ -40,7 +40,17 @@ from benchmarks.train_stages import MOST_BYTES, Work
 from forecast_train.llm.settings import Run
 
 CONFIGS = ROOT / "train" / "configs"
-NEEDED = ("torch", "transformers", "peft", "accelerate", "safetensors", "numpy", "sklearn", "threadpoolctl")
+NEEDED = (
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "safetensors",
+    "numpy",
+    "sklearn",
+    "lightgbm",
+    "threadpoolctl",
+)
 SHOWN = (
     "accuracy",
     "off_by_one",
@@ -88,9 +98,8 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--name {found.name}: no {found.config.name} in train/configs; there are {names}")
     if not (found.model / "config.json").is_file():
         parser.error(f"--model {found.model}: no folder with a config.json; get_weights or the hub gives one")
-    needed = [*NEEDED, *([] if found.learned else ["lightgbm"])]
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-        parser.error(f"{', '.join(missing)} cannot be imported: install them (lightgbm: or give --learned)")
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        parser.error(f"{', '.join(missing)} cannot be imported: install them")
     for path in (found.learned, found.variants, *(found.tables or [])):
         if path is not None and not path.is_file():
             parser.error(f"{path}: no such file")
@@ -126,11 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(f"adapter: rank {rank}, {size / 1e6:.1f} MB")
     work.split()
     with ProcessPoolExecutor(1, get_context("spawn")) as aside:
-        # Trees grow on the host while the accelerator trains.
+        # Trees to compare with grow while those grow that training goes by.
         growing = _grow(work, aside)
-        work.stage("data", lambda: stages.build_data(work))
-        if growing.done():
-            growing.result()  # what failed aside must not wait for the end of training
+        work.stage("data", lambda: stages.build_data(work, growing.result))
         done = work.stage("training", lambda: stages.train_model(work))
         say(
             f"{done['steps']} steps, {done['seconds_per_step']:.2f} s/step, "

@@ -18,6 +18,7 @@ from forecast_autotune.replay import load, shipped
 from forecast_autotune.surrogates.learned import Learned, Model
 from forecast_autotune.table import Table
 from forecast_train.evaluation.splits import SplitError, family_of, kernel_of, spread
+from forecast_train.llm.believing import crosswise
 from forecast_train.llm.build import Recipe, examples
 from forecast_train.llm.card import card, summary
 from forecast_train.llm.examples import LINES
@@ -28,6 +29,8 @@ from forecast_train.llm.runs import write_json
 from forecast_train.llm.saving import play, summarize
 from forecast_train.llm.settings import Run
 from forecast_train.llm.split import Sides, split
+from forecast_train.surrogate.fit import Recipe as Growing
+from forecast_train.surrogate.fit import fit, fit_model
 
 CORPUS = ("corpus_h200.jsonl.gz", "corpus_h200_2.jsonl.gz")
 """Beside the tables of the package."""
@@ -123,13 +126,25 @@ def parted(
     )
 
 
-def build_data(work: Work) -> dict[str, Any]:
-    """Write the three sides' examples, with their card."""
+def build_data(work: Work, fitted: Callable[[], float]) -> dict[str, Any]:
+    """Write the three sides' examples, with their card; `fitted` waits for the learned surrogate's file.
+
+    Guesses on the training side come of surrogates that have not seen the family, on the others of the one
+    fitted to the training side.
+    """
+    believe = crosswise(
+        work.sides["train"],
+        learn=lambda tables: fit(tables, seed=work.options.seed, recipe=Growing(jobs=work.options.jobs)),
+        progress=lambda done, of: say(f"data: {done} of {of} surrogates fitted to guess by"),
+    )
+    fitted()
+    whole = learned_of(work)
     folder, recipe = work.out / "data", Recipe(moments=work.options.moments)
     folder.mkdir(exist_ok=True)
     made = {}
     for side, some in work.sides.items():
-        made[side] = examples(some, recipe, seed=work.options.seed)
+        by = believe if side == "train" else lambda _: whole
+        made[side] = examples(some, recipe, believe=by, seed=work.options.seed)
         write_examples(folder / f"{side}{LINES}", made[side])
         say(f"data: {side}: {len(made[side])} examples")
     about = {"by": "family", "seed": work.options.seed, "recipe": vars(recipe), "release": __version__}
@@ -191,9 +206,6 @@ def adapter_bytes(model: Path, rank: int) -> int:
 
 def fit_learned(train: Sequence[Table], path: str, seed: int, jobs: int) -> float:
     """Fit the learned surrogate to the training side and save it; returns seconds."""
-    from forecast_train.surrogate.fit import Recipe as Growing
-    from forecast_train.surrogate.fit import fit_model
-
     begin = time.perf_counter()
     fit_model(train, seed=seed, recipe=Growing(jobs=jobs)).save(Path(path))
     return round(time.perf_counter() - begin, 1)

@@ -34,6 +34,13 @@ def training(kinds: Any, command: Command, store: Callable[[argparse.ArgumentPar
     data.add_argument(
         "--per-bin", type=int, default=0, metavar="N", help="training rows per bin at the most (default: all)"
     )
+    data.add_argument(
+        "--guess",
+        choices=("learned", "formula"),
+        default="learned",
+        help="whose guesses a model is shown: the learned surrogate's, fitted without the family asked about "
+        "(some minutes), or the cost formula's",
+    )
     data.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the split and the examples")
     store(data)
 

@@ -22,6 +22,7 @@ def data(options: argparse.Namespace, output: Output) -> int:
 
     from forecast_autotune import __version__
     from forecast_train.evaluation.splits import LeakageError, SplitError
+    from forecast_train.llm.believing import Believe, by_formula, for_sides
     from forecast_train.llm.build import Recipe, examples
     from forecast_train.llm.card import card, summary
     from forecast_train.llm.examples import write
@@ -39,6 +40,10 @@ def data(options: argparse.Namespace, output: Output) -> int:
     except (SplitError, LeakageError) as error:
         raise Usage(str(error)) from error
     made = {}
+    believe: dict[str, Believe] = dict.fromkeys(sides, by_formula)
+    if options.guess == "learned":
+        with output.progress("fitting what guesses", 1) as progress:
+            believe = for_sides(sides, progress=lambda n, of: progress(n, of, "families left out"))
     with output.progress("building", len(tables)) as progress:
         done = 0
         for side, some in sides.items():
@@ -50,11 +55,15 @@ def data(options: argparse.Namespace, output: Output) -> int:
 
             # Even bins are for learning; what is judged stays as it is met.
             plain = recipe if side == "train" else Recipe(moments=options.moments, most=options.most)
-            made[side] = examples(some, plain, seed=options.seed, progress=step)
+            made[side] = examples(some, plain, believe=believe[side], seed=options.seed, progress=step)
     out.mkdir(parents=True, exist_ok=True)
     rows = {side: write(out / f"{side}.parquet", found) for side, found in made.items()}
     about = {"by": options.by, "hold_out": hold_out, "seed": options.seed, "recipe": vars(recipe)}
-    about |= {"release": __version__, "problems": sorted(t.problem.id for t in tables)}
+    about |= {
+        "guess": options.guess,
+        "release": __version__,
+        "problems": sorted(t.problem.id for t in tables),
+    }
     (out / "README.md").write_text(card(made, about), encoding="utf-8")
     counted = summary(made)
     shown = ", ".join(

@@ -1,7 +1,8 @@
 """A query to a surrogate -> a question to a language model: which facts, which neighbours, which reference.
 
-A pure function of its arguments. The suffix of a candidate holds its config and what the cost formula reads
-off it, some 40 tokens; the prefix holds a reference to compare with and a handful of known results.
+A pure function of its arguments. The suffix of a candidate holds its config, what the cost formula reads
+off it and what another surrogate guesses, some 50 tokens; the prefix holds a reference to compare with and a
+handful of known results.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from forecast_autotune.llm.prompt import (
     Reference,
     Subject,
     forecast_prompt,
+    guessed,
     shown,
     shown_variant,
     sizes,
@@ -44,6 +46,8 @@ RELATIVES = 2
 """Other problems of the kernel that are shown ..."""
 RELATIVE_TIMED, RELATIVE_FAILED = 4, 1
 """... with so many results each."""
+_FAILS = 0.5
+"""... and one that is guessed to fail."""
 _TIE = 1e-6
 _LEAST_MS = 0.003
 
@@ -87,8 +91,9 @@ def question(
 
     `before` is the formula's belief (its facts are shown), `believed` [n] the best estimate of log2
     milliseconds without a language model: it picks the reference where nothing was measured, and the
-    candidates where there are more than `most`. Without `own`, this problem's own measurements are left out:
-    for an answer that is to be updated by them afterwards. `among` asks about these rows only.
+    candidates where there are more than `most`; every candidate is shown with its guess. Without `own`, this
+    problem's own measurements are left out: for an answer that is to be updated by them afterwards. `among`
+    asks about these rows only.
     """
     measured = list(latest(query.measured).values()) if own else []
     named, row, log2_ms, timed = _reference(query, believed, before, measured)
@@ -96,6 +101,8 @@ def question(
     rows = worth_asking(before, believed, most) if among is None else np.sort(among)
     facts = _facts(query, before, row)
     texts = [_text(query, int(i), facts) for i in rows]
+    if np.ptp(believed) > 0:  # else nothing is believed of any candidate
+        texts = [f"{t}\n{_guess(before, believed, row, int(i))}" for t, i in zip(texts, rows, strict=True)]
     near = [*_own(measured, reference), *_others(query)]
     moved = sum(map(tensor_bytes, query.problem.arguments))
     subject = Subject(query.problem, work=work_text(_flops(query, before), moved))
@@ -103,14 +110,14 @@ def question(
     return Question(prompt, rows, row, named.id, log2_ms, timed)
 
 
-def formula_question(query: Query, *, own: bool, among: Rows) -> Question:
-    """`question` by the cost formula alone, whatever was learned on top of it.
+def formula_question(query: Query, *, own: bool, among: Rows, believed: Array | None = None) -> Question:
+    """`question` with the facts of the cost formula, whatever was learned on top of it.
 
-    A model must be asked as it was trained, and what it was trained on must not hold what another model had
-    learned from the same tables. `among` may well go by that.
+    `believed` [n], log2 milliseconds, is what is guessed, by default the formula's own estimate. A model must
+    be asked as it was trained: by guesses of a surrogate that had seen nothing of the kernel's family.
     """
     plain = prior(query.problem, query.candidates, query.grids, query.ttir)
-    return question(query, plain, plain.mean, own=own, among=among)
+    return question(query, plain, plain.mean if believed is None else believed, own=own, among=among)
 
 
 def _reference(
@@ -152,6 +159,11 @@ def _text(query: Query, row: int, facts: Sequence[Mapping[str, float]]) -> str:
     if source is None or candidate.variant == "base":
         return text
     return shown_variant(query.problem.kernel.source, source, text)
+
+
+def _guess(before: Prior, believed: Array, reference: int | None, row: int) -> str:
+    level = float(believed.min() if reference is None else believed[reference])
+    return guessed(None if before.p_fail[row] >= _FAILS else float(believed[row]) - level)
 
 
 def _facts(query: Query, before: Prior, reference: int | None) -> list[dict[str, float]]:

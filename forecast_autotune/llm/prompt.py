@@ -19,7 +19,7 @@ from forecast_autotune.features.devices import card
 from forecast_autotune.llm.bins import BINS, Label
 from forecast_autotune.records import Argument, Candidate, Problem
 
-FORECAST = "forecast-1"
+FORECAST = "forecast-2"
 """Version of the prompt whose answer is a bin."""
 COMPARE = "compare-1"
 """Version of the prompt whose answer is the faster of two."""
@@ -89,7 +89,7 @@ class Subject:
 def forecast_prompt(
     subject: Subject, candidates: Sequence[str], reference: Reference, neighbours: Sequence[Neighbour] = ()
 ) -> Prompt:
-    """Ask for the bin of every candidate; texts from `shown` or `shown_variant`."""
+    """Ask for the bin of every candidate; texts from `shown` or `shown_variant`, `guessed` below them."""
     prefix = _prefix(FORECAST, subject, reference, neighbours)
     suffixes = tuple(f"{text}\n{_QUESTION[FORECAST]}" for text in candidates)
     return Prompt(FORECAST, prefix, suffixes, BINS.labels)
@@ -111,6 +111,17 @@ def shown(candidate: Candidate, features: Mapping[str, float] | None = None) -> 
     """One candidate as text: its config, and what the features say of it, in the order given."""
     known = " ".join(f"{name}={value:.3g}" for name, value in (features or {}).items())
     return f"{candidate.config}{' | ' if known else ''}{known}"
+
+
+def guessed(log2_ratio: float | None) -> str:
+    """What another surrogate believes of a candidate's log2(time / reference time), None: that it fails.
+
+    In the words of the answer, and next to it: a model that copies the letter is as good as that surrogate
+    from its first step of training on, and has the rest of its training for where that is wrong.
+    """
+    if log2_ratio is None:
+        return f"Guess: {BINS.labels[BINS.fails].token} (fails)"
+    return f"Guess: {BINS.labels[int(BINS.index(log2_ratio))].token} ({2.0**log2_ratio:.2f})"
 
 
 def shown_variant(base: str, source: str, text: str) -> str:

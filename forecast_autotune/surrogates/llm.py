@@ -104,7 +104,7 @@ class LLM:
         whatever was measured of this problem, and may be updated by it.
         """
         rows = worth_asking(before, before.mean)
-        asked = formula_question(query, own=own, among=rows)
+        asked = formula_question(query, own=own, among=rows, believed=before.mean)
         prompt = asked.prompt
         answer = self.backend.forecast(
             prompt.prefix, prompt.suffixes, prompt.labels, timeout_s=self.timeout_s

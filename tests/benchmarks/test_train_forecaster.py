@@ -23,7 +23,7 @@ from forecast_train.llm.build import Recipe, examples
 from tests.llm.tiny_models import config
 
 ROOT = Path(__file__).parents[2]
-BLOCKED = ("trl", "datasets", "pyarrow", "vllm")
+BLOCKED = ("trl", "datasets", "vllm")
 """What the machine with the accelerator does not have."""
 RUN = f"""
 import sys

@@ -213,8 +213,8 @@ def test_true_ratios_are_against_the_measured_time_of_a_measured_reference(matmu
     np.testing.assert_allclose(asked(query).ratios(truth), truth[asked(query).rows] - math.log2(best))
 
 
-def test_a_learned_surrogate_changes_no_word_of_a_question() -> None:
-    """What a model was trained with is asked again, whatever was learned beside it since."""
+def test_a_learned_surrogate_changes_guesses_and_no_facts() -> None:
+    """The formula's facts are what a model was trained on, whatever was learned beside it since."""
     single = default(None).single
     assert isinstance(single, Analytic)
     learned = 0
@@ -223,10 +223,27 @@ def test_a_learned_surrogate_changes_no_word_of_a_question() -> None:
         before, plain = single.before(query), Analytic().before(query)
         learned += not np.allclose(before.mean, plain.mean)
         rows = worth_asking(before, before.mean)
+        assert formula_question(query, own=True, among=rows, believed=before.mean).prompt == (
+            question(query, plain, before.mean, among=rows).prompt
+        )
         assert formula_question(query, own=True, among=rows).prompt == (
             question(query, plain, plain.mean, among=rows).prompt
         )
     assert learned > 5
+
+
+def test_guesses_are_told_in_the_words_of_the_answer(matmul: Table) -> None:
+    query = query_of(matmul)
+    believed = np.linspace(-4.0, -1.0, len(query.candidates))
+    before = Analytic().before(query)
+    before.p_fail[3] = 0.8
+    found = question(query, before, believed)
+    told = [suffix.split("\n")[-2] for suffix in found.prompt.suffixes]
+    level = believed[found.reference]
+    for row, line in zip(found.rows, told, strict=True):
+        letter = BINS.labels[BINS.fails if row == 3 else int(BINS.index(believed[row] - level))].token
+        assert line.startswith(f"Guess: {letter} ("), (row, line)
+    assert told[int(np.flatnonzero(found.rows == found.reference)[0])] == "Guess: F (1.00)"
 
 
 def test_suffixes_are_short() -> None:

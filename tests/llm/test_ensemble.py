@@ -188,7 +188,7 @@ def test_levels_do_not_matter_and_slow_ends_are_compressed() -> None:
 def test_without_weight_it_is_the_plain_surrogate() -> None:
     query = query_of(TABLE, 5)
     for calibration in (
-        Calibration("said", "forecast-1", weights={"pooled": Weight()}),
+        Calibration("said", "forecast-2", weights={"pooled": Weight()}),
         replace(calibrated(), weights={"pooled": Weight(), "product": Weight(0.5, 0.3)}),
     ):
         equal(ensemble(Said(favours(16)), calibration).forecast(query), plain(query))
@@ -196,7 +196,7 @@ def test_without_weight_it_is_the_plain_surrogate() -> None:
 
 def test_a_model_without_calibration_is_not_asked_and_that_is_said_once() -> None:
     said = Said(favours(16))
-    made = ensemble(said, Calibration("said", "forecast-1"))
+    made = ensemble(said, Calibration("said", "forecast-2"))
     with pytest.warns(UserWarning, match="calibrate-llm"):
         found = made.forecast(query_of(TABLE))
     with warnings.catch_warnings():

@@ -187,8 +187,8 @@ def test_nothing_is_kept_of_a_candidate_that_was_not_answered() -> None:
 
 
 def test_its_version_names_model_prompt_and_calibration() -> None:
-    plain, other = LLM(Said(same)), LLM(Said(same), Calibration("said", "forecast-1", temperature=2.0))
-    assert "forecast-1-said" in plain.version
+    plain, other = LLM(Said(same)), LLM(Said(same), Calibration("said", "forecast-2", temperature=2.0))
+    assert "forecast-2-said" in plain.version
     assert plain.version != other.version
 
 

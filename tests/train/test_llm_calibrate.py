@@ -166,7 +166,7 @@ def test_a_question_is_the_one_that_an_ensemble_asks(tables: list[Table]) -> Non
             return super().forecast(prefix, suffixes, labels, timeout_s=timeout_s)
 
     hear([table, *tables[2:4]], spy := Spy(tables), learn=formula)
-    cal = Calibration("x", "forecast-1", weights={"pooled": Weight(0.5, 0.3)})
+    cal = Calibration("x", "forecast-2", weights={"pooled": Weight(0.5, 0.3)})
     made = Ensemble(Default(Analytic()), LLM(spy, cal, base=Analytic()), patient=True, gate=always)
     made.forecast(query_of(table))
     assert asked[-1] in asked[:3]
@@ -244,7 +244,7 @@ def test_a_good_model_decides_better_and_a_useless_one_costs_nothing(
         heard(tables[:6], character="blind"),
         learn=formula,
         seeds=(0,),
-        calibrated=lambda h: Calibration("x", "forecast-1", weights={"pooled": Weight()}),
+        calibrated=lambda h: Calibration("x", "forecast-2", weights={"pooled": Weight()}),
     )
     for p in useless:
         assert (p.regret, p.measured, p.needed) == (p.plain_regret, p.plain_measured, p.plain_needed)

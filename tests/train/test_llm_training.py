@@ -37,7 +37,7 @@ def example(number: int) -> Example:
         suffix = f"BLOCK={block} num_warps={1 << (number % 3)}\nBin:"
         asked.append(Asked(suffix, "base", f"{block}", outcome, ratio, 0.02, math.nan))
     origin = Origin(f"p{number}", "add", "elementwise", "me", "h200", "s", "2026-01-01")
-    return Example(origin, "forecast-1", f"{PREFIX}# {number}\n", -3.0, True, 0, tuple(asked))
+    return Example(origin, "forecast-2", f"{PREFIX}# {number}\n", -3.0, True, 0, tuple(asked))
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Query, Relative
 from forecast_autotune.table import Table
 from forecast_train.evaluation.splits import family_of, hand_of, kernel_of, source_hash
+from forecast_train.llm.believing import Believe, by_formula
 from forecast_train.llm.examples import Asked, Example, Origin
 from forecast_train.llm.sampling import Index, balanced
 
@@ -52,19 +53,21 @@ def examples(
     tables: Sequence[Table],
     recipe: Recipe | None = None,
     *,
+    believe: Believe = by_formula,
     seed: int = 0,
     progress: Callable[[Table], None] | None = None,
 ) -> list[Example]:
     """The examples of these tables, in their order; the same for the same seed.
 
     What is shown as known of other shapes comes from `tables` as well, so give one side of a split only.
+    `believe` gives what guesses are made by: it must not have seen the table, see `believing`.
     Infrastructure failures are not labels and are left out. A problem where nothing ran gives nothing.
     """
     recipe = recipe or Recipe()
     found: list[Example] = []
     for table in tables:
         if any(m.ok for m in table.by_candidate().values()):
-            found += _of_table(table, tables, recipe, seed)
+            found += _of_table(table, tables, believe(table), recipe, seed)
         if progress is not None:
             progress(table)
     # Two moments at which nothing is known ask the same.
@@ -78,12 +81,14 @@ def examples(
     return [e for e in thinned if e.asked]
 
 
-def _of_table(table: Table, tables: Sequence[Table], recipe: Recipe, seed: int) -> list[Example]:
+def _of_table(
+    table: Table, tables: Sequence[Table], surrogate: Analytic, recipe: Recipe, seed: int
+) -> list[Example]:
     rows = table.by_candidate()
     candidates = Listed.of(list(rows))
     problem = replace(table.problem, ttir={})
     query = Query(problem, candidates, table.grids(), ttir=table.problem.ttir)
-    before = Analytic().before(query)
+    before, believed = Analytic().before(query), surrogate.before(query).mean
     log2_ms = np.array(table.log2_ms())
     shapes = other_shapes(table.problem, tables)
     made = []
@@ -97,7 +102,7 @@ def _of_table(table: Table, tables: Sequence[Table], recipe: Recipe, seed: int) 
             some = [_drawn(list(t.by_candidate().values()), recipe.relative_rows, generator) for t in shapes]
             others = [Relative(t.problem, m) for t, m in zip(shapes, some, strict=True)]
         asked = question(
-            replace(query, measured=own, relatives=others), before, before.mean, most=len(candidates)
+            replace(query, measured=own, relatives=others), before, believed, most=len(candidates)
         )
         if (example := _example(table, candidates, rows, asked, own, log2_ms, recipe, generator)).asked:
             made.append(example)

@@ -215,7 +215,8 @@ def pose(
     rows = worth_asking(before, before.mean)
     if sample is not None and sample < len(rows):
         rows = _thinned(rows, before.mean, sample, int(digest(seed, table.problem.id)[:8], 16))
-    return Posed(table, before, formula_question(query, own=False, among=rows), candidates)
+    asked = formula_question(query, own=False, among=rows, believed=before.mean)
+    return Posed(table, before, asked, candidates)
 
 
 def _thinned(rows: Rows, believed: Array, count: int, seed: int) -> Rows:
