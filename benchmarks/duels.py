@@ -3,7 +3,7 @@
     python benchmarks/duels.py --out benchmarks/results/duels.json [--duels 200] [--gains 60] [--null]
         [--lengths 5000] [--earlier OTHER.json]
 
-One kernel computes for as long as it is told, so that the truth is known: its length is set for 5, 8, 20, 50
+One kernel computes for as long as it is told, so that the truth is known: its length is set for 6, 8, 20, 50
 and 200 us and 5 ms as the harness' own timer measures them (cold L2, replays of one recorded launch).
 Equal kernels meet `--duels` times, shared evenly by the lengths; a kernel that is told to take 2 % less meets
 its like `--gains` times per length. Each duel has the rules that the harness ships (`timing.duel.DEFAULT`).
@@ -32,13 +32,15 @@ import triton
 import triton.language as tl
 
 from benchmarks.common import Report, parse, parser, say, warm
-from forecast_harness.timing.clock import INCUMBENT, Clock, SimulatedClock
+from forecast_harness.timing.clock import Clock, SimulatedClock
 from forecast_harness.timing.device import DeviceTimer, conditions
 from forecast_harness.timing.duel import DEFAULT, Duel, Outcome, duel
 from forecast_harness.timing.replay import Inputs
 
-LENGTHS_S = (5e-6, 8e-6, 20e-6, 50e-6, 200e-6, 5e-3)
+LENGTHS_S = (6e-6, 8e-6, 20e-6, 50e-6, 200e-6, 5e-3)
 GAIN = 0.02
+_LONG_TURNS = 100_000
+"""Some 0.3 ms of them."""
 _WARM_S = 2.0
 """Seconds of work after which a device's clock has left its idle rate."""
 BUDGET_S = 60.0
@@ -71,23 +73,23 @@ class SpinClock:
         return once(self._timer, partial(self._launch, self._turns[which]))
 
 
-def turns_for(seconds: Sequence[float], timer: DeviceTimer, launch: Callable[[int], Any]) -> list[int]:
-    """Turns that take so long, by a straight line through medians of a few lengths.
+def line(around: int, timer: DeviceTimer, launch: Callable[[int], Any]) -> tuple[float, float]:
+    """(seconds per turn, seconds of no turn), by a straight line through medians of a few lengths."""
+    points = [max(1, round(around * share)) for share in (0.6, 0.8, 1.0, 1.2)]
+    times = [statistics.median(once(timer, partial(launch, n)) for _ in range(40)) for n in points]
+    slope, offset = np.polyfit(points, times, 1)
+    return float(slope), float(offset)
 
-    Raises `ValueError` for times that an empty launch takes.
-    """
-    found = []
-    for wanted in seconds:
-        tried, slope, offset = 1000, 1e-9, 0.0
-        for _ in range(4):  # a short kernel says little about a long one's slope: go there step by step
-            points = [max(1, round(tried * share)) for share in (0.6, 0.8, 1.0, 1.2)]
-            times = [statistics.median(once(timer, partial(launch, n)) for _ in range(40)) for n in points]
-            slope, offset = np.polyfit(points, times, 1)
-            tried = max(10, round((wanted - offset) / slope))
-        if wanted <= 1.1 * offset:
-            raise ValueError(f"{wanted:g} s is hardly more than an empty launch takes, {offset:g} s")
-        found.append(tried)
-    return found
+
+def turns_for(seconds: float, timer: DeviceTimer, launch: Callable[[int], Any]) -> int:
+    """Turns that take so long. Raises `ValueError` for a time that an empty launch takes."""
+    turns, offset = 1000, 0.0
+    for _ in range(4):  # a short kernel says little about a long one's slope: go there step by step
+        slope, offset = line(turns, timer, launch)
+        turns = max(10, round((seconds - offset) / slope))
+    if seconds <= 1.1 * offset:
+        raise ValueError(f"{seconds:g} s is hardly more than an empty launch takes, {offset:g} s")
+    return turns
 
 
 def device_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int], Clock]]:
@@ -105,21 +107,27 @@ def device_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int]
         launch(1_000_000)
         torch.cuda.synchronize()
     found: dict[float, Callable[[float, int], Clock]] = {}
+    # A turn takes the same in a long kernel as in a short one, whose own slope drowns in noise.
+    per_turn = line(_LONG_TURNS, timer, launch)[0]
     for length in lengths:
         try:
-            full, less = turns_for([length, length * (1 - GAIN)], timer, launch)
+            full = turns_for(length, timer, launch)
         except ValueError as error:
             say(f"{length * 1e6:g} us is left out: {error}")
             continue
+
+        samples = [once(timer, partial(launch, full)) for _ in range(100)]
+        spread = statistics.pstdev(samples) / statistics.fmean(samples)
+        taken = statistics.median(samples)
+        less = full - round(GAIN * taken / per_turn)
 
         def clock(gain: float, seed: int, full: int = full, less: int = less) -> Clock:
             return SpinClock(timer, launch, (full, less if gain else full))
 
         found[length] = clock
-        samples = [clock(0.0, 0).sample(INCUMBENT, True) for _ in range(100)]
-        spread = statistics.pstdev(samples) / statistics.fmean(samples)
-        taken = statistics.median(samples) * 1e6
-        say(f"{length * 1e6:g} us: {full} turns take {taken:.2f} us, +-{spread:.1%}")
+        say(
+            f"{length * 1e6:g} us: {full} turns take {taken * 1e6:.2f} us, +-{spread:.1%}; less: {less} turns"
+        )
     return found
 
 

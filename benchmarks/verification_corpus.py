@@ -138,7 +138,7 @@ class Lanes:
         try:
             if lane is None:
                 lane = self.place.lane().__enter__()
-                self.opened = {"level": lane.level.name, "refused": dict(lane.refused)}
+                self.opened = {"level": lane.level.name, "apart": lane.apart, "refused": dict(lane.refused)}
             row = task(lane)
             healthy = lane.healthy
         except Exception as error:  # one entry less is worth less than all of the others

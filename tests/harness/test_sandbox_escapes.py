@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forecast_harness.sandbox.api import Fault, Lane, Level, Status, strongest_level
-from tests.harness.lanes import judge, lane, run
+from tests.harness.lanes import SMALL, judge, lane, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 TOKEN = "token-" + secrets.token_hex(8)
@@ -195,3 +196,22 @@ def test_killing_the_server_costs_a_job_and_no_lane() -> None:
     assert (first.status, first.fault, first.is_label) == (Status.INFRA_ERROR, Fault.SERVER_LOST, False)
     assert second.status is Status.OK
     assert opened.restarts == 1
+
+
+@pytest.mark.parametrize("level", [Level.PROCESS, Level.SYSCALLS])
+def test_cells_of_root_have_users_of_their_own(level: Level, tmp_path: Path) -> None:
+    """The harness itself, which root may write, is no exception."""
+    with lane(level) as opened:
+        if not opened.apart:
+            pytest.skip("not root, or an interpreter that other users may not read")
+        for parent in (tmp_path, *tmp_path.parents[:2]):
+            parent.chmod(0o755)
+        (tmp_path / "victim").write_text("unchanged")
+        tried = [run(opened, "trespasses", str(tmp_path / "victim")).value["returned"] for _ in range(2)]
+        hung = run(opened, "hangs", limits=replace(SMALL, wall_s=1))
+        after = run(opened, "honest")
+    assert (tmp_path / "victim").read_text() == "unchanged"
+    assert [(t["write"], t["signal"]) for t in tried] == 2 * [("PermissionError", "PermissionError")]
+    assert len({0, *(t["user"] for t in tried)}) == 3
+    assert hung.fault is Fault.TIMEOUT  # who has another user can be killed all the same
+    assert after.status is Status.OK

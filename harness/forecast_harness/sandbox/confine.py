@@ -24,6 +24,7 @@ _PROC_WRITABLE = ("sys", "irq", "bus", "fs", "sysrq-trigger")
 """Parts of /proc that uid 0 may write even without a capability, if a cell has to keep that uid."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _ACCELERATORS = ("nvidia*", "kfd", "dri", "dxg")
+_COMPUTING = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "kfd")
 _READ_ONLY_DEVICES = ("/dev/random", "/dev/urandom")
 
 
@@ -37,6 +38,8 @@ class Cage:
     """Trees that the interpreter needs, beyond the system's."""
     staging: str
     """An empty directory on which a new root can be mounted."""
+    apart: bool = False
+    """Whether cells without namespaces get a user of their own, which only root can give them."""
 
     @property
     def own_root(self) -> bool:
@@ -78,6 +81,12 @@ def devices(device: str | None) -> list[str]:
     if device is not None:
         nodes += sorted(str(p) for name in _ACCELERATORS for p in Path("/dev").glob(name))
     return [node for node in nodes if Path(node).exists()]
+
+
+def drivers(device: str | None) -> list[str]:
+    """Those nodes of an accelerator that whoever computes on it opens."""
+    names = () if device is None else _COMPUTING
+    return sorted(str(p) for name in names for p in Path("/dev").glob(name))
 
 
 def leave_namespaces() -> bool:
@@ -178,6 +187,14 @@ def limit(cage: Cage, limits: Limits) -> None:
 def _address_space() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
+
+
+def hand_over(scratch: str, user: int) -> None:
+    """Give a plain scratch directory to the user of this number, and let it find the way there."""
+    uid = _FIRST_UID + user
+    for path in (Path(scratch), *Path(scratch).iterdir()):
+        os.chown(path, uid, uid, follow_symlinks=False)
+    Path(scratch).chmod(0o700)
 
 
 def surrender(user: int | None) -> None:

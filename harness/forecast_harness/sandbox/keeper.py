@@ -59,6 +59,9 @@ def keep(
             scratch = confine.SCRATCH
         else:
             scratch = _plain_scratch(place, number)
+            if cage.apart:
+                user = number
+                confine.hand_over(scratch, user)
         linux.adopt_orphans()
         first = os.getpid()
         pid = os.fork()
@@ -69,7 +72,7 @@ def keep(
         os._exit(1)
     for fd in {channel.fileno(), *streams}:
         os.close(fd)
-    _watch(pid, status)
+    _watch(pid, status, cage)
 
 
 def _plain_scratch(place: str, number: int) -> str:
@@ -86,10 +89,11 @@ def _say(status: int, what: dict[str, object]) -> None:
         os.write(status, json.dumps(what).encode() + b"\n")
 
 
-def _watch(pid: int, status: int) -> NoReturn:
+def _watch(pid: int, status: int, cage: confine.Cage) -> NoReturn:
     """Reap until the cell ends, then say how, and end everything else."""
-    with contextlib.suppress(OSError):
-        linux.drop_capabilities()  # it has built what it had to build
+    if not cage.apart:  # it has built what it had to build, and may signal its own user's processes
+        with contextlib.suppress(OSError):
+            linux.drop_capabilities()
     while True:
         ended, code, used = os.wait4(-1, 0)
         if ended == pid:

@@ -93,8 +93,11 @@ class Lane:
         self._mail: list[dict[str, Any]] = []
         self._jobs = 0
         self._level: Level | None = None
+        self._apart = True
         self.refused: dict[str, str] = {}
         """Stronger levels that do not work here, and why."""
+        self.apart = False
+        """Whether cells have users of their own, though no namespaces: where the lane belongs to root."""
         self.restarts = 0
         """How often the server had to be replaced."""
         self.healthy = True
@@ -109,6 +112,7 @@ class Lane:
 
     def __enter__(self) -> Lane:
         self._scratch = Path(tempfile.mkdtemp(prefix="forecast-lane-", dir=self._parent))
+        self._scratch.chmod(0o711)  # candidates of another user have to find theirs in it
         (self._scratch / "root").mkdir()
         try:
             self._start()
@@ -178,6 +182,7 @@ class Lane:
 
     def _place(self, place: Path, job: Job) -> None:
         (place / FILES).mkdir(parents=True)
+        place.chmod(0o711)
         for name, text in job.files.items():
             path = place / FILES / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -277,9 +282,15 @@ class Lane:
         the containment: the lane stays at its strongest level, unhealthy.
         """
         strongest, refused = self.level, dict(self.refused)
-        while (said := self._canary()) != "ok" and self._wanted is None:
+        while (said := self._canary()) != "ok" and (self._wanted is None or self.apart):
+            if self.apart:  # the device may be for root alone
+                self._stop()
+                self._apart = False
+                self._start(self.level)
+                continue
             refused[self.level.name] = said
             weaker = self.level is not Level.PROCESS
+            self._apart = True
             self._stop()
             self._start(Level(self.level - 1) if weaker else strongest)
             if not weaker:
@@ -295,6 +306,7 @@ class Lane:
             "scratch": str(self._scratch),
             "staging": str(self._scratch / "root"),
             "warm": self._warm,
+            "apart": self._apart,
         }
         command = [sys.executable, "-I", "-c", LAUNCH, search_path(), json.dumps(orders)]
         with theirs, (self._scratch / "server.log").open("wb") as log:
@@ -323,6 +335,7 @@ class Lane:
             )
             raise SandboxError(f"{wanted} works here: {self.refused}; Lane(level=None) takes the strongest")
         self._level = Level(hello["level"])
+        self.apart = bool(hello["apart"])
 
     def _stop(self) -> None:
         if self._server is None:

@@ -19,8 +19,10 @@
 
 At PROCESS the judge itself may be reached by a candidate of the same user (ptrace is refused only because
 judge and server are not dumpable; a signal is not), so a result at this level is an accident-proof one, not
-an attack-proof one. As root, PROCESS and SYSCALLS leave root's files open, /proc/sys among them: run there
-only what you would run yourself.
+an attack-proof one. Where the lane belongs to root, cells below NAMESPACES get users of their own
+(`Lane.apart`), so that root's files, /proc/sys among them, cannot be written and the judge cannot be
+signalled, provided that such a user can read the interpreter and open the device. Where it cannot, PROCESS
+and SYSCALLS leave root's files open: run there only what you would run yourself.
 
 No level contains: kernel and driver exploits, side channels (timing, caches, shared device memory that the
 driver does not clear), a candidate slowing the machine within its limits (`Cell.freeze` stops it while

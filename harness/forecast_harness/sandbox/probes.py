@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ def strongest(
     return 0, refused
 
 
+def apart(level: Level, device: str | None, roots: tuple[str, ...], staging: str | None = None) -> bool:
+    """Whether cells of this level, without namespaces, can do with users of their own.
+
+    Only root can give them one. It keeps root's files from being written, and other cells, judge and server
+    from being signalled, where nothing else does.
+    """
+    if os.geteuid() != 0 or level >= Level.NAMESPACES:
+        return False
+    with _place(staging) as (place, root):
+        return not _try(confine.Cage(level, device, roots, root, True), place)
+
+
 def only(
     level: Level, device: str | None, roots: tuple[str, ...], staging: str | None = None
 ) -> tuple[int, dict[str, str]]:
@@ -48,6 +61,7 @@ def only(
 def _place(staging: str | None) -> Iterator[tuple[str, str]]:
     place = tempfile.mkdtemp(prefix="forecast-probe-")
     try:
+        Path(place).chmod(0o711)  # the candidate may be another user
         Path(place, inside.FILES).mkdir()
         outside = Path(place, "outside")
         outside.mkdir()
@@ -79,6 +93,7 @@ def _try(cage: confine.Cage, place: str) -> str:
         ours.settimeout(_LIMITS.wall_s)
         question = {"level": int(cage.level), "outside": f"{place}/outside", "judge": server}
         question["readable"] = list(cage.readable)
+        question["nodes"] = confine.drivers(cage.device) if cage.apart else []
         entry = f"{__name__}:attempt"
         wire.send(ours, {"nonce": "", "entry": entry, "payload": question, "limit": 0}, {})
         answer, _ = wire.receive(ours, 0)
@@ -106,6 +121,9 @@ def attempt(payload: dict[str, Any], arrays: Arrays, state: dict[str, Any]) -> s
         "scratch cannot be written": not _works(lambda: Path("tmp/x").write_text("x")),
         "the interpreter cannot be read": not all(_works(Path(r).stat) for r in payload["readable"])
         or not _works(lambda: Path(os.__file__).read_bytes()),
+        "a device cannot be opened": not all(
+            _works(partial(_open_and_close, node)) for node in payload["nodes"]
+        ),
         "no program can be started": not _works(
             lambda: subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True, timeout=15)
         ),
@@ -122,6 +140,10 @@ def attempt(payload: dict[str, Any], arrays: Arrays, state: dict[str, Any]) -> s
         # Not by its interfaces: some kernels put idle tunnels into every new network.
         wrong["there is a network"] = len(Path("/proc/net/route").read_text().splitlines()) > 1
     return "; ".join(text for text, is_so in wrong.items() if is_so)
+
+
+def _open_and_close(node: str) -> None:
+    os.close(os.open(node, os.O_RDWR))
 
 
 def _works(what: Any) -> bool:

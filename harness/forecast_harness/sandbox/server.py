@@ -282,7 +282,10 @@ def main(text: str) -> None:
         level, refused = probes.strongest(orders["device"], roots, orders["staging"])
     else:
         level, refused = probes.only(Level(orders["level"]), orders["device"], roots, orders["staging"])
-    control.send(json.dumps({"event": "hello", "level": level, "refused": refused}).encode())
+    place = (orders["device"], roots, orders["staging"])
+    apart = bool(level and orders["apart"] and probes.apart(Level(level), *place))
+    hello = {"event": "hello", "level": level, "refused": refused, "apart": apart}
+    control.send(json.dumps(hello).encode())
     if not level:
         return
     if orders["device"] is not None:
@@ -291,7 +294,7 @@ def main(text: str) -> None:
     gc.collect()
     gc.freeze()  # forks share these pages for good
     gc.disable()
-    cage = Cage(Level(level), orders["device"], roots, orders["staging"])
+    cage = Cage(Level(level), *place, apart)
     if not Server(control, cage).serve():  # nobody is left to remove the lane's files
         shutil.rmtree(orders["scratch"], ignore_errors=True)
     sys.exit(0)

@@ -15,7 +15,7 @@ class Plan:
 
     cases: int = 18
     """Launches with other shapes, values and layouts."""
-    timed: int = 40
+    timed: int = 30
     """Launches of one workload in a row, of which a random share is checked."""
     checked: float = 0.25
     device: str = "cpu"
