@@ -149,6 +149,8 @@ class Recorded:
             flat = _noise(span(a), dtype, regime, least, generator)
             if a.name in self.subject.zeroed:
                 flat.zero_()
+            if len(a.shape) == 1 and _indexes(dtype) and torch.rand((), generator=generator) < 0.5:
+                flat = flat.sort().values  # pointers to where rows begin ascend: else there is nothing to do
             memory[a.name] = torch.where(gaps(a), _unset(flat), flat) if len(flat) else flat
         scalars = {a.name: _scalar(a) for a in arguments if a.kind != "tensor"}
         return Drawn(arguments, memory, scalars, grid)
@@ -274,11 +276,15 @@ def _noise(
         return (wide * min(1e4, torch.finfo(dtype).max / 8)).to(dtype)
     if dtype.is_floating_point or dtype == torch.bool:
         return draw((count,), dtype, "normal" if regime == HUGE else regime, generator)
+    if _indexes(dtype):  # into the smallest of all dimensions they are within bounds
+        return torch.randint(0, least, (count,), generator=generator).to(dtype)
     info = torch.iinfo(dtype)
-    if info.bits <= 16:
-        return torch.randint(info.min, info.max + 1, (count,), generator=generator).to(dtype)
-    # Wide integers are mostly indices: into the smallest of all dimensions they are within bounds.
-    return torch.randint(0, least, (count,), generator=generator).to(dtype)
+    return torch.randint(info.min, info.max + 1, (count,), generator=generator).to(dtype)
+
+
+def _indexes(dtype: torch.dtype) -> bool:
+    """Whether these are wide integers, which are mostly indices."""
+    return not dtype.is_floating_point and dtype.itemsize > 2
 
 
 def _scalar(argument: Argument) -> Scalar:

@@ -29,10 +29,11 @@ from forecast_harness.variants.tolerance import same
 _CONFIGS_TRIED = 3
 _DRAWN = 4
 """Calls that configs are tried on; sizes that cannot be right may be among them."""
-_AGAIN = 2
-"""Draws that a variation of something accepted is tried with."""
 _TOGETHER = 6
-"""Draws that a set of classes is tried with."""
+"""Draws that a set of classes is tried with ..."""
+_QUIET = 16
+"""... and more of them, up to so many, while none made the base write anything: extents that are read from
+drawn index pointers are often empty."""
 _OBSERVED = 32
 """Calls of the user's own `inputs` that are looked at."""
 EVIDENCE = (3, 1)
@@ -82,6 +83,8 @@ class Explorer:
             return self._observed(source)
         assert isinstance(source, Recorded)
         self._choose(source)
+        # What arguments that it does not accept make it do is nothing to go by.
+        self.writes, self.updates, self.deterministic = set(), set(), True
         sizes, evidence = self._settled(source)
         sizes, untied = self._untied(source.with_sizes(sizes))
         return Survey(
@@ -111,10 +114,15 @@ class Explorer:
 
     def _observed(self, source: FromFile) -> Survey:
         calls = [source.draw("normal", self.generator) for _ in range(_OBSERVED)]
-        for drawn in calls[:_TOGETHER]:
+        for n, drawn in enumerate(calls):
+            if n >= _TOGETHER and self.writes:
+                break
             self._learn(drawn)
             if not self._sane(drawn):
                 raise self._refused("")
+        if not self.writes:
+            self._said.append(f"it writes to no tensor in {len(calls)} calls")
+            raise self._refused("")
         sizes = Sizes.observed([drawn.arguments for drawn in calls])
         return Survey(**self._found(), signature=sizes.signature(self.writes), grid="of inputs(random)")
 
@@ -159,7 +167,7 @@ class Explorer:
                     words[size] = looser
                     break
         settled = tried.sizes.with_words(words)
-        if not settled.varied and not self._accepts(source.with_sizes(settled), _AGAIN):
+        if not settled.varied and not self._accepts(source.with_sizes(settled)):
             raise self._refused("drawn arguments, nor random values at the recorded sizes")
         return settled, evidence
 
@@ -184,7 +192,7 @@ class Explorer:
             scalars = [p for p in size.places if "." not in p]
             for place in scalars if size.recorded <= _BY_CHANCE and len(scalars) < len(size.places) else ():
                 loose = source.with_sizes(source.sizes.untied(place))
-                if self._accepts(loose, _TOGETHER):
+                if self._accepts(loose):
                     source = loose
                     found.append(place)
         return source.sizes, tuple(found)
@@ -205,20 +213,28 @@ class Explorer:
 
     def _accept(self, source: Recorded, words: Mapping[Size, str | int]) -> bool:
         sizes = source.sizes.with_words(words)
-        return bool(sizes.varied) and self._accepts(source.with_sizes(sizes), _TOGETHER)
+        return bool(sizes.varied) and self._accepts(source.with_sizes(sizes))
 
-    def _accepts(self, source: Recorded, count: int) -> bool:
+    def _accepts(self, source: Recorded) -> bool:
+        """Whether the base takes what is drawn; what it then does is added to what it was seen to do.
+
+        What it takes only grows, so whatever it wrote before is still among it.
+        """
         before = self.writes, self.updates, self.deterministic
-        # What arguments that it does not accept make it do is nothing to go by.
         self.writes, self.updates, self.deterministic = set(), set(), True
         try:
-            for _ in range(count):
+            for n in range(1, _QUIET + 1):
                 drawn = source.draw("normal", self.generator)
                 self._learn(drawn)
                 if not self._sane(drawn, guessed=bool(source.sizes.varied)):
                     break
+                if n >= _TOGETHER and self.writes:
+                    self.writes |= before[0]
+                    self.updates |= before[1]
+                    self.deterministic &= before[2]
+                    return True
             else:
-                return True
+                self._said.append(f"it writes to no tensor in {_QUIET} calls ({drawn.label})")
         except (BaseFails, RecordError) as error:
             self._said.append(str(error))
         self.writes, self.updates, self.deterministic = before

@@ -106,8 +106,10 @@ class VariantProblem:
             if how.regime == HUGE and _overflows(drawn, one):
                 # It does not handle such values, and how it does not is nothing to go by.
                 how = replace(how, regime="normal")
-            elif not said and set(one.changed) <= set(outputs):
-                return drawn, outputs, one
+            elif not said:
+                if not (unseen := sorted(set(one.changed) - set(outputs))):
+                    return drawn, outputs, one
+                said = f"it writes to {', '.join(unseen)}, which it never did when it was surveyed"
         raise SandboxError(f"the base kernel does not accept what is drawn: {said} ({drawn.label})")
 
     def _launched(self, drawn: Drawn, memory: Memory) -> Ran:

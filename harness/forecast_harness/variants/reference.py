@@ -22,8 +22,9 @@ from forecast_harness.variants.launcher import BASE_FILE
 from forecast_harness.verify.arena import build, changed
 from forecast_harness.verify.launches import INSIDE
 
-_BEHIND = 1 << 20
-"""Bytes of canary behind the last tensor: what reads past its end should not come to what is always there."""
+_BEHIND = 1 << 16, 1 << 20
+"""Bytes of canary behind the last tensor, at least and at most: what reads past its end should not come to
+what is always there."""
 _WALL_S = {"cpu": 90.0, "cuda": 600.0}
 """How long a cell lives at most. A base kernel that is tried on arguments it was not made for may write
 anywhere in its own process, and hang."""
@@ -73,8 +74,8 @@ class Reference:
         grid: Sequence[int],
         config: Config,
     ) -> Ran:
-        """Launch once, in a random order, between random bytes and between NaN in turns: what is read beyond
-        a tensor's end must not be the same twice. Raises `BaseFails`."""
+        """Launch once, in a random order, between random numbers and between NaN in turns: what is read
+        beyond a tensor's end must not be the same twice. Raises `BaseFails`."""
         memory = dict(self._rng.sample(sorted(memory.items(), key=lambda pair: pair[0]), len(memory)))
         layouts = {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned}
         self._noise = not self._noise
@@ -84,7 +85,9 @@ class Reference:
             layouts,
             self._rng,
             shift=self._rng.randrange(0, 32),
-            behind=min(_BEHIND, sum(t.numel() * t.element_size() for t in memory.values())),
+            behind=min(
+                max(_BEHIND[0], sum(t.numel() * t.element_size() for t in memory.values())), _BEHIND[1]
+            ),
             noise=self._noise,
         )
         payload = {
@@ -99,8 +102,8 @@ class Reference:
                 f"{INSIDE}:launch", payload, {"block": Array("uint8", (arena.block.numel(),), arena.data())}
             )
         except CandidateFault as fault:
-            if fault.fault is not Fault.EXCEPTION:
-                self.close()
+            if fault.fault is not Fault.EXCEPTION or "CUDA" in fault.detail:
+                self.close()  # all later launches of a process fail after an illegal address in one
             raise BaseFails(fault.detail) from fault
         data = answer.arrays["block"].data
         names, stray = changed(arena, data)

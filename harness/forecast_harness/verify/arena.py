@@ -22,6 +22,10 @@ GUARD = 256
 _ALIGN = 64
 _PAGE = 1 << 20
 """Bytes after which random canaries repeat themselves."""
+_FREE, _ONE = np.uint8(0b1000_0011), np.uint8(0b0011_1100)
+"""Bits of a byte that may be anything, and those of a number's first byte that make it neither large nor
+vanish, in all floating dtypes. Of random bytes, one in 32 float16 is no finite number, so that sums of many
+are NaN like those of NaN."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +132,9 @@ def build(
     """Lay out inputs and given outputs; `shift` moves all of them by so many aligned steps.
 
     Outputs are filled with NaN (integers: all bits set); canaries are random bytes, or all bits set,
-    which reads as NaN, so that a result that depends on what lies beyond a tensor shows. `noise` says which;
-    by default chance does. `behind` more bytes of canary follow the last tensor.
+    which reads as NaN, so that a result that depends on what lies beyond a tensor shows: chance says which.
+    With `noise`, they are random finite numbers, whatever they are read as; NaN is what it says without.
+    `behind` more bytes of canary follow the last tensor.
     """
     slots: list[Slot] = []
     position = GUARD + shift * _ALIGN
@@ -142,9 +147,12 @@ def build(
         slots.append(slot)
         position = offset + slot.span * size + GUARD
     size = -(-(position + behind) // _ALIGN) * _ALIGN
-    noise = rng.random() < 0.5 if noise is None else noise
-    page = rng.randbytes(min(size, _PAGE)) if noise else b"\xff" * min(size, _PAGE)
-    block = torch.from_numpy(np.resize(np.frombuffer(page, dtype=np.uint8), size))
+    scattered = rng.random() < 0.5 if noise is None else noise
+    drawn = rng.randbytes(min(size, _PAGE)) if scattered else b"\xff" * min(size, _PAGE)
+    page = np.frombuffer(drawn, dtype=np.uint8)
+    if noise:
+        page = page & _FREE | _ONE
+    block = torch.from_numpy(np.resize(page, size))
     for slot in slots:
         if slot.span:
             slot.view(block).copy_(outputs[slot.name] if slot.output else tensors[slot.name])
