@@ -3,13 +3,13 @@
     python benchmarks/mechanical_variants.py --check --out benchmarks/results/mechanical_variants_cpu.json \
         [--kernels 44] [--also DIRECTORY] [--jobs 2]
     python benchmarks/mechanical_variants.py --tune --out benchmarks/results/mechanical_variants.json \
-        [--kernels 20] [--null]
+        [--kernels 20] [--total-seconds 520] [--null]
 
 `--check` needs no GPU: every variant of kernels from all hands runs in the interpreter on the case's small
 shape against the reference, and one config of it is compiled for sm_90, each in a process of its own with a
 time limit; `--also` names a directory that holds another Triton, with which everything is compiled again.
 `--tune` measures every config of the base kernel for its best one. Then, as a user would have it, the
-decorator decides among the base's configs; the variants, verified on the device, take its fastest three, and
+decorator decides among the base's configs; the variants, verified on the device, take its fastest two, and
 the decorator decides again with them, both times within its default budget. The winners are timed in turns.
 """
 
@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -57,9 +58,11 @@ SHARED_BYTES = 232448
 """What a program may have on sm_90."""
 COMBINED = 3
 """Variants of several rewrites that are checked for each kernel, besides one of each rewrite."""
-TOP = 3
-"""Configs of the base that variants take when tuning."""
-LIMIT = 12
+TOP = 2
+"""Configs of the base that variants take when tuning: a decision tries about ten candidates in all."""
+SHORTEST_S = 10.0
+"""No kernel is begun with less time left."""
+LIMIT = 8
 """Variants that compete with the base when tuning."""
 
 
@@ -296,14 +299,18 @@ def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
 
 def tune(a: Namespace, report: common.Report) -> int:
     """Tune case by case, each in a fresh process; returns how many failed."""
-    cases = selected(a)
-    rows, failed = [], 0
-    for case in cases:
+    cases, begun = selected(a), time.monotonic()
+    rows, failed, skipped = [], 0, list[str]()
+    for place, case in enumerate(cases, 1):
+        left = a.total_seconds - (time.monotonic() - begun)
+        if left < SHORTEST_S:
+            skipped.append(case.name)
+            continue
         given = {"case": case.name, "rounds": 5 if a.null else a.rounds, "limit": a.limit}
         with tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True) as folder:
             command = common.child_command(__file__, a, "tune", given)
             try:
-                row = common.child(command, common.child_environment(Path(folder)), a.seconds)
+                row = common.child(command, common.child_environment(Path(folder)), min(a.seconds, left))
             except Exception as error:  # one kernel less is worth less than all of the others
                 failed += 1
                 report.add("failed", {"case": case.name, "error": str(error)[-1500:]})
@@ -312,13 +319,15 @@ def tune(a: Namespace, report: common.Report) -> int:
         rows.append(row)
         report.add("tuned", row)
         noted = "noise {0:.2%}; host {base} us, chosen {chosen} us".format(row["noise"], **row["host_us"])
-        say(f"{case.name}: {row['chosen']['variant']} {row['speedup']:.3f}x ({noted})")
+        at = f"{place}/{len(cases)} after {time.monotonic() - begun:.0f} s"
+        say(f"{at}: {case.name}: {row['chosen']['variant']} {row['speedup']:.3f}x ({noted})")
     gained = [r for r in rows if r["speedup"] >= 1.03 and r["correct"] is not False]
     varied = [r["host_us"] for r in rows if r["chosen"]["variant"] != "base"]
     report.finish(
         {
             "kernels": len(rows),
             "failed": failed,
+            "no_time_for": skipped,
             "improved_by_3_percent": len(gained),
             "geomean_speedup": round(statistics.geometric_mean([r["speedup"] for r in rows] or [1.0]), 4),
             "variant_chosen": len(varied),
@@ -344,6 +353,9 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=LIMIT, help="variants that compete when tuning")
     parser.add_argument("--rounds", type=int, default=100, help="launches of each in the final timing")
     parser.add_argument("--seconds", type=float, default=400.0, help="time limit of one kernel when tuning")
+    parser.add_argument(
+        "--total-seconds", type=float, default=7200.0, help="time limit of all kernels when tuning"
+    )
     parser.set_defaults(stub_only="--check" in sys.argv)
     a = common.parse(parser)
     if a.child == "tune":

@@ -99,7 +99,6 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "lane-sums: the type does not show": ("lane-sums", "softmax", [_FLOAT]),
     "exp2: the type does not show": ("exp2", "softmax", [_FLOAT]),
-    "exp2: both sides are blocks": ("exp2", "softmax", [("x - m", "x - x")]),
     "reciprocal: the type does not show": ("reciprocal", "softmax", [_FLOAT]),
     "reciprocal: by a constant": ("reciprocal", "softmax", [("/ total", "/ 2.0")]),
     "accumulate: the accumulator is no float32": (
@@ -179,5 +178,89 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "describe",
         "matmul",
         [(_DOT, "acc += tl.dot(a, b) + tl.sum(a) + tl.sum(b)")],
+    ),
+    "interior: a comparison that is no bound": (
+        "interior",
+        "tiles",
+        [("rows < M", "rows != M"), ("cols < N", "cols != N")],
+    ),
+    "interior: every element has a bound of its own": (
+        "interior",
+        "flat",
+        [("inside = at < n", "inside = at < tl.load(index_ptr + at)")],
+    ),
+    "interior: the mask makes the block": (
+        "interior",
+        "causal",
+        [("tl.store(y_ptr + rows, total, mask=rows < n)", "tl.store(y_ptr, 1.0, mask=rows < n)")],
+    ),
+    "interior: a return in what would stand twice": (
+        "interior",
+        "flat",
+        [("    entry =", "    if n < 0:\n        return\n    entry =")],
+    ),
+    "one-row: lanes are not consecutive": (
+        "one-row",
+        "flat",
+        [("begin + tl.arange", "begin + 2 * tl.arange")],
+    ),
+    "one-row: rows of different lengths": (
+        "one-row",
+        "flat",
+        [("% width", "% tl.load(index_ptr + at)"), ("// width", "// tl.load(index_ptr + at)")],
+    ),
+    "one-row: the quotient is spread over a tile": (
+        "one-row",
+        "flat",
+        [("index_ptr + row,", "index_ptr + tl.sum(row[:, None], axis=1),")],
+    ),
+    "one-row: something is stored for each quotient": (
+        "one-row",
+        "flat",
+        [("tl.store(y_ptr + at", "tl.store(y_ptr + row")],
+    ),
+    "one-row: a block of masks for one address": (
+        "one-row",
+        "flat",
+        [("    index = tl.load(index_ptr + row, inside", "    index = tl.load(index_ptr + row, x > 0.0")],
+    ),
+    "spread: the program's number is used elsewhere": (
+        "spread",
+        "stripes",
+        [("x * scale", "x * scale + start")],
+    ),
+    "spread: the number of programs is used elsewhere": (
+        "spread",
+        "stripes",
+        [("x * scale", "x * scale + PROGRAMS")],
+    ),
+    "spread: one tile hands something to the next": (
+        "spread",
+        "stripes",
+        [
+            ("    start =", "    total = 0.0\n    start ="),
+            ("x * scale", "x * scale + total"),
+            ("        tl.store", "        total += 1.0\n        tl.store"),
+        ],
+    ),
+    "spread: programs store once each": (
+        "spread",
+        "stripes",
+        [("    start =", "    tl.store(y_ptr, scale)\n    start =")],
+    ),
+    "spread: a step that is no meta-parameter": (
+        "spread",
+        "stripes",
+        [("PROGRAMS: tl.constexpr", "PROGRAMS")],
+    ),
+    "erf: of what may not be float32": (
+        "erf",
+        "flat",
+        [("tl.load(x_ptr + at, inside).to(tl.float32)", "tl.load(x_ptr + at, inside)")],
+    ),
+    "sigmoid: of what may not be float32": (
+        "sigmoid",
+        "flat",
+        [("inside, other=0.0).to(tl.float32)", "inside, other=0.0)")],
     ),
 }

@@ -163,6 +163,41 @@ def lock(x_ptr, lock_ptr, y_ptr, n, BLOCK: tl.constexpr):
 """
 )
 
+FLAT = (
+    HEAD
+    + """
+@triton.jit
+def flat(x_ptr, table_ptr, index_ptr, w_ptr, y_ptr, n, width, height, BLOCK: tl.constexpr):
+    begin = tl.program_id(0) * BLOCK
+    at = begin + tl.arange(0, BLOCK)[:]
+    inside = at < n
+    col = at % width
+    row = at // width
+    place = row % height
+    x = tl.load(x_ptr + at, inside).to(tl.float32)
+    index = tl.load(index_ptr + row, inside, eviction_policy="evict_last")
+    entry = tl.load(table_ptr + (col + width * index), inside).to(tl.float32)
+    w = tl.load(w_ptr + (col + width * place), inside, other=0.0).to(tl.float32)
+    y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476)) + entry * tl.sigmoid(w)
+    tl.store(y_ptr + at, y + x / (1.0 + tl.exp(-w)), inside)
+"""
+)
+"""A flat index that is divided into rows and columns, and functions that the compiler spells out."""
+
+STRIPES = (
+    HEAD
+    + """
+@triton.jit
+def stripes(x_ptr, y_ptr, n, scale, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
+    start = tl.program_id(0)
+    for tile in tl.range(start, tl.cdiv(n, BLOCK), PROGRAMS):
+        at = tile * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+        tl.store(y_ptr + at, x * scale, mask=at < n)
+"""
+)
+"""As many programs as a meta-parameter says take tile after tile."""
+
 SIMPLE_TILES = TILES.replace("    for i in tl.static_range(2):\n        x = x * (i + 1)\n", "")
 """The same, without any loop."""
 
@@ -245,5 +280,7 @@ EVERY = {
     "causal": CAUSAL,
     "strided": STRIDED,
     "lock": LOCK,
+    "flat": FLAT,
+    "stripes": STRIPES,
 }
 ENTRY = {name: "matmul" if name == "split" else name for name in EVERY}

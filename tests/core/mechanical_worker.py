@@ -94,6 +94,29 @@ def lock(rng: random.Random) -> Call:
     return given, lambda p: (cdiv(n, p["BLOCK"]),), {"BLOCK": 16}, ["y_ptr"]
 
 
+def flat(rng: random.Random) -> Call:
+    # Rows that blocks fit, that they do not, and a last block that is not full.
+    width, rows_, height = rng.choice([16, 24, 32, 7]), rng.randint(1, 6), rng.randint(1, 3)
+    n = width * rows_ - rng.choice([0, 3])
+    index = torch.tensor([rng.randrange(5) for _ in range(rows_)], dtype=torch.int64)
+    given = {"x_ptr": normal(n), "table_ptr": normal(5, width), "index_ptr": index}
+    given |= {"w_ptr": normal(height, width), "y_ptr": torch.full((n,), 77.0)}
+    given |= {"n": n, "width": width, "height": height}
+    return given, lambda p: (cdiv(n, p["BLOCK"]),), {"BLOCK": rng.choice([8, 16])}, ["y_ptr"]
+
+
+def stripes(rng: random.Random) -> Call:
+    n, programs = rng.choice([1, 16, 100, 200]), rng.choice([1, 3, 5])
+    given = {"x_ptr": normal(n), "y_ptr": torch.full((n,), 77.0), "n": n, "scale": 3.0}
+    # Sometimes fewer programs than the step says: there are no more tiles then.
+    return (
+        given,
+        lambda p: (min(p["PROGRAMS"], cdiv(n, p["BLOCK"])),),
+        {"BLOCK": 16, "PROGRAMS": programs},
+        ["y_ptr"],
+    )
+
+
 CALLS = {
     "softmax": softmax,
     "matmul": matmul,
@@ -103,6 +126,8 @@ CALLS = {
     "causal": causal,
     "strided": strided,
     "lock": lock,
+    "flat": flat,
+    "stripes": stripes,
 }
 
 

@@ -105,7 +105,7 @@ def test_the_first_variants_are_of_different_rewrites() -> None:
 
 
 def test_wrong_calls_say_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match=r"no rewrite is named \['peal'\]; there are \['one-pass'"):
+    with pytest.raises(ValueError, match=r"no rewrite is named \['peal'\]; there are \['erf'"):
         made("softmax", "peal")
     with pytest.raises(RecordError, match="must define 'other' at its top level; it defines softmax"):
         variants_of(SOFTMAX, "other", SHA)

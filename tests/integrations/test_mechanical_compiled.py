@@ -26,6 +26,12 @@ ASKED = {
     "two-tiles": ("tiles", "ld.global"),
     "evict": ("softmax", "evict_first"),
     "stream-stores": ("softmax", "st.global.cs"),
+    "one-row": ("flat", "rem.s32"),
+    "interior": ("flat", "setp"),
+    "spread": ("stripes", "%nctaid"),
+    "erf": ("flat", "div.full"),
+    "sigmoid": ("flat", "rsqrt.approx"),
+    "exp2": ("flat", "ex2.approx.ftz"),
 }
 """Rewrite -> kernel, and what its PTX must hold more of than the base's."""
 

@@ -112,32 +112,40 @@ def _number(facts: Facts, node: ast.expr) -> bool:
 
 
 def exp2(unit: Unit, context: Context) -> Iterator[Edit]:
-    """`exp(x - m)` as `exp2(x * c - m * c)`: one fused multiply-add and one `ex2` for each element."""
+    """`exp(x - m)` as `exp2(x * c - m * c)`: one fused multiply-add and one `ex2` for each element.
+
+    Any other `exp(x)` of float32 is `exp2(x * c)`: what Triton makes of `exp` scales its argument and its
+    result once more, for results too small for a normal float32.
+    """
     draft, changed = unit.copy(), 0
     for function in unit.kernels:
         facts, found = context.facts(unit, function), {}
         for call in unit.calls(function, "exp"):
             inner = call.args[0] if len(call.args) == 1 and not call.keywords else None
-            if not isinstance(inner, ast.BinOp) or not isinstance(inner.op, ast.Sub):
+            if inner is None or not facts.is_float32(inner):
                 continue
-            left, right = facts.shape(inner.left), facts.shape(inner.right)
-            if (
-                left is None
-                or right is None
-                or broadcast([left, right]) != left
-                or _sides(right) >= _sides(left)
-            ):
-                continue
-            if facts.is_float32(inner.left) and facts.is_float32(inner.right):
-                sides = [ast.BinOp(s, ast.Mult(), ast.Constant(LOG2_E)) for s in (inner.left, inner.right)]
-                new = unit.language(
-                    "exp2", ast.BinOp(copy.deepcopy(sides[0]), ast.Sub(), copy.deepcopy(sides[1]))
-                )
-                found[id(draft.twin(call))] = new
+            if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub) and _spread_out(facts, inner):
+                power = ast.BinOp(_scaled(inner.left), ast.Sub(), _scaled(inner.right))
+            else:
+                power = _scaled(inner)
+            found[id(draft.twin(call))] = unit.language("exp2", power)
         swap(draft.twin(function), found)
         changed += len(found)
     if changed:
-        yield Edit(draft, "exp as exp2 of a fused multiply-add", 2.0)
+        yield Edit(draft, "exp as exp2, with a fused multiply-add where something is subtracted", 2.0)
+
+
+def _scaled(value: ast.expr) -> ast.BinOp:
+    return ast.BinOp(copy.deepcopy(value), ast.Mult(), ast.Constant(LOG2_E))
+
+
+def _spread_out(facts: Facts, difference: ast.BinOp) -> bool:
+    """Whether float32 is subtracted that is the same for many elements, so that its product is cheap."""
+    left, right = facts.shape(difference.left), facts.shape(difference.right)
+    if left is None or right is None or broadcast([left, right]) != left:
+        return False
+    both = facts.is_float32(difference.left) and facts.is_float32(difference.right)
+    return both and _sides(right) < _sides(left)
 
 
 def _sides(shape: tuple[str, ...]) -> int:

@@ -22,7 +22,7 @@ from forecast_autotune.variants.mechanical.shapes import (
 )
 from forecast_autotune.variants.mechanical.unit import Function, Unit, arguments, stored
 
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     (
         *("abs", "cast", "ceil", "cdiv", "clamp", "cos", "div_rn", "erf", "exp", "exp2", "fdiv", "floor"),
         *("fma", "log", "log2", "max_constancy", "max_contiguous", "maximum", "minimum", "multiple_of"),
@@ -31,7 +31,7 @@ _ELEMENTWISE = frozenset(
 )
 _REDUCTIONS = frozenset(("sum", "max", "min", "argmax", "argmin", "xor_sum"))
 _SCALARS = frozenset(("program_id", "num_programs", "len"))
-_SAME_TYPE = _ELEMENTWISE - {"cast", "cdiv", "floor", "ceil", "umulhi"} | {"sum", "max", "min", "softmax"}
+_SAME_TYPE = ELEMENTWISE - {"cast", "cdiv", "floor", "ceil", "umulhi"} | {"sum", "max", "min", "softmax"}
 
 
 class Facts:
@@ -139,7 +139,7 @@ class Facts:
             return self._cast(given, known)
         if name in _REDUCTIONS and given:
             return self._reduced(node, given, known)
-        if name in _ELEMENTWISE or name in ("max", "min", "abs") or self.unit.foreign(node):
+        if name in ELEMENTWISE or name in ("max", "min", "abs") or self.unit.foreign(node):
             return self._cast([*given, *(k.value for k in node.keywords)], known)
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from forecast_autotune import parsing
@@ -161,6 +161,20 @@ class Access:
             "volatile",
             None,
         }
+
+
+def unmask(call: ast.Call, kind: str, rest: Sequence[ast.expr]) -> None:
+    """Leave of a load's or store's mask only these conditions, in place; what it gives elsewhere goes too."""
+    position = 1 if kind == "load" else 2
+    left: ast.expr | None = None
+    for test in rest:
+        left = test if left is None else ast.BinOp(left, ast.BitAnd(), test)
+    call.keywords = [k for k in call.keywords if k.arg != "mask" and (k.arg != "other" or left is not None)]
+    other = call.args[position + 1 :]
+    call.args = call.args[:position]
+    if left is not None:
+        call.keywords.append(ast.keyword("mask", left))
+        call.keywords += [ast.keyword("other", o) for o in other]
 
 
 def accesses(unit: Unit, node: ast.AST | Block) -> list[Access]:

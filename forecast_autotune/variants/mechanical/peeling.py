@@ -18,7 +18,7 @@ from forecast_autotune.variants.mechanical.affine import (
     tests,
 )
 from forecast_autotune.variants.mechanical.facts import Facts
-from forecast_autotune.variants.mechanical.loops import Access, Loop, accesses, loops
+from forecast_autotune.variants.mechanical.loops import Access, Loop, accesses, loops, unmask
 from forecast_autotune.variants.mechanical.protocol import Context, Edit
 from forecast_autotune.variants.mechanical.unit import (
     Unit,
@@ -133,17 +133,8 @@ def _split(facts: Facts, loop: Loop, chosen: Bound, full: str) -> tuple[str, str
 
 def _unmask(draft: Unit, masked: _Masked, chosen: Bound) -> None:
     """Drop the conditions that hold from an access of the copy."""
-    call, rest = draft.twin(masked.access.call), [copy.deepcopy(t) for t in masked.rest(chosen)]
-    position = 1 if masked.access.kind == "load" else 2
-    left: ast.expr | None = None
-    for test in rest:
-        left = test if left is None else ast.BinOp(left, ast.BitAnd(), test)
-    call.keywords = [k for k in call.keywords if k.arg != "mask" and (k.arg != "other" or left is not None)]
-    other = call.args[position + 1 :]
-    call.args = call.args[:position]
-    if left is not None:
-        call.keywords.append(ast.keyword("mask", left))
-        call.keywords += [ast.keyword("other", o) for o in other]
+    rest = [copy.deepcopy(test) for test in masked.rest(chosen)]
+    unmask(draft.twin(masked.access.call), masked.access.kind, rest)
 
 
 def peel(unit: Unit, context: Context) -> Iterator[Edit]:

@@ -1,6 +1,6 @@
-"""How many programs there are: few that take tile after tile, or each with two neighbouring tiles.
+"""How many programs there are: few that take tile after tile, more of those, or each with two tiles.
 
-Both need to know how many programs the call would have had. The launcher tells: `grid` receives the call's
+All need to know how many programs the call would have had. The launcher tells: `grid` receives the call's
 own grid as `base`, and parameters named `BASE_GRID_0`, `_1` and `_2` are filled with its extents.
 """
 
@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterator, Mapping
 
 from forecast_autotune.variants.mechanical.facts import Facts
-from forecast_autotune.variants.mechanical.loops import accesses, independent, loops, shown
+from forecast_autotune.variants.mechanical.loops import Loop, accesses, independent, loops, shown
 from forecast_autotune.variants.mechanical.ordering import docstring, exchangeable
 from forecast_autotune.variants.mechanical.protocol import Context, Edit
 from forecast_autotune.variants.mechanical.shapes import axis_of
@@ -134,6 +134,70 @@ def _persistent(
         f"return (min({product}, programs), {rest})",
     )
     return draft
+
+
+# --- more programs, fewer tiles each ---
+
+
+def spread(unit: Unit, context: Context) -> Iterator[Edit]:
+    """More programs share the tiles that each of them would have taken one after another.
+
+    A loop over tiles that waits for its loads leaves a multiprocessor idle unless others run there. Every
+    tile is still taken once: the step grows with the number of programs, and only where both are the same.
+    """
+    body = unit.entry.body
+    found = [x for x in loops(unit, unit.entry) if x.block is body and not x.leaves and _strides(unit, x)]
+    if len(found) != 1 or "grid" in unit.functions or BASE_GRID[0] in names(unit.tree):
+        return
+    (loop,) = found
+    step = loop.extent[2]
+    before = {*stored([s for s in body if s is not loop.node]), *(a.arg for a in arguments(unit.entry))}
+    # In Triton, a loop hands on only what has a value before it.
+    if loop.carried & before or loop.used_after(set(stored(loop.node)) & before):
+        return
+    other = [s for s in body if s is not loop.node]
+    if unit.effects(other) - {"load"} or "other" in unit.effects(body):
+        return
+    every = any(c for f in unit.kernels for c in unit.calls(f, "num_programs"))
+    for times, promise in ((4, 8.0), (2, 6.5), (16, 5.0)):
+        draft = unit.copy()
+        head = draft.twin(loop.node).iter
+        assert isinstance(head, ast.Call)
+        if every:
+            _launch(draft, f"return (first * {times}, second, third)")
+        else:
+            tl = unit.tl
+            wider = f"{step} * ({tl}.num_programs(0) // {BASE_GRID[0]})"
+            head.args = [*head.args[:2], expression(wider)]
+            head.keywords = [k for k in head.keywords if k.arg != "step"]
+            _launch(draft, f'return (first * {times} if first == meta["{step}"] else first, second, third)')
+        _ask(draft, 1)
+        yield Edit(draft, f"{times} times as many programs, each with as many fewer tiles", promise)
+
+
+def _strides(unit: Unit, loop: Loop) -> bool:
+    """Whether a loop begins at the program's number, moves by their count, and nothing else knows of both."""
+    first, _, step = loop.extent
+    facts = Facts(unit, unit.entry)
+    calls = [c for f in unit.kernels for c in unit.calls(f, "program_id", "num_programs") if axis_of(c) < 1]
+    begin, by = (
+        (facts.once(t) or expression(t)) if t.isidentifier() else expression(t) for t in (first, step)
+    )
+    if unit.called(begin) != "program_id" or axis_of(begin) != 0:
+        return False
+    uses = [n.id for n in ast.walk(unit.entry) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    if any(t.isidentifier() and uses.count(t) != 1 for t in (first, step)):
+        return False
+    if unit.called(by) == "num_programs":
+        return axis_of(by) == 0 and len(calls) == 2 and not _waits(unit)
+    constant = step in unit.constexprs(unit.entry) & {a.arg for a in arguments(unit.entry)}
+    return constant and len(calls) == 1 and not _waits(unit)
+
+
+def _waits(unit: Unit) -> bool:
+    """Whether programs may wait for one another."""
+    turns = any(isinstance(n, ast.While) for f in unit.kernels for n in ast.walk(f))
+    return turns or bool(unit.calls(unit.kernels, "atomic_cas", "atomic_xchg"))
 
 
 def _constants(unit: Unit, body: Block) -> Block | None:

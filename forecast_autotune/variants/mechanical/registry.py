@@ -13,6 +13,8 @@ from forecast_autotune.variants.mechanical import (
     arithmetic,
     caching,
     descriptors,
+    functions,
+    interior,
     motion,
     ordering,
     passes,
@@ -26,8 +28,13 @@ from forecast_autotune.variants.mechanical.protocol import Context, Edit, Rewrit
 from forecast_autotune.variants.mechanical.unit import Unit
 from forecast_autotune.variants.records import Origin, Provenance, Variant
 
+_CODE = frozenset(("exchange", "interior", "persist", "two-tiles"))
+
 REWRITES: tuple[Rewrite, ...] = (
-    # In the order in which they are applied to one another: structure first, hints last.
+    # In the order in which they are applied to one another: structure first, hints last. Functions touch
+    # nothing else, and stand first so that what only adds code to them is left out.
+    Rewrite("erf", "erf without branches", functions.erf, True, apart=_CODE),
+    Rewrite("sigmoid", "sigmoid without a division", functions.sigmoid, True, apart=_CODE),
     Rewrite(
         "one-pass",
         "a row that fits one tile is loaded once",
@@ -39,7 +46,22 @@ REWRITES: tuple[Rewrite, ...] = (
     Rewrite("peel", "full tiles without masks", peeling.peel, apart=frozenset(("describe",))),
     Rewrite("hoist", "invariant loads before the loop", motion.hoist),
     Rewrite("load-early", "loads before reductions", motion.load_early),
+    Rewrite(
+        "one-row",
+        "one division for each program",
+        interior.one_row,
+        apart=frozenset(("interior", "two-tiles", "persist")),
+    ),
+    Rewrite(
+        "interior",
+        "whole tiles without masks",
+        interior.interior,
+        apart=frozenset(("two-tiles", "persist", "describe")),
+    ),
     Rewrite("two-tiles", "two neighbouring tiles in each program", programs.two_tiles),
+    Rewrite(
+        "spread", "more programs that take tile after tile", programs.spread, apart=frozenset(("persist",))
+    ),
     Rewrite("persist", "programs that stay and take tile after tile", programs.persist),
     Rewrite("split-sum", "several programs share a sum of dots", splitting.split_sum, True),
     Rewrite("describe", "tiles through tensor descriptors", descriptors.describe),
