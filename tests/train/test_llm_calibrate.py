@@ -238,7 +238,8 @@ def test_a_good_model_decides_better_and_a_useless_one_costs_nothing(
     tables: list[Table], honest: list[Heard]
 ) -> None:
     two = Settings(max_measurements=2)
-    assert summarize(play(tables, honest, learn=formula, seeds=(0,), settings=two)).regret < 0.0
+    # By one seed the difference is smaller than its own error.
+    assert summarize(play(tables, honest, learn=formula, seeds=(0, 1, 2), settings=two)).regret < 0.0
     useless = play(
         tables[:6],
         heard(tables[:6], character="blind"),
