@@ -94,6 +94,20 @@ def device_of(arguments: argparse.Namespace) -> str:
     return "cpu"
 
 
+def compiled_apart(module: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """`torch.compile(module, options=options)`, sharing nothing with other calls of it in this process.
+
+    To dynamo, backends with equal options are equal, and modules of one class run one code: of two modules
+    that were compiled in the usual way, both would run what was compiled for the first.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return compile_fx(graph, inputs, config_patches=dict(options))
+
+    return torch.compile(module, backend=backend)  # type: ignore[no-any-return]
+
+
 def synchronize(device: str) -> None:
     """Wait for a GPU."""
     if device == "cuda":

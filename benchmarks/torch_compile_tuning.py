@@ -40,6 +40,7 @@ from benchmarks.torch_compile_children import (
     Row,
     Rows,
     clock,
+    compiled_apart,
     device_of,
     geometric,
     run,
@@ -200,7 +201,7 @@ def pinned(problem: Problem, wanted: Candidate, space: str, device: str, made: A
         with enable_torch_compile(
             surrogate=Pinned(wanted), store=Store(None), search_space=space, mode="skip"
         ):
-            compiled = torch.compile(module, options=options(False, device))
+            compiled = compiled_apart(module, options(False, device))
             compiled(*inputs)
     finally:
         LISTENERS.remove(hear)

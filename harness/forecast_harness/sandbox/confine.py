@@ -226,6 +226,7 @@ def lock(cage: Cage, scratch: str) -> None:
         own_kind = own_kind or landlock.scopes_signals()
     seccomp.install(
         signal_only=None if own_kind else os.getpid(),
-        unix_sockets=cage.own_root,
+        # Without any, CUDA does not start (error 304 from cuInit, driver 580).
+        unix_sockets=cage.own_root or cage.device is not None,
         memfd=cage.device is not None,
     )
