@@ -7,14 +7,15 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from forecast_autotune.errors import SettingsError
 
 FORMS = """\
-transformers:PATH_OR_ID[?adapter=PATH&device=cuda&dtype=bfloat16], \
-vllm:PATH_OR_ID[?adapter=PATH&dtype=bfloat16&memory=0.3&length=8192] or \
+transformers:PATH_OR_ID[?adapter=PATH_OR_NAME&device=cuda&dtype=bfloat16], \
+vllm:PATH_OR_ID[?adapter=PATH_OR_NAME&dtype=bfloat16&memory=0.3&length=8192] or \
 http(s)://HOST:PORT/v1?model=NAME[&kind=completions|chat|systemone&...]"""
 KINDS = ("completions", "chat", "systemone")
 _SECRET = re.compile(
@@ -22,6 +23,9 @@ _SECRET = re.compile(
 )
 _LIKE_A_KEY = re.compile(r"\b(?:sk-|gsk_|xai-|nvapi-|hf_|ghp_)[A-Za-z0-9_-]{20,}|\bBearer\b")
 _WORD = re.compile(r"[a-z_]{1,24}")
+
+ADAPTERS = Path(__file__).parents[1] / "assets" / "adapters"
+"""Those that are shipped, a folder each."""
 
 Parser = Callable[[str], Any]
 
@@ -54,9 +58,15 @@ def _word(text: str) -> str:
     return text
 
 
-_TRANSFORMERS: dict[str, Parser] = {"adapter": _word, "device": _word, "dtype": _word}
+def _adapter(text: str) -> str:
+    """A folder or a name on the hub; the name of one that is shipped stands for its folder."""
+    shipped = ADAPTERS / _word(text)
+    return text if Path(text).is_dir() or not (shipped / "adapter_config.json").is_file() else str(shipped)
+
+
+_TRANSFORMERS: dict[str, Parser] = {"adapter": _adapter, "device": _word, "dtype": _word}
 _VLLM: dict[str, Parser] = {
-    "adapter": _word,
+    "adapter": _adapter,
     "dtype": _word,
     "memory": _number(0.01, 1.0),
     "length": _count(16, 10**7),
