@@ -221,6 +221,8 @@ def lock(cage: Cage, scratch: str) -> None:
             places = (scratch,)
             readable = (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *cage.readable)
             readable += ("/proc", *_READ_ONLY_DEVICES, str(Path(scratch).parent / FILES))
+        if cage.device is not None:  # CUDA writes something about itself, else it does not start
+            places += ("/proc/self",)
         nodes = [node for node in devices(cage.device) if node not in _READ_ONLY_DEVICES]
         landlock.restrict(readable, (*places, *nodes))
         own_kind = own_kind or landlock.scopes_signals()

@@ -288,6 +288,8 @@ def main(text: str) -> None:
     control.send(json.dumps(hello).encode())
     if not level:
         return
+    if {"torch", "triton"} <= sys.modules.keys():
+        toolchain.warm()
     if orders["device"] is not None:
         toolchain.build()
     linux.set_dumpable(False)

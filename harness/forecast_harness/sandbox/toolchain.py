@@ -1,4 +1,4 @@
-"""What Triton has the host's C compiler build before its first launch, built once per lane.
+"""What torch and Triton do before their first operation or launch, done once per lane.
 
 It is the same for every candidate, and without this every cell, whose cache is empty, would take the better
 part of a second for it. Each gets a copy of its own, so that no candidate can leave another one anything.
@@ -6,12 +6,43 @@ part of a second for it. Each gets a copy of its own, so that no candidate can l
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
+_BY_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _built: dict[str, bytes] = {}
 """Relative path in Triton's cache -> contents."""
+
+
+def warm() -> None:
+    """Do once, in the lane's server, what torch and Triton put off until they are first used.
+
+    The first operation under a dispatch mode imports 800 modules, the first compilation reads all of Triton
+    for its cache's keys: a second in every cell, and three where its user may not keep compiled Python.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Through(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    before = os.environ.get(_BY_DRIVER)
+    os.environ[_BY_DRIVER] = "1"  # ask for devices without CUDA, which forks have to begin anew
+    try:
+        with Through():
+            torch.ones(1).add(1)
+    finally:
+        os.environ.pop(_BY_DRIVER)
+        if before is not None:
+            os.environ[_BY_DRIVER] = before
+    with contextlib.suppress(ImportError):  # where another release of Triton keeps it elsewhere
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def build() -> None:

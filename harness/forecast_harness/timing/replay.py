@@ -40,7 +40,8 @@ class Recorder:
         self._graph, self._use, self._current = cuda.CUDAGraph, cuda.stream, cuda.current_stream
         self._stream, self._pool = cuda.Stream(), cuda.graph_pool_handle()
         self._mark = torch.zeros(1, device="cuda")
-        self._anchor = self.record(self.nothing)[0]  # the pool lasts as long as a graph that uses it
+        self.empty = self.record(self.nothing)[0]
+        """Of nothing. The pool lasts as long as a graph that uses it."""
 
     def nothing(self) -> None:
         """The least that can be recorded."""

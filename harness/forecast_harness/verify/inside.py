@@ -157,16 +157,11 @@ def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[
     (see `_digests`).
     """
     held, slots = _restored(payload, arrays, state)
-    views = held.views(slots)
-    function = _callable(payload, arrays, state)
-    shape = payload["call"]
-    positional = [filled(s, views) for s in shape["args"]]
-    named = {n: filled(s, views) for n, s in shape["kwargs"].items()}
+    call = _bound(payload, arrays, state, held, slots)
     _poison(int(payload["output_bytes"]), state)
     kernels = state["kernels"]
     before = (0, 0) if kernels is None else (kernels.launches, kernels.compilations)
     with tracing.watch(payload["watch"], kernels) as seen:
-        call = partial(function, *positional, **named)
         taken = _timed(call, payload, slots, state)
     state["last"] = taken.result
     state["most"] = 4 * int(payload["output_bytes"]) + 4096
@@ -191,13 +186,14 @@ def again(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[s
 
 
 def idle(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
-    """All that `launch` does around the call, without the call: the cost of asking."""
+    """All that `launch` does around the kernels, without them: the cost of asking, see `DeviceTimer.idle`."""
     _, slots = _restored(payload, arrays, state)
     _poison(int(payload["output_bytes"]), state)
     if state["device"] != "cpu":
         timer: DeviceTimer = state["timer"]
         inputs = Placed(state["held"], payload.get("held", ""), slots)
-        timer.idle(inputs, payload["output_bytes"], payload["protocol"])
+        call = _bound(payload, arrays, state, state["held"], slots) if "last" in state else None
+        timer.idle(inputs, payload["output_bytes"], payload["protocol"], call)
     answer = _answered(payload, slots, state) if "last" in state else Answer({})
     return Answer({**answer.value, "harness": _report(state)}, answer.arrays)
 
@@ -254,6 +250,20 @@ def _timed(
     timer: DeviceTimer = state["timer"]
     inputs = None if payload["watch"] else Placed(state["held"], payload.get("held", ""), slots)
     return timer.time(call, inputs, payload["output_bytes"], payload["protocol"])
+
+
+def _bound(
+    payload: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    state: dict[str, Any],
+    held: Held,
+    slots: list[Slot],
+) -> Callable[[], Any]:
+    """The candidate's call with the question's arguments."""
+    views, shape = held.views(slots), payload["call"]
+    positional = [filled(s, views) for s in shape["args"]]
+    named = {n: filled(s, views) for n, s in shape["kwargs"].items()}
+    return partial(_callable(payload, arrays, state), *positional, **named)
 
 
 def _callable(

@@ -202,14 +202,17 @@ class Launcher:
         To be asked where a launch would have been: a cell that was asked a moment ago answers sooner than
         one that has slept.
         """
+        asked: dict[str, Any] = {"call": case.call}
         if large(case):
             resident = self._resident(case)
             seed = self._rng.getrandbits(_SEED_BITS)
-            payload = {**_about(case, resident.arena, protocol), "held": resident.name, "seed": seed}
+            asked |= {"held": resident.name, "seed": seed}
+            payload = {**_about(case, resident.arena, protocol), **asked}
             arrays: dict[str, Array] = {}
         else:
             arena = self._build(case)
-            payload, arrays = _about(case, arena, protocol), {"block": whole(arena.data())}
+            payload = {**_about(case, arena, protocol), **asked}
+            arrays = {"block": whole(arena.data())}
         return self._ask("idle", payload, arrays)[1]
 
     def _ask(
