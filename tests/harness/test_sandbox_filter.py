@@ -67,7 +67,7 @@ def test_the_filter_decides(machine: str, call: str) -> None:
 @pytest.mark.parametrize("machine", ARCHES)
 def test_the_filter_knows_its_options(machine: str) -> None:
     arch, column = ARCHES[machine], list(ARCHES).index(machine)
-    strict = seccomp.program(machine, signal_only=77, unix_sockets=False, memfd=False)
+    strict = seccomp.program(machine, signal_only=77, unix_sockets=False, memfd=False, connect=False)
     loose = seccomp.program(machine, signal_only=None, unix_sockets=True, memfd=True)
     kill, tgkill, unix, memfd = (62, 129)[column], (234, 131)[column], (41, 198)[column], (319, 279)[column]
     assert [decide(strict, arch, kill, pid) for pid in (77, 78, 0, 1)] == [ALLOWED, REFUSED, REFUSED, REFUSED]
@@ -76,6 +76,8 @@ def test_the_filter_knows_its_options(machine: str) -> None:
     assert decide(loose, arch, kill, 78) == ALLOWED
     assert (decide(strict, arch, unix, 1), decide(loose, arch, unix, 1)) == (REFUSED, ALLOWED)
     assert (decide(strict, arch, memfd), decide(loose, arch, memfd)) == (REFUSED, ALLOWED)
+    connect = (42, 203)[column]
+    assert (decide(strict, arch, connect), decide(loose, arch, connect)) == (REFUSED, ALLOWED)
 
 
 @pytest.mark.parametrize("machine", ARCHES)

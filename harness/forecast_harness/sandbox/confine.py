@@ -228,7 +228,8 @@ def lock(cage: Cage, scratch: str) -> None:
         own_kind = own_kind or landlock.scopes_signals()
     seccomp.install(
         signal_only=None if own_kind else os.getpid(),
-        # Without any, CUDA does not start (error 304 from cuInit, driver 580).
+        # Without any to listen at, CUDA does not start (error 304 from cuInit, driver 580).
         unix_sockets=cage.own_root or cage.device is not None,
         memfd=cage.device is not None,
+        connect=cage.own_root or cage.device is None,
     )

@@ -8,7 +8,7 @@
 | secrets in the environment of the user's other processes | OPEN | OPEN | contained | contained |
 | ptrace, process memory, mount, bpf, clock setting | OPEN | contained | contained | contained |
 | internet sockets | OPEN | contained | contained | contained |
-| local sockets | OPEN | contained (with a device: OPEN) | as before | none to reach outside |
+| local sockets | OPEN | contained (with a device: datagrams OPEN) | the same | none to reach outside |
 | signals to the judge or to other processes | OPEN | contained | contained | contained |
 | writes outside scratch | OPEN | OPEN | contained (not: chmod, chown, times) | contained |
 | reading the user's files | OPEN | OPEN | contained (names can be tested) | contained |

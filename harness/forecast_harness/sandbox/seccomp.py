@@ -88,6 +88,7 @@ _SIGNALS = {
     "pidfd_send_signal": (424, 424),
 }
 _SOCKET = (41, 198)
+_CONNECT = (42, 203)
 _CLONE = (56, 220)
 _NAMESPACES = (
     linux.NEW_NS
@@ -124,12 +125,15 @@ def _by_argument(number: int, test: bytes, hit: int, miss: int) -> list[bytes]:
     ]
 
 
-def program(machine: str, *, signal_only: int | None, unix_sockets: bool, memfd: bool) -> bytes:
+def program(
+    machine: str, *, signal_only: int | None, unix_sockets: bool, memfd: bool, connect: bool = True
+) -> bytes:
     """The filter as `sock_filter` records.
 
     signal_only: the only pid that may be signalled (None: any that the process sees). unix_sockets:
     whether local sockets may be made; internet and all other families never are. memfd: whether anonymous
-    files in memory, which no size limit counts, may be made.
+    files in memory, which no size limit counts, may be made. connect: whether a socket may be connected to
+    somebody else's.
     Raises `OSError` for a machine whose numbers are unknown.
     """
     if machine not in _ARCHES:
@@ -142,7 +146,7 @@ def program(machine: str, *, signal_only: int | None, unix_sockets: bool, memfd:
     for table, action in ((_KILLED, _KILL), (_REFUSED, refuse), (_ABSENT, _ERRNO | errno.ENOSYS)):
         for numbers in table.values():
             code += _answer(numbers[column], action)
-    for numbers in () if memfd else _MEMFD.values():
+    for numbers in (*(() if memfd else _MEMFD.values()), *(() if connect else (_CONNECT,))):
         code += _answer(numbers[column], refuse)
     if signal_only is not None:
         own = _op(_EQUAL, signal_only, 0, 1)
@@ -157,9 +161,11 @@ def program(machine: str, *, signal_only: int | None, unix_sockets: bool, memfd:
     return b"".join([*code, _op(_RETURN, _ALLOW)])
 
 
-def install(*, signal_only: int | None, unix_sockets: bool, memfd: bool) -> None:
+def install(*, signal_only: int | None, unix_sockets: bool, memfd: bool, connect: bool = True) -> None:
     """Filter this thread and all it will start, for good. Raises `OSError` if the kernel does not."""
-    code = program(os.uname().machine, signal_only=signal_only, unix_sockets=unix_sockets, memfd=memfd)
+    code = program(
+        os.uname().machine, signal_only=signal_only, unix_sockets=unix_sockets, memfd=memfd, connect=connect
+    )
     held = ctypes.create_string_buffer(code, len(code))
     described = _Program(len(code) // 8, ctypes.cast(held, ctypes.c_void_p))
     linux.no_new_privileges()
