@@ -15,9 +15,9 @@ from torch._inductor.kernel_template_choice import KernelTemplateChoice  # noqa:
 from torch._inductor.select_algorithm import ExternKernelChoice, NoValidChoicesError  # noqa: E402
 from torch._inductor.template_heuristics.params import DictKernelTemplateParams  # noqa: E402
 
+from forecast_autotune.policy import RiskBounded  # noqa: E402
 from forecast_autotune.records import Candidate, Outcome  # noqa: E402
 from forecast_autotune.results import Measurement  # noqa: E402
-from forecast_autotune.policy import RiskBounded  # noqa: E402
 from forecast_autotune.settings import Mode  # noqa: E402
 from forecast_autotune.store import Store  # noqa: E402
 from forecast_integrations.inductor import records, rounds  # noqa: E402
