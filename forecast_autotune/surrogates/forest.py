@@ -15,7 +15,7 @@ from forecast_autotune.surrogates.base import Array
 
 _ROWS = 128
 """Rows at a time: what is looked up for them stays in the cache."""
-_TOGETHER = 5
+_TOGETHER = 3
 """Steps that all take before those that have arrived are told apart."""
 
 
@@ -55,14 +55,18 @@ class Forest:
         """The node in which each row ends, per tree, [n, trees]."""
         x = np.ascontiguousarray(features, dtype=np.float32)
         found = np.empty((len(x), len(self.roots)), dtype=np.int32)
+        # Looking at every node once costs less than walking past those that send all rows the same way.
+        roots, onward = self._parting(x) if found.size >= len(self.feature) else (self.roots, self._looped[2])
         for first in range(0, len(x), _ROWS):
-            found[first : first + _ROWS] = self._walked(x[first : first + _ROWS])
+            found[first : first + _ROWS] = self._walked(x[first : first + _ROWS], roots, onward)
         return found
 
-    def _walked(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-        feature, threshold, onward = self._looped
-        flat, trees = x.ravel(), len(self.roots)
-        at = np.tile(self.roots, len(x))
+    def _walked(
+        self, x: npt.NDArray[np.float32], roots: npt.NDArray[np.int32], onward: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.int32]:
+        feature, threshold, _ = self._looped
+        flat, trees = x.ravel(), len(roots)
+        at = np.tile(roots, len(x))
         row = np.repeat(np.arange(len(x), dtype=np.int32) * np.int32(x.shape[1]), trees)
         for _ in range(_TOGETHER):
             above = flat.take(row + feature.take(at)) > threshold.take(at)
@@ -75,6 +79,16 @@ class Forest:
             at[left] = node
             left = left.compress(self.feature.take(node) >= 0)
         return at.reshape(len(x), trees)
+
+    def _parting(self, x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Roots and children without the nodes that part none of these rows."""
+        feature, threshold, onward = self._looped
+        own = np.arange(len(feature), dtype=np.int32)
+        least, most = x.min(axis=0).take(feature), x.max(axis=0).take(feature)
+        goes = np.where(least > threshold, onward[1::2], np.where(most <= threshold, onward[::2], own))
+        while not np.array_equal(further := goes.take(goes), goes):
+            goes = further
+        return goes.take(self.roots), goes.take(onward)
 
     @cached_property
     def _looped(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:

@@ -88,7 +88,7 @@ def test_boosted_trees_as_arrays_predict_what_the_library_does() -> None:
     x = draw.choice(np.linspace(-2, 2, 9), (400, 5)).astype(np.float32)
     y = x[:, 0] * x[:, 1] + draw.normal(0, 0.1, 400)
     fitted = lightgbm.LGBMRegressor(n_estimators=20, num_leaves=7, verbose=-1).fit(x, y)
-    forest = summed(fitted.booster_)
+    forest = summed([fitted.booster_])
     np.testing.assert_allclose(forest(x).mean(axis=1), fitted.predict(x), atol=1e-5)
     # On both sides of every threshold, too.
     edges = np.repeat(x[:1], 2 * len(forest.threshold), axis=0)
@@ -98,6 +98,23 @@ def test_boosted_trees_as_arrays_predict_what_the_library_does() -> None:
         edges[2 * row : 2 * row + 2, forest.feature[node]] = forest.threshold[node]
         edges[2 * row + 1, forest.feature[node]] = np.nextafter(forest.threshold[node], np.float32(9))
     np.testing.assert_allclose(forest(edges).mean(axis=1), fitted.predict(edges), atol=1e-5)
+
+
+def test_the_residual_is_the_mean_of_models_that_differ_in_what_they_draw(
+    tables: list[Table], model: Model
+) -> None:
+    """Fitted alone, no two of them are alike, and together they are all the trees there are."""
+    query = query_of(tables[0])
+
+    def residual(one: Model) -> np.ndarray[Any, Any]:
+        return Learned(one).before(query).mean - Analytic().before(query).mean
+
+    bags = [fit_model(tables, recipe=replace(SMALL, bags=1), seed=i) for i in range(SMALL.bags)]
+    assert SMALL.bags > 1
+    assert len(model.residual.roots) == sum(len(b.residual.roots) for b in bags)
+    each = np.array([residual(b) for b in bags])
+    assert len({tuple(one) for one in each}) == SMALL.bags
+    np.testing.assert_allclose(residual(model), each.mean(axis=0), atol=1e-5)
 
 
 def test_a_model_of_other_features_is_refused(tmp_path: Path, model: Model) -> None:
@@ -140,6 +157,19 @@ def test_leaves_are_reached_as_a_tree_says() -> None:
     assert forest.leaves(rows)[:, 0].tolist() == [1, 3, 4]
 
 
+def test_many_rows_reach_the_leaves_that_each_reaches_alone(tables: list[Table], model: Model) -> None:
+    """Many are spared the nodes that part none of them, which for one row alone would not pay."""
+    draw = np.random.default_rng(0)
+    base = draw.choice(model.residual.threshold, len(model.names))
+    spread = draw.random(len(model.names)) < 0.2  # a problem's candidates have most features in common
+    rows = (base + np.where(spread, draw.normal(0, 1, (300, len(base))), 0)).astype(np.float32)
+    for forest in (model.residual, model.kin):
+        assert len(rows) * len(forest.roots) > len(forest.feature) > len(forest.roots)
+        alone = np.concatenate([forest.leaves(row[None]) for row in rows])
+        np.testing.assert_array_equal(forest.leaves(rows), alone)
+    assert model.residual.leaves(rows[:0]).shape == (0, len(model.residual.roots))
+
+
 def test_a_forest_whose_walk_would_not_end_is_refused() -> None:
     with pytest.raises(RecordError, match="children after their parents"):
         Forest(
@@ -178,4 +208,5 @@ def test_what_is_learned_is_what_the_given_formula_gets_wrong(tables: list[Table
             for believe in (prior, steep)
         ]
         tilts.append(float(np.corrcoef(corrected[1] - corrected[0], belief.mean)[0, 1]))
-    assert max(tilts) < -0.5
+    assert max(tilts) < -0.3
+    assert np.mean(tilts) < -0.6

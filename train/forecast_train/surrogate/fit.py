@@ -37,8 +37,10 @@ class Recipe:
     """Fewest rows of their leaves."""
     share: float = 0.3
     """Share of the features considered at a split, of forests and boosted trees."""
+    bags: int = 3
+    """Boosted models, alike but for what they draw, whose mean is believed: one alone is a lottery."""
     rounds: int = 300
-    """Boosted trees, one after the other, each fitted to what those before it left over."""
+    """Boosted trees of each, one after the other, each fitted to what those before it left over."""
     rate: float = 0.05
     """Share of that which a tree may take."""
     ends: int = 31
@@ -112,24 +114,8 @@ def fit_model(
     used = weight > 0
     features = features.astype(np.float32)  # as they will be read
     fitted = features[used], target[used], weight[used] / weight[used].mean()
-    boosted = LGBMRegressor(
-        n_estimators=how.rounds,
-        learning_rate=how.rate,
-        num_leaves=how.ends,
-        min_child_samples=how.least,
-        feature_fraction_bynode=how.share,
-        subsample=how.drawn,
-        subsample_freq=1,
-        reg_lambda=1.0,
-        random_state=seed,
-        # Sums in another order may choose other splits, and threads that wait for each other are slower than
-        # one alone where others are at work.
-        deterministic=True,
-        force_row_wise=True,
-        n_jobs=1,
-        verbose=-1,
-    ).fit(fitted[0], fitted[1], sample_weight=fitted[2])
-    kin = exported(ExtraTreesRegressor(**growing).fit(fitted[0], fitted[1], sample_weight=fitted[2]))
+    boosted = [LGBMRegressor(**boosting).fit(*fitted).booster_ for boosting in _boosting(how, seed)]
+    kin = exported(ExtraTreesRegressor(**growing).fit(*fitted))
     failed = np.concatenate([p.failed for p in problems])
     failure = None
     if failed.sum() >= 20:
@@ -144,7 +130,28 @@ def fit_model(
         "seed": seed,
     }
     alike = replace(kin, value=np.zeros_like(kin.value))
-    return Model(problems[0].names, summed(boosted.booster_), alike, failure, how.hyper, how.weight, about)
+    return Model(problems[0].names, summed(boosted), alike, failure, how.hyper, how.weight, about)
+
+
+def _boosting(how: Recipe, seed: int) -> list[dict[str, Any]]:
+    """What LightGBM is to do, per boosted model. Two seeds have no model in common."""
+    alike = {
+        "n_estimators": how.rounds,
+        "learning_rate": how.rate,
+        "num_leaves": how.ends,
+        "min_child_samples": how.least,
+        "feature_fraction_bynode": how.share,
+        "subsample": how.drawn,
+        "subsample_freq": 1,
+        "reg_lambda": 1.0,
+        # Sums in another order may choose other splits, and threads that wait for each other are slower than
+        # one alone where others are at work.
+        "deterministic": True,
+        "force_row_wise": True,
+        "n_jobs": 1,
+        "verbose": -1,
+    }
+    return [{**alike, "random_state": seed * how.bags + i} for i in range(how.bags)]
 
 
 def exported(forest: Any) -> Forest:
@@ -168,15 +175,16 @@ def exported(forest: Any) -> Forest:
     )
 
 
-def summed(booster: Any) -> Forest:
-    """LightGBM's trees as arrays; leaves hold their value times the number of trees: a forest is a mean."""
-    trees = booster.dump_model()["tree_info"]
+def summed(boosters: Sequence[Any]) -> Forest:
+    """The trees of LightGBM's models as one forest, whose mean is the mean of the models' sums."""
+    trees = [tree for booster in boosters for tree in booster.dump_model()["tree_info"]]
+    scale = len(trees) / len(boosters)
     rows: list[tuple[int, float, int, int, float]] = []
 
     def grow(node: Any) -> int:
         at = len(rows)
         if "split_feature" not in node:
-            rows.append((-1, 0.0, 0, 0, node["leaf_value"] * len(trees)))
+            rows.append((-1, 0.0, 0, 0, node["leaf_value"] * scale))
             return at
         if node["decision_type"] != "<=":
             raise FitError(f"a split by {node['decision_type']!r} has no place in a `Forest`: use numbers")
