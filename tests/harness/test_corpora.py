@@ -13,7 +13,7 @@ from forecast_harness.packs import Language, solution_from
 from forecast_harness.sandbox.api import Lane, Limits
 from forecast_harness.verify import corpus
 from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.verdict import Judgement
+from forecast_harness.verify.verdict import Code, Judgement
 from tests.harness.small import checked_only
 
 pytest.importorskip("torch")
@@ -61,9 +61,18 @@ def test_there_are_as_many_honest_ones_as_a_rate_needs() -> None:
     assert all(e.expected == {"accepted"} for e in HONEST)
 
 
+def attempted(entry: corpus.Entry, lane: Lane) -> corpus.Tried:
+    """Once more where the machine was at fault: under load the incumbent itself may seem to lie about time."""
+    for _ in range(3):
+        tried = corpus.attempt(entry, lane, plan(entry), LIMITS)
+        if str(Code.HARNESS) not in tried.found:
+            break
+    return tried
+
+
 @pytest.mark.parametrize("entry", on_cpu(EXPLOITS))
 def test_exploit_is_refused(entry: corpus.Entry, judging: Lane) -> None:
-    tried = corpus.attempt(entry, judging, plan(entry), LIMITS)
+    tried = attempted(entry, judging)
     assert tried.as_expected, str(tried)
     if tried.verdict is not None and "neutralised" not in tried.found:
         assert tried.verdict.judgement in (Judgement.REJECTED, Judgement.SUSPICIOUS)
@@ -71,7 +80,7 @@ def test_exploit_is_refused(entry: corpus.Entry, judging: Lane) -> None:
 
 @pytest.mark.parametrize("entry", on_cpu(HONEST))
 def test_honest_solution_is_accepted(entry: corpus.Entry, judging: Lane) -> None:
-    tried = corpus.attempt(entry, judging, plan(entry), LIMITS)
+    tried = attempted(entry, judging)
     assert tried.as_expected, str(tried)
 
 

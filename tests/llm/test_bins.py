@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
@@ -90,6 +90,7 @@ def test_a_sure_failure_has_finite_moments() -> None:
 
 @given(st.floats(min_value=-3.0, max_value=5.0), st.floats(min_value=0.01, max_value=1.0))
 def test_soft_targets_are_distributions_around_the_bin(log2_ratio: float, sigma: float) -> None:
+    assume(np.abs(BINS.edges - log2_ratio).min() > 1e-6)  # on an edge both bins hold the median
     target = BINS.soft([log2_ratio], sigma)[0]
     assert target.sum() == pytest.approx(1.0)
     assert target.min() >= 0.0
