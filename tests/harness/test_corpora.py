@@ -62,7 +62,7 @@ def test_there_are_as_many_honest_ones_as_a_rate_needs() -> None:
 
 
 def attempted(entry: corpus.Entry, lane: Lane) -> corpus.Tried:
-    """Once more where the machine was at fault: under load the incumbent itself may seem to lie about time."""
+    """Again where the machine was at fault: under load the incumbent itself may seem to lie about time."""
     for _ in range(3):
         tried = corpus.attempt(entry, lane, plan(entry), LIMITS)
         if str(Code.HARNESS) not in tried.found:
