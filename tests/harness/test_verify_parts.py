@@ -276,3 +276,21 @@ def test_only_a_candidates_own_fault_is_a_label(
     verdict = Verdict("p", "s", tuple(Reason(c, "why") for c in codes))
     assert (verdict.judgement, verdict.outcome) == (judgement, outcome)
     assert verdict.to_json()["outcome"] == str(outcome)
+
+
+def test_a_result_of_inputs_that_cancel_when_moved_keeps_its_limit() -> None:
+    """exp(x - max) is off by eps/2 (max - x), whatever a move of both against each other shows."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.tensor([[36.9, -36.7]]).repeat(2000, 1)
+    (one,) = expected(
+        lambda x: torch.softmax(x, -1),
+        {"x": x},
+        [torch.float32],
+        compute=torch.float32,
+        terms=2,
+        safety=8.0,
+        generator=generator,
+    )
+    assert one.limit is not None
+    honest = one.want[:, 1] * (36.9 + 36.7) * 2.0**-24
+    assert (one.limit[:, 1] < honest).double().mean() < 0.01

@@ -28,10 +28,10 @@ import torch
 
 _STEP = 2.0**-24
 """Relative size of the moves; the float64 reference resolves their effect to 8 digits."""
-_MOVES = 4
-_FEW_MOVES = 1
-_MANY = 1 << 22
-"""Elements of an output from which on one move is enough: each row has thousands to average over."""
+_MOVES = ((1 << 16, 8), (1 << 22, 4))
+"""Moves for outputs of fewer elements; one for larger ones, as each row has thousands to average over. Where
+a result hangs on two inputs that cancel when they move against each other (softmax far from its maximum),
+all moves do so once in 2**moves elements, and its limit comes out too small."""
 _PART = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements that are compared at a time: what a cache holds, and what keeps a device busy."""
 _ENOUGH = 64
@@ -76,7 +76,8 @@ def expected(
     if not any(d.is_floating_point for d in dtypes):
         return [Expected(want, dtype, None) for want, dtype in zip(wants, dtypes, strict=True)]
     squares = [torch.zeros_like(w) if w.is_floating_point() else None for w in wants]
-    moves = _MOVES if max(w.numel() for w in wants) < _MANY else _FEW_MOVES
+    largest = max(w.numel() for w in wants)
+    moves = next((count for size, count in _MOVES if largest < size), 1)
     for _ in range(moves):
         moved = {n: _moved(v, generator) for n, v in exact.items()}
         for square, want, other in zip(squares, wants, outputs_of(reference(**moved)), strict=True):
