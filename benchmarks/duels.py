@@ -36,6 +36,7 @@ from forecast_harness.timing.clock import Clock, SimulatedClock
 from forecast_harness.timing.device import DeviceTimer, conditions
 from forecast_harness.timing.duel import DEFAULT, Duel, Outcome, duel
 from forecast_harness.timing.replay import Inputs
+from forecast_integrations.awake import load
 
 LENGTHS_S = (6e-6, 8e-6, 20e-6, 50e-6, 200e-6, 5e-3)
 GAIN = 0.02
@@ -102,10 +103,7 @@ def device_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int]
         spin[(blocks,)](out, turns, 128, num_warps=4)
 
     warm("cuda")
-    until = time.perf_counter() + _WARM_S
-    while time.perf_counter() < until:
-        launch(1_000_000)
-        torch.cuda.synchronize()
+    load(partial(launch, 20_000), torch.cuda.synchronize, _WARM_S)
     found: dict[float, Callable[[float, int], Clock]] = {}
     # A turn takes the same in a long kernel as in a short one, whose own slope drowns in noise.
     per_turn = line(_LONG_TURNS, timer, launch)[0]

@@ -108,6 +108,17 @@ def compiled_apart(module: Any, options: Mapping[str, Any]) -> Callable[..., Any
     return torch.compile(module, backend=backend)  # type: ignore[no-any-return]
 
 
+def fresh_workers() -> None:
+    """Ready compile workers, so that all problems meet them in one state: before, the parent compiles."""
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+
+    shutdown_compile_workers()
+    AsyncCompile.warm_pool()
+    until = time.monotonic() + 60.0
+    while not AsyncCompile.use_process_pool() and time.monotonic() < until:
+        time.sleep(0.02)
+
+
 def synchronize(device: str) -> None:
     """Wait for a GPU."""
     if device == "cuda":

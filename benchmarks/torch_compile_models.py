@@ -43,6 +43,7 @@ from benchmarks.torch_compile_children import (
     clock,
     compiled_apart,
     device_of,
+    fresh_workers,
     geometric,
     spent,
     stream,
@@ -50,7 +51,6 @@ from benchmarks.torch_compile_children import (
     timed_in_turns,
     told,
 )
-from benchmarks.torch_compile_tuning import fresh_workers
 from forecast_integrations.inductor.assembler import Assembler
 
 SHARED = "shared"

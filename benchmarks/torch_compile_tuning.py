@@ -42,6 +42,7 @@ from benchmarks.torch_compile_children import (
     clock,
     compiled_apart,
     device_of,
+    fresh_workers,
     geometric,
     run,
     spent,
@@ -96,17 +97,6 @@ class Heard:
     def timings(self) -> dict[Candidate, float]:
         """Of the operation that was heard last."""
         return self.found.get(self.last, {})
-
-
-def fresh_workers() -> None:
-    """Ready compile workers, so that all problems meet them in one state: before, the parent compiles."""
-    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
-
-    shutdown_compile_workers()
-    AsyncCompile.warm_pool()
-    until = time.monotonic() + 60.0
-    while not AsyncCompile.use_process_pool() and time.monotonic() < until:
-        time.sleep(0.02)
 
 
 def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:

@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +37,7 @@ from benchmarks.common import say
 from benchmarks.verification_corpus import Lanes, Place, Row, Task
 from forecast_harness.packs import Language, Pack, Solution, load
 from forecast_harness.sandbox.api import Fault, Job, Lane, Limits, Result, Status
+from forecast_harness.sandbox.toolchain import variable
 from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.verify.foreign import problem_of
 from forecast_harness.verify.plan import Plan
@@ -183,7 +183,7 @@ def bare(pack: Pack, solution: Solution, plan: Plan) -> dict[str, float]:
     import torch
 
     work = pack.timed_workloads(plan.device, solution.language)[0]
-    with tempfile.TemporaryDirectory() as folder, _environment("TRITON_CACHE_DIR", f"{folder}/triton"):
+    with tempfile.TemporaryDirectory() as folder, variable("TRITON_CACHE_DIR", f"{folder}/triton"):
         entry = getattr(load_module(solution.source, Path(folder), "bare_solution"), solution.entry)
         draw = Draw("normal", "contiguous", torch.Generator().manual_seed(0))
         case = problem_of(pack, Path(folder)).case(work.axes, draw)
@@ -207,18 +207,6 @@ def bare(pack: Pack, solution: Solution, plan: Plan) -> dict[str, float]:
 
 def _called(call: Callable[[], Any]) -> Any:
     return call()
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
 
 
 # --- faults ---

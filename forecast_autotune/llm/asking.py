@@ -39,15 +39,15 @@ Rows = npt.NDArray[np.intp]
 MOST = 256
 """Candidates that are asked about; of more, those that are believed to be fastest."""
 HOPELESS = 0.9
-"""A candidate that fails with at least this probability by the formula is not asked about."""
+"""A candidate that fails with at least this probability by the formula is not asked about ..."""
+_FAILS = 0.5
+"""... and with at least this one it is guessed to fail."""
 TIMED, FAILED = 6, 2
 """Own results shown at the most, of either kind."""
 RELATIVES = 2
 """Other problems of the kernel that are shown ..."""
 RELATIVE_TIMED, RELATIVE_FAILED = 4, 1
 """... with so many results each."""
-_FAILS = 0.5
-"""... and one that is guessed to fail."""
 _TIE = 1e-6
 _LEAST_MS = 0.003
 

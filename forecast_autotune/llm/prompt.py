@@ -59,10 +59,7 @@ class Neighbour:
 
     def __str__(self) -> str:
         place = f" at {self.where}, against the fastest there" if self.where else ""
-        if self.log2_ratio is None:
-            return f"{self.shown}{place}: {BINS.labels[BINS.fails].token} (fails)"
-        letter = BINS.labels[int(BINS.index(self.log2_ratio))].token
-        return f"{self.shown}{place}: {letter} ({2.0**self.log2_ratio:.2f})"
+        return f"{self.shown}{place}: {_answer(self.log2_ratio)}"
 
 
 @dataclass(frozen=True)
@@ -119,9 +116,7 @@ def guessed(log2_ratio: float | None) -> str:
     In the words of the answer, and next to it: a model that copies the letter is as good as that surrogate
     from its first step of training on, and has the rest of its training for where that is wrong.
     """
-    if log2_ratio is None:
-        return f"Guess: {BINS.labels[BINS.fails].token} (fails)"
-    return f"Guess: {BINS.labels[int(BINS.index(log2_ratio))].token} ({2.0**log2_ratio:.2f})"
+    return f"Guess: {_answer(log2_ratio)}"
 
 
 def shown_variant(base: str, source: str, text: str) -> str:
@@ -136,6 +131,13 @@ def shown_variant(base: str, source: str, text: str) -> str:
     if len(change) < len(source):
         return f"Changed kernel:\n```diff\n{cut(change, CHANGE)}\n```\n{text}"
     return f"Other kernel:\n```\n{cut(source, CHANGE)}\n```\n{text}"
+
+
+def _answer(log2_ratio: float | None) -> str:
+    """The letter that a model answers with, and the ratio it stands for; None: it fails."""
+    if log2_ratio is None:
+        return f"{BINS.labels[BINS.fails].token} (fails)"
+    return f"{BINS.labels[int(BINS.index(log2_ratio))].token} ({2.0**log2_ratio:.2f})"
 
 
 def cut(text: str, most: int) -> str:

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from forecast_autotune.variants.mechanical.arithmetic import LOG2_E
 from forecast_autotune.variants.mechanical.facts import Facts
 from forecast_autotune.variants.mechanical.protocol import Context, Edit
 from forecast_autotune.variants.mechanical.unit import Unit, fresh, names, ordered, statements, swap
@@ -18,14 +19,14 @@ def {name}(x):
     p = p * t + 1.421413741
     p = p * t - 0.284496736
     p = p * t + 0.254829592
-    e = 1.0 - p * t * {tl}.exp2(x * x * -1.4426950408889634)
+    e = 1.0 - p * t * {tl}.exp2(x * x * -{log2_e})
     return {tl}.where(x < 0.0, -e, e)
 """
 """Off by 1.5e-7 at the most: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26."""
 
 _SIGMOID = """
 def {name}(x):
-    root = {tl}.rsqrt(1.0 + {tl}.exp2(x * -1.4426950408889634))
+    root = {tl}.rsqrt(1.0 + {tl}.exp2(x * -{log2_e}))
     return root * root
 """
 
@@ -72,9 +73,9 @@ def _sigmoid(facts: Facts, node: ast.AST) -> _Found | None:
         return None
     power = below.right if _one(below.left) else below.left if _one(below.right) else None
     inner = None if power is None else _alone(facts, power, "exp")
-    if inner is None or not isinstance(inner.argument, ast.UnaryOp | ast.BinOp):
+    if inner is None or not isinstance(inner.argument, ast.UnaryOp):
         return None
-    if not isinstance(inner.argument, ast.UnaryOp) or not isinstance(inner.argument.op, ast.USub):
+    if not isinstance(inner.argument.op, ast.USub):
         return None
     if _one(node.left):
         return _Found(inner.argument.operand)
@@ -114,7 +115,7 @@ def _replaced(
         if found.times is not None:
             call = ast.BinOp(draft.twin(found.times), ast.Mult(), call)
         swap(draft.tree, {id(draft.twin(node)): call})
-    (helper,) = statements(source.replace("{name}", name).replace("{tl}", unit.tl))
+    (helper,) = statements(source.format(name=name, tl=unit.tl, log2_e=LOG2_E))
     assert isinstance(helper, ast.FunctionDef)
     helper.decorator_list = [copy.deepcopy(jit)]
     at = next(i for i, s in enumerate(draft.tree.body) if isinstance(s, ast.FunctionDef))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,8 @@ def warm() -> None:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
-    before = os.environ.get(_BY_DRIVER)
-    os.environ[_BY_DRIVER] = "1"  # ask for devices without CUDA, which forks have to begin anew
-    try:
-        with Through():
-            torch.ones(1).add(1)
-    finally:
-        os.environ.pop(_BY_DRIVER)
-        if before is not None:
-            os.environ[_BY_DRIVER] = before
+    with variable(_BY_DRIVER, "1"), Through():  # ask for devices without CUDA, which forks begin anew
+        torch.ones(1).add(1)
     with contextlib.suppress(ImportError):  # where another release of Triton keeps it elsewhere
         from triton.runtime.cache import triton_key
 
@@ -50,20 +44,27 @@ def build() -> None:
 
     Loads the driver's library and calls nothing in it: forks can still use a device.
     """
-    before = os.environ.get("TRITON_CACHE_DIR")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder
+    with tempfile.TemporaryDirectory() as folder, variable("TRITON_CACHE_DIR", folder):
         try:
             from triton.backends.nvidia.driver import CudaUtils
 
             CudaUtils()
         except Exception:  # whatever is missing: candidates build it for themselves, or need none
             return
-        finally:
-            os.environ.pop("TRITON_CACHE_DIR")
-            if before is not None:
-                os.environ["TRITON_CACHE_DIR"] = before
         keep(Path(folder))
+
+
+@contextlib.contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """Set a variable of this process's environment for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def keep(folder: Path) -> None:

@@ -156,8 +156,8 @@ def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[
     the bytes of every output. Where the question has a `seed`, there are no arrays, but `digests` instead
     (see `_digests`).
     """
-    held, slots = _restored(payload, arrays, state)
-    call = _bound(payload, arrays, state, held, slots)
+    slots = _restored(payload, arrays, state)
+    call = _bound(payload, arrays, state, slots)
     _poison(int(payload["output_bytes"]), state)
     kernels = state["kernels"]
     before = (0, 0) if kernels is None else (kernels.launches, kernels.compilations)
@@ -187,26 +187,25 @@ def again(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[s
 
 def idle(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
     """All that `launch` does around the kernels, without them: the cost of asking, see `DeviceTimer.idle`."""
-    _, slots = _restored(payload, arrays, state)
+    slots = _restored(payload, arrays, state)
     _poison(int(payload["output_bytes"]), state)
     if state["device"] != "cpu":
         timer: DeviceTimer = state["timer"]
         inputs = Placed(state["held"], payload.get("held", ""), slots)
-        call = _bound(payload, arrays, state, state["held"], slots) if "last" in state else None
+        call = _bound(payload, arrays, state, slots) if "last" in state else None
         timer.idle(inputs, payload["output_bytes"], payload["protocol"], call)
     answer = _answered(payload, slots, state) if "last" in state else Answer({})
     return Answer({**answer.value, "harness": _report(state)}, answer.arrays)
 
 
-def _restored(
-    payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]
-) -> tuple[Held, list[Slot]]:
+def _restored(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> list[Slot]:
+    """Put the question's block in place; its slots."""
     held: Held = state["held"]
     name = payload.get("held", "")
     if not name:
         held.put(name, arrays["block"])
     held.restore(name)
-    return held, [Slot.from_json(s) for s in payload["slots"]]
+    return [Slot.from_json(s) for s in payload["slots"]]
 
 
 def _answered(payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]) -> Answer:
@@ -253,13 +252,10 @@ def _timed(
 
 
 def _bound(
-    payload: Mapping[str, Any],
-    arrays: Mapping[str, Array],
-    state: dict[str, Any],
-    held: Held,
-    slots: list[Slot],
+    payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any], slots: list[Slot]
 ) -> Callable[[], Any]:
     """The candidate's call with the question's arguments."""
+    held: Held = state["held"]
     views, shape = held.views(slots), payload["call"]
     positional = [filled(s, views) for s in shape["args"]]
     named = {n: filled(s, views) for n, s in shape["kwargs"].items()}

@@ -141,7 +141,7 @@ class Launcher:
         """
         self._must_fit(case)
         arena = self._build(case, shift)
-        payload = {**_about(case, arena, protocol), "call": case.call, "watch": watch}
+        payload = {**_about(case, arena, protocol), "watch": watch}
         reply, answer = self._asked(case, payload, {"block": whole(arena.data())})
         with _sensible():
             self._take(reply, answer, arena, stray=not watch)
@@ -153,7 +153,7 @@ class Launcher:
             return self.launch(case, protocol=protocol)
         resident = self._resident(case)
         seed = self._rng.getrandbits(_SEED_BITS)
-        about = {**_about(case, resident.arena, protocol), "call": case.call, "watch": ""}
+        about = {**_about(case, resident.arena, protocol), "watch": ""}
         payload = {**about, "held": resident.name, "seed": seed}
         reply, answer = self._asked(case, payload, {})
         with _sensible():
@@ -202,17 +202,14 @@ class Launcher:
         To be asked where a launch would have been: a cell that was asked a moment ago answers sooner than
         one that has slept.
         """
-        asked: dict[str, Any] = {"call": case.call}
         if large(case):
             resident = self._resident(case)
             seed = self._rng.getrandbits(_SEED_BITS)
-            asked |= {"held": resident.name, "seed": seed}
-            payload = {**_about(case, resident.arena, protocol), **asked}
+            payload = {**_about(case, resident.arena, protocol), "held": resident.name, "seed": seed}
             arrays: dict[str, Array] = {}
         else:
             arena = self._build(case)
-            payload = {**_about(case, arena, protocol), **asked}
-            arrays = {"block": whole(arena.data())}
+            payload, arrays = _about(case, arena, protocol), {"block": whole(arena.data())}
         return self._ask("idle", payload, arrays)[1]
 
     def _ask(
@@ -300,7 +297,7 @@ def large(case: Case) -> bool:
 
 def _about(case: Case, arena: Arena, protocol: str) -> dict[str, Any]:
     slots = [s.to_json() for s in arena.slots]
-    return {"slots": slots, "output_bytes": case.output_bytes, "protocol": protocol}
+    return {"slots": slots, "output_bytes": case.output_bytes, "protocol": protocol, "call": case.call}
 
 
 @contextmanager

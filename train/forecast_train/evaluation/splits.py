@@ -144,6 +144,23 @@ def identities(problem: Problem) -> frozenset[str]:
     return frozenset(found)
 
 
+def family_groups(tables: Iterable[Table], count: int) -> list[list[Table]]:
+    """Whole families in so many groups, or one each if they are fewer, of about equally many problems."""
+    families: dict[str, list[Table]] = {}
+    for table in tables:
+        families.setdefault(family_of(table.problem), []).append(table)
+    groups: list[list[Table]] = [[] for _ in range(min(count, len(families)))]
+    for _, some in sorted(families.items(), key=lambda item: (-len(item[1]), item[0])):
+        min(groups, key=len).extend(some)
+    return groups
+
+
+def without(tables: Iterable[Table], group: Iterable[Table]) -> list[Table]:
+    """The tables that share no kernel with a group: those of the group neither."""
+    taken = {i for t in group for i in identities(t.problem)}
+    return [t for t in tables if not taken & identities(t.problem)]
+
+
 def check_leakage(fold: Fold) -> None:
     """Raise `LeakageError` if the train side holds what the fold claims to leave out.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.table import Table
-from forecast_train.evaluation.splits import family_of, identities
+from forecast_train.evaluation.splits import family_groups, without
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import fit
 
@@ -39,17 +39,12 @@ def crosswise(
     are left out of its fit. Fewer than two families, or a part that leaves nothing to learn from, are
     believed by the formula. Raises `FitError` where a package is missing.
     """
-    families: dict[str, list[Table]] = {}
-    for table in tables:
-        families.setdefault(family_of(table.problem), []).append(table)
-    if len(families) < 2:
+    groups = family_groups(tables, parts)
+    if len(groups) < 2:
         return by_formula
-    groups: list[list[Table]] = [[] for _ in range(min(parts, len(families)))]
-    for _, some in sorted(families.items(), key=lambda item: (-len(item[1]), item[0])):
-        min(groups, key=len).extend(some)
     made: dict[str, Analytic] = {}
     for done, group in enumerate(groups, 1):
-        surrogate = _apart(group, tables, learn)
+        surrogate = _fitted(without(tables, group), learn)
         made |= {t.problem.id: surrogate for t in group}
         if progress is not None:
             progress(done, len(groups))
@@ -64,17 +59,14 @@ def for_sides(
 ) -> dict[str, Believe]:
     """What to guess by on each side: crosswise on `train`, on the others by what was fitted to all of it."""
     train = sides["train"]
-    whole = _apart((), train, learn)
+    whole = _fitted(train, learn)
     found: dict[str, Believe] = {side: lambda _: whole for side in sides}
     return found | {"train": crosswise(train, learn=learn, progress=progress)}
 
 
-def _apart(group: Sequence[Table], tables: Sequence[Table], learn: Learn) -> Analytic:
-    taken = {i for t in group for i in identities(t.problem)}
-    families = {family_of(t.problem) for t in group}
-    others = [t for t in tables if family_of(t.problem) not in families and not taken & identities(t.problem)]
+def _fitted(tables: Sequence[Table], learn: Learn) -> Analytic:
     try:
-        return learn(others)
+        return learn(tables)
     except FitError as error:
         if error.__cause__ is not None:  # a package is missing
             raise

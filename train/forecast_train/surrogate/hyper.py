@@ -21,7 +21,7 @@ from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Array, Query
 from forecast_autotune.surrogates.covariance import Hyper, together
 from forecast_autotune.table import Table
-from forecast_train.evaluation.splits import family_of, identities
+from forecast_train.evaluation.splits import family_groups, family_of, without
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import Recipe, fit
 
@@ -105,18 +105,13 @@ def fit_all(
     Nor with a kernel of the group that counts among another family as well. Raises `FitError` when that
     leaves nothing to fit a surrogate to.
     """
-    families: dict[str, list[Table]] = {}
-    for table in tables:
-        families.setdefault(family_of(table.problem), []).append(table)
-    held: list[list[Table]] = [[] for _ in range(min(groups, len(families)))]
-    for family in sorted(families, key=lambda name: (-len(families[name]), name)):
-        min(held, key=len).extend(families[family])
+    held = family_groups(tables, groups)
     if len(held) < 2:
-        raise FitError(f"hyperparameters need tables of two families or more, these are of {list(families)}")
+        families = sorted({family_of(t.problem) for t in tables})
+        raise FitError(f"hyperparameters need tables of two families or more, these are of {families}")
     forecaster: dict[str, Analytic] = {}
     for group in held:
-        taken = {i for t in group for i in identities(t.problem)}
-        apart = [t for t in tables if not taken & identities(t.problem)]
+        apart = without(tables, group)
         if not apart:
             held_out = sorted({family_of(t.problem) for t in group})
             raise FitError(f"hyperparameters need kernels that are not of {held_out}, and there are none")
