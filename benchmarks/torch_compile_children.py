@@ -39,6 +39,12 @@ class Rows:
         numbers = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items() if _short(v)}
         say(json.dumps(numbers))
 
+    def drop(self, **unwanted: Any) -> None:
+        """Forget rows with these values."""
+        gone = self.pick(**unwanted)
+        self.rows = [row for row in self.rows if row not in gone]
+        self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+
     def pick(self, **wanted: Any) -> list[Row]:
         """Rows with these values."""
         return [row for row in self.rows if all(row.get(k) == v for k, v in wanted.items())]
@@ -48,24 +54,61 @@ def _short(value: Any) -> bool:
     return isinstance(value, int | float | str)
 
 
-def stream(command: Sequence[str], env: Mapping[str, str], patience_s: float) -> Iterator[Row]:
-    """The rows that a child prints; one that prints none for so long is ended, as when nobody listens."""
-    with subprocess.Popen(command, env=dict(env), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        alarm = threading.Timer(patience_s, process.kill)
+class Child:
+    """A child that prints rows, unasked or one per line that it is sent; it ends when nobody listens.
+
+    One that prints none for `patience_s` is ended.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], patience_s: float) -> None:
+        self._process = subprocess.Popen(
+            command, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._patience_s = patience_s
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def row(self) -> Row | None:
+        """The next row; None where there will be none."""
+        assert self._process.stdout is not None
+        alarm = threading.Timer(self._patience_s, self._process.kill)
         alarm.start()
         try:
-            for text in process.stdout:
+            for text in self._process.stdout:
                 if text.startswith('{"row"'):  # Inductor prints objects of its own
-                    alarm.cancel()
-                    alarm = threading.Timer(patience_s, process.kill)
-                    alarm.start()
-                    yield json.loads(text)
-            process.wait()
+                    return dict(json.loads(text))
+            return None
         finally:
             alarm.cancel()
-            if process.poll() is None:
-                process.kill()
+
+    def ask(self, line: object) -> Row:
+        """The row that it answers. Raises `RuntimeError` where it ends instead."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        found = self.row()
+        if found is None:
+            raise RuntimeError(f"the child ended when it was asked for {line!r}: see its messages above")
+        return found
+
+
+def stream(command: Sequence[str], env: Mapping[str, str], patience_s: float) -> Iterator[Row]:
+    """The rows that a child prints unasked, to its end."""
+    with Child(command, env, patience_s) as child:
+        while (row := child.row()) is not None:
+            yield row
 
 
 def run(rows: Rows, arguments: argparse.Namespace, role: str, given: Row, until: float) -> None:

@@ -4,9 +4,9 @@
 
 A transformer block, a ConvNet and a model with flex attention, on Inductor's DEFAULT space: Inductor as it
 comes, the same with one assembler for all of its processes, and ours. A model, arm and repeat is one fresh
-process with fresh caches and an empty store. Then one process per model and repeat takes the compiled graphs
-out of those caches and times the forward passes in turns. `--null`
-compiles small models on a CPU. Rows go to FILE.rows.jsonl; the same command goes on where it stopped.
+process with fresh caches and an empty store. Those of the first and the last arm stay until both are there,
+and time their forward passes in turns. `--null` compiles small models on a CPU. Rows go to FILE.rows.jsonl;
+the same command goes on where it stopped, beginning a model's repeat anew that has not been timed.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
 the whole first call. On Python 3.11.0 to 3.11.8 Inductor compiles choices one by one.
@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.common import Report, child_command, child_environment, parse, parser
 from benchmarks.torch_compile_children import (
+    Child,
     Row,
     Rows,
     clock,
@@ -46,7 +46,6 @@ from benchmarks.torch_compile_children import (
     fresh_workers,
     geometric,
     spent,
-    stream,
     synchronize,
     timed_in_turns,
     told,
@@ -58,6 +57,8 @@ ARMS = ("plain", SHARED, "ours")
 """Inductor as it comes; the same with one assembler for all processes (`inductor.assembler`); ours."""
 TIMED = ("plain", "ours")
 """Whose forward passes are timed: to share an assembler chooses no other kernels."""
+PASSES = 10
+"""Forward passes of a turn."""
 
 
 # --- models ---
@@ -176,21 +177,19 @@ def served(arm: str, folder: Path) -> Iterator[list[Any]]:
 
 def first_call(name: str, arm: str, mode: str, folder: Path, device: str) -> tuple[Callable[[], Any], Row]:
     """Compile and run once with the caches below `folder`; the call, and what it took."""
-    from torch._dynamo.utils import counters
-
     module, x = model_of(name, device)
     with torch.no_grad(), served(arm, folder) as decisions:
-        hits, before, begin = counters["inductor"]["fxgraph_cache_hit"], clock(), time.perf_counter()
+        before, begin = clock(), time.perf_counter()
         compiled = compiled_apart(module, compile_options(mode, device))
         compiled(x)
         synchronize(device)
         seconds = time.perf_counter() - begin
     inductor = spent("_template_precompiling", before) + spent("_template_autotuning", before)
     forecast = sum(d.cost.forecast_s for d in decisions)
-    row = {"seconds": seconds, "tuning_s": inductor + forecast, "forecast_s": forecast}
+    row: Row = {"row": "compile", "seconds": seconds}
+    row |= {"tuning_s": inductor + forecast, "forecast_s": forecast}
     row |= {"operations": len(decisions), "measured": sum(d.measured for d in decisions)}
-    row |= {"considered": sum(d.candidates for d in decisions)}
-    return partial(compiled, x), row | {"hits": counters["inductor"]["fxgraph_cache_hit"] - hits}
+    return partial(compiled, x), row | {"considered": sum(d.candidates for d in decisions)}
 
 
 def warm(mode: str, device: str) -> None:
@@ -206,47 +205,35 @@ def warm(mode: str, device: str) -> None:
 
 
 def compile_child(arguments: argparse.Namespace) -> None:
+    """Compile in one arm, say what it took, and time so many forward passes whenever asked to."""
     given, device = arguments.given, device_of(arguments)
     warm(given["mode"], device)
-    _, row = first_call(given["model"], given["arm"], given["mode"], Path(given["folder"]), device)
-    told({"row": "compile", "model": given["model"], "arm": given["arm"], "repeat": given["repeat"], **row})
-
-
-def latency_child(arguments: argparse.Namespace) -> None:
-    """Both arms' graphs as they were compiled, in one process; the first one takes part twice."""
-    from torch._inductor.utils import clear_caches
-
-    torch._dynamo.config.recompile_limit = 64
-    given, device = arguments.given, device_of(arguments)
-    calls, hits, errors = [], {}, {}
+    call, row = first_call(given["model"], given["arm"], given["mode"], Path(given["folder"]), device)
     module, x = model_of(given["model"], device)
     with torch.no_grad():
         wanted = module(x)
-        for arm in TIMED:
-            folder = Path(given["folders"][arm])
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
-            os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
-            clear_caches()
-            call, row = first_call(given["model"], arm, given["mode"], folder, device)
-            calls.append(call)
-            hits[arm] = row["hits"]
-            errors[arm] = float((call() - wanted).abs().max() / wanted.abs().max())
-        with torch.compiler.set_stance("fail_on_recompile"):  # it would be another graph
-            times = timed_in_turns([*calls, calls[0]], given["rounds"], device)
-    told(
-        {
-            "row": "latency",
-            "model": given["model"],
-            "repeat": given["repeat"],
-            "ms": dict(zip(TIMED, times, strict=False)),
-            "noise": abs(times[-1] / times[0] - 1.0),
-            "cache_hits": hits,
-            "relative_error": errors,
-        }
-    )
+        error = float((call() - wanted).abs().max() / wanted.abs().max())
+        told({**row, **{k: given[k] for k in ("model", "arm", "repeat")}, "relative_error": error})
+        del module, wanted
+        for line in sys.stdin:
+            with torch.compiler.set_stance("fail_on_recompile"):  # it would be another graph
+                (times,) = timed_in_turns([call], int(line), device)
+            told({"row": "turn", "ms": times})
 
 
 # --- the whole ---
+
+
+def in_turns_of(children: Mapping[str, Child], rounds: int) -> Row:
+    """Median milliseconds of every child's forward pass, which take turns; the first takes two of them."""
+    arms = [*TIMED, TIMED[0]]
+    found: list[list[float]] = [[] for _ in arms]
+    for turn in range(max(1, rounds // PASSES)):
+        for place in range(len(arms)):
+            which = (place + turn) % len(arms)
+            found[which].append(children[arms[which]].ask(PASSES)["ms"])
+    times = [statistics.median(f) for f in found]
+    return {"ms": dict(zip(TIMED, times, strict=False)), "noise": abs(times[-1] / times[0] - 1.0)}
 
 
 def summary(rows: Rows) -> Row:
@@ -288,36 +275,39 @@ def main() -> int:
     )
     arguments = parse(made)
     if arguments.child:
-        {"compile": compile_child, "latency": latency_child}[arguments.child](arguments)
+        compile_child(arguments)
         return 0
     until = time.monotonic() + arguments.seconds
     report = Report(arguments, "whole models: tuning time against plain max-autotune, at equal latency")
     rows = Rows(arguments.out.with_suffix(".rows.jsonl"))
     work = arguments.work or arguments.out.with_suffix(".work")
 
-    def run(role: str, given: Row, folder: Path) -> None:
+    def child(name: str, arm: str, repeat: int) -> Child:
+        folder = (work / f"{name}-{arm}-{repeat}").resolve()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        given = {"model": name, "arm": arm, "repeat": repeat, "folder": str(folder), "mode": arguments.mode}
         env = child_environment(folder, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"))
-        given = {**given, "mode": arguments.mode, "rounds": arguments.rounds}
-        for row in stream(child_command(sys.argv[0], arguments, role, given), env, arguments.patience):
-            rows.add(row)
+        return Child(child_command(sys.argv[0], arguments, "compile", given), env, arguments.patience)
 
     for repeat in range(arguments.repeats):
         for name in arguments.models:
-            folders = {arm: (work / f"{name}-{arm}-{repeat}").resolve() for arm in ARMS}
-            for arm in ARMS if repeat % 2 else ARMS[::-1]:
-                if rows.pick(row="compile", model=name, arm=arm, repeat=repeat) or time.monotonic() > until:
-                    continue
-                shutil.rmtree(folders[arm], ignore_errors=True)
-                folders[arm].mkdir(parents=True)
-                given = {"model": name, "arm": arm, "repeat": repeat, "folder": str(folders[arm])}
-                run("compile", given, folders[arm])
-            ready = all(rows.pick(row="compile", model=name, arm=arm, repeat=repeat) for arm in TIMED)
-            known = rows.pick(row="latency", model=name, repeat=repeat)
-            if ready and not known and all(folders[a].is_dir() for a in TIMED) and time.monotonic() < until:
-                paths = {arm: str(folders[arm]) for arm in TIMED}
-                run("latency", {"model": name, "repeat": repeat, "folders": paths}, folders["ours"])
-                for folder in folders.values():
-                    shutil.rmtree(folder, ignore_errors=True)
+            if rows.pick(row="latency", model=name, repeat=repeat) or time.monotonic() > until:
+                continue
+            rows.drop(model=name, repeat=repeat)
+            with contextlib.ExitStack() as open_ones:
+                there: dict[str, Child] = {}
+                for arm in ARMS if repeat % 2 else ARMS[::-1]:
+                    there[arm] = open_ones.enter_context(child(name, arm, repeat))
+                    row = there[arm].row()
+                    if row is None:
+                        raise RuntimeError(f"{name}, {arm}: the child ended without a row; see above")
+                    rows.add(row)
+                    if arm not in TIMED:
+                        there.pop(arm).close()
+                timed = in_turns_of(there, arguments.rounds)
+                rows.add({"row": "latency", "model": name, "repeat": repeat, **timed})
+            shutil.rmtree(work, ignore_errors=True)
     for row in rows.rows:
         report.add(row["row"], row)
     report.finish(summary(rows))

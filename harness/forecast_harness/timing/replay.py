@@ -14,6 +14,8 @@ from typing import Any
 
 _FIRST = 1.25
 """Times the others that a first replay may take by chance."""
+_STRAY, _TICK_S = 1.1, 1e-6
+"""Times the median, and seconds of the coarsest clock, beyond which a replay was disturbed."""
 _UNTOUCHED = 0.01
 """Share of the outputs' bytes that a replay may leave alone though a plain launch writes them."""
 
@@ -69,14 +71,15 @@ class Recorder:
 
 
 def typical(seconds: list[float]) -> float:
-    """The mean of the middle half of some replays' times; the first where it is clearly longer.
+    """The mean of some replays' times but for strays; the first where it is clearly longer.
 
-    Clocks tick every 32 ns, a hundredth of a short launch, so that a median would be coarse. Replays have
-    equal inputs: what remembers them may be faster from the second on, and nothing is gained by that.
+    Clocks tick: of times between two ticks a median, or the mean of the middle half, tells the nearer tick,
+    while the mean of all tells the time. Replays have equal inputs: what remembers them may be faster from
+    the second on, and nothing is gained by that.
     """
-    cut = len(seconds) // 4
-    middle = statistics.fmean(sorted(seconds)[cut : len(seconds) - cut])
-    return seconds[0] if seconds[0] > _FIRST * middle else middle
+    longest = _STRAY * statistics.median(seconds) + _TICK_S
+    mean = statistics.fmean([s for s in seconds if s <= longest])
+    return seconds[0] if seconds[0] > _FIRST * mean else mean
 
 
 def untouched(before: list[Any], spoiled: list[Any], after: list[Any]) -> bool:

@@ -180,8 +180,8 @@ def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[
 
 
 def again(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
-    """Read the last outputs once more: nothing may have changed since the candidate returned."""
-    answer = _answered({}, [], state)
+    """Read the last outputs once more, and the `block` if that is asked for: nothing may have changed."""
+    answer = _answered(payload, [], state)
     return Answer({**answer.value, "harness": _report(state)}, answer.arrays)
 
 
@@ -214,7 +214,8 @@ def _answered(payload: Mapping[str, Any], slots: list[Slot], state: dict[str, An
     if "seed" in payload:
         return Answer({"outputs": found, "digests": _digests(int(payload["seed"]), slots, spans, state)})
     raw = {f"out{n}": _bytes_at(*span) for n, span in spans.items()}
-    raw["block"] = _bytes_at(_pointer(state["held"].block), state["held"].size, state["held"].block)
+    if payload.get("block", True):
+        raw["block"] = _bytes_at(_pointer(state["held"].block), state["held"].size, state["held"].block)
     return Answer({"outputs": found}, raw)
 
 

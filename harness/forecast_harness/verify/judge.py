@@ -173,16 +173,19 @@ class Judge:
         layouts = sorted({v for t in inputs for v in t.layouts}) or ["contiguous"]
         ways = list(itertools.product(regimes, layouts))
         self.rng.shuffle(ways)
-        hidden: Mapping[str, Any] | None = None
+        self.rng.shuffle(layouts)
+        unlike = itertools.cycle(layouts)
+        hidden: tuple[Mapping[str, Any] | None, str] | None = None
         for n in range(max(self.plan.cases, len(regimes), len(layouts))):
             # Every regime and every layout occurs, whatever the order that was drawn.
             regime, layout = ways[n % len(ways)]
             axes = None if n % 3 else self._workloads[(n // 3) % len(self._workloads)].axes
-            if n % 3 and n % 5 != 1 and self._language is Language.TRITON:
-                axes = hidden  # with other values and strides; for new sizes Triton compiles anew
+            if self._language is Language.TRITON:
+                # For new sizes and strides it compiles anew, so most hidden launches have other values alone.
+                axes, layout = hidden if hidden and n % 3 and n % 10 != 1 else (axes, next(unlike))
             shift = self.rng.choice((0, 0, self.rng.randrange(1, 64)))
             case = self.new_case(axes, regimes[n % len(regimes)] if n < len(regimes) else regime, layout)
-            hidden = case.sizes if n % 3 else hidden
+            hidden = (case.sizes, layout) if n % 3 else hidden
             first = self.launch(case, shift=shift)
             if reasons := self.checked(first):
                 return reasons

@@ -60,8 +60,10 @@ class Resident:
 
     def digests(self, arrays: Mapping[str, Array], seed: int) -> list[int]:
         """Of outputs that were read: first those in the block, then those returned, as the cell has them."""
-        block = torch.frombuffer(arrays["block"].data, dtype=torch.uint8)
-        parts = [block[start:stop] for start, stop in written(self.arena.slots)]
+        places, parts = written(self.arena.slots), []
+        if places:
+            block = torch.frombuffer(arrays["block"].data, dtype=torch.uint8)
+            parts = [block[start:stop] for start, stop in places]
         numbers = sorted(int(n.removeprefix("out")) for n in arrays if n.startswith("out"))
         for data in (arrays[f"out{n}"].data for n in numbers):
             empty = torch.empty(0, dtype=torch.uint8)
