@@ -61,7 +61,7 @@ RECORDED = ROOT / "benchmarks" / "results" / "forecast_variants.json"
 def forecast(a: Namespace, report: common.Report) -> None:
     """Forecast every variant; results are added kernel by kernel."""
     found = variants.sources(a.only.split(",") if a.only else None)
-    paths = [*shipped(), *(ROOT / "benchmarks" / "data" / name for name in TABLES)]
+    paths = table_paths()
     tables = load(paths)
     devices = Counter(t.problem.device for t in tables if "H200" in t.problem.device.name)
     ((device, _),) = devices.most_common(1)
@@ -74,14 +74,14 @@ def forecast(a: Namespace, report: common.Report) -> None:
         "measured_before": 0,
     }
     kernels_ = sorted({one.kernel for one in found}, key=lambda k: (shapes_of(k, 1)[0].family, k))
-    fitted: dict[str, Learned] = {}
+    kept: dict[str, Learned] = {}
     known: dict[str, dict[str, str]] = {}
     for kernel in kernels_:
         mine = [one for one in found if one.kernel == kernel]
         family = shapes_of(kernel, 1)[0].family
-        if family not in fitted:
-            fitted = {family: _shipped() if a.llm_only else _fitted(family, by_family)}
-        learned = fitted[family]
+        if family not in kept:
+            kept = {family: _shipped() if a.llm_only else fitted(family, by_family)}
+        learned = kept[family]
         models = {name: language_model(spec, learned, a.timeout) for name, spec in a.llm}
         for case in shapes_of(kernel, a.shapes):
             begin = time.perf_counter()
@@ -111,7 +111,12 @@ def forecast(a: Namespace, report: common.Report) -> None:
     report.finish(_summary(report.data["raw"].get("cases", [])))
 
 
-def _fitted(family: str, by_family: Mapping[str, Any]) -> Learned:
+def table_paths() -> list[Path]:
+    """The recorded tables that surrogates are fitted to."""
+    return [*shipped(), *(ROOT / "benchmarks" / "data" / name for name in TABLES)]
+
+
+def fitted(family: str, by_family: Mapping[str, Any]) -> Learned:
     """The surrogate without a family's kernels; the shipped one where no table is of the family."""
     if family in by_family:
         begin = time.perf_counter()

@@ -14,6 +14,9 @@ from forecast_integrations import describe
 from forecast_integrations.standalone import module_text
 from forecast_integrations.variants import Loaded, load
 
+NOTHING = "no config could be launched"
+"""What is wrong with a variant that never ran."""
+
 
 def first_cases(count: int) -> list[kernels.Case]:
     """First cases of kernels, families and hands in turns."""
@@ -69,4 +72,4 @@ def refusal(case: kernels.Case, variant: Variant, data: kernels.Data, expected: 
         if wrong := kernels.mismatch(case, data, expected):
             return f"{listed[index]}: {wrong}"
         ran += 1
-    return "" if ran else "no config could be launched"
+    return "" if ran else NOTHING

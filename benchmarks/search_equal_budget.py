@@ -153,25 +153,32 @@ def replayed(
     return summary(table.problems, runs, budgets)
 
 
-def summary(problems: Mapping[str, Problem], runs: Sequence[Run], budgets: Sequence[int]) -> dict[str, Any]:
-    """The claim's figures, of each arm against `unfiltered`, and how honest the forecasts were."""
-    most = max(budgets)
+def summary(
+    problems: Mapping[str, Problem], runs: Sequence[Run], budgets: Sequence[int], claim: str = "filtered"
+) -> dict[str, Any]:
+    """The claim's figures, of each arm against `unfiltered`, and how honest the forecasts were.
+
+    `claim` is the arm of which something is claimed.
+    """
+    most, arms = max(budgets), tuple(dict.fromkeys(r.arm for r in runs))
     found: dict[str, Any] = {
         "problems": len(problems),
-        "runs_per_arm": len(runs) // len(ARMS),
+        "runs_per_arm": len(runs) // len(arms),
         "pool": {n: len(p.nodes) for n, p in problems.items()},
-        "measured": {arm: _mean(len(r.best) for r in runs if r.arm == arm) for arm in ARMS},
+        "measured": {arm: _mean(len(r.best) for r in runs if r.arm == arm) for arm in arms},
     }
-    for arm in ARMS[1:]:
+    for arm in arms:
+        if arm == "unfiltered":
+            continue
         found[arm] = {str(b): compared(runs, arm, b) for b in budgets}
         found[arm]["fewer"] = fewer(runs, arm, most)
     found["best_of_pool_found"] = {
         arm: {str(b): _mean(found_best(problems, r, b) for r in runs if r.arm == arm) for b in budgets}
-        for arm in ARMS
+        for arm in arms
     }
-    found["forecasts"] = honesty([t for r in runs if r.arm == "filtered" for t in r.told])
-    last = found["filtered"][str(most)]
-    enough = found["filtered"]["fewer"]["times"] or 0.0
+    found["forecasts"] = honesty([t for r in runs if r.arm == claim for t in r.told])
+    last = found[claim][str(most)]
+    enough = found[claim]["fewer"]["times"] or 0.0
     better = last["ratio"] >= RATIO and last["clustered_p"] < ALPHA
     found["holds"] = bool(better or enough >= FEWER)
     return found
@@ -209,7 +216,8 @@ def flipped(means: Sequence[float]) -> float:
 
 def fewer(runs: Sequence[Run], arm: str, budget: int) -> dict[str, Any]:
     """Measurements after which the arm's mean curve is as good as the unfiltered one's at the budget."""
-    curve = {a: [_mean(r.at(n) for r in runs if r.arm == a) for n in range(1, budget + 1)] for a in ARMS}
+    both = ("unfiltered", arm)
+    curve = {a: [_mean(r.at(n) for r in runs if r.arm == a) for n in range(1, budget + 1)] for a in both}
     goal = curve["unfiltered"][-1] + 1e-9
 
     def needs(one: str) -> int | None:

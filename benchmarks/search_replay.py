@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.search_pool import Problem
 from forecast_autotune.records import Outcome, digest
 from forecast_harness.search.events import Confirm, Forecasted, Job, Proposed, Question, Request
-from forecast_harness.search.interfaces import Forecaster, LaneLost
+from forecast_harness.search.interfaces import Forecaster, Judge, LaneLost
 from forecast_harness.search.lanes import LocalLanes
 from forecast_harness.search.proposers.making import salt
 from forecast_harness.search.records import Belief, Budget, Context, Judged, Node, Settings
@@ -193,31 +193,37 @@ def replay(
     }
     if arm not in asked:
         raise ValueError(f"an arm is one of {', '.join(ARMS)}, not {arm!r}")
-    chosen = replace(settings, budget=Budget(budget), surrogate=arm, seed=seed, patience=PATIENCE)
-    names = sorted({n.arm.partition("/")[0] for n in problem.nodes.values() if n.parents})
-    lanes = LocalLanes(lambda _: TableJudge(problem), 1)
-    with tempfile.TemporaryDirectory(prefix="search-replay-") as folder, closing(lanes):
-        state = search(
-            problem.target,
-            problem.seeds,
-            settings=chosen,
-            context=Context(problem.target.id, (), "table", {"table": "1"}, "", "table"),
-            proposers={name: Dealer(name, problem) for name in names},
-            forecaster=asked[arm],
-            lanes=lanes,
-            folder=Path(folder),
-        )
+    chosen = replace(settings, budget=Budget(budget), surrogate=arm, seed=seed)
+    state = searched(problem, TableJudge(problem), asked[arm], chosen)
     return Run(
         problem.target.name,
         seed,
         arm,
         tuple(p.best for p in state.history),
-        tuple(_told(state)),
+        tuple(told(state)),
         state.stopped.reason if state.stopped is not None else "",
     )
 
 
-def _told(state: State) -> Iterator[Told]:
+def searched(problem: Problem, judge: Judge, forecaster: Forecaster | None, settings: Settings) -> State:
+    """The search of a recorded problem to the end of its budget, whatever it finds; nothing of it is kept."""
+    names = sorted({n.arm.partition("/")[0] for n in problem.nodes.values() if n.parents})
+    lanes = LocalLanes(lambda _: judge, 1)
+    with tempfile.TemporaryDirectory(prefix="search-replay-") as folder, closing(lanes):
+        return search(
+            problem.target,
+            problem.seeds,
+            settings=replace(settings, patience=PATIENCE),
+            context=Context(problem.target.id, (), "table", {"table": "1"}, "", "table"),
+            proposers={name: Dealer(name, problem) for name in names},
+            forecaster=forecaster,
+            lanes=lanes,
+            folder=Path(folder),
+        )
+
+
+def told(state: State) -> Iterator[Told]:
+    """What was forecast of every node that was measured, and what came."""
     for node, (reference, belief) in state.beliefs.items():
         if node in state.judged:
             score, judged = state.scores.get(node), state.judged[node]

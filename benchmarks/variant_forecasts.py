@@ -80,7 +80,9 @@ def call_of(case: kernels.Case, data: kernels.Data, records: Sequence[Variant]) 
     tuner = autotune(listed, list(case.key), **options)(case.kernel)
     functions: dict[str, Loaded] = {v.name: loaded(case, v) for v in records}
     found = widen(describe.candidates(listed), functions)
-    return Call(tuner, tuple(data["args"]), {**data["kwargs"], "grid": data["grid"]}, found, functions)
+    # As Triton passes them: the base kernel's own `run` wants to be told that it is to launch.
+    given = {**data["kwargs"], "grid": data["grid"], "warmup": False}
+    return Call(tuner, tuple(data["args"]), given, found, functions)
 
 
 def trial(

@@ -1,8 +1,7 @@
 """What becomes of recorded variants on a device: one process per kernel, a line per variant as it comes.
 
-A variant that hangs or takes the process down is recorded as that and costs the process; another one goes on
-with the rest. Lines are JSON objects; the first says where they come from, and those with `outcome` are what
-`variant_report` reads.
+See `kernel_children` for what a variant that hangs or crashes costs. The first line says where they come
+from, and those with `outcome` are what `variant_report` reads.
 """
 
 from __future__ import annotations
@@ -10,25 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import queue
 import statistics
-import subprocess
-import tempfile
-import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import torch
-import triton
 
 from benchmarks import common, kernels, variants
 from benchmarks.common import say
-from benchmarks.mechanical_cases import refusal
+from benchmarks.kernel_children import PATIENCE, one_by_one, opened, read, tell, with_children, write
+from benchmarks.mechanical_cases import NOTHING, refusal
 from benchmarks.report_environment import environment
 from benchmarks.variant_forecasts import call_of, digest_of, shapes_of, source_mark
 from forecast_autotune import autotune
@@ -38,10 +30,6 @@ from forecast_autotune.variants import Variant
 from forecast_integrations.call import Call
 from forecast_integrations.triton_timer import TritonMeasurer
 
-RESTARTS = 4
-"""Processes that one kernel's variants may cost, beyond the first."""
-PATIENCE = 2
-"""Kernels in a row that give nothing at all, after which something else is wrong than a kernel."""
 TOP = 2
 """Of the configs that a variant is timed with, so many are the base's fastest, where they are its own too."""
 
@@ -53,50 +41,18 @@ def measure_kernel(given: Mapping[str, Any], null: bool) -> None:
     """Print a line for the base, and two per variant: that it begins, and what became of it."""
     (case,) = kernels.cases([given["case"]])
     found = {one.name: one for one in variants.sources(given["variants"])}
-    with common.device(null) as where:
-        # Tensors of the device `meta` all lie at address zero: they would count as overlapping.
-        data = case.make("cpu", small=True) if null else case.make(where)
-        common.warm(where)
-        # Kernels that make tensor descriptors themselves ask for memory at every launch.
-        triton.set_allocator(
-            lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=where)
-        )
+    with opened(case, null) as (where, data):
         options: dict[str, Any] = {"store": False, "reset_to_zero": list(case.reset_to_zero)}
         alone = autotune(kernels.configs(case), list(case.key), **options)(case.kernel)
         base = common.tuned_call(case, alone, data, lambda: None)
         kernels.reset(case, data)
         correct = common.check_output(case, data, where, alone.best_config)
         said = {"config": base["winner"], "seconds": round(base["seconds"], 3), "correct": correct}
-        _tell({"case": case.name, "base": said})
+        tell({"case": case.name, "base": said})
         trial = _Trial(case, data, where, alone.best_config, base["timings"], given)
         trial.prepare([found[name] for name in given["variants"]])
         with contextlib.closing(trial):
-            for name in given["variants"]:
-                _tell({"case": case.name, "begin": name})
-                begin = time.perf_counter()
-                try:
-                    row = trial.of(name)
-                except Exception as error:  # one variant less
-                    row = {"outcome": "runtime_error", "detail": f"{type(error).__name__}: {error}"[:400]}
-                seconds = round(time.perf_counter() - begin, 3)
-                mark = source_mark(found[name])
-                _tell({"case": case.name, "variant": name, "sha256": mark, **row, "seconds": seconds})
-                if row["outcome"] != "ok" and not _alive(where):
-                    say(f"{name} broke the device's context: another process goes on")
-                    break
-
-
-def _alive(where: str) -> bool:
-    """Whether the device still does anything: after an illegal access, nothing runs in this process."""
-    try:
-        common.warm(where)
-    except Exception:
-        return False
-    return True
-
-
-def _tell(line: Mapping[str, Any]) -> None:
-    print(json.dumps(line, allow_nan=False), flush=True)
+            one_by_one(case.name, where, {n: source_mark(found[n]) for n in given["variants"]}, trial.of)
 
 
 class _Trial:
@@ -160,8 +116,10 @@ class _Trial:
         if self.where != "meta":
             narrow = replace(record, configs=tuple(c.config for c in chosen))
             if wrong := refusal(self.case, narrow, self.data, self.expected):
-                ran = wrong != "no config could be launched"
-                return {"outcome": "incorrect" if ran else "compile_error", "detail": wrong[:400]}
+                return {
+                    "outcome": "compile_error" if wrong == NOTHING else "incorrect",
+                    "detail": wrong[:400],
+                }
         kernels.reset(self.case, self.data)
         rows = list(self._measurer.measure(chosen))
         fine = sorted((m for m in rows if m.ok), key=lambda m: m.ms)
@@ -215,7 +173,7 @@ def measure(script: str, a: Namespace) -> int:
             "forecasts": origin,
             "variants": digest_of(variants.TABLE),
         }
-        _write(out, head)
+        write(out, head)
         begin, empty, left = time.perf_counter(), 0, 0
         for kernel in sorted({one.kernel for one in found}):
             (case,) = shapes_of(kernel, 1)
@@ -225,8 +183,14 @@ def measure(script: str, a: Namespace) -> int:
             if time.perf_counter() - begin > a.seconds or empty >= PATIENCE:
                 left += len(names)
                 continue
-            order = _orders(forecasts, case.name)
-            made = _kernel(script, a, out, case.name, names, order)
+            given = {
+                "case": case.name,
+                "order": _orders(forecasts, case.name),
+                "configs": a.configs,
+                "rounds": 5 if a.null else a.rounds,
+                "limit": a.limit,
+            }
+            made = with_children(script, a, out, "measure", names, given)
             left += len(names) - made
             empty = empty + 1 if made == 0 else 0
             say(f"{case.name}: {made} of {len(names)} variants, {time.perf_counter() - begin:.0f} s so far")
@@ -236,90 +200,9 @@ def measure(script: str, a: Namespace) -> int:
     return int(left > 0)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Lines of a file; one that was cut short by a kill is passed over."""
-    found = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(text))
-    return found
-
-
 def _orders(forecasts: Mapping[str, Any] | None, case: str) -> dict[str, list[int]]:
     """Places of the most promising configs by variant, as they were forecast."""
     for row in forecasts["raw"]["cases"] if forecasts is not None else ():
         if row["case"] == case:
             return {v: [int(i) for i in f["order"].split()] for v, f in row["forecasts"]["learned"].items()}
     return {}
-
-
-def _kernel(
-    script: str, a: Namespace, out: Any, case: str, names: Sequence[str], order: Mapping[str, list[int]]
-) -> int:
-    """Measure variants of one kernel in as many processes as it takes; how many lines came of it."""
-    left, made = list(names), 0
-    for _ in range(RESTARTS + 1):
-        before = made
-        given = {
-            "case": case,
-            "variants": left,
-            "order": {n: order[n] for n in left if n in order},
-            "configs": a.configs,
-            "rounds": 5 if a.null else a.rounds,
-            "limit": a.limit,
-        }
-        begun = ""
-        with tempfile.TemporaryDirectory(prefix="variants-", ignore_cleanup_errors=True) as folder:
-            command = common.child_command(script, a, "measure", given)
-            for line in _lines(command, common.child_environment(Path(folder)), a.limit):
-                if "begin" in line:
-                    begun = line["begin"]
-                    continue
-                _write(out, line)
-                if "outcome" in line:
-                    left.remove(line["variant"])
-                    made, begun = made + 1, ""
-                    shown = line.get("log2_ratio", line.get("detail", ""))
-                    say(f"  {line['variant']}: {line['outcome']} {shown}")
-        if begun:  # the last thing that the process did
-            detail = f"hung for {a.limit:g} s, or took the process down"
-            _write(out, {"case": case, "variant": begun, "outcome": "crash", "detail": detail})
-            left.remove(begun)
-            made += 1
-            say(f"  {begun}: {detail}")
-        if not left:
-            break
-        if made == before:
-            say(f"{case}: the process ended before any variant began")
-            break
-    return made
-
-
-def _write(out: Any, line: Mapping[str, Any]) -> None:
-    out.write(json.dumps(line, allow_nan=False) + "\n")
-    out.flush()
-
-
-def _lines(
-    command: Sequence[str], environment_: Mapping[str, str], limit_s: float
-) -> Iterator[dict[str, Any]]:
-    """JSON objects that a child prints, as they come; the child is ended when none comes for `limit_s`."""
-    with subprocess.Popen(command, env=dict(environment_), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        arrived: queue.Queue[str | None] = queue.Queue()
-
-        def listen(stream: Any) -> None:
-            for text in stream:
-                arrived.put(text)
-            arrived.put(None)
-
-        threading.Thread(target=listen, args=(process.stdout,), daemon=True).start()
-        try:
-            while (text := arrived.get(timeout=limit_s)) is not None:
-                # Compilers print what they abort on, in braces too.
-                if text.startswith('{"case": '):
-                    yield json.loads(text)
-        except queue.Empty:
-            say(f"no line for {limit_s:g} s: the process is ended")
-        finally:
-            process.kill()

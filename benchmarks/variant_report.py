@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.kernel_children import read
 from benchmarks.variant_forecasts import finite
-from benchmarks.variant_measuring import read
 from benchmarks.variants import EXPECTATIONS
 from forecast_train.evaluation import metrics
 

@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks import variants
 from benchmarks.forecast_variants import RECORDED
+from benchmarks.kernel_children import read, with_children
 from benchmarks.variant_forecasts import (
     SHOWN,
     Trial,
@@ -29,7 +30,6 @@ from benchmarks.variant_forecasts import (
     source_mark,
     trial,
 )
-from benchmarks.variant_measuring import _kernel, read
 from benchmarks.variant_report import Pair, joined, report
 from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.results import Measurement
@@ -175,9 +175,9 @@ def run(tmp_path: Path) -> Callable[..., tuple[int, list[dict[str, Any]]]]:
     def kernel(*names: str, child: str = CHILD) -> tuple[int, list[dict[str, Any]]]:
         script, out = tmp_path / "child.py", tmp_path / "lines.jsonl"
         script.write_text(child, encoding="utf-8")
-        given = Namespace(null=True, configs=2, rounds=2, limit=1.0)
+        given = {"case": "softmax/x", "limit": 1.0}
         with out.open("a", encoding="utf-8") as stream:
-            count = _kernel(str(script), given, stream, "softmax/x", names, {})
+            count = with_children(str(script), Namespace(null=True), stream, "measure", names, given)
         return count, [line for line in read(out) if "outcome" in line]
 
     return kernel

@@ -46,6 +46,15 @@ class Forecasts:
         return [int(i) for i in np.argsort(self.mean + 6.0 * self.p_fail, kind="stable")]
 
 
+def promising(found: Forecasts | None, configs: Sequence[Config], n: int) -> list[Config]:
+    """Up to `n` of more than `n` configs; see `Tracer.best`."""
+    if found is None:
+        return [c.config for c in spread([Candidate(c) for c in configs], n)]
+    top = [found.configs[i] for i in found.order[: n - (n > 2)]]
+    rest = [Candidate(c) for c in configs if c not in set(top)]
+    return top if n <= 2 else [*top, spread(rest, 1)[0].config]
+
+
 class Tracer:
     """Traces and forecasts sources of one kernel target. Answers are kept: they depend on the text alone."""
 
@@ -81,12 +90,7 @@ class Tracer:
         """
         if len(configs) <= n:
             return list(configs)
-        found = self.forecast(source, configs)
-        if found is None:
-            return [c.config for c in spread([Candidate(c) for c in configs], n)]
-        top = [found.configs[i] for i in found.order[: n - (n > 2)]]
-        rest = [Candidate(c) for c in configs if c not in set(top)]
-        return top if n <= 2 else [*top, spread(rest, 1)[0].config]
+        return promising(self.forecast(source, configs), configs, n)
 
     def best_of(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config; None where it cannot be traced."""

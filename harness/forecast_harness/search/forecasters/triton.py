@@ -40,8 +40,10 @@ class Reader(Protocol):
 class Traced:
     """See the module. A pure function of the question: IR depends on the text alone."""
 
-    def __init__(self, target: Target) -> None:
-        self._tracer: Reader = Tracer(target) if target.kind is Kind.KERNEL else PackTracer(target)
+    def __init__(self, target: Target, reader: Reader | None = None) -> None:
+        """`reader` forecasts single sources; by default a sandbox traces them for the shipped surrogate."""
+        traced = Tracer if target.kind is Kind.KERNEL else PackTracer
+        self._tracer: Reader = traced(target) if reader is None else reader
         self._lineage = Lineage()
         self.name = f"traced-1-{self._tracer.version}+{self._lineage.name}"
 
