@@ -25,7 +25,7 @@ from forecast_harness.timing.plausible import (
     slow_at_first,
     unexplained,
 )
-from forecast_harness.timing.replay import typical, untouched
+from forecast_harness.timing.replay import pauses, typical, unpaused, untouched
 from forecast_harness.timing.sequential import SignTest
 
 DUELS = 200
@@ -337,3 +337,19 @@ def test_a_replay_that_leaves_outputs_alone_is_noticed() -> None:
     assert not untouched([], [], [])
     nothing_to_do = torch.full_like(written, 255)
     assert not untouched([nothing_to_do], [spoiled], [nothing_to_do])
+
+
+def test_pauses_show_what_a_coarse_clock_hides() -> None:
+    """A device that looks for the end of its work every 1.2 us: 2 % of 6 us is a tenth of that."""
+
+    def seen(seconds: float, pause: float) -> float:
+        """When the end is noticed, after a pause of so many cycles at 2 GHz."""
+        return 1.2e-6 * math.ceil((seconds + pause / 2e9) / 1.2e-6)
+
+    slow, fast = 5.90e-6, 5.78e-6
+    assert seen(slow, 0) == seen(fast, 0)
+    means = [typical([unpaused(seen(t, p), p) for p in pauses() * 2]) for t in (slow, fast)]
+    assert means[0] - means[1] == pytest.approx(slow - fast, abs=0.08e-6)
+    grid = [5e-6 + n * 0.05e-6 for n in range(40)]
+    errors = [typical([unpaused(seen(t, p), p) for p in pauses() * 2]) - t for t in grid]
+    assert max(errors) - min(errors) < 0.3e-6 < max(seen(t, 0) - t for t in grid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +19,13 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.features.devices import card
 from forecast_autotune.records import Device
 from forecast_harness.timing.plausible import Peaks
-from forecast_harness.timing.replay import Inputs, Recorder, typical, untouched
+from forecast_harness.timing.replay import Inputs, Recorder, pauses, typical, unpaused, untouched
 
 _REPLAYED_S, _MOST_REPLAYS = 1e-3, 16
-"""Seconds that all replays of one question take, if so many are enough for it."""
+"""Seconds that all replays of one question take, if so many are enough for it. Where that takes the most of
+them, a launch is so short (62 us) that it is recorded behind pauses, see `replay`."""
+_ROUNDS = 8
+"""Replays of nothing behind each pause, to know what pauses cost."""
 EVENTS = "events"
 """Timed as launched, with what the host takes between the events."""
 GRAPH = "graph"
@@ -29,6 +33,8 @@ GRAPH = "graph"
 SHORT_S = 10e-3
 """Seconds below which the host's part of a launch may matter: it is 0.2 % of this."""
 
+_LEAST_S = 1e-7
+"""Of a launch that is recorded behind pauses: their cost is known to within some 0.1 us."""
 _LEAST_FLUSH = 256 << 20
 _L2_TIMES = 3
 _PERSISTING_L2_LIMIT = 6
@@ -161,6 +167,8 @@ class DeviceTimer:
         self._replays: dict[object, int] = {}
         """How often launches of a key are replayed; 0: they are not."""
         self._overhead = min(self._plain(lambda: None)[1] for _ in range(20))
+        self._chance = random.SystemRandom()
+        self._pausing = self._pause_cost()
 
     def flush(self) -> None:
         """Leave nothing of earlier launches in the L2."""
@@ -246,29 +254,53 @@ class DeviceTimer:
         """
         inputs.blank()
         self._synchronize()
+        behind = pauses() if count == _MOST_REPLAYS else [0]
         try:
-            graph, result = self._recorder.record(call)
+            recorded = [self._recorder.record(call, pause) for pause in behind]
         except Exception:  # whatever the candidate raises where it may not wait for the device
             return None
         self._synchronize()
         spoiled: list[Any] = []
         events = []
-        for _ in range(count):
+        order = [n % len(behind) for n in range(count)]
+        # The last one is read, and so must be right: nobody knew which that is when they were recorded.
+        self._chance.shuffle(order)
+        for n in order:
+            graph, result = recorded[n]
             # No code but ours runs from here on, so nothing can be done while the flush hides it.
             inputs.restore(result)
             if before is not None:
                 spoiled = inputs.seen(result)
-            start, end = self._event(enable_timing=True), self._event(enable_timing=True)
-            self.flush()
-            start.record()
-            (graph if replayed else self._recorder.empty).replay()
-            end.record()
-            events.append((start, end))
+            events.append(self._replayed(graph if replayed else self._recorder.empty))
         self._synchronize()
         if before is not None and untouched(before, spoiled, inputs.seen(result)):
             return None
-        seconds = [start.elapsed_time(end) * 1e-3 for start, end in events]
-        return Taken(typical(seconds), sum(seconds), GRAPH, result)
+        raw = [start.elapsed_time(end) * 1e-3 for start, end in events]
+        if len(behind) == 1:
+            return Taken(typical(raw), sum(raw), GRAPH, result)
+        alone = [unpaused(s, behind[n]) - self._pausing for s, n in zip(raw, order, strict=True)]
+        return Taken(max(typical(alone), _LEAST_S), sum(raw), GRAPH, result)
+
+    def _replayed(self, graph: Any) -> tuple[Any, Any]:
+        """Events around one replay with a cold L2."""
+        start, end = self._event(enable_timing=True), self._event(enable_timing=True)
+        self.flush()
+        start.record()
+        graph.replay()
+        end.record()
+        return start, end
+
+    def _pause_cost(self) -> float:
+        """Seconds that a pause takes beyond its length: with it, times with pauses and without are alike."""
+        paused = [(self._recorder.record(self._recorder.nothing, p)[0], p) for p in pauses()]
+        events = [
+            (self._replayed(graph), self._replayed(self._recorder.empty), pause)
+            for _ in range(_ROUNDS)
+            for graph, pause in paused
+        ]
+        self._synchronize()
+        paused_s = [unpaused(start.elapsed_time(end) * 1e-3, p) for (start, end), _, p in events]
+        return typical(paused_s) - typical([start.elapsed_time(end) * 1e-3 for _, (start, end), _ in events])
 
 
 def _replays(seconds: float) -> int:

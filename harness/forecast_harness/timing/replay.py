@@ -12,6 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+PAUSES = 8
+"""Lengths of pauses that a short call is recorded behind."""
+_SPREAD_S, _HZ = 2.5e-6, 2e9
+"""The longest pause, two of the whiles after which an H200 looks for the end of its work, and its clock."""
 _FIRST = 1.25
 """Times the others that a first replay may take by chance."""
 _STRAY, _TICK_S = 1.1, 1e-6
@@ -40,7 +44,7 @@ class Recorder:
     def __init__(self, torch: Any) -> None:
         cuda = torch.cuda
         self._graph, self._use, self._current = cuda.CUDAGraph, cuda.stream, cuda.current_stream
-        self._stream, self._pool = cuda.Stream(), cuda.graph_pool_handle()
+        self._stream, self._pool, self._pause = cuda.Stream(), cuda.graph_pool_handle(), cuda._sleep
         self._mark = torch.zeros(1, device="cuda")
         self.empty = self.record(self.nothing)[0]
         """Of nothing. The pool lasts as long as a graph that uses it."""
@@ -49,11 +53,11 @@ class Recorder:
         """The least that can be recorded."""
         self._mark.zero_()
 
-    def record(self, call: Callable[[], Any]) -> tuple[Any, Any]:
-        """The graph of what `call` launches, and what it returned. Nothing runs yet.
+    def record(self, call: Callable[[], Any], pause: int = 0) -> tuple[Any, Any]:
+        """The graph of a `pause` (clock cycles), then of what `call` launches; and what it returned.
 
-        Raises what `call` raises, and `RuntimeError` for what cannot be recorded: waiting for the device,
-        or work on another stream that is not joined.
+        Nothing runs yet. Raises what `call` raises, and `RuntimeError` for what cannot be recorded: waiting
+        for the device, or work on another stream that is not joined.
         """
         graph = self._graph()
         self._stream.wait_stream(self._current())
@@ -61,6 +65,8 @@ class Recorder:
             # Only this thread is watched: a harness may well allocate in another one.
             graph.capture_begin(self._pool, "thread_local")
             try:
+                if pause:
+                    self._pause(pause)
                 result = call()
             except BaseException:
                 with suppress(RuntimeError):
@@ -68,6 +74,16 @@ class Recorder:
                 raise
             graph.capture_end()
         return graph, result
+
+
+def pauses() -> list[int]:
+    """Clock cycles of every pause."""
+    return [round(_SPREAD_S * _HZ * (n + 1) / PAUSES) for n in range(PAUSES)]
+
+
+def unpaused(seconds: float, pause: int) -> float:
+    """Seconds without the pause, whose own launch is still in them."""
+    return seconds - pause / _HZ
 
 
 def typical(seconds: list[float]) -> float:
