@@ -95,6 +95,7 @@ def test_a_seed_repeats_a_verification(judging: Lane) -> None:
     other = verify(pack, wrong, judging, plan=QUICK)
     assert first.reasons == again.reasons
     assert first.facts["seed"] != other.facts["seed"]
+    assert first.facts["level"] == judging.level.name.lower()
 
 
 def test_nothing_of_the_question_is_in_the_candidates_process(judging: Lane) -> None:

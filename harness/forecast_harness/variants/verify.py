@@ -92,6 +92,7 @@ def verify(
     job = Job(f"{_JOBS}:examine", payload, files(subject.kernel, subject.source, variant.source))
     result = lane.run(job, limits)
     facts: dict[str, Any] = {"harness": harness_hash(), "plan": plan.to_json(), "configs": len(configs)}
+    facts["level"] = lane.level.name.lower()
     trials = 0
     reasons: tuple[Reason, ...]
     if result.status is Status.OK:
