@@ -42,7 +42,8 @@ def verify(
     )
     result = lane.run(job, limits_for(pack, limits, plan.device))
     facts: dict[str, Any] = {"harness": harness_hash(), "plan": plan.to_json(), "pack_id": pack.id}
-    facts |= {"solution_id": solution.id, "language": str(solution.language), "level": lane.level.name.lower()}
+    facts |= {"solution_id": solution.id, "language": str(solution.language)}
+    facts["level"] = lane.level.name.lower()
     reasons: tuple[Reason, ...]
     trials = 0
     if result.status is Status.OK:
