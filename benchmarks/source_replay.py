@@ -7,7 +7,8 @@ evaluation, whatever comes of it. A source that is wrong costs one. The arms dif
     configs only   sources as they are dealt; configs by forecasts
     sources only   sources by forecasts, as the product's search does it; configs drawn at random
     filtered       both by forecasts
-    updated        the same, and forecasts of configs learn from all that the run itself has timed
+    updated        the same, and forecasts of configs learn from all that the run itself has timed: what the
+                   product does, whose lanes learn from what each of them has timed (`judge_kernel`)
     oracle         knows the record: the best sources, their best config first
 
 Where the base is said to be tuned already, its recorded configs cost nothing and all arms know the best of
@@ -39,7 +40,7 @@ from forecast_autotune.surrogates.base import Query, Surrogate
 from forecast_autotune.table import Table
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.events import Confirm, Job
-from forecast_harness.search.forecasters.tracing import Forecasts, promising
+from forecast_harness.search.forecasters.tracing import Forecasts, promising, suits
 from forecast_harness.search.forecasters.triton import Traced
 from forecast_harness.search.interfaces import Forecaster, LaneLost
 from forecast_harness.search.novelty import identity
@@ -227,7 +228,7 @@ class NestedJudge:
         own, best = self._recorded.by_variant[variant], self._recorded.best(variant)
         if self._tuned and variant == BASE and best is not None:
             return [best]
-        first = [c for c in own if beside and _same(c.config, Config.from_json(beside))][:1]
+        first = [c for c in own if beside and suits(c.config, Config.from_json(beside))][:1]
         rest, left = [c for c in own if c not in first], self._trials - len(first)
         if self._arm == "oracle":
             return list(dict.fromkeys([*([best] if best else []), *first, *rest]))[: self._trials]
@@ -251,19 +252,7 @@ class NestedJudge:
             before = recorded.by_variant[BASE] if self._tuned else []
             timed = dict.fromkeys([*before, *(c for tried in self.timed.values() for c in tried)])
             said = recorded.forecast([recorded.rows[c] for c in timed])[variant]
-        taken = {c.config for c in without}
-        at = np.array([i for i, c in enumerate(said.configs) if c not in taken], dtype=np.intp)
-        return Forecasts(tuple(said.configs[i] for i in at), said.mean[at], said.sd[at], said.p_fail[at])
-
-
-def _same(own: Config, other: Config) -> bool:
-    """Whether a source can run another's config: equal, but for parameters that either does not have."""
-    mine, theirs = dict(own.kwargs), dict(other.kwargs)
-    common = mine.keys() & theirs.keys()
-    options = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-    return all(mine[n] == theirs[n] for n in common) and all(
-        getattr(own, n) == getattr(other, n) for n in options
-    )
+        return said.without([c.config for c in without])
 
 
 def replay(

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError, VariantError
-from forecast_autotune.records import Config
+from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.contract import contract
 from forecast_harness.sandbox.api import Job as Asked
 from forecast_harness.sandbox.api import Lane, SandboxError, Status
 from forecast_harness.search.events import Confirm, Job
+from forecast_harness.search.forecasters.timings import Timing
 from forecast_harness.search.forecasters.tracing import Tracer
 from forecast_harness.search.interfaces import LaneLost
 from forecast_harness.search.judging import LaneJudge, gravest, out_of_time, reasons_of, told
 from forecast_harness.search.racing import QUICK, THOROUGH, Rules, log2_ratio
 from forecast_harness.search.records import Judged, Node, Target
 from forecast_harness.search.targets import configs_for, subjects_of
+from forecast_harness.timing.clock import INCUMBENT
 from forecast_harness.timing.device import DeviceBusy, exclusive
 from forecast_harness.variants.subject import Survey
 from forecast_harness.variants.verify import LIMITS, PLAN, Verified, survey, verify
@@ -57,8 +59,9 @@ class KernelJudge(LaneJudge):
     def judge(self, job: Job) -> Judged:
         """Verify the variant for every kind of call, choose its config, time it beside `job.against`.
 
-        At most `job.trials` of its configs are timed: those that the shipped surrogate forecasts to be the
-        fastest from their IR, and one that it did not choose. Raises `LaneLost`.
+        At most `job.trials` of its configs are timed: the one of `job.against`, where the variant can run
+        it, those that the shipped surrogate forecasts to be the fastest, and one that it did not choose.
+        Forecasts rest on their IR and on what this lane has timed, of any variant. Raises `LaneLost`.
         """
         began = time.perf_counter()
         rules = self._thorough if job.confirm else self._rules
@@ -140,7 +143,8 @@ class KernelJudge(LaneJudge):
         verdict = verified[0].verdict
         unable = {c for v in verified for c in v.verdict.facts.get("unable", ())}
         able = [c for c in configs_for(self._target, node.source) if str(c) not in unable]
-        chosen = list(fixed) or self._tracer.best(node.source, able, max(1, trials))
+        beside = Config.from_json(against_config) if against_config else None
+        chosen = list(fixed) or self._tracer.best(node.source, able, max(1, trials), beside)
         for _ in range(contests):
             value = self._raced(node, against, against_config, chosen, rules, lane)
             spent += value["lane_seconds"]
@@ -172,7 +176,7 @@ class KernelJudge(LaneJudge):
         rules: Rules,
         lane: Lane,
     ) -> dict[str, Any]:
-        """The timing job's value, with `lane_seconds`. Raises `LaneLost`."""
+        """The timing job's value, with `lane_seconds`; forecasts learn from it. Raises `LaneLost`."""
         known = self._known()
         first = (
             [Config.from_json(against_config)]
@@ -203,4 +207,11 @@ class KernelJudge(LaneJudge):
         if "incumbent" in value:
             why = told(reasons_of(value["incumbent"]))
             raise LaneLost(f"the variant to be timed beside could not be timed: {why}", self.name)
+        timings: dict[Config, Timing] = {configs[int(n)]: Outcome(o) for n, o in value["unable"].items()}
+        if "winner" in value:
+            timings |= {configs[int(n)]: seconds for n, seconds in value["timed"].items()}
+            theirs = [value["seconds"][f"{INCUMBENT}:{n}"] for n in range(len(self._subjects))]
+            # Another lane may have judged it.
+            self._tracer.learn(against.source, {first[0]: theirs})
+        self._tracer.learn(node.source, timings)
         return {**value, "lane_seconds": result.seconds}

@@ -21,8 +21,9 @@ from forecast_harness.search.judging import LaneJudge, gravest, out_of_time, rea
 from forecast_harness.search.racing import QUICK, THOROUGH, Rules, log2_ratio
 from forecast_harness.search.records import Judged, Node, Target
 from forecast_harness.search.targets import pack_of, solution_of
-from forecast_harness.search.tuned import Config, applied, configs_of, spread
+from forecast_harness.search.tuned import Config, applied, configs_of, spread, suits
 from forecast_harness.timing import duel
+from forecast_harness.timing.clock import INCUMBENT
 from forecast_harness.timing.device import DeviceBusy, exclusive
 from forecast_harness.verify.needs import limits_for
 from forecast_harness.verify.plan import Plan
@@ -58,7 +59,9 @@ class PackJudge(LaneJudge):
     def judge(self, job: Job) -> Judged:
         """Verify the node with fresh hidden seeds, choose its config, time it beside `job.against`.
 
-        The config is chosen among the source as it stands and at most `job.trials - 1` of its own `CONFIGS`.
+        The config is chosen among the source as it stands and at most `job.trials - 1` of its own `CONFIGS`;
+        of a Triton source on a device these begin with the one that suits `job.against`, and forecasts that
+        choose the others learn from what this lane has timed.
         A suspicious candidate gets the outcome `infrastructure`: it is done with, and no label. Raises
         `LaneLost`.
         """
@@ -135,7 +138,7 @@ class PackJudge(LaneJudge):
         verdict, spent = self._verified(node, {})
         if not verdict.accepted:
             return self._refused(verdict.reasons, verdict, spent, note)
-        configs = self._chosen(node, listed, max(1, job.trials))
+        configs = self._chosen(job, listed, max(1, job.trials))
         timed = 0
         # If a winner turns out to be wrong, the source as it stands has been verified already.
         for running in (configs, ({},)):
@@ -159,23 +162,46 @@ class PackJudge(LaneJudge):
                 if not checked.accepted:
                     reasons = checked.reasons
                     continue
+            self._learn(job, running, value)
             stage = "confirm" if job.confirm else "time"
             return self._measured(value, running, verdict, timed, spent, note, stage=stage)
         return self._refused(reasons, verdict, spent, note, timed)
 
-    def _chosen(self, node: Node, listed: Sequence[Config], n: int) -> Sequence[Config]:
+    def _chosen(self, job: Job, listed: Sequence[Config], n: int) -> Sequence[Config]:
         """At most `n` configs to time, the source as it stands first.
 
-        Those of Triton sources on a device are forecast; of others, as unlike each other as can be.
+        Of Triton sources on a device the next is the one that suits the rival's config, and the others are
+        forecast; of other sources, all are as unlike each other as can be.
         """
-        if self._plan.device == "cpu" or node.language != "triton" or len(listed) < n or n < 3:
-            return spread([{}, *listed], n)
+        every = spread([{}, *listed], n)
+        tracer = self._forecasts(job.node)
+        first = [] if tracer is None else [c for c in listed if suits(c, job.against_config)][:1]
+        if tracer is None or len(listed) < n or (n < 3 and not first):
+            return every
+        taken = [{}, *first][:n]
+        if len(taken) == n:
+            return taken
+        rest = [c for c in listed if c not in first]
+        try:
+            return (*taken, *tracer.best(job.node.source, rest, n - len(taken)))
+        except ForecastAutotuneError:  # odd IR, or no second sandbox: a choice all the same
+            return every
+
+    def _forecasts(self, node: Node) -> PackTracer | None:
+        """What forecasts a node's configs; None for what it cannot read."""
+        if self._plan.device == "cpu" or node.language != "triton":
+            return None
         if self._tracer is None:
             self._tracer = PackTracer(self._target, self._folder)
-        try:
-            return ({}, *self._tracer.best(node.source, listed, n - 1))
-        except ForecastAutotuneError:  # odd IR, or no second sandbox: a choice all the same
-            return spread([{}, *listed], n)
+        return self._tracer
+
+    def _learn(self, job: Job, configs: Sequence[Config], value: Mapping[str, Any]) -> None:
+        """Have later choices heed a race, of both sides: another lane may have judged the rival."""
+        if (tracer := self._forecasts(job.against)) is not None:
+            theirs = [s for key, s in value["seconds"].items() if key.startswith(f"{INCUMBENT}:")]
+            tracer.learn(job.against.source, [(job.against_config, theirs)])
+        if (tracer := self._forecasts(job.node)) is not None:
+            tracer.learn(job.node.source, [(configs[int(n)], s) for n, s in value["timed"].items()])
 
     def _verified(self, node: Node, config: Config) -> tuple[Verdict, float]:
         try:

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forecast_autotune.records import Config
+from forecast_autotune.records import Config, Outcome
 from forecast_harness.sandbox.api import Answer, CandidateFault, Cell, Fault, Work
 from forecast_harness.search.heat import Heat
 from forecast_harness.search.kernel_calls import TimedCall
-from forecast_harness.search.racing import Rules
+from forecast_harness.search.racing import Rules, level
 from forecast_harness.timing.clock import CANDIDATE, INCUMBENT
 from forecast_harness.variants.subject import Subject
 from forecast_harness.verify.contest import Found
@@ -60,8 +60,8 @@ def race(work: Work) -> Answer:
     """Race a variant's configs and time the best. The payload has `subjects`, `writes` and `updates` (of
     each), `against` and `variant` (`source`, `configs`; one of `against`), `device` and `rules`.
 
-    The value is as of `search.race`, with `seconds` by number of the call, and `unable`: numbers of configs
-    that could not run, which is no fault of the variant.
+    The value is as of `search.race`, with the call's number in place of a workload's name, and `unable`: the
+    outcome of configs that could not run, by number, which is no fault of the variant.
     """
     asked = work.payload
     calls = [TimedCall.of(Subject.from_json(s)) for s in asked["subjects"]]
@@ -69,18 +69,21 @@ def race(work: Work) -> Answer:
     configs = [[Config.from_json(c) for c in side["configs"]] for side in sides]
     heat = Heat(Rules(**asked["rules"]), random.Random(os.urandom(16)))
     caught: dict[str, Any] = {}
-    unable: list[int] = []
+    unable: dict[int, Outcome] = {}
     first = [call.launch(sides[0]["source"], configs[0][0]) for call in calls]
     with work.cell() as cell:
         _prepare(cell, asked, calls, FILES)
         clocks: dict[int, KernelClock] = {}
+        raced: dict[int, KernelClock] = {}
 
         def drop(n: int, found: Found) -> None:
             if found.which == INCUMBENT:
                 raise found
             cause = found.__cause__
             if isinstance(cause, CandidateFault) and cause.fault is Fault.EXCEPTION and cause.kind in _UNABLE:
-                unable.append(n)
+                large = cause.kind == "OutOfResources"
+                unable[n] = Outcome.OUT_OF_RESOURCES if large else Outcome.COMPILE_ERROR
+                raced.pop(n, None)
                 return
             caught[str(n)] = [r.to_json() for r in found.reasons]
             if isinstance(cause, CandidateFault):
@@ -97,26 +100,27 @@ def race(work: Work) -> Answer:
                 except Found as found:
                     drop(n, found)
                     continue
-                clocks[n] = clock
+                clocks[n] = raced[n] = clock
             ranking = heat.halved(clocks, drop)
             if clocks and not caught:
                 (best,) = clocks
                 differences, ended = heat.settled(clocks[best])
+                seconds = {key: statistics.median(times) for key, times in clocks[best].seconds.items()}
+                theirs = {call: s for (which, call), s in seconds.items() if which == INCUMBENT}
                 value = {
                     "winner": best,
                     "differences": differences,
                     "ended": ended,
                     "ranking": {str(n): d for n, d in ranking.items()},
-                    "seconds": {
-                        f"{which}:{call}": statistics.median(times)
-                        for (which, call), times in clocks[best].seconds.items()
-                    },
+                    "seconds": {f"{which}:{call}": s for (which, call), s in seconds.items()},
+                    "timed": {str(n): list(level(c.seconds, theirs).values()) for n, c in raced.items()},
                     "checks": len(configs[1]) - len(unable),
                 }
         except Found as found:
             if found.which == INCUMBENT:
                 value = {"incumbent": [r.to_json() for r in found.reasons]}
-    return Answer({**value, "caught": caught, "unable": unable, "spent": heat.spent})
+    lost = {str(n): str(outcome) for n, outcome in unable.items()}
+    return Answer({**value, "caught": caught, "unable": lost, "spent": heat.spent})
 
 
 def trace(work: Work) -> Answer:

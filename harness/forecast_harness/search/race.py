@@ -22,7 +22,7 @@ import torch
 from forecast_harness.packs.schema import Language, Pack
 from forecast_harness.sandbox.api import Answer, CandidateFault, Cell, Work
 from forecast_harness.search.heat import Heat
-from forecast_harness.search.racing import Rules
+from forecast_harness.search.racing import Rules, level
 from forecast_harness.timing.clock import CANDIDATE, INCUMBENT
 from forecast_harness.verify.contest import CellClock, Found
 from forecast_harness.verify.foreign import problem_of
@@ -41,7 +41,8 @@ def main(work: Work) -> Answer:
     `incumbent` (reasons why it could not be timed), or nothing more where no config is left, or `winner` (a
     config's number), `differences` (natural log of incumbent's over candidate's time, one per block),
     `ended` (why no more blocks), `ranking` (config number -> median difference when it was last timed),
-    `seconds` (median per contestant, 0 or 1, and workload) and `checks`.
+    `seconds` (median per contestant, 0 or 1, and workload), `timed` (seconds by workload of every config that
+    was raced, in order of the workloads, see `racing.level`) and `checks`.
     """
     asked = work.payload
     pack, plan = Pack.from_json(asked["pack"]), Plan.from_json(asked["plan"])
@@ -81,6 +82,7 @@ class _Race:
             except Found as found:
                 clocks.pop(n, None)
                 self._drop(n, found)
+        raced = dict(clocks)
         ranking = self.heat.halved(clocks, self._drop, self._retire)
         if not clocks or self._suspicious():
             return {}
@@ -91,16 +93,20 @@ class _Race:
         except Found as found:
             self._drop(best, found)
             return {}
-        seconds = {
-            f"{which}:{name}": statistics.median(r.seconds for r in replies)
-            for (which, name), replies in clocks[best].replies.items()
+        samples = {
+            n: {key: [r.seconds for r in replies] for key, replies in clock.replies.items()}
+            for n, clock in raced.items()
+            if n not in self.caught
         }
+        seconds = {key: statistics.median(times) for key, times in samples[best].items()}
+        theirs = {name: s for (which, name), s in seconds.items() if which == INCUMBENT}
         return {
             "winner": best,
             "differences": differences,
             "ended": ended,
             "ranking": {str(n): d for n, d in ranking.items()},
-            "seconds": seconds,
+            "seconds": {f"{which}:{name}": s for (which, name), s in seconds.items()},
+            "timed": {str(n): list(level(s, theirs).values()) for n, s in samples.items()},
             "checks": clocks[best].checks,
         }
 

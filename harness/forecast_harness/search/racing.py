@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from forecast_harness.timing.clock import CANDIDATE, INCUMBENT
 from forecast_harness.timing.duel import sign_interval
+
+Call = TypeVar("Call", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -52,3 +55,15 @@ def log2_ratio(differences: Sequence[float]) -> tuple[float, float]:
     """
     scale = 1 / math.log(2)
     return -statistics.median(differences) * scale, standard_error(differences) * scale
+
+
+def level(
+    samples: Mapping[tuple[int, Call], Sequence[float]], incumbent: Mapping[Call, float]
+) -> dict[Call, float]:
+    """A contestant's seconds by call, as they would be where the incumbent takes these.
+
+    `samples` are seconds of both sides, (side, call), from the contestant's own blocks: the ratio of their
+    medians counts, so that drift between contestants of one race does not.
+    """
+    middle = {key: statistics.median(times) for key, times in samples.items()}
+    return {n: s * middle[CANDIDATE, n] / middle[INCUMBENT, n] for n, s in incumbent.items()}

@@ -87,6 +87,12 @@ def applied(source: str, config: Config) -> str:
     return b"".join(lines).decode()
 
 
+def suits(own: Config, other: Config) -> bool:
+    """Whether a source can run another's config: equal in the constants that both name, if any are."""
+    common = own.keys() & other.keys()
+    return bool(common) and all(own[name] == other[name] for name in common)
+
+
 def spread(configs: Sequence[Config], n: int) -> tuple[Config, ...]:
     """At most `n` of them, as unlike each other as can be: the first, then the farthest from all taken.
 

@@ -16,7 +16,7 @@ import pytest
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import Answer, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, Label
-from forecast_autotune.records import Outcome
+from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.codec import to_json
 from forecast_harness.search.events import Question
@@ -25,6 +25,8 @@ from forecast_harness.search.forecasters.describing import edit
 from forecast_harness.search.forecasters.lineage import LEAST, Lineage, Posterior, answer
 from forecast_harness.search.forecasters.llm import Model, blend, prompt
 from forecast_harness.search.forecasters.process import fit
+from forecast_harness.search.forecasters.timings import REMEMBERED, Timing, measurement, remember
+from forecast_harness.search.racing import level
 from forecast_harness.search.records import Belief, Judged, Kind, Node, Target
 
 PACK = Target(Kind.PACK, "sums", "id", "torch", "run", "Sums of rows.\nRules for a source:\n- none")
@@ -320,3 +322,41 @@ def test_a_posterior_with_a_reason_abstains() -> None:
     beliefs = answer(question, found, np.full(n, 0.25), "x").beliefs.values()
     assert all(b.abstains and b.note == "for a test" for b in beliefs)
     assert all(b.p_better == pytest.approx(0.375) for b in beliefs)
+
+
+# --- what a lane has timed ---
+
+
+def test_the_latest_timings_are_remembered() -> None:
+    memory: dict[str, Timing] = {}
+    for n in range(REMEMBERED + 10):
+        remember(memory, {f"{n}": [1.0, 2.0], "again": [float(n + 1), 1.0]}, 2)
+    assert len(memory) == REMEMBERED
+    assert list(memory)[-1] == "again"
+    assert memory["again"] == [float(REMEMBERED + 10), 1.0]
+    assert "0" not in memory
+    remember(memory, {"again": Outcome.OUT_OF_RESOURCES}, 2)
+    assert list(memory.items())[-1] == ("again", Outcome.OUT_OF_RESOURCES)
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [[1.0], [1.0, 0.0], [1.0, math.inf], [math.nan, 1.0], [], Outcome.OK, Outcome.INFRASTRUCTURE],
+)
+def test_what_is_no_timing_is_not_remembered(timing: Timing) -> None:
+    memory: dict[str, Timing] = {"a": [1.0, 1.0]}
+    remember(memory, {"a": timing, "b": timing}, 2)
+    assert memory == {"a": [1.0, 1.0]}
+
+
+def test_a_failure_has_no_time() -> None:
+    candidate = Candidate(Config.of({"BLOCK": 16}), "other")
+    failed = measurement("p", candidate, Outcome.OUT_OF_RESOURCES, 0)
+    assert (failed.outcome, failed.median_ms) == (Outcome.OUT_OF_RESOURCES, None)
+    assert measurement("p", candidate, [1e-3, 2e-3], 1).ms == pytest.approx(2.0)
+
+
+def test_times_of_a_race_are_levelled_by_the_rival_that_all_met() -> None:
+    # The device was twice as slow while this one ran.
+    samples = {(0, "a"): [4.0, 4.0, 9.0], (1, "a"): [2.0, 2.0, 2.0], (0, "b"): [2.0], (1, "b"): [6.0]}
+    assert level(samples, {"a": 2.0, "b": 1.0}) == {"a": 1.0, "b": 3.0}

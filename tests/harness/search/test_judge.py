@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from forecast_harness.search.judging import out_of_time
 from forecast_harness.search.racing import Rules
 from forecast_harness.search.records import Judged, Kind, Node, Target
 from forecast_harness.search.targets import open_target
+from forecast_harness.search.tuned import configs_of
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import verify
 from tests.harness.small import small_target
@@ -171,6 +172,59 @@ def test_the_config_of_the_incumbent_is_the_one_it_is_timed_with(judge: Judge) -
     asked = replace(job("fast", FAST), against=node("tunable", TUNABLE))
     beside = {n: judge.judge(replace(asked, against_config={"TIMES": n})).log2_ratio or 0.0 for n in (1, 16)}
     assert beside[16] < beside[1] - 1
+
+
+class Choosing:
+    """Stands for a `PackTracer`: chooses the first ones."""
+
+    def __init__(self) -> None:
+        self.learnt: list[tuple[str, list[tuple[dict[str, int], list[float]]]]] = []
+
+    def best(self, source: str, configs: Sequence[object], n: int) -> tuple[object, ...]:
+        return tuple(configs[:n])
+
+    def learn(self, source: str, timings: list[tuple[dict[str, int], list[float]]]) -> None:
+        self.learnt.append((source, timings))
+
+    def close(self) -> None: ...
+
+
+def test_configs_of_triton_sources_on_a_device_begin_with_the_rivals_and_are_learnt_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = PackJudge(TARGET, Plan(), tmp_path)
+    try:
+        assert configs_chosen(judge, {"TIMES": 16}) == [{}, {"TIMES": 1}, {"TIMES": 8}], "not on a CPU"
+        tracer = Choosing()
+        monkeypatch.setattr(judge, "_plan", replace(Plan(), device="cuda"))
+        monkeypatch.setattr(judge, "_tracer", tracer)
+        assert configs_chosen(judge, {"TIMES": 16}) == [{}, {"TIMES": 16}, {"TIMES": 1}]
+        assert configs_chosen(judge, {"TIMES": 16}, 2) == [{}, {"TIMES": 16}]
+        assert configs_chosen(judge, {"TIMES": 16}, 1) == [{}]
+        assert (
+            configs_chosen(judge, {"TIMES": 5})
+            == configs_chosen(judge, {})
+            == [{}, {"TIMES": 1}, {"TIMES": 8}]
+        )
+        value = {"seconds": {"0:a": 3.0, "1:a": 1.0}, "timed": {"0": [2.0], "1": [1.0]}}
+        asked = replace(triton_job(), against_config={"TIMES": 8})
+        judge._learn(asked, [{}, {"TIMES": 1}], value)
+        own = (asked.node.source, [({}, [2.0]), ({"TIMES": 1}, [1.0])])
+        assert tracer.learnt == [own], "a rival in torch has no IR"
+        judge._learn(replace(asked, against=replace(SEED, language="triton")), [{}, {"TIMES": 1}], value)
+        assert tracer.learnt == [own, (SEED.source, [({"TIMES": 8}, [3.0])]), own]
+    finally:
+        judge.close()
+
+
+def triton_job() -> Job:
+    asked = job("tunable", TUNABLE)
+    return replace(asked, node=replace(asked.node, language="triton"))
+
+
+def configs_chosen(judge: PackJudge, beside: dict[str, int], n: int = 3) -> list[object]:
+    asked = replace(triton_job(), against_config=beside)
+    return list(judge._chosen(asked, configs_of(TUNABLE), n))
 
 
 def test_feedback_is_bounded_and_tells_no_seed(judge: Judge) -> None:

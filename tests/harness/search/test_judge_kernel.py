@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.events import Confirm, Job, Question
 from forecast_harness.search.forecasters.lineage import WIDE
-from forecast_harness.search.forecasters.tracing import Tracer
+from forecast_harness.search.forecasters.timings import Timing
+from forecast_harness.search.forecasters.tracing import Tracer, suits
 from forecast_harness.search.forecasters.triton import UNPROVED, Traced
 from forecast_harness.search.judge_kernel import KernelJudge
 from forecast_harness.search.novelty import identity
@@ -42,12 +44,14 @@ TARGET = Target(
         "device": {"name": "NVIDIA H200", "backend": "cuda", "arch": "90"},
     },
 )
-NAIVE = SOFTMAX.replace("tl.exp(value.to(tl.float32) - high)", "tl.exp(value.to(tl.float32) - high + 0.0)")
+CHANGE = "tl.exp(value.to(tl.float32) - high)", "tl.exp(value.to(tl.float32) - high + 0.0)"
+NAIVE = SOFTMAX.replace(*CHANGE)
 TUNABLE = SOFTMAX.replace(
     "@triton.jit",
     'CONFIGS = [{"kwargs": {"BLOCK": b}} for b in (16, 32, 64, 128, 256, 512)]\n\n\n@triton.jit',
     1,
 )
+SIBLING = TUNABLE.replace(*CHANGE)
 
 
 def node(source: str) -> Node:
@@ -149,6 +153,64 @@ def test_what_is_timed_is_what_promises_most_and_one_more(tracer: Tracer) -> Non
     assert tracer.best(TUNABLE, configs, 99) == configs
 
 
+def sizes(configs: Sequence[Config]) -> list[object]:
+    return [dict(c.kwargs)["BLOCK"] for c in configs]
+
+
+def test_the_rivals_config_is_timed_first_where_a_source_can_run_it(tracer: Tracer) -> None:
+    configs = configs_for(TARGET, TUNABLE)
+    found = tracer.forecast(TUNABLE, configs)
+    assert found is not None
+    worst = found.configs[found.order[-1]]
+    chosen = tracer.best(TUNABLE, configs, 4, worst)
+    assert chosen[:3] == [worst, *(found.configs[i] for i in found.order[:2])]
+    assert len(set(chosen)) == 4
+    assert tracer.best(TUNABLE, configs, 1, worst) == [worst]
+    assert tracer.best(TUNABLE, configs, 9, worst) == [worst, *(c for c in configs if c != worst)]
+    for other in (replace(worst, num_warps=32), Config.of({"BLOCK": 2})):
+        assert tracer.best(TUNABLE, configs, 4, other) == tracer.best(TUNABLE, configs, 4)
+    assert suits(Config.of({"BLOCK": 16}), Config.of({"BLOCK": 16, "SPLIT": 2}))
+
+
+def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: Tracer) -> None:
+    configs = configs_for(TARGET, TUNABLE)
+    before = tracer.forecast(TUNABLE, configs)
+    assert before is not None
+    first, last = configs[before.order[0]], configs[before.order[-1]]
+    taught = Tracer(TARGET)
+    try:
+        # What is no time, of a source that cannot be read, or of another number of calls, teaches nothing.
+        odd: dict[Config, Timing] = {first: [math.nan], last: [1.0, 1.0], configs[1]: Outcome.INFRASTRUCTURE}
+        taught.learn(SIBLING, odd)
+        taught.learn("import triton\n", {first: [1.0]})
+        same = taught.forecast(TUNABLE, configs)
+        assert same is not None
+        for name in ("mean", "sd", "p_fail"):
+            assert getattr(same, name) == pytest.approx(getattr(before, name))
+        # Small blocks are forecast to be slow, and turn out to be fast.
+        taught.learn(SIBLING, {c: [1e-5 * 2**i] for i, c in enumerate(configs)})
+        after = taught.forecast(TUNABLE, configs)
+        assert after is not None
+        assert sizes([configs[i] for i in after.order]) == sorted(sizes(configs), key=lambda n: int(str(n)))
+        assert sizes([first]) != [16]
+        assert after.mean[0] == pytest.approx(math.log2(1e-2), abs=1.0)
+        assert taught.best(TUNABLE, configs, 2) == configs[:2]
+        assert taught.best(TUNABLE, configs, 2, first) == [first, configs[0]]
+        taught.learn(SIBLING, {configs[0]: Outcome.COMPILE_ERROR})
+        failing = taught.forecast(TUNABLE, configs)
+        assert failing is not None
+        assert failing.p_fail[0] > after.p_fail[0] + 0.05
+        assert failing.sd[0] > after.sd[0], "what fails has no time"
+        # Its own times are evidence, too.
+        taught.learn(TUNABLE, {configs[3]: [1e-7]})
+        own = taught.forecast(TUNABLE, configs)
+        assert own is not None
+        assert own.order[0] == 3
+        assert own.mean[3] == pytest.approx(math.log2(1e-4), abs=0.1)
+    finally:
+        taught.close()
+
+
 def test_a_forecast_of_variants_needs_no_results() -> None:
     heavy = SOFTMAX.replace(
         "total += tl.exp(value.to(tl.float32) - high)\n",
@@ -192,7 +254,7 @@ def inputs(random):
 """
 
 
-def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path) -> None:
+def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without a device it can be opened for one; here it is judged by the interpreter."""
     file = tmp_path / "own_kernels.py"
     file.write_text(OWN_FILE)
@@ -206,8 +268,25 @@ def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path) -> None:
         better = replace(seed, id="better", source=seed.source.replace("2 * tl.load", "2.0 * tl.load"))
         found = judge.judge(Job("j", better, seed, {}, target, 0, 1))
         wrong = replace(seed, id="wrong", source=seed.source.replace("2 *", "3 *"))
+        learnt: list[tuple[str, Mapping[Config, Timing]]] = []
+        monkeypatch.setattr(Tracer, "learn", lambda self, *told: learnt.append(told))
         refused = judge.judge(Job("k", wrong, seed, {}, target, 0, 1))
+        assert learnt == [], "a wrong source is not timed"
+        own = configs_for(target, better.source)
+        beside = own[1].to_json()
+        first = judge.judge(Job("l", better, seed, beside, target, 0, 1))
+        both = judge.judge(Job("m", better, seed, beside, target, 0, 2))
     finally:
         judge.close()
     assert (found.outcome, found.measurements) == (Outcome.OK, 1)
     assert refused.outcome is Outcome.INCORRECT
+    assert Config.from_json(first.config) == own[1], "the rival's config"
+    assert [(source, set(t)) for source, t in learnt] == [
+        (seed.source, {own[1]}),
+        (better.source, {own[1]}),
+        (seed.source, {own[1]}),
+        (better.source, set(own)),
+    ]
+    winner = learnt[-1][1][Config.from_json(both.config)]
+    assert winner == pytest.approx(list(both.seconds.values()))
+    assert all(0 < float(seconds[0]) < 1 for _, timings in learnt for seconds in timings.values())

@@ -90,6 +90,25 @@ def test_configs_to_time_are_the_promising_ones_and_one_more(tracer: PackTracer)
     assert tracer.best(TUNABLE, configs, 9) == configs
 
 
+def test_what_was_timed_of_a_sibling_outdoes_a_forecast() -> None:
+    configs = configs_of(TUNABLE)
+    sibling = TUNABLE.replace("tl.exp(value - k) + value", "tl.exp(value - k) * 2.0 + value")
+    backwards = [(c, [1e-4 * 100 / c["N"]]) for c in configs]
+    # A second kernel: how its time divides is not known, and its configs have nothing to learn from.
+    launch = next(line for line in TUNABLE.splitlines() if line.startswith("    _softmax["))
+    double = TUNABLE.replace(launch, f"{launch}\n{launch}")
+    made = PackTracer(TARGET)
+    try:
+        before = made.best(TUNABLE, configs, 2)
+        made.learn(sibling, [(c, [*s, 1.0]) for c, s in backwards])
+        assert made.best(TUNABLE, configs, 2) == before, "another number of calls"
+        made.learn(sibling, backwards)
+        assert made.best(TUNABLE, configs, 2) == ({"N": 96}, {"N": 48})
+        assert made.best(double, configs, 2) == before
+    finally:
+        made.close()
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -1,24 +1,26 @@
-"""Forecasts of a variant's configs by the shipped surrogate, from IR that a sandbox traces.
+"""Forecasts of a variant's configs by the shipped surrogate, from IR that a sandbox traces, and from timings.
 
-A source that nobody has verified is imported in a cell only. Tracing needs no device.
+All sources of a search are variants of one problem: what was timed of some of them moves the forecasts of the
+others. A source that nobody has verified is imported in a cell only. Tracing needs no device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
-from forecast_autotune.features.ttir import assignment_key
+from forecast_autotune.features.ttir import assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
 from forecast_autotune.surrogates.base import Array, Query
 from forecast_autotune.surrogates.default import default
 from forecast_autotune.tracing import spread
 from forecast_harness.sandbox.api import Job, Lane, Limits, Status
+from forecast_harness.search.forecasters.timings import Timing, measurement, remember
 from forecast_harness.search.records import Node, Target
 from forecast_harness.search.targets import configs_for, subjects_of
 
@@ -27,6 +29,8 @@ MOST = 48
 UNTRACEABLE = 0.9
 """P(fails) of a config that does not get as far as IR."""
 _KEPT = 4096
+_TRACES = 16
+"""Sources without timings whose IR is kept; of those with timings it is, of what was timed."""
 _LIMITS = Limits(wall_s=120.0, trusted_s=120.0)
 _TRACE = "forecast_harness.search.kernel_race:trace"
 
@@ -45,6 +49,37 @@ class Forecasts:
         """From the most promising to the least, failures charged as in `surrogates.base`."""
         return [int(i) for i in np.argsort(self.mean + 6.0 * self.p_fail, kind="stable")]
 
+    def without(self, configs: Collection[Config]) -> Forecasts:
+        """Those of all other configs."""
+        at = np.array([i for i, c in enumerate(self.configs) if c not in configs], dtype=np.intp)
+        left = tuple(self.configs[i] for i in at)
+        return Forecasts(left, self.mean[at], self.sd[at], self.p_fail[at])
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What one source is at one call, by config; None where a config has no IR, or no grid is known."""
+
+    arguments: tuple[Argument, ...]
+    texts: dict[Config, str | None]
+    grids: dict[Config, tuple[int, ...] | None]
+
+    def keep(self, configs: Collection[Config]) -> None:
+        """Forget all other configs."""
+        for found in (self.texts, self.grids):
+            for config in [c for c in found if c not in configs]:
+                del found[config]
+
+
+def suits(own: Config, other: Config) -> bool:
+    """Whether a source can run another's config: equal, but for parameters that either does not have."""
+    mine, theirs = dict(own.kwargs), dict(other.kwargs)
+    common = mine.keys() & theirs.keys()
+    options = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+    return all(mine[n] == theirs[n] for n in common) and all(
+        getattr(own, n) == getattr(other, n) for n in options
+    )
+
 
 def promising(found: Forecasts | None, configs: Sequence[Config], n: int) -> list[Config]:
     """Up to `n` of more than `n` configs; see `Tracer.best`."""
@@ -56,7 +91,10 @@ def promising(found: Forecasts | None, configs: Sequence[Config], n: int) -> lis
 
 
 class Tracer:
-    """Traces and forecasts sources of one kernel target. Answers are kept: they depend on the text alone."""
+    """Traces and forecasts sources of one kernel target; answers are kept until something is learnt.
+
+    Until then they depend on the text alone. Use from one thread at a time.
+    """
 
     def __init__(self, target: Target, folder: Path | None = None) -> None:
         """`folder` is for scratch files; the sandbox starts when it is first needed."""
@@ -64,8 +102,22 @@ class Tracer:
         self._device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
         self._lane: Lane | None = None
         self._known: dict[str, Forecasts | None] = {}
+        self._traces: dict[str, tuple[_Trace, ...]] = {}
+        """Of each subject, by source; none for a source that cannot be traced."""
+        self._timed: dict[tuple[str, Config], Timing] = {}
         self.surrogate = default()
         self.version = f"{self.surrogate.name}-{self.surrogate.version}"
+
+    def learn(self, source: str, timings: Mapping[Config, Timing]) -> None:
+        """Have forecasts from now on heed what became of some of a source's configs; see `remember`.
+
+        A call of a timing is a subject of the target, in its order.
+        """
+        remember(self._timed, {(source, c): t for c, t in timings.items()}, len(self._subjects))
+        for other, configs in self._by_source().items():
+            for trace in self._traces.get(other, ()):
+                trace.keep(configs)
+        self._known.clear()
 
     def forecast(self, source: str, configs: Sequence[Config]) -> Forecasts | None:
         """Forecasts of a spread over `configs`; None where nothing can be traced or forecast."""
@@ -83,14 +135,20 @@ class Tracer:
                 self._known[key] = None  # no sandbox here, or odd IR: the search goes on without
         return self._known[key]
 
-    def best(self, source: str, configs: Sequence[Config], n: int) -> list[Config]:
+    def best(
+        self, source: str, configs: Sequence[Config], n: int, beside: Config | None = None
+    ) -> list[Config]:
         """Up to `n` of the configs to time: the most promising, and one drawn from the rest by distance.
 
-        Without forecasts, a spread over all of them.
+        First comes the one that `suits` the rival's config `beside`, where there is one: whichever source is
+        better, it should be seen under equal conditions. Without forecasts, a spread over all others.
         """
-        if len(configs) <= n:
-            return list(configs)
-        return promising(self.forecast(source, configs), configs, n)
+        first = [c for c in configs if beside is not None and suits(c, beside)][:1]
+        rest, left = [c for c in configs if c not in first], n - len(first)
+        if left <= 0 or len(rest) <= left:
+            return [*first, *rest[:left]]
+        found = self.forecast(source, configs)
+        return [*first, *promising(None if found is None else found.without(first), rest, left)]
 
     def best_of(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config; None where it cannot be traced."""
@@ -111,6 +169,61 @@ class Tracer:
         self._lane = None
 
     def _forecast(self, source: str, configs: Sequence[Config]) -> Forecasts | None:
+        traces = self._traced(source, configs)
+        if not traces or any(all(t.texts[c] is None for c in configs) for t in traces):
+            return None
+        timed = {s: self._traced(s, c) for s, c in self._by_source().items()}
+        means, variances, fails = [], [], []
+        for call, own in enumerate(traces):
+            rows = {Candidate(c): (own, c) for c in configs}
+            timings = dict[Candidate, Timing]()
+            for (other, config), timing in self._timed.items():
+                # One that cannot be traced says nothing: of what it is alike is not known.
+                if timed[other] and timed[other][call].texts[config] is not None:
+                    candidate = Candidate(config) if other == source else Candidate(config, digest(other))
+                    rows[candidate], timings[candidate] = (timed[other][call], config), timing
+            texts = {assignment_of(c): s for c, (t, x) in rows.items() if (s := t.texts[x]) is not None}
+            grids = {c: g for c, (t, x) in rows.items() if (g := t.grids[x]) is not None}
+            kernel = Kernel(self._subjects[0].kernel, source=source, source_sha256=digest(source))
+            problem = Problem.of(kernel, own.arguments, self._device)
+            measured = [measurement(problem.id, c, t, call) for c, t in timings.items()]
+            answer = self.surrogate.forecast(Query(problem, list(rows), grids, measured, ttir=texts))
+            count, failed = len(configs), np.array([own.texts[c] is None for c in configs])
+            means.append(answer.mean[:count])
+            variances.append(answer.sd[:count] ** 2)
+            fails.append(np.where(failed, UNTRACEABLE, answer.p_fail[:count]))
+        mean = np.mean(means, axis=0)
+        # Calls of one kernel err alike: no comfort from there being several.
+        sd = np.sqrt(np.mean(variances, axis=0))
+        logs = np.sum(np.log1p(-np.clip(fails, 0.0, 0.999)), axis=0)
+        return Forecasts(tuple(configs), mean, sd, 1.0 - np.exp(logs / math.sqrt(len(traces))))
+
+    def _by_source(self) -> dict[str, list[Config]]:
+        """Configs with timings."""
+        found: dict[str, list[Config]] = {}
+        for source, config in self._timed:
+            found.setdefault(source, []).append(config)
+        return found
+
+    def _traced(self, source: str, configs: Iterable[Config]) -> tuple[_Trace, ...]:
+        """A trace per subject that has these configs, and perhaps more. Empty where that fails.
+
+        Raises `ForecastAutotuneError` without a sandbox.
+        """
+        found = self._traces.pop(source, None)
+        missing = [c for c in configs if found is None or (found and c not in found[0].texts)]
+        if missing:
+            found = self._extended(source, missing, found or ())
+        self._traces[source] = found or ()
+        timed = {s for s, _ in self._timed}
+        for other in [s for s in self._traces if s not in timed][:-_TRACES]:
+            del self._traces[other]
+        return found or ()
+
+    def _extended(
+        self, source: str, configs: Sequence[Config], before: tuple[_Trace, ...]
+    ) -> tuple[_Trace, ...]:
+        """The traces before, with more configs; empty where these cannot be traced."""
         payload = {
             "subjects": [s.to_json() for s in self._subjects],
             "source": source,
@@ -119,32 +232,15 @@ class Tracer:
         }
         result = self._opened().run(Job(_TRACE, payload, {"variant.py": source}), _LIMITS)
         if result.status is not Status.OK:
-            return None
-        means, variances, fails = [], [], []
-        for said in result.value:
-            failed = np.array([text is None for text in said["ttir"]])
-            if failed.all():
-                return None
-            kernel = Kernel(self._subjects[0].kernel, source=source, source_sha256=digest(source))
-            arguments = [Argument.from_json(a) for a in said["arguments"]]
-            candidates = [Candidate(c) for c in configs]
-            texts = {
-                assignment_key(dict(c.kwargs)): text
-                for c, text in zip(configs, said["ttir"], strict=True)
-                if text is not None
-            }
-            grids = {c: tuple(g) for c, g in zip(candidates, said["grids"], strict=True) if g is not None}
-            problem = Problem.of(kernel, arguments, self._device)
-            answer = self.surrogate.forecast(Query(problem, candidates, grids, ttir=texts))
-            means.append(answer.mean)
-            variances.append(answer.sd**2)
-            fails.append(np.where(failed, UNTRACEABLE, answer.p_fail))
-        count = len(means)
-        mean = np.mean(means, axis=0)
-        # Calls of one kernel err alike: no comfort from there being several.
-        sd = np.sqrt(np.mean(variances, axis=0))
-        p_fail = 1.0 - np.exp(np.sum(np.log1p(-np.clip(fails, 0.0, 0.999)), axis=0) / math.sqrt(count))
-        return Forecasts(tuple(configs), mean, sd, p_fail)
+            return ()
+        made = before or tuple(
+            _Trace(tuple(Argument.from_json(a) for a in said["arguments"]), {}, {}) for said in result.value
+        )
+        for trace, said in zip(made, result.value, strict=True):
+            grids = [None if g is None else tuple(g) for g in said["grids"]]
+            trace.texts.update(zip(configs, said["ttir"], strict=True))
+            trace.grids.update(zip(configs, grids, strict=True))
+        return made
 
     def _opened(self) -> Lane:
         if self._lane is None:

@@ -1,0 +1,40 @@
+"""What a search's lane has timed itself: evidence for forecasts of sources that it has not timed yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+from forecast_autotune.records import Candidate, Outcome
+from forecast_autotune.results import Measurement
+
+REMEMBERED = 256
+"""Timings that are kept, the latest: the work of a forecast grows with the cube of their number."""
+Timing: TypeAlias = Sequence[float] | Outcome
+"""Seconds of one launch by number of the call, or what it failed with."""
+K = TypeVar("K", bound=Hashable)
+
+
+def remember(memory: dict[K, Timing], timings: Mapping[K, Timing], calls: int) -> None:
+    """Add timings to a memory, and forget the oldest. What is timed again replaces what was known.
+
+    Left out is what teaches nothing: not one positive time for each of `calls`, a failure of the harness.
+    """
+    for key, timing in timings.items():
+        if isinstance(timing, Outcome):
+            sound = timing.is_label and timing is not Outcome.OK
+        else:
+            sound = len(timing) == calls and all(math.isfinite(s) and s > 0 for s in timing)
+        if sound:
+            memory.pop(key, None)
+            memory[key] = timing
+    while len(memory) > REMEMBERED:
+        del memory[next(iter(memory))]
+
+
+def measurement(problem: str, candidate: Candidate, timing: Timing, call: int) -> Measurement:
+    """A timing as surrogates read it: at one call, in milliseconds."""
+    if isinstance(timing, Outcome):
+        return Measurement(problem, candidate, timing)
+    return Measurement(problem, candidate, Outcome.OK, 1e3 * timing[call])
