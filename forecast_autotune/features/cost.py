@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from forecast_autotune.features.devices import Card
 from forecast_autotune.features.ttir import Facts
+from forecast_autotune.features.ttir_memory import WARPS
 from forecast_autotune.records import Config
 
-VERSION = "cost-4"
+VERSION = "cost-5"
 
 Array = npt.NDArray[np.float64]
 
@@ -38,6 +39,10 @@ class Constants:
     launch_ms: float = 0.003
     l2_over_dram: float = 2.2
     """Bandwidth of the L2 cache as a multiple of the memory's."""
+    line: float = 0.5
+    """Cycles that the first-level cache takes for a line that an access touches ..."""
+    request: float = 1.0
+    """... and for an instruction of a warp, however little that moves."""
     atomic: float = 8.0
     """Bytes of bandwidth that one atomic element takes."""
     held: float = 0.35
@@ -84,6 +89,10 @@ class Costs:
     """The part of `alu_ms` that is traffic of spilt registers."""
     dram_ms: Array
     """What moving every tensor once takes."""
+    lines_ms: Array
+    """What the first-level cache's work on lines takes, at one in a cycle; see `ttir_memory` ..."""
+    requests_ms: Array
+    """... and its instructions, likewise."""
 
     def parts(self) -> Array:
         """log2 of what the surrogate may reweight, [n, len(PARTS)]."""
@@ -206,7 +215,9 @@ def costs(
     moved = (facts["load_bytes"] + facts["store_bytes"]) / np.maximum(line, 0.06)
     # Bytes per cycle and multiprocessor.
     l2_rate = k.l2_over_dram * device.memory_gb_s * 1e6 / device.multiprocessors / clock
-    memory = moved / l2_rate + k.atomic * facts["atomic_elements"]
+    lines, requests = _by_warps(facts, "lines", warps), _by_warps(facts, "accesses", warps)
+    near = np.maximum(k.line * lines, k.request * requests)
+    memory = _soft_max(k, moved / l2_rate + k.atomic * facts["atomic_elements"], near)
     turned = facts["iterations"] * facts["crosswise_bytes"] / k.turning
     turned = np.where(_grouped(facts, warps, device.warp_groups), turned, 0.0)
     dot = np.maximum(_dot_cycles(facts, warps, device), turned)
@@ -248,7 +259,16 @@ def costs(
         shared,
         spill * scale,
         dram,
+        lines * scale,
+        requests * scale,
     )
+
+
+def _by_warps(facts: Table, name: str, warps: Array) -> Array:
+    """A fact that was counted for each number of warps, [n]; between two of those, the nearer one's."""
+    counts = np.stack([facts[f"{name}_{n}"] for n in WARPS], axis=1)
+    nearest = np.abs(np.log2(warps)[:, None] - np.log2(WARPS)).argmin(axis=1)
+    return np.asarray(counts[np.arange(len(warps)), nearest])
 
 
 def _touched(facts: Table, programs: Array, unique_bytes: float) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forecast_autotune.features import ttir_memory as memory
 from forecast_autotune.features import ttir_tensors as tensors
 from forecast_autotune.features.ttir_facts import Facts
 from forecast_autotune.features.ttir_integers import ASSUMED_EXTENT, Integers
@@ -79,7 +80,8 @@ def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None
         functions = parse(text)
         kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
         walk = _Walk(functions=functions, grid=grid)
-        walk.function(kernel, bind(kernel, arguments), 1, 0)
+        walk.enter(kernel, bind(kernel, arguments))
+        walk.function(kernel, {}, 1, 0)
         return walk.facts(kernel)
     except FeatureError:
         raise
@@ -100,6 +102,8 @@ class _Walk(Integers):
     contiguous_bytes: float = 0.0
     masked_bytes: float = 0.0
     accesses: dict[int, Access] = field(default_factory=dict)
+    touches: dict[memory.Touch, float] = field(default_factory=dict)
+    """How often the mean program makes each access."""
     largest: int = 1
     unknown: int = 0
     calls: int = 0
@@ -187,6 +191,17 @@ class _Walk(Integers):
             run, axis = tensors.contiguous(pointer.shape, self.strides.get(op.operands[0]))
             masked = len(op.operands) > (1 if what == "load" else 2)
         self.accesses[id(op)] = Access(run, axis if len(pointer.loaded().shape) > 1 else None)
+        if pointer.kind == "pointer" and pointer.tensor:
+            mask = self.strides.get(op.operands[-1 if what == "store" else 1]) if masked else None
+            touch = memory.touch(
+                pointer,
+                self.strides.get(op.operands[0]),
+                (run, axis),
+                self.divisors.get(op.operands[0], 1),
+                mask or (memory.ODD,) * len(pointer.shape) if masked else None,
+                what == "store",
+            )
+            self.touches[touch] = self.touches.get(touch, 0.0) + scale
         self.contiguous_bytes += run * nbytes * scale
         self.masked_bytes += nbytes * scale if masked else 0.0
 
@@ -230,6 +245,10 @@ class _Walk(Integers):
             guesses={to: self.guesses[by] for to, by in given.items() if by in self.guesses},
             unread={to: self.unread[by] for to, by in given.items() if by in self.unread},
             accesses=self.accesses,
+            touches=self.touches,
+            rows=self.rows,
+            sources={to: self.sources[by] for to, by in given.items() if by in self.sources},
+            divisors={to: self.divisors[by] for to, by in given.items() if by in self.divisors},
             calls=self.calls + 1,
         )
         values = {to: self.values[by] for to, by in given.items() if by in self.values}
@@ -274,8 +293,11 @@ class _Walk(Integers):
         for name, init in zip(carried, op.inits, strict=False):
             self.forget(name)
             self.follow(name, init)
+            if op.name == "scf.while":
+                self.divisors.pop(name, None)  # by what it grows is not looked for
         if op.name == "scf.for":
             self.forget(body.arguments[0])
+            self.align(op, body, carried)
         counted = self.for_trips(op, body) if op.name == "scf.for" else self.while_trips(op)
         if counted is None or (not counted[1] and mean(counted[0]) <= 0):
             counted = DEFAULT_TRIPS, False
@@ -287,9 +309,11 @@ class _Walk(Integers):
             self.region(region, inside, depth + 1)
         if mean(inside) > 0:
             self.loops.append((mean(inside), depth + 1, len(self.loops) == known, op))
-        for result, init in zip(op.results, op.inits, strict=False):
+        for result, init, name in zip(op.results, op.inits, carried, strict=False):
             if init in self.strides:
                 self.strides[result] = self.strides[init]
+            if name in self.divisors:
+                self.divisors[result] = self.divisors[name]
 
     def facts(self, kernel: Function) -> Facts:
         """Sum up after the walk."""
@@ -323,6 +347,7 @@ class _Walk(Integers):
             masked_share=self.masked_bytes / moved if moved else 0.0,
             unknown_trips=self.unknown,
             **vars(shared(kernel.blocks, self.accesses)),
+            **memory.counted(self.touches),
             ops=sum(1 for _ in tensors.walk(blocks)),
         )
 

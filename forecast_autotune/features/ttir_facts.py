@@ -72,6 +72,20 @@ class Facts:
     reduced_length: float = 1.0
     reduced_across: float = 0.0
     reduced_inside: float = 0.0
+    accesses_1: float = 0.0
+    """Instructions of all warps that load or store, in a program of so many warps ..."""
+    accesses_2: float = 0.0
+    accesses_4: float = 0.0
+    accesses_8: float = 0.0
+    accesses_16: float = 0.0
+    accesses_32: float = 0.0
+    lines_1: float = 0.0
+    """... and the cache lines that they touch; see `ttir_memory.counted`."""
+    lines_2: float = 0.0
+    lines_4: float = 0.0
+    lines_8: float = 0.0
+    lines_16: float = 0.0
+    lines_32: float = 0.0
     unknown_trips: int = 0
     """Loops whose trip count was assumed."""
     ops: int = 0

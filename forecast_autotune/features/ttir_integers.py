@@ -8,12 +8,15 @@ for anything else.
 from __future__ import annotations
 
 from collections import ChainMap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from forecast_autotune.features import ttir_memory as memory
 from forecast_autotune.features import ttir_tensors as tensors
-from forecast_autotune.features.ttir_parse import Block, Op
+from forecast_autotune.features.ttir_parse import Block, Function, Op
 from forecast_autotune.features.ttir_scalars import (
     ITERATIONS,
+    ROWS,
     Environment,
     Value,
     counter,
@@ -28,6 +31,14 @@ ASSUMED_EXTENT = 1024
 """Assumed for an integer that the kernel loads: larger steps then take fewer iterations, as they should."""
 
 
+_TRACED = frozenset(
+    (
+        *("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.load", "tt.reduce"),
+        *("arith.subi", "arith.extsi", "arith.extui"),
+    )
+)
+
+
 @dataclass(kw_only=True)
 class Integers:
     """Integers and strides by SSA name, as the walk has met them so far."""
@@ -37,31 +48,64 @@ class Integers:
     strides: dict[str, tensors.Strides] = field(default_factory=dict)
     guesses: Environment = field(default_factory=dict)
     """Integers of the usual program and the first iteration, where data or earlier iterations decide them."""
+    divisors: dict[str, int] = field(default_factory=dict)
+    """Powers of two that divide integers and pointers, see `ttir_memory.divisor`."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """First dimensions of the tensors that pointer parameters point at, by parameter."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """The pointer parameter from which a pointer or a loaded integer comes."""
     unread: dict[str, frozenset[str]] = field(default_factory=dict)
     """The guesses that rest on data: on which loads."""
+
+    def enter(self, function: Function, bound: Environment) -> None:
+        """Take up what `bind` knows of a kernel's parameters. Its pointers are aligned, as a rule."""
+        block = function.blocks[0]
+        for name, type_ in zip(block.arguments, block.types, strict=False):
+            if (value := bound.get(name)) is not None:
+                self.values[name] = value
+            if isinstance(rows := bound.get(name + ROWS), int):
+                self.rows[name], self.sources[name] = rows, name
+            even = isinstance(value, int) and value % memory.ALIGNED == 0
+            self.divisors[name] = memory.ALIGNED if even or type_.kind == "pointer" else 1
+
+    def align(self, op: Op, body: Block, carried: Sequence[str]) -> None:
+        """The divisors of an `scf.for`'s variable and of what it carries, before its body is walked."""
+        self.divisors[body.arguments[0]] = min(self.divisors.get(name, 1) for name in op.operands[::2])
+        for name, last in zip(carried, body.ops[-1].operands, strict=False):
+            if name in self.divisors:
+                added = memory.growth(name, last, body, self.divisors, self.strides, self.values)
+                self.divisors[name] = min(self.divisors[name], added)
 
     def forget(self, name: str) -> None:
         """Drop what was said of a name: names of regions that have ended are used again by their siblings."""
         self.values.pop(name, None)
         self.strides.pop(name, None)
+        self.divisors.pop(name, None)
+        self.sources.pop(name, None)
         if self.guesses:
             self.guesses.pop(name, None)
             self.unread.pop(name, None)
 
     def propagate(self, op: Op) -> None:
         """Work out what an operation with one integer or pointer result gives."""
+        if op.name in _TRACED and op.operands and (source := self.sources.get(op.operands[0])) is not None:
+            self.sources[op.results[0]] = source
         if (value := evaluate(op, self.values, self.grid)) is not None:
             self.values[op.results[0]] = value
         elif not op.outputs[0].tensor:
             self._guess(op)
         if op.outputs[0].tensor:
-            self.strides[op.results[0]] = tensors.strides(op, self.strides, self.values)
+            if op.name == "arith.cmpi":
+                self.strides[op.results[0]] = memory.compared(op, self.divisors, self.strides)
+            else:
+                self.strides[op.results[0]] = tensors.strides(op, self.strides, self.values)
+        self.divisors[op.results[0]] = memory.divisor(op, self.divisors, self.strides, self.values)
 
     def _guess(self, op: Op) -> None:
         """What an integer may be that data decide: a loaded one is an extent, the rest follows from it."""
         name = op.results[0]
         if op.name in tensors.LOADS or op.name == "tt.reduce":
-            self.guesses[name] = ASSUMED_EXTENT
+            self.guesses[name] = self._extent(op.operands[0]) if op.name == "tt.reduce" else ASSUMED_EXTENT
             self.unread[name] = frozenset((name,))
             return
         if not any(operand in self.guesses for operand in op.operands):
@@ -69,17 +113,30 @@ class Integers:
         value = evaluate(op, ChainMap(self.values, self.guesses), self.grid)
         origins = [self.unread[operand] for operand in op.operands if operand in self.unread]
         if op.name == "arith.subi" and len(origins) == 2 and not origins[0] & origins[1]:
-            value = ASSUMED_EXTENT  # `end - start`
+            value = self._extent(op.operands[0])  # `end - start`
         if value is not None:
             self.guesses[name] = value
             if origins:
                 self.unread[name] = frozenset().union(*origins)
+
+    def _extent(self, name: str) -> float:
+        """What lies between neighbouring offsets, one of which is `name`: the rows shared out evenly.
+
+        Of all other tensors, the one with most rows; offsets are one more than the parts. A usual extent
+        where nothing is known of the offsets' tensor, or no other has that many rows.
+        """
+        source = self.sources.get(name, "")
+        parts = self.rows.get(source, 0) - 1
+        most = max((rows for other, rows in self.rows.items() if other != source), default=0)
+        return round(most / parts) if 0 < parts <= most else ASSUMED_EXTENT
 
     def follow(self, name: str, init: str) -> None:
         """A carried value looks like the one it starts from, at least in the first iteration."""
         if init in self.strides:
             # Pointers are advanced by equal amounts in all elements, so runs stay runs.
             self.strides[name] = self.strides[init]
+        if init in self.divisors:
+            self.divisors[name] = self.divisors[init]
         if (start := self._known(init)) is not None:
             self.guesses[name] = start
             if init in self.unread:
@@ -97,7 +154,7 @@ class Integers:
         elif not certain and mean(count) <= 0:
             start, end = (self.unread.get(name, frozenset()) for name in op.operands[:2])
             # From one loaded place to another; or, of one and the same number, the rest of a division.
-            count = 1 if start & end else trips(0, ASSUMED_EXTENT, step) or 1
+            count = 1 if start & end else trips(0, self._extent(op.operands[1]), step) or 1
         return count, certain
 
     def while_trips(self, op: Op) -> tuple[Value, bool] | None:
@@ -111,7 +168,8 @@ class Integers:
         certain = self.unread.keys().isdisjoint(names[:2])
         if isinstance(start, tuple) and op.inits[before.arguments.index(names[0])] not in self.values:
             # Goes on where the last round of an outer loop ended, which is anywhere: on average, at once.
-            start = min(start)
+            first, second, *_ = sorted(start)
+            start = first - (second - first) / 2  # samples stand in the middle of equal shares of the grid
         for name, given in zip(after.arguments, before.ops[-1].operands[1:], strict=False):
             if name != given:
                 self.forget(name)

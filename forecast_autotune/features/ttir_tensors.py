@@ -95,6 +95,11 @@ def strides(op: Op, known: Mapping[str, Strides], values: Mapping[str, Value]) -
 
 def _binary(op: Op, first: Strides, second: Strides, values: Mapping[str, Value]) -> Strides:
     name = op.name
+    if op.outputs[0].bits == 1 and name in ("arith.andi", "arith.ori", "arith.xori"):
+        return tuple(
+            (0 if a == b == 0 else None, min(over, under))
+            for (a, over), (b, under) in zip(first, second, strict=True)
+        )
     if name in ("arith.addi", "tt.addptr", "arith.subi"):
         sign = -1 if name == "arith.subi" else 1
         return tuple(

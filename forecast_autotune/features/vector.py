@@ -16,7 +16,9 @@ from forecast_autotune.features.cost import Array, Costs, Table
 from forecast_autotune.features.devices import Card
 from forecast_autotune.records import Config
 
-VERSION = "vector-3"
+VERSION = "vector-4"
+_LINE, _LANES = 128.0, 32.0
+"""Bytes of a cache line, threads of a warp."""
 
 
 def _log(values: Array) -> Array:
@@ -32,6 +34,9 @@ def _columns(facts: Table, cost: Costs, warps: Array, stages: Array, device: Car
     trips = np.maximum(facts["iterations"], 1.0)
     per_trip: Callable[[str], Array] = lambda name: facts[name] / trips / threads  # noqa: E731
     total = np.log2(cost.total_ms)
+    programs = np.maximum(cost.waves * cost.occupancy * device.multiprocessors, 1.0)
+    # Milliseconds of one unit's work per cycle, in all programs: what `cost.lines_ms` counts in.
+    once, tiny = programs / device.multiprocessors / (device.clock_ghz * 1e6), 1e-9
     return {
         "total": total,
         "memory": np.log2(cost.memory_ms + 1e-6) - total,
@@ -40,6 +45,11 @@ def _columns(facts: Table, cost: Costs, warps: Array, stages: Array, device: Car
         "latency": np.log2(cost.latency_ms + 1e-6) - total,
         "spill": np.log2(cost.spill_ms + 1e-6) - total,
         "dram": np.log2(cost.dram_ms + 1e-6) - total,
+        "lines": np.log2(cost.lines_ms + 1e-6) - total,
+        "requests": np.log2(cost.requests_ms + 1e-6) - total,
+        "line_use": np.log2(np.maximum(_LINE * cost.lines_ms, tiny) / (moved * once)),
+        "request_bytes": np.log2(moved * once / np.maximum(_LANES * cost.requests_ms, tiny)),
+        "request_lines": np.log2(np.maximum(cost.lines_ms, tiny) / np.maximum(cost.requests_ms, tiny)),
         "resident": np.log2(cost.occupancy),
         "resident_threads": np.log2(cost.occupancy * threads),
         "waves": np.log2(cost.waves),
@@ -49,7 +59,7 @@ def _columns(facts: Table, cost: Costs, warps: Array, stages: Array, device: Car
         "shared": cost.shared_bytes / device.shared_memory_bytes,
         "warps": np.log2(warps),
         "stages": stages,
-        "programs": np.log2(np.maximum(cost.waves * cost.occupancy * device.multiprocessors, 1.0)),
+        "programs": np.log2(programs),
         "per_thread": np.log2(np.maximum(facts["largest_tile"], 1.0) / threads),
         "vector": np.log2(np.maximum(facts["mean_contiguous"], 1.0)),
         "vector_per_thread": np.log2(np.maximum(facts["mean_contiguous"], 1.0) / threads),
