@@ -42,7 +42,7 @@ from benchmarks.common import say
 from benchmarks.forecast_variants import fitted, table_paths
 from benchmarks.search_equal_budget import summary
 from benchmarks.search_replay import Run
-from benchmarks.source_pool import pack
+from benchmarks.source_pool import BASE, pack
 from benchmarks.source_recording import compile_kernel, record, time_kernel
 from benchmarks.source_replay import ARMS, Recorded, replay
 from benchmarks.variant_forecasts import digest_of
@@ -146,9 +146,25 @@ def described(recorded: Recorded) -> dict[str, Any]:
         "evaluations": len(rows),
         "outcomes": dict(sorted(outcomes.items())),
         "best": round(min(pool.scores.values()), 4),
+        "speedups": speedups(recorded),
         "first_config_forecast_is_slower_by": round(2 ** statistics.median(gaps) - 1, 4) if gaps else None,
         "timing": timing(table),
     }
+
+
+def speedups(recorded: Recorded) -> dict[str, float]:
+    """By origin (`llm`, `mechanical`): time of the base over that of the best source, at their best configs.
+
+    The finalists' times are those that were taken in turns.
+    """
+    told, found = recorded.table.problem.extra["sources"], dict[str, float]()
+    for variant in recorded.variants.values():
+        best = recorded.best(variant)
+        if variant != BASE and best is not None and told[variant]["outcome"] == "ok":
+            gain = 2 ** (recorded.yardstick - math.log2(recorded.rows[best].ms))
+            origin = told[variant]["origin"]
+            found[origin] = round(max(gain, found.get(origin, 0.0)), 4)
+    return found
 
 
 def timing(table: Table) -> dict[str, float | int]:

@@ -284,6 +284,12 @@ def test_the_report_holds_every_run_and_what_was_recorded(tmp_path: Path) -> Non
     assert [len(r["best"]) for r in rows["runs"]] == [16] * 8
     assert rows["table"][0]["outcomes"] == {"ok": 15 * 11, "out_of_resources": 15}
     assert rows["table"][0]["wrong_or_lost"] == 1
+    fine = CONFIGS[:-1]
+    best = {i: min(truth(f"rows/0-{i}", c) for c in fine) for i in range(14)}
+    base = min(truth(BASE, c) for c in fine)
+    for origin, parity in (("llm", 1), ("mechanical", 0)):
+        wanted = 2 ** (base - min(ms for i, ms in best.items() if i % 2 == parity))
+        assert rows["table"][0]["speedups"][origin] == pytest.approx(wanted, abs=1e-4)
 
 
 # --- recording ---
