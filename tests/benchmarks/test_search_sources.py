@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import common
+from benchmarks import common, decide_sources
+from benchmarks.decide_sources import decided, has, narrowed
 from benchmarks.kernel_children import read
 from benchmarks.search_equal_budget import summary
 from benchmarks.search_replay import Run
@@ -290,6 +291,22 @@ def test_the_report_holds_every_run_and_what_was_recorded(tmp_path: Path) -> Non
     for origin, parity in (("llm", 1), ("mechanical", 0)):
         wanted = 2 ** (base - min(ms for i, ms in best.items() if i % 2 == parity))
         assert rows["table"][0]["speedups"][origin] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_decisions_are_held_against_the_base_under_its_best_config() -> None:
+    table = made()
+    assert {m.candidate.variant for m in narrowed(table, "").measurements} == {BASE}
+    assert WRONG not in {m.candidate.variant for m in narrowed(table, "llm").measurements}
+    assert not has(table, "nobody's")
+    row = decided(table, "llm", Knowing(0.0), seeds=2)
+    fine = CONFIGS[:-1]
+    best = min(truth(f"rows/1-{i}", c) for i in range(1, 14, 2) for c in fine)
+    wanted = 2 ** max(0.0, min(truth(BASE, c) for c in fine) - best)
+    assert row["possible"] == pytest.approx(wanted, abs=1e-4)
+    assert row["over_best"] == [row["possible"]] * 2  # who knows the truth finds the best
+    assert max(row["measured"]) < row["candidates"]
+    said = decide_sources.summary([{**row, "origin": "llm"}], ["llm"])["llm"]
+    assert (said["kernels"], said["gain"]) == (1, int(wanted >= 1.03))
 
 
 # --- recording ---

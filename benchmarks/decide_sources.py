@@ -1,0 +1,114 @@
+"""Claim: among a kernel's configs and those of its rewrites, the default decision finds what beats it.
+
+    python benchmarks/decide_sources.py benchmarks/data/search_sources_h200.jsonl.gz --models FOLDER \
+        --out FILE [--seeds 5] [--origins mechanical llm]
+
+Replays the tuner with its default policy on tables of sources and configs that were all timed (see
+`search_sources`), forecast by a surrogate that was fitted without the kernel's family: once with the base's
+own configs, and once with those of all right sources of one origin beside them. `over_best` is the time of
+the base under the best of all its recorded configs over that of what was chosen, more than 1 where the choice
+is faster. A kernel counts where the median of its seeds gains 3 % or more. Checking a source is not in it:
+each was checked when it was recorded.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import Report, parse, parser, say
+from benchmarks.search_sources import surrogates
+from benchmarks.source_pool import BASE
+from benchmarks.variant_forecasts import digest_of
+from forecast_autotune.replay import load, replay_one
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.surrogates.base import Surrogate
+from forecast_autotune.table import Table
+
+WORTH = 1.03
+
+
+def narrowed(table: Table, origin: str) -> Table:
+    """The base and all right sources of an origin; of none where `origin` is empty."""
+    told = table.problem.extra["sources"]
+    kept = {n for n, one in told.items() if one["origin"] == origin and one.get("outcome") == "ok"} | {BASE}
+    return Table(table.problem, [m for m in table.measurements if m.candidate.variant in kept])
+
+
+def has(table: Table, origin: str) -> bool:
+    """Whether a right source of that origin was recorded to its end, and the base ran."""
+    more = len(narrowed(table, origin).measurements) > len(narrowed(table, "").measurements)
+    return more and fastest(narrowed(table, "")) < math.inf
+
+
+def fastest(table: Table) -> float:
+    """Milliseconds of the best candidate; infinite where none ran."""
+    return min((m.ms for m in table.by_candidate().values() if m.ok), default=math.inf)
+
+
+def decided(table: Table, origin: str, surrogate: Surrogate, seeds: int) -> dict[str, Any]:
+    """What the default decision comes to, by seed, against the base under its best config."""
+    part, best = narrowed(table, origin), fastest(narrowed(table, ""))
+    gains, measured = [], []
+    for seed in range(seeds):
+        settings = Settings(mode=Mode.TUNE).with_(seed=seed)
+        decision, _ = replay_one(part, surrogate=surrogate, policy=None, settings=settings)
+        gains.append(round(best / (fastest(part) * (1.0 + decision.regret)), 4))
+        measured.append(decision.measured)
+    return {
+        "candidates": len(part.by_candidate()),
+        "possible": round(best / fastest(part), 4),
+        "over_best": gains,
+        "measured": measured,
+    }
+
+
+def summary(rows: Sequence[dict[str, Any]], origins: Sequence[str]) -> dict[str, Any]:
+    """How many kernels gain, by origin, and what all of them gain on average."""
+    found: dict[str, Any] = {}
+    for origin in origins:
+        mine = [r for r in rows if r["origin"] == origin]
+        medians = [statistics.median(r["over_best"]) for r in mine]
+        found[origin or BASE] = {
+            "kernels": len(mine),
+            "gain": sum(m >= WORTH for m in medians),
+            "could_gain": sum(r["possible"] >= WORTH for r in mine),
+            "geometric_mean": round(statistics.geometric_mean(medians), 4),
+            "most_measured": max(n for r in mine for n in r["measured"]),
+        }
+    return found
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("table", type=Path)
+    made.add_argument("--models", type=Path, required=True, help="folder of surrogates, see search_sources")
+    made.add_argument("--origins", nargs="+", default=["mechanical", "llm"])
+    made.add_argument("--seeds", type=int, default=5)
+    made.set_defaults(stub_only=True)
+    a = parse(made)
+    report = Report(a, "the default decision finds faster sources", seed=a.seeds)
+    tables = [t for t in load([a.table]) if any(has(t, origin) for origin in a.origins)]
+    known = surrogates(sorted({t.problem.extra["family"] for t in tables}), a.models)
+    rows = []
+    for table in tables:
+        about = {"problem": table.problem.extra["label"], "family": table.problem.extra["family"]}
+        for origin in ("", *a.origins):
+            if origin and not has(table, origin):
+                continue
+            row = {**about, "origin": origin, **decided(table, origin, known[about["family"]], a.seeds)}
+            rows.append(row)
+            report.add("decisions", row)
+            say(f"{about['problem']}, {origin or BASE}: {row['over_best']} of {row['possible']}")
+    report.finish({"table": digest_of(a.table), **summary(rows, ("", *a.origins))})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
