@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from benchmarks import torch_compile_models as models  # noqa: E402
 from benchmarks import torch_compile_tuning as tuning  # noqa: E402
-from benchmarks.torch_compile_children import Rows, stream  # noqa: E402
+from benchmarks.torch_compile_children import Child, Rows, stream  # noqa: E402
 from benchmarks.torch_compile_tuning import Pinned  # noqa: E402
 from forecast_autotune.records import Candidate, Config  # noqa: E402
 from forecast_autotune.surrogates.base import Query  # noqa: E402
@@ -88,6 +88,42 @@ def test_a_silent_child_is_ended_and_its_rows_stay() -> None:
     begin = time.monotonic()
     assert list(stream([sys.executable, "-c", code], os.environ, 1.0)) == [{"row": "tune"}]
     assert time.monotonic() - begin < 300
+
+
+ECHO = """
+import json, sys
+print(json.dumps({"row": "compile"}), flush=True)
+for line in sys.stdin:
+    print("noise")
+    print(json.dumps({"row": "turn", "ms": float(line)}), flush=True)
+"""
+
+
+def test_children_wait_and_take_turns() -> None:
+    command = [sys.executable, "-c", ECHO]
+    with Child(command, os.environ, 60.0) as plain, Child(command, os.environ, 60.0) as ours:
+        assert [child.row() for child in (plain, ours)] == [{"row": "compile"}] * 2
+        found = models.in_turns_of({"plain": plain, "ours": ours}, 3 * models.PASSES)
+    assert found == {"ms": {"plain": models.PASSES, "ours": models.PASSES}, "noise": 0.0}
+    with Child([sys.executable, "-c", "print('nothing')"], os.environ, 60.0) as silent:
+        assert silent.row() is None
+
+
+def test_a_child_that_ends_instead_of_answering_is_an_error() -> None:
+    code = "import sys; sys.stdin.readline()"
+    with (
+        Child([sys.executable, "-c", code], os.environ, 60.0) as child,
+        pytest.raises(RuntimeError, match="ended when it was asked for 10"),
+    ):
+        child.ask(10)
+
+
+def test_rows_of_a_repeat_that_was_not_timed_are_forgotten(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    rows.add({"row": "compile", "model": "flex", "repeat": 0})
+    rows.add({"row": "compile", "model": "flex", "repeat": 1})
+    rows.drop(model="flex", repeat=0)
+    assert Rows(tmp_path / "rows.jsonl").rows == [{"row": "compile", "model": "flex", "repeat": 1}]
 
 
 def test_models_are_summed_up_by_medians(tmp_path: Path) -> None:
