@@ -282,8 +282,11 @@ def main() -> int:
     rows = Rows(arguments.out.with_suffix(".rows.jsonl"))
     work = arguments.work or arguments.out.with_suffix(".work")
 
+    def folder_of(name: str, arm: str, repeat: int) -> Path:
+        return (work / f"{name}-{arm}-{repeat}").resolve()
+
     def child(name: str, arm: str, repeat: int) -> Child:
-        folder = (work / f"{name}-{arm}-{repeat}").resolve()
+        folder = folder_of(name, arm, repeat)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         given = {"model": name, "arm": arm, "repeat": repeat, "folder": str(folder), "mode": arguments.mode}
@@ -307,7 +310,8 @@ def main() -> int:
                         there.pop(arm).close()
                 timed = in_turns_of(there, arguments.rounds)
                 rows.add({"row": "latency", "model": name, "repeat": repeat, **timed})
-            shutil.rmtree(work, ignore_errors=True)
+            for arm in ARMS:  # no more than these: `--work` may hold what is not ours
+                shutil.rmtree(folder_of(name, arm, repeat), ignore_errors=True)
     for row in rows.rows:
         report.add(row["row"], row)
     report.finish(summary(rows))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-PAUSES = 8
+_PAUSES = 8
 """Lengths of pauses that a short call is recorded behind."""
 _SPREAD_S, _HZ = 2.5e-6, 2e9
 """The longest pause, two of the whiles after which an H200 looks for the end of its work, and its clock."""
@@ -78,7 +78,7 @@ class Recorder:
 
 def pauses() -> list[int]:
     """Clock cycles of every pause."""
-    return [round(_SPREAD_S * _HZ * (n + 1) / PAUSES) for n in range(PAUSES)]
+    return [round(_SPREAD_S * _HZ * (n + 1) / _PAUSES) for n in range(_PAUSES)]
 
 
 def unpaused(seconds: float, pause: int) -> float:
