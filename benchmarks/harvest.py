@@ -1,13 +1,15 @@
 """Measure kernels exhaustively on every GPU of this machine and write table files.
 
     python benchmarks/harvest.py --out DIRECTORY [--only matmul,softmax] [--seconds 500]
+    python benchmarks/harvest.py --out DIRECTORY --near TABLE [TABLE ...] [--within 0.1]
 
 Compilation is the bottleneck, so all cores compile at once, kernel by kernel, each config once for all
 shapes of one kind (forked children; a hung compiler costs only its child), while one lane per GPU times
 the kernels that are compiled. Every problem's winner is checked against the kernel's reference.
 Resumable: measurements lie in a store below the output directory the moment they exist, binaries in
 Triton's cache, and a second run goes on where the first stopped. Each finished kernel is appended to the
-table file of its lane at once, so a run cut short leaves whole kernels.
+table file of its lane at once, so a run cut short leaves whole kernels. With `--near`, only what earlier
+tables found close to a problem's best is timed again, in turns: single timings crown the luckiest.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import kernels
 from benchmarks.common import say
-from benchmarks.harvest_lane import AFTER, COMPILE_S, EACH, SHAPES, lane, listed, shapes
+from benchmarks.harvest_lane import AFTER, COMPILE_S, EACH, NEAR, SHAPES, lane, listed, near, shapes
 from benchmarks.report_environment import environment
 from forecast_autotune.records import Candidate, Outcome, Problem, digest
 from forecast_integrations import describe
@@ -270,6 +272,10 @@ def main() -> int:
     parser.add_argument("--each", type=int, help="time at most so many configs of a case (default: all)")
     parser.add_argument("--after", type=int, help="leave out the first so many of those: timed before")
     parser.add_argument("--shapes", type=int, help="time at most so many cases of a kernel (default: all)")
+    parser.add_argument(
+        "--near", type=Path, nargs="+", metavar="TABLE", help="time only configs that came close to the best"
+    )
+    parser.add_argument("--within", type=float, default=0.1, help="... by this share, in these tables")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no kernel after this many seconds")
     parser.add_argument("--workers", type=int, default=cores, help="compilations at a time (default: cores)")
     parser.add_argument("--lane-workers", type=int, default=3, help="children that a lane may have")
@@ -283,6 +289,10 @@ def main() -> int:
     # Lanes and compiling children read them there.
     thinning = ((EACH, arguments.each), (AFTER, arguments.after), (SHAPES, arguments.shapes))
     os.environ.update({name: str(value) for name, value in thinning if value})
+    if arguments.near:
+        named = arguments.out / "near.json"
+        named.write_text(json.dumps(near(arguments.near, arguments.within)) + "\n")
+        os.environ[NEAR] = str(named.resolve())
     if arguments.store:
         os.environ["HARVEST_STORE"] = str(arguments.store)
     if not arguments.null and not torch.cuda.is_available():

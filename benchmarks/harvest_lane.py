@@ -10,7 +10,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from forecast_autotune.features.cost import NUMBERS
 from forecast_autotune.features.cost import VERSION as COST
 from forecast_autotune.features.ttir import assignment_of, facts
 from forecast_autotune.records import Candidate, Outcome, digest
+from forecast_autotune.replay import load
 from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
@@ -34,19 +37,44 @@ COMPILE_S = 15.0
 """A compilation that takes longer is given up; that config is a label of its own."""
 
 
-EACH, AFTER, SHAPES = "HARVEST_EACH", "HARVEST_AFTER", "HARVEST_SHAPES"
+EACH, AFTER, SHAPES, NEAR = "HARVEST_EACH", "HARVEST_AFTER", "HARVEST_SHAPES", "HARVEST_NEAR"
 """Variables that thin a harvest: the most configs of a case, how many of those an earlier one has timed, the
-most cases of a kernel."""
+most cases of a kernel, and a file that names the configs of each case, see `near`."""
+
+
+def near(paths: Iterable[Path], within: float) -> dict[str, list[str]]:
+    """By case, the configs recorded within a share of its fastest: what noise may have ranked.
+
+    Cases with one such config are left out.
+    """
+    found = {}
+    for table in load(paths):
+        ran = {c: m.ms for c, m in table.by_candidate().items() if m.ok}
+        close = [str(c.config) for c, ms in ran.items() if ms <= (1 + within) * min(ran.values())]
+        if len(close) > 1:
+            found[str(table.problem.extra["label"])] = close
+    return found
+
+
+@cache
+def _named(path: str) -> dict[str, set[str]]:
+    return {name: set(close) for name, close in json.loads(Path(path).read_text()).items()}
 
 
 def listed(case: kernels.Case) -> list[Any]:
     """The configs of a case that this harvest times."""
-    return kernels.thinned(case, int(os.environ.get(EACH, 1_000_000)), int(os.environ.get(AFTER, 0)))
+    found = kernels.thinned(case, int(os.environ.get(EACH, 1_000_000)), int(os.environ.get(AFTER, 0)))
+    if path := os.environ.get(NEAR):
+        close = _named(path).get(case.name, ())
+        return [c for c in found if str(describe.to_config(c)) in close]
+    return found
 
 
 def shapes(kernel: str) -> list[kernels.Case]:
     """The cases of a kernel that this harvest times, in their order."""
     every = kernels.cases([kernel])
+    if os.environ.get(NEAR):
+        every = [c for c in every if listed(c)]
     chosen = sorted(every, key=lambda c: digest("thinned", c.name))[: int(os.environ.get(SHAPES, 1_000_000))]
     return [c for c in every if c in chosen]
 

@@ -32,6 +32,8 @@ FINALISTS = 4
 """How many of the fastest are timed again side by side."""
 CLOSE = 0.06
 """... if they are within this share of the fastest: farther ones cannot be a matter of noise."""
+ORACLE_CLOSE = 0.12
+"""... and all within this share where everything is measured: an oracle must not be a matter of luck."""
 NEGLIGIBLE = 0.005
 """A variant takes the base's place if it is faster by more than this share, and by more than noise."""
 KEEPING_S = 0.02
@@ -273,8 +275,9 @@ class _Search:
     def _settle(self, measurer: Measurer | None) -> None:
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
         fast = self._fastest()
-        within = [m for m in fast if m.ms <= fast[0].ms * (1 + CLOSE)]
-        close = within[:FINALISTS]
+        oracle = self.settings.mode is Mode.EXHAUSTIVE
+        within = [m for m in fast if m.ms <= fast[0].ms * (1 + (ORACLE_CLOSE if oracle else CLOSE))]
+        close = within if oracle else within[:FINALISTS]
         if (base := _of_base(within)) is not None and base not in close:
             close[-1] = base  # what variants have to beat
         if measurer is None or len(close) < 2:

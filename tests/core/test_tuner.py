@@ -281,6 +281,16 @@ def test_finalists_are_timed_side_by_side_and_that_time_counts() -> None:
     assert sum(m.protocol == "turns" for m in store.measurements(TABLE.problem)) == 2
 
 
+def test_an_oracle_times_all_close_ones_side_by_side() -> None:
+    table = timed([1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 2.0], bases=7)
+    names = list(table.by_candidate())
+    chosen, every = Bench(table), Bench(table)
+    decide(Store(None), chosen, candidates=names, policy=Exhaustive())
+    decide(Store(None), every, candidates=names, mode="exhaustive")
+    assert chosen.compared == [names[:4]]
+    assert every.compared == [names[:6]]
+
+
 def timed(times: Sequence[float], *, spread: float = 0.0, repeats: int = 0, bases: int = 1) -> Table:
     """A table of these times, in order; all but the first `bases` candidates are of another source."""
     configs = [m.candidate.config for m in TABLE.measurements]
