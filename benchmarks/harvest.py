@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import kernels
 from benchmarks.common import say
-from benchmarks.harvest_lane import AFTER, COMPILE_S, EACH, NEAR, SHAPES, lane, listed, near, shapes
+from benchmarks.harvest_lane import AFTER, COMPILE_S, EACH, NEAR, SHAPES, lane, listed, shapes
+from benchmarks.near import near
 from benchmarks.report_environment import environment
 from forecast_autotune.records import Candidate, Outcome, Problem, digest
 from forecast_integrations import describe

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,6 @@ from forecast_autotune.features.cost import NUMBERS
 from forecast_autotune.features.cost import VERSION as COST
 from forecast_autotune.features.ttir import assignment_of, facts
 from forecast_autotune.records import Candidate, Outcome, digest
-from forecast_autotune.replay import load
 from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
@@ -39,21 +37,7 @@ COMPILE_S = 15.0
 
 EACH, AFTER, SHAPES, NEAR = "HARVEST_EACH", "HARVEST_AFTER", "HARVEST_SHAPES", "HARVEST_NEAR"
 """Variables that thin a harvest: the most configs of a case, how many of those an earlier one has timed, the
-most cases of a kernel, and a file that names the configs of each case, see `near`."""
-
-
-def near(paths: Iterable[Path], within: float) -> dict[str, list[str]]:
-    """By case, the configs recorded within a share of its fastest: what noise may have ranked.
-
-    Cases with one such config are left out.
-    """
-    found = {}
-    for table in load(paths):
-        ran = {c: m.ms for c, m in table.by_candidate().items() if m.ok}
-        close = [str(c.config) for c, ms in ran.items() if ms <= (1 + within) * min(ran.values())]
-        if len(close) > 1:
-            found[str(table.problem.extra["label"])] = close
-    return found
+most cases of a kernel, and a file that names the configs of each case."""
 
 
 @cache
