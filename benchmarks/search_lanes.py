@@ -10,21 +10,32 @@ Then four lanes work while one actor's process gets SIGKILL, then a whole node. 
 writes shows which judgements began and which ended.
 
     python benchmarks/search_lanes.py --out benchmarks/results/search_lanes.json
+
+With `--gpus`, on a machine with so many GPUs: n lanes, one per GPU and opened as a search opens them, do so
+many times the work of one. Nothing sleeps and nothing is killed: lanes judge the pack's Triton solution, in
+many copies, by the plan and the rules of a search. Lanes are warm, that is, each has judged a job that is not
+counted; n lanes get n times the jobs of one, so that all runs take equally long. Local lanes first, then
+lanes on a Ray cluster of a raylet per GPU, if there is Ray.
+
+    python benchmarks/search_lanes.py --gpus 1,2,4 --jobs 16 --out benchmarks/results/search_lanes_gpus.json
+
+A dry run takes CPU lanes in the GPUs' place, and sources that sleep: add `--null`.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import itertools
 import os
 import resource
 import signal
 import statistics
 import sys
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,18 +43,21 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.common import say
+from benchmarks.lane_runs import STORE, Noted, by_job, cluster, folder_of_run, ledger, ready, timed
+from forecast_autotune.errors import SettingsError
 from forecast_harness.search.events import Job
+from forecast_harness.search.judge import open_judge, plan_for
 from forecast_harness.search.judge_pack import PackJudge
 from forecast_harness.search.lanes import LocalLanes
 from forecast_harness.search.novelty import identity
 from forecast_harness.search.racing import Rules
 from forecast_harness.search.ray_lanes import RayLanes, load_ray
-from forecast_harness.search.records import Judged
+from forecast_harness.search.records import Judged, Node, Target
 from forecast_harness.search.targets import open_target
 from forecast_harness.verify.plan import Plan
 
 PACK = "softmax"
-SOURCE = """import time
+SLEEPING = """import time
 
 import torch
 
@@ -59,93 +73,66 @@ LANES = 4
 PLAN = Plan(cases=4, timed=8)
 RULES = Rules(first=8, least=8, most=8)
 """So many launches for every job, however noisy the machine is: jobs must take equally long."""
-STORE = 80 << 20
-"""Bytes of each raylet's object store, the least that Ray allows."""
+WANTED = {2: 1.8, 4: 3.4}
+"""Lanes on GPUs -> how many times the work of one they have to do."""
+Rates = dict[str, dict[int, list[float]]]
+"""Kind of lanes -> number of them -> jobs per minute of each run."""
 
 
-class Noted(PackJudge):
-    """A judge that notes when a judgement begins and ends, in a line each that is written at once."""
-
-    ledger: Path
-
-    def judge(self, job: Job) -> Judged:
-        self._note("begin", job)
-        found = super().judge(job)
-        self._note("end", job)
-        return found
-
-    def _note(self, what: str, job: Job) -> None:
-        line = json.dumps({"what": what, "job": job.id, "pid": os.getpid(), "at": time.time()})
-        with self.ledger.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-
-
-def make(number: int, folder: str) -> Noted:
-    """A judge with a folder and a timing lock of its own."""
-    target, _ = open_target(PACK, device="cpu")
-    own = Path(folder) / f"lane-{number}-{os.getpid()}"
+def make(target: Target, folder: Path, number: int) -> Noted:
+    """A judge as a search opens it; on a CPU one with few launches and a timing lock of its own."""
+    device = "cuda" if "device" in target.payload else "cpu"
+    own = folder / f"lane-{number}-{os.getpid()}"
+    if device == "cuda":
+        return Noted(open_judge(target, device=device, index=number, folder=own), f"cuda:{number}", folder)
     own.mkdir(parents=True, exist_ok=True)
-    judge = Noted(target, PLAN, own / "scratch", number=number, rules=RULES, locks=own)
-    judge.ledger = Path(folder) / "ledger"
-    return judge
+    judge = PackJudge(target, PLAN, own / "scratch", number=number, rules=RULES, locks=own)
+    return Noted(judge, f"cpu:{number}", folder)
+
+
+def job_of(target: Target, source: str, seed: Node, against: Node, name: str) -> Job:
+    """To judge a source of the seed's language."""
+    id_ = identity(target.id, seed.language, source)
+    return Job(name, replace(seed, id=id_, source=source, parents=(seed.id,)), against, {}, target, 0, 1)
 
 
 def jobs(n: int, sleep: float) -> list[Job]:
     """Jobs that differ in their sources, and all wait as long."""
     target, (seed,) = open_target(PACK, device="cpu")
-    against = replace(seed, source=SOURCE.format(sleep=sleep, number=-1))
-    found = []
-    for number in range(n):
-        source = SOURCE.format(sleep=sleep, number=number)
-        node = replace(seed, id=identity(target.id, "torch", source), source=source, parents=(seed.id,))
-        found.append(Job(f"job-{number}", node, against, {}, target, 0, 1))
-    return found
+    against = replace(seed, source=SLEEPING.format(sleep=sleep, number=-1))
+    sources = (SLEEPING.format(sleep=sleep, number=number) for number in range(n))
+    return [job_of(target, source, seed, against, f"job-{i}") for i, source in enumerate(sources)]
 
 
-def ledger(folder: Path) -> dict[str, Counter[str]]:
-    """How often each job began and ended, by job."""
-    found: dict[str, Counter[str]] = {}
-    for line in (folder / "ledger").read_text(encoding="utf-8").splitlines():
-        said = json.loads(line)
-        found.setdefault(said["job"], Counter())[said["what"]] += 1
-    return found
+def copies(target: Target, seed: Node, numbers: Iterator[int], n: int) -> list[Job]:
+    """Jobs with copies of the seed that have constants of other names: as much work, and no text twice.
 
-
-def timed(open_lanes: Callable[[str], LocalLanes], listed: list[Job]) -> dict[str, Any]:
-    """Seconds from the first submission to the last result, once all lanes are open."""
-    with tempfile.TemporaryDirectory(prefix="search-lanes-") as folder:
-        lanes = open_lanes(folder)
-        try:
-            ready(lanes)
-            began = time.perf_counter()
-            results = [f.result(600) for f in [lanes.submit(job) for job in listed]]
-            seconds = time.perf_counter() - began
-        finally:
-            lanes.close()
-        entries = ledger(Path(folder))
-    return {
-        "seconds": seconds,
-        "jobs_per_minute": 60 * len(listed) / seconds,
-        "outcomes": dict(Counter(str(r.outcome) for r in results)),
-        "judged_once": sum(c["end"] == 1 for c in entries.values()),
-        "job_seconds": statistics.median(r.wall_seconds for r in results),
+    So nothing that was compiled in one run could serve another, even if cells shared their caches.
+    """
+    texts = {
+        number: seed.source.replace("BLOCK", f"BLOCK_{number}") + f"\n\nNUMBER = {number}\n"
+        for number in itertools.islice(numbers, n)
     }
+    return [job_of(target, source, seed, seed, f"job-{number}") for number, source in texts.items()]
 
 
-def ready(lanes: LocalLanes) -> None:
-    """Until all lanes are open. Raises `TimeoutError`."""
-    end = time.monotonic() + 180
-    while any(lane.state != "ready" for lane in lanes.lanes):
-        if time.monotonic() > end:
-            raise TimeoutError(f"lanes do not open: {lanes.lanes}")
-        time.sleep(0.05)
+def here(target: Target, n: int, folder: Path) -> LocalLanes:
+    """`n` lanes of this process."""
+    return LocalLanes(partial(make, target, folder), n)
 
 
-def killed(
-    open_lanes: Callable[[str], RayLanes], cluster: Any, last: Any, listed: list[Job]
-) -> dict[str, Any]:
+def on_ray(target: Target, n: int, folder: Path) -> RayLanes:
+    """`n` lanes on the cluster that this process is connected to."""
+    gpus = "device" in target.payload
+    return RayLanes(partial(make, target, folder), gpus=gpus, most=n, poll_s=0.5)
+
+
+# --- lanes that sleep, and are killed ---
+
+
+def killed(open_lanes: Callable[[Path], RayLanes], on: Any, last: Any, listed: list[Job]) -> dict[str, Any]:
     """Kill an actor's process after a sixth of the jobs, a node after a third; add one after the half."""
-    with tempfile.TemporaryDirectory(prefix="search-lanes-") as folder:
+    with folder_of_run() as folder:
         lanes = open_lanes(folder)
         widths = []
         try:
@@ -154,26 +141,25 @@ def killed(
             futures = [lanes.submit(job) for job in listed]
             again = [lanes.submit(job) for job in listed]
             reached(futures, len(listed) // 6)
-            lines = [json.loads(x) for x in (Path(folder) / "ledger").read_text().splitlines()]
-            victim = next(x["pid"] for x in reversed(lines) if x["what"] == "begin")
+            victim = next(x["pid"] for x in reversed(ledger(folder)) if x["what"] == "begin")
             os.kill(victim, signal.SIGKILL)
             say(f"killed the process of a lane, {victim}")
             reached(futures, len(listed) // 3)
-            cluster.remove_node(last, allow_graceful=False)
+            on.remove_node(last, allow_graceful=False)
             say("killed a node")
             end = time.monotonic() + 60
             while lanes.width == LANES and time.monotonic() < end:
                 time.sleep(0.05)
             reached(futures, len(listed) // 2)
             widths.append(lanes.width)
-            cluster.add_node(num_cpus=1, object_store_memory=STORE)
+            on.add_node(num_cpus=1, object_store_memory=STORE)
             say("added a node")
             results = [f.result(600) for f in futures]
             seconds = time.perf_counter() - began
             widths.append(lanes.width)
         finally:
             lanes.close()
-        entries = ledger(Path(folder))
+        entries = by_job(ledger(folder))
     return {
         "seconds": seconds,
         "submitted": len(listed),
@@ -193,48 +179,26 @@ def reached(futures: list[Future[Judged]], n: int) -> None:
         wait([f for f in futures if not f.done()], timeout=0.2, return_when="FIRST_COMPLETED")
 
 
-def main() -> int:
-    made = common.parser(__doc__)
-    made.add_argument("--jobs", type=int, default=8, help="jobs of each run")
-    made.add_argument("--sleep", type=float, default=0.1, help="seconds that a launch sleeps")
-    made.add_argument("--rounds", type=int, default=2, help="runs of each kind, in turns")
-    made.set_defaults(stub_only=True)
-    a = common.parse(made)
+def on_cpus(a: argparse.Namespace) -> int:
+    """Lanes whose launches sleep: how much they overlap, and what they survive."""
     report = common.Report(a, "search_lanes")
-    from ray.cluster_utils import Cluster
-
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(common.ROOT), os.environ.get("PYTHONPATH")]))
     listed = jobs(a.jobs, a.sleep)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": STORE})
-    try:
-        nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(LANES - 1)]
-        load_ray().init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-
-        def ray(most: int, folder: str) -> RayLanes:
-            return RayLanes(partial(make, folder=folder), most=most, poll_s=0.5)
-
-        def local(n: int, folder: str) -> LocalLanes:
-            return LocalLanes(partial(make, folder=folder), n)
-
-        found: dict[str, list[float]] = {}
+    target = listed[0].target
+    rates: Rates = {"local": {}, "ray": {}}
+    with cluster([{"num_cpus": 1}] * LANES) as (on, nodes):
         for number in range(a.rounds):
-            for name, kind in (("local", local), ("ray", ray)):
+            for name, kind in (("local", here), ("ray", on_ray)):
                 for n in (1, LANES) if number % 2 == 0 else (LANES, 1):
-                    row = {"kind": name, "lanes": n, **timed(partial(kind, n), listed)}
-                    report.add("throughput", row)
-                    found.setdefault(f"{name} {n}", []).append(row["jobs_per_minute"])
-                    say(f"{name}, {n} lanes: {row['jobs_per_minute']:.1f} jobs per minute, {row['outcomes']}")
-        survived = killed(partial(ray, LANES), cluster, nodes[-1], jobs(2 * a.jobs, a.sleep))
+                    row = {"kind": name, "lanes": n, **timed(partial(kind, target, n), listed)}
+                    told(report, row, rates)
+        survived = killed(partial(on_ray, target, LANES), on, nodes[-1], jobs(2 * a.jobs, a.sleep))
         report.add("killed", survived)
-    finally:
-        load_ray().shutdown()
-        cluster.shutdown()
-    rates = {name: statistics.median(values) for name, values in found.items()}
-    speedups = {kind: round(rates[f"{kind} {LANES}"] / rates[f"{kind} 1"], 3) for kind in ("local", "ray")}
+    found = summary(rates)
+    speedups = {kind: found["speedups"][f"{kind} {LANES}"] for kind in rates}
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    summary = {
-        "cores": len(os.sched_getaffinity(0)),
-        "jobs_per_minute": {name: round(value, 2) for name, value in rates.items()},
+    done = {
+        "cores": found["cores"],
+        "jobs_per_minute": found["jobs_per_minute"],
         "speedup_of_4_lanes": speedups,
         "at_least_3": all(value >= 3 for value in speedups.values()),
         "nothing_lost": survived["results"] == survived["submitted"],
@@ -242,8 +206,119 @@ def main() -> int:
         "cpu_seconds_of_children": round(usage.ru_utime + usage.ru_stime, 1),
         **{f"killed_{name}": value for name, value in survived.items()},
     }
-    report.finish(summary)
-    return 0 if summary["at_least_3"] and summary["nothing_lost"] and summary["nothing_judged_twice"] else 1
+    report.finish(done)
+    return 0 if done["at_least_3"] and done["nothing_lost"] and done["nothing_judged_twice"] else 1
+
+
+# --- a lane per GPU ---
+
+
+def on_gpus(a: argparse.Namespace) -> int:
+    """Lanes with a GPU each, or with none in a dry run: how much more several do than one."""
+    if not a.null:
+        plan_for("cuda", max(a.gpus) - 1)  # raises where there are fewer
+    report = common.Report(a, "search_lanes_gpus")
+    began, most = time.perf_counter(), max(a.gpus)
+    target, (seed, *_) = open_target(PACK, device="cpu" if a.null else "cuda")
+    if a.null:
+        seed = replace(seed, source=SLEEPING.format(sleep=a.sleep, number=-1))
+    say(f"{target.name}, {target.language}, {len(os.sched_getaffinity(0))} cores")
+    numbers = itertools.count()
+    rates: Rates = {}
+    right, failed = True, list[str]()
+    kinds: list[tuple[str, Callable[[Target, int, Path], LocalLanes]]] = [("local", here)]
+    try:
+        load_ray()
+        kinds.append(("ray", on_ray))
+    except SettingsError:
+        say("RAY IS ABSENT: local lanes alone are measured")
+    for name, kind in kinds:
+        nodes = [_node(number, a.null) for number in range(most)]
+        try:
+            with nullcontext() if kind is here else cluster(nodes):
+                for number in range(a.rounds):
+                    for n in a.gpus if number % 2 == 0 else reversed(a.gpus):
+                        listed = copies(target, seed, numbers, max(n, a.jobs * n // most))
+                        warm = copies(target, seed, numbers, n)
+                        row = {"kind": name, "lanes": n, **timed(partial(kind, target, n), listed, warm)}
+                        told(report, row, rates)
+                        right &= row["outcomes"] == {"ok": len(listed)}
+                        if len(row["jobs_of_each_lane"]) < n:
+                            raise RuntimeError(f"not all of {n} lanes had a job: {row['jobs_of_each_lane']}")
+        except Exception as error:  # what was measured so far is summed up, and other lanes may do better
+            traceback.print_exc()
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+    found = summary(rates)
+    met = {
+        f"{name} {n}": found["speedups"].get(f"{name} {n}", 0.0) >= WANTED[n]
+        for name, _ in kinds
+        for n in a.gpus
+        if n in WANTED
+    }
+    report.finish(
+        {
+            **found,
+            "wanted": WANTED,
+            "met": met,
+            "all_jobs_are_right": right,
+            "failed": failed,
+            "ray": len(kinds) > 1,
+            "whole_seconds": round(time.perf_counter() - began, 1),
+        }
+    )
+    return 0 if met and all(met.values()) and right and not failed else 1
+
+
+def _node(number: int, null: bool) -> dict[str, Any]:
+    """What a raylet owns. Each counts its GPUs from 0; the variable says which of the machine's that is."""
+    if null:
+        return {"num_cpus": 1}
+    return {"num_cpus": 1, "num_gpus": 1, "env_vars": {"CUDA_VISIBLE_DEVICES": str(number)}}
+
+
+# --- both ---
+
+
+def told(report: common.Report, row: dict[str, Any], rates: Rates) -> None:
+    """Write a run down, and say what it was."""
+    report.add("throughput", row)
+    rates.setdefault(row["kind"], {}).setdefault(row["lanes"], []).append(row["jobs_per_minute"])
+    say(
+        f"{row['kind']}, {row['lanes']} lanes: {row['jobs']} jobs in {row['seconds']:.1f} s, "
+        f"{row['jobs_per_minute']:.1f} per minute, {row['job_seconds']:.1f} s each, {row['outcomes']}, "
+        f"by {row['jobs_of_each_lane']}"
+    )
+
+
+def summary(rates: Rates) -> dict[str, Any]:
+    """Cores, medians over all runs, and how many times the work of one lane several do."""
+    middle = {kind: {n: statistics.median(r) for n, r in by.items()} for kind, by in rates.items()}
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "jobs_per_minute": {f"{k} {n}": round(r, 2) for k, by in middle.items() for n, r in by.items()},
+        "speedups": {
+            f"{k} {n}": round(r / by[1], 3) for k, by in middle.items() for n, r in by.items() if n > 1
+        },
+    }
+
+
+def widths(text: str) -> list[int]:
+    """Numbers of lanes, in rising order; 1 has to be among them, since others are compared with it."""
+    found = sorted({int(word) for word in text.split(",")})
+    if found[0] != 1:
+        raise argparse.ArgumentTypeError(f"1 must be among the numbers of GPUs, and none below it: {text}")
+    return found
+
+
+def main() -> int:
+    made = common.parser(__doc__)
+    made.add_argument("--gpus", type=widths, default=[], help="1,2,4: measure lanes on so many GPUs instead")
+    made.add_argument("--jobs", type=int, default=8, help="jobs of each run; with --gpus, of the widest")
+    made.add_argument("--sleep", type=float, default=0.1, help="seconds that a launch on a CPU sleeps")
+    made.add_argument("--rounds", type=int, default=2, help="runs of each kind, in turns")
+    made.set_defaults(stub_only=True)
+    a = common.parse(made)
+    return on_gpus(a) if a.gpus else on_cpus(a)
 
 
 if __name__ == "__main__":

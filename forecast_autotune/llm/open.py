@@ -10,9 +10,11 @@ from forecast_autotune.llm import writing
 from forecast_autotune.llm.backend import Backend
 from forecast_autotune.llm.backends.chat import Chat
 from forecast_autotune.llm.backends.completions import Completions
+from forecast_autotune.llm.backends.loading import Source
 from forecast_autotune.llm.backends.systemone import SystemOne
 from forecast_autotune.llm.cache import Cached
 from forecast_autotune.llm.guards import Limits, Prices
+from forecast_autotune.llm.local import Local
 from forecast_autotune.llm.spec import Spec, parsed
 from forecast_autotune.llm.transport import Transport
 from forecast_autotune.settings import Settings
@@ -56,9 +58,8 @@ def writer(
     spec, settings = parsed(text, writing=True), settings or Settings.from_environment()
     options = spec.only("temperature", "max_tokens")
     if spec.kind == "transformers":
-        return writing.local(
-            spec.place, timeout_s=timeout_s, **spec.only("adapter", "device", "dtype"), **options, told=told
-        )
+        source = Source(spec.place, **spec.only("adapter", "device", "dtype"))
+        return Local(source, timeout_s=timeout_s, told=told, **options)
     if spec.kind == "completions":
         return writing.completions(
             _transport(spec, settings), spec.options["model"], timeout_s, **options, told=told

@@ -129,7 +129,7 @@ def _run(
     payload = {"pack": pack.to_json(), "contestants": contestants}
     payload |= {"plan": plan.to_json(), "rules": rules.to_json()}
     job = Job("forecast_harness.verify.contest:main", payload, files)
-    with exclusive(plan.uuid):
+    with exclusive(plan.place):
         result = lane.run(job, limits_for(pack, limits, plan.device))
     if result.status is Status.OK:
         value: Mapping[str, Any] = result.value

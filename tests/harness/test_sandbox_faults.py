@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from forecast_autotune.records import Outcome
+from forecast_harness.sandbox import lane as lanes
 from forecast_harness.sandbox.api import Fault, Lane, Level, SandboxError, Status, strongest_level
 from tests.harness.lanes import SMALL, judge, lane, run
 
@@ -173,6 +174,14 @@ def _in_a_row(opened: Lane, poisons: int, hangs: int) -> None:
 def test_a_hundred_poisons_and_twenty_hangs_in_a_row() -> None:
     with lane(warm=("torch", "triton")) as opened:
         _in_a_row(opened, 100, 20)
+
+
+def test_a_server_that_is_long_in_starting_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when many lanes open at once: it greets when it is ready, and is silent no more."""
+    monkeypatch.setattr(lanes, "_SILENT_S", 2)
+    with lane(warm=("torch", "triton", "tests.harness.slow_start")) as opened:
+        assert run(opened, "honest").status is Status.OK
+        assert opened.restarts == 0
 
 
 def test_an_unfit_device_makes_no_labels() -> None:

@@ -164,7 +164,7 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_sent() -> None:
 
 
 @on_linux
-def test_children_are_found_in_two_ways() -> None:
+def test_children_are_found_in_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -173,10 +173,15 @@ def test_children_are_found_in_two_ways() -> None:
         assert process.pid in linux.children_by_search(os.getpid())
         assert linux.children(process.pid) == linux.children_by_search(process.pid) == [grandchild]
         assert grandchild in linux.descendants(os.getpid())
+        tree, looks, look = set(linux.descendants(process.pid)), list[int](), linux._families
+        monkeypatch.setattr(linux, "_LISTS_CHILDREN", False)
+        monkeypatch.setattr(linux, "_families", lambda: looks.append(1) or look())
+        assert set(linux.descendants(process.pid)) == tree == {grandchild}
+        assert len(looks) == 1, "how long it takes must not grow with the tree times all processes"
     finally:
         os.kill(grandchild, signal.SIGKILL)
         process.wait()
-    assert linux.children(process.pid) == []
+    assert linux.children(process.pid) == linux.descendants(process.pid) == []
     assert linux.usage(process.pid) == (0, 0)
 
 

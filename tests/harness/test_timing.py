@@ -27,6 +27,7 @@ from forecast_harness.timing.plausible import (
 )
 from forecast_harness.timing.replay import pauses, typical, unpaused, untouched
 from forecast_harness.timing.sequential import SignTest
+from forecast_harness.verify.plan import Plan
 
 DUELS = 200
 NOISES: list[dict[str, float]] = [
@@ -290,6 +291,29 @@ def test_a_device_is_held_by_one_process(tmp_path: Path) -> None:
     with device.exclusive("GPU-1", 5.0, tmp_path):
         assert other() == "busy"
     assert other() == "held"
+
+
+def test_lanes_on_two_devices_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Not even where the driver tells no UUIDs."""
+    told = Plan(device="cuda", index=1, uuid="GPU-1").place
+    untold = [Plan(device="cuda", index=n).place for n in range(2)]
+    with (
+        device.exclusive(told, 1.0, tmp_path),
+        device.exclusive(untold[0], 1.0, tmp_path),
+        device.exclusive(untold[1], 1.0, tmp_path),
+        device.exclusive(Plan().place, 1.0, tmp_path),
+        pytest.raises(device.DeviceBusy, match="timing on the host"),
+        device.exclusive(Plan().place, 0.05, tmp_path),
+    ):
+        pass
+
+
+def test_a_device_is_found_by_what_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [("NVIDIA H200", "GPU-5a1"), ("NVIDIA H200", "GPU-5b2")]
+    monkeypatch.setattr(device, "device_count", lambda: len(known))
+    monkeypatch.setattr(device, "identity", lambda index: known[index])
+    assert [device.number_of(text) for text in ("3", "GPU-5b2", "GPU-5a")] == [3, 1, 0]
+    assert [device.number_of(text) for text in ("GPU-5", "GPU-6", "MIG-5a1", "")] == [None] * 4
 
 
 def test_without_a_driver_nothing_is_claimed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from forecast_harness.packs import load, solution_from  # noqa: E402
 from forecast_harness.packs.load import builtin_names  # noqa: E402
 from forecast_harness.packs.schema import Format, Pack, Workload  # noqa: E402
 from forecast_harness.sandbox.api import Answer, Array, Lane, Limits  # noqa: E402
+from forecast_harness.verify import effort  # noqa: E402
 from forecast_harness.verify import problem as problems  # noqa: E402
 from forecast_harness.verify.draws import draw  # noqa: E402
 from forecast_harness.verify.effort import Spent  # noqa: E402
@@ -48,6 +50,23 @@ def test_work_is_done_on_the_device() -> None:
     assert Where("cpu").run(lambda device: device) == "cpu"
     assert Where("meta").run(lambda device: torch.zeros(1).device.type) == "meta"
     assert where.refused == ""
+
+
+@pytest.mark.parametrize(
+    ("cores", "devices", "threads"), [(64, 0, 8), (64, 4, 8), (64, 8, 4), (16, 1, 8), (16, 4, 1), (2, 1, 1)]
+)
+def test_lanes_on_all_devices_together_take_half_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, devices: int, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr(effort, "device_count", lambda: devices)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert Where("cuda").run(lambda _: torch.get_num_threads(), portable=False) == threads
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_a_device_fails_at_is_done_on_the_host_from_then_on() -> None:

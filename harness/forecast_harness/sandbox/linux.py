@@ -199,7 +199,12 @@ def children(pid: int) -> list[int]:
 
 def children_by_search(pid: int) -> list[int]:
     """The same from every process's own word, for kernels that do not list children."""
-    found = []
+    return _families().get(pid, [])
+
+
+def _families() -> dict[int, list[int]]:
+    """Children by parent, of all processes that can be seen."""
+    found: dict[int, list[int]] = {}
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
             try:
@@ -207,20 +212,23 @@ def children_by_search(pid: int) -> list[int]:
             except OSError:
                 continue
             # pid (name) state parent ...; a name may contain spaces and parentheses.
-            if int(text.rpartition(")")[2].split()[1]) == pid:
-                found.append(int(place.name))
+            found.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(place.name))
     return found
 
 
 def descendants(pid: int) -> list[int]:
     """Pids of all processes below a process."""
+    # One look at all processes for the whole tree: with a look for each of its members, lanes that work at
+    # once would slow down each other's watchdogs with all the processes that they add.
+    families = None if _LISTS_CHILDREN else _families()
     found: list[int] = []
-    waiting = children(pid)
+    waiting = [pid]
     while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.append(one)
-            waiting += children(one)
+        parent = waiting.pop()
+        below = children(parent) if families is None else families.get(parent, [])
+        new = [one for one in below if one not in found]
+        found += new
+        waiting += new
     return found
 
 

@@ -284,14 +284,16 @@ def main(text: str) -> None:
         level, refused = probes.only(Level(orders["level"]), orders["device"], roots, orders["staging"])
     place = (orders["device"], roots, orders["staging"])
     apart = bool(level and orders["apart"] and probes.apart(Level(level), *place))
+    if level and {"torch", "triton"} <= sys.modules.keys():
+        toolchain.warm()
+    if level and orders["device"] is not None:
+        toolchain.build()
+    # Only now: on a machine where many lanes open at once, all this takes longer than a server that has said
+    # hello may be silent.
     hello = {"event": "hello", "level": level, "refused": refused, "apart": apart}
     control.send(json.dumps(hello).encode())
     if not level:
         return
-    if {"torch", "triton"} <= sys.modules.keys():
-        toolchain.warm()
-    if orders["device"] is not None:
-        toolchain.build()
     linux.set_dumpable(False)
     gc.collect()
     gc.freeze()  # forks share these pages for good

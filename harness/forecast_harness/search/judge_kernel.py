@@ -194,7 +194,7 @@ class KernelJudge(LaneJudge):
         }
         files = {"against.py": against.source, "variant.py": node.source}
         try:
-            with exclusive(self._plan.uuid):
+            with exclusive(self._plan.place):
                 result = lane.run(Asked(_RACE, payload, files), LIMITS)
         except (SandboxError, DeviceBusy) as error:
             raise LaneLost(str(error), self.name) from error

@@ -231,7 +231,7 @@ class PackJudge(LaneJudge):
             "configs": contestants[1:],
         }
         try:
-            with exclusive(self._plan.uuid, folder=self._locks):
+            with exclusive(self._plan.place, folder=self._locks):
                 result = self._lane.run(Asked(_RACE, payload, files), self._limits)
         except (SandboxError, DeviceBusy) as error:
             raise LaneLost(str(error), self.name) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.errors import SettingsError
@@ -18,6 +18,7 @@ from forecast_harness.search.events import Confirm, Job
 from forecast_harness.search.interfaces import Judge, LaneLost
 from forecast_harness.search.lanes import REQUEUES, RETRY_S, STRIKES, LaneGone, LocalLanes
 from forecast_harness.search.records import Judged
+from forecast_harness.timing.device import number_of
 
 OPEN_S = 120.0
 """How long an actor may wait for its place in the cluster, and open its judge."""
@@ -48,12 +49,9 @@ class Host:
         import os
 
         ray = load_ray()
-        assigned = ray.get_gpu_ids()
-        # The driver's own numbers: a judge asks the driver, not CUDA, which would renumber them.
-        number = int(assigned[0]) if assigned and str(assigned[0]).isdigit() else self._number
         problem = ""
         try:
-            self._judge = self._make(number)
+            self._judge = self._make(self._place(ray.get_gpu_ids()))
         except Exception as error:  # told as data: the caller may lack the class
             problem = f"{type(error).__name__}: {error}"
         return {"problem": problem, "node": ray.get_runtime_context().get_node_id(), "pid": os.getpid()}
@@ -70,6 +68,20 @@ class Host:
         """End the judge's processes."""
         if self._judge is not None:
             self._judge.close()
+
+    def _place(self, assigned: Sequence[object]) -> int:
+        """The driver's own number of the GPU assigned, or the lane's: a judge asks the driver, not CUDA.
+
+        Raises `SettingsError` for a GPU that the driver has no number for: the lane's would be another's.
+        """
+        if not assigned:
+            return self._number
+        if (number := number_of(str(assigned[0]))) is None:
+            raise SettingsError(
+                f"Ray gives this lane the GPU {assigned[0]}, which the driver does not list; lanes need "
+                "whole GPUs: start Ray with their numbers or UUIDs in CUDA_VISIBLE_DEVICES"
+            )
+        return number
 
     def _told(self, ask: Callable[[Judge], Any]) -> dict[str, Any]:
         assert self._judge is not None, "open() comes first"

@@ -91,6 +91,17 @@ def identity(index: int) -> tuple[str, str]:
     return _text("nvmlDeviceGetName", handle), _text("nvmlDeviceGetUUID", handle)
 
 
+def number_of(text: str) -> int | None:
+    """The driver's number of a device that `CUDA_VISIBLE_DEVICES` names by number, UUID or a UUID's start.
+
+    None for one that the driver does not know, such as a part of a device.
+    """
+    if text.isdigit():
+        return int(text)
+    found = [n for n in range(device_count()) if text and identity(n)[1].startswith(text)]
+    return found[0] if len(found) == 1 else None
+
+
 def conditions(index: int) -> dict[str, int]:
     """Clocks (MHz), temperature (C), power (mW) and throttle reasons (the driver's bits); what it tells."""
     handle = _handle(index)
@@ -113,17 +124,18 @@ def peaks(name: str) -> Peaks:
 
 
 @contextmanager
-def exclusive(uuid: str, timeout_s: float = 600.0, folder: Path | None = None) -> Iterator[None]:
-    """Hold a device, among all processes of this machine that ask in this way.
+def exclusive(name: str, timeout_s: float = 600.0, folder: Path | None = None) -> Iterator[None]:
+    """Hold a device by its name (see `Plan.place`), among all processes of this machine that ask in this way.
 
     Raises `DeviceBusy` after `timeout_s` seconds.
     """
-    place = (folder or Path(tempfile.gettempdir())) / f"forecast-device-{uuid or 'host'}.lock"
+    place = (folder or Path(tempfile.gettempdir())) / f"forecast-device-{name or 'host'}.lock"
     lock = FileLock(place, mode=0o666)
     try:
         lock.acquire(timeout=timeout_s)
     except Timeout as error:
-        raise DeviceBusy(f"another process has been timing on {uuid} for {timeout_s:g} s") from error
+        what = name or "the host"
+        raise DeviceBusy(f"another process has been timing on {what} for {timeout_s:g} s") from error
     try:
         yield
     finally:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from forecast_harness.timing.device import device_count
+
 _LAUNCHES = 200
 """Launches of one workload in a duel that takes its time."""
 _WORTH_IT, _MOST_THREADS = 4, 8
@@ -69,12 +71,13 @@ class Spent:
 
 @contextmanager
 def more_cores() -> Iterator[None]:
-    """Let torch use half of the machine's cores (at most 8) for a while: nobody is being timed.
+    """Let torch use half of this device's share of the cores (at most 8) for a while: nobody is timed on it.
 
-    On few cores threads that wait for each other at every operation lose more than they gain.
+    Every other device of the machine may have a lane that does the same, or is timing. On few cores threads
+    that wait for each other at every operation lose more than they gain.
     """
     before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) // 2
+    cores = len(os.sched_getaffinity(0)) // (2 * max(1, device_count()))
     if cores >= _WORTH_IT:
         torch.set_num_threads(min(_MOST_THREADS, cores))
     try:

@@ -25,6 +25,15 @@ class Plan:
     """The driver's number of the device."""
     uuid: str = ""
 
+    @property
+    def place(self) -> str:
+        """A name that no other device of this machine has, for its timing lock; empty for the host.
+
+        Devices whose UUID the driver does not tell have their numbers: one lock for all would have their
+        lanes wait for each other.
+        """
+        return self.uuid or ("" if self.device == "cpu" else f"{self.device}-{self.index}")
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Read what `to_json` wrote."""

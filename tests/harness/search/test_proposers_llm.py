@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from forecast_autotune.variants.records import Origin
 from forecast_harness.search.events import Request
 from forecast_harness.search.proposers import open_proposer, prompting
 from forecast_harness.search.proposers.llm import LLM, open_llm
-from forecast_harness.search.records import Judged, Target
+from forecast_harness.search.records import Judged, Kind, Target
 from tests.harness.search.proposing import NATIVE, block, edit, node, pack, request
 from tests.llm.faulty_server import FaultyServer, Handler
 
@@ -214,6 +215,19 @@ def test_every_prompt_states_the_problem_and_the_parent() -> None:
         assert (partner.source.strip() in text) == (style == "crossover")
         assert ("<<<<<<< SEARCH" in text) == (style == "diff")
         assert ("element 3 is wrong" in text) == (style == "repair")
+
+
+def test_a_launch_is_offered_where_it_belongs_to_the_source() -> None:
+    triton = replace(TARGET, language="triton")
+    kernel = replace(triton, kind=Kind.KERNEL)
+    for target, offered in ((triton, True), (kernel, False), (TARGET, False)):
+        text = prompting.prompt(request(target, SEED), "rewrite")
+        assert ("num_warps=WARPS at the launch" in text) == offered
+
+
+def test_what_an_answer_must_look_like_is_said_last() -> None:
+    for style, form in (("diff", ">>>>>>> REPLACE"), ("rewrite", f"It must define {TARGET.entry}.")):
+        assert prompting.prompt(request(TARGET, SEED), style).rstrip().endswith(form)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,25 @@ def test_the_last_block_that_defines_the_entry_counts() -> None:
     assert whole(block(NATIVE.format(-1)).replace("\n", "\r\n"), TARGET, SEED) == NATIVE.format(-1)
 
 
+def test_a_block_may_begin_behind_the_sentence() -> None:
+    code = NATIVE.format(-1)
+    assert whole(f"One native operation. ```python\n{code}```\n", TARGET, SEED) == code
+    inline = f"It calls ```run```\n\n```python\n{code}```\n"
+    assert whole(inline, TARGET, SEED) == code, "what ends a line is not always an opening"
+    with pytest.raises(RecordError, match="is not closed"):
+        whole(f"One native operation. ```python\n{code}", TARGET, SEED)
+
+
+def test_a_whole_source_is_taken_where_edits_were_asked_for() -> None:
+    answer = block(NATIVE.format(-1))
+    assert edited(answer, TARGET, SEED) == NATIVE.format(-1)
+    line = SEED.source.strip().splitlines()[-1]
+    both = answer + edit((line, "    return torch.softmax(x, 1)"))
+    assert edited(both, TARGET, SEED).endswith("softmax(x, 1)\n"), "edits count before it"
+    with pytest.raises(RecordError, match="no block of the form"):
+        edited(block("def helper(x):\n    return x\n"), TARGET, SEED)
+
+
 def test_notes_are_one_printable_line() -> None:
     assert (
         note_of(f"<think>hm</think>First\x00 this,\nthen that.\n{block('', '')}") == "First this, then that."

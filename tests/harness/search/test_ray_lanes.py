@@ -124,6 +124,66 @@ def test_lanes_follow_nodes_that_join_and_leave(
     until(lambda: lanes.width == 2)
 
 
+def test_a_lane_takes_the_gpu_that_its_node_was_given(
+    cluster: Any, opened: Callable[..., RayLanes], tmp_path: Path
+) -> None:
+    # Each node counts its GPUs from 0, whichever of the machine's they are.
+    variable = "CUDA_VISIBLE_DEVICES"
+    nodes = [
+        cluster.add_node(num_cpus=0, num_gpus=1, env_vars={variable: name}, object_store_memory=80 << 20)
+        for name in ("5", "3")
+    ]
+    lanes = opened(gpus=True)
+    until(lambda: [lane.state for lane in lanes.lanes] == ["ready", "ready"])
+    futures = [lanes.submit(job(str(n), "sleep 0.3")) for n in range(4)]
+    assert {f.result(60).device for f in futures} == {"table-3", "table-5"}
+    lanes.close()
+    for node in nodes:
+        cluster.remove_node(node, allow_graceful=False)
+
+
+class _Told:
+    """What an actor asks Ray."""
+
+    def __init__(self, *gpus: str) -> None:
+        self._gpus = gpus
+
+    def get_gpu_ids(self) -> list[str]:
+        return list(self._gpus)
+
+    def get_runtime_context(self) -> _Told:
+        return self
+
+    def get_node_id(self) -> str:
+        return "node"
+
+
+def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forecast_harness.search import ray_lanes
+    from forecast_harness.timing import device
+
+    known = ["GPU-a", "GPU-b", "GPU-c"]
+    monkeypatch.setattr(device, "device_count", lambda: len(known))
+    monkeypatch.setattr(device, "identity", lambda index: ("NVIDIA H200", known[index]))
+
+    def opened_on(*gpus: str) -> tuple[list[int], str]:
+        made: list[int] = []
+
+        def make(number: int) -> Judge:
+            made.append(number)
+            return TableJudge(number, Path())
+
+        monkeypatch.setattr(ray_lanes, "load_ray", lambda: _Told(*gpus))
+        return made, ray_lanes.Host(make, 7).open()["problem"]
+
+    assert opened_on("GPU-c") == ([2], "")
+    assert opened_on("1") == ([1], "")
+    assert opened_on() == ([7], "")
+    made, problem = opened_on("MIG-d")
+    assert not made
+    assert "MIG-d, which the driver does not list" in problem
+
+
 def test_a_judge_that_does_not_open_is_told(cluster: Any) -> None:
     with pytest.raises(LaneLost, match="NotADirectoryError"):
         RemoteJudge(_broken, 0, gpus=0, open_s=30)

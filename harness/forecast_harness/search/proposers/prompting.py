@@ -16,10 +16,16 @@ from forecast_autotune.variants.writing import IDEAS as KERNEL_IDEAS
 from forecast_harness.packs.expressions import evaluate
 from forecast_harness.packs.schema import Definition, Format, Pack
 from forecast_harness.search.events import Request
-from forecast_harness.search.records import Judged, Node, Target
+from forecast_harness.search.records import Judged, Kind, Node, Target
 
-VERSION = "1"
+VERSION = "2"
 STYLES = ("rewrite", "diff", "crossover", "repair", "profile")
+LAUNCH_IDEA = (
+    "the launch: num_warps, num_stages, several rows or another tile for each program; with constants and "
+    "CONFIGS the fastest is found for you: WARPS = 4, num_warps=WARPS at the launch, and "
+    'CONFIGS = [{"WARPS": 2}, {"WARPS": 4}, {"WARPS": 8}, {"WARPS": 16}]'
+)
+"""Where the launch belongs to the source: the safest change, also for a model that gets little else right."""
 TORCH_IDEAS = (
     "fewer passes over memory: fused operations of torch, in-place operations, results written with out=",
     "rows or blocks at a time, so that what lies between steps stays in the cache",
@@ -54,7 +60,7 @@ def prompt(request: Request, style: str) -> str:
         "facts": list(_facts(judged)) if style in ("profile", "rewrite") else [],
         "tried": [_failure(f, request) for f in request.failures[-_SHOWN_FAILURES:]],
         "entry": target.entry,
-        "ideas": _ideas(target.language),
+        "ideas": _ideas(target),
     }
     if style == "crossover":
         other = request.parents[1]
@@ -176,8 +182,10 @@ def _verdict(judged: Judged) -> str:
     }.get(judged.outcome, "failed when it ran")
 
 
-def _ideas(language: str) -> tuple[str, ...]:
-    return {"triton": KERNEL_IDEAS, "cuda": CUDA_IDEAS}.get(language, TORCH_IDEAS)
+def _ideas(target: Target) -> tuple[str, ...]:
+    if target.language == "triton":
+        return (LAUNCH_IDEA, *KERNEL_IDEAS) if target.kind is Kind.PACK else KERNEL_IDEAS
+    return CUDA_IDEAS if target.language == "cuda" else TORCH_IDEAS
 
 
 def _cut(text: str) -> str:

@@ -15,8 +15,10 @@ from forecast_harness.packs.schema import Format, Pack
 from forecast_harness.search.proposers.making import defines
 from forecast_harness.search.records import Kind, Node, Target
 
-_FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
-_UNCLOSED = re.compile(r"^[ \t]*```[^\n`]*\n(.*)\Z", re.MULTILINE | re.DOTALL)
+_OPEN = r"(?:^[ \t]*```[^\n`]*|```(?:python|py)[ \t]*)\n"
+"""A fence; one that names its language may end a line of text, as small models have it."""
+_FENCE = re.compile(rf"{_OPEN}(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+_UNCLOSED = re.compile(rf"{_OPEN}(.*)\Z", re.MULTILINE | re.DOTALL)
 _EDIT = re.compile(
     r"^[ \t]*<{5,9}[ \t]*SEARCH[^\n]*\n(?P<old>.*?)^[ \t]*={5,9}[ \t]*\n"
     r"(?P<new>.*?)^[ \t]*>{5,9}[ \t]*REPLACE",
@@ -33,7 +35,7 @@ def whole(answer: str, target: Target, parent: Node) -> str:
     Raises `RecordError` saying, to the model, what is wrong.
     """
     text = _spoken(answer)
-    blocks = [b for b in _FENCE.findall(text) if _names(b, target.entry)]
+    blocks = _named(text, target.entry)
     if not blocks and "```" not in text and _names(text, target.entry):
         blocks = [text]  # code and nothing else
     if not blocks:
@@ -46,9 +48,14 @@ def whole(answer: str, target: Target, parent: Node) -> str:
 
 
 def edited(answer: str, target: Target, parent: Node) -> str:
-    """The parent's source with the edits in an answer. Raises `RecordError` as `whole` does."""
+    """The parent's source with the edits in an answer. Raises `RecordError` as `whole` does.
+
+    An answer without edits may hold a whole source instead: small models write nothing else.
+    """
     text = _spoken(answer)
     edits = [(m["old"], m["new"]) for m in _EDIT.finditer(text)]
+    if not edits and _named(text, target.entry):
+        return whole(answer, target, parent)
     if not edits:
         raise RecordError("it holds no block of the form <<<<<<< SEARCH ... ======= ... >>>>>>> REPLACE")
     source = parent.source
@@ -117,6 +124,11 @@ def _arguments(target: Target) -> list[str]:
 def _spoken(answer: str) -> str:
     """An answer without the thoughts before it."""
     return answer.rpartition("</think>")[2].replace("\r\n", "\n")
+
+
+def _named(text: str, entry: str) -> list[str]:
+    """Code blocks that define the entry."""
+    return [block for block in _FENCE.findall(text) if _names(block, entry)]
 
 
 def _names(block: str, entry: str) -> bool:

@@ -1,0 +1,118 @@
+"""Measuring lanes: what is counted, that nothing is compiled twice alike, and a dry run of lanes on GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from benchmarks import lane_runs, search_lanes
+from benchmarks.lane_runs import Noted, timed
+from forecast_autotune.errors import SettingsError
+from forecast_harness.packs import load
+from forecast_harness.search.events import Job
+from forecast_harness.search.interfaces import LaneLost
+from forecast_harness.search.lanes import LocalLanes
+from forecast_harness.search.targets import open_target
+from tests.harness.search.lane_judges import TableJudge, job
+
+
+def tables(n: int, folder: Path) -> LocalLanes:
+    own = folder / "tables"  # they keep a ledger, too
+    own.mkdir()
+    return LocalLanes(lambda number: Noted(TableJudge(number, own), f"cpu:{number}", folder), n)
+
+
+def sleepers(name: str, n: int, seconds: float) -> list[Job]:
+    return [job(f"{name}-{number}", f"sleep {seconds}") for number in range(n)]
+
+
+def test_warm_jobs_are_done_by_every_lane_and_counted_by_none() -> None:
+    row = timed(partial(tables, 2), sleepers("a", 6, 0.05), sleepers("warm", 2, 1.0))
+    assert row["jobs"] == row["judged_once"] == 6
+    assert row["outcomes"] == {"ok": 6}
+    assert row["seconds"] < 1.0
+    assert set(row["judged_by"]) == {f"job-a-{n}" for n in range(6)}
+    assert sum(row["jobs_of_each_lane"].values()) == 6
+    assert set(row["jobs_of_each_lane"]) == {"cpu:0", "cpu:1"}
+    assert row["devices"] == 2
+    # A lane that has no job left does not count, so this is never less.
+    assert row["jobs_per_minute_of_lanes_at_work"] > 0.9 * row["jobs_per_minute"]
+
+
+def test_a_lane_that_does_not_open_ends_the_run() -> None:
+    def broken(number: int) -> TableJudge:
+        raise LaneLost("no device answers")
+
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="no device answers"):
+        timed(lambda folder: LocalLanes(broken, 2), sleepers("a", 2, 0.0))
+    assert time.monotonic() - began < lane_runs.OPEN_S / 4
+
+
+def test_a_lost_job_is_told_and_several_end_the_run() -> None:
+    row = timed(partial(tables, 2), [job("a", "lose 1"), *sleepers("b", 7, 0.05)])
+    assert row["lost"] == ["the device fell off the bus"]
+    assert row["jobs"] == 8
+    assert row["judged_once"] == 7
+    assert row["jobs_per_minute"] * row["seconds"] == pytest.approx(60 * 7)
+    with pytest.raises(LaneLost, match="fell off the bus"):
+        timed(partial(tables, 1), [job("a", "lose 1"), *sleepers("b", 2, 0.0)])
+
+
+def test_copies_share_no_text_with_any_other_run() -> None:
+    target, (seed, *_) = open_target(search_lanes.PACK, device="cpu")
+    triton = load(search_lanes.PACK).solution("triton_rows").source
+    numbers = itertools.count()
+    for source in (seed.source, triton):
+        of = replace(seed, source=source)
+        both = [*search_lanes.copies(target, of, numbers, 3), *search_lanes.copies(target, of, numbers, 2)]
+        assert len({j.id for j in both}) == len({j.node.id for j in both}) == 5
+        # What Triton's cache knows a kernel by is the text of its function.
+        functions = {j.node.source.partition("NUMBER")[0] for j in both}
+        assert len(functions) == (5 if "BLOCK" in source else 1)
+        for one in both:
+            compile(one.node.source, one.id, "exec")
+
+
+def test_numbers_of_lanes_hold_one() -> None:
+    assert search_lanes.widths("4,1,2") == [1, 2, 4]
+    for wrong in ("2,4", "0,1"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            search_lanes.widths(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+def test_a_dry_run_measures_lanes_as_it_would_on_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> None:
+        raise SettingsError("no Ray")
+
+    monkeypatch.setattr(search_lanes, "load_ray", absent)
+    out = tmp_path / "lanes.json"
+    options = ["--gpus", "1,2", "--jobs", "4", "--rounds", "1", "--sleep", "0.02", "--null", "--out"]
+    monkeypatch.setattr(sys, "argv", ["search_lanes.py", *options, str(out)])
+    search_lanes.main()  # whether two lanes are faster on this machine is not what is tested
+    found = json.loads(out.read_text())
+    assert found["null"]
+    assert [(row["kind"], row["lanes"], row["jobs"]) for row in found["raw"]["throughput"]] == [
+        ("local", 1, 2),
+        ("local", 2, 4),
+    ]
+    assert all(row["judged_once"] == row["jobs"] for row in found["raw"]["throughput"])
+    assert set(found["raw"]["throughput"][1]["jobs_of_each_lane"]) == {"cpu:0", "cpu:1"}
+    assert set(found["summary"]["met"]) == set(found["summary"]["speedups"]) == {"local 2"}
+    assert found["summary"]["failed"] == []
+    assert not found["summary"]["ray"]
