@@ -382,3 +382,14 @@ def test_without_a_driver_the_toolchain_is_left_to_candidates(monkeypatch: pytes
     toolchain.build()
     assert os.environ["TRITON_CACHE_DIR"] == "as it was"
     assert not toolchain._built
+
+
+def test_a_cell_sees_no_node_of_another_device(tmp_path: Path) -> None:
+    for minor, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c")):
+        (tmp_path / f"0000:0{minor}:00.0").mkdir()
+        told = f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n"
+        (tmp_path / f"0000:0{minor}:00.0" / "information").write_text(told)
+    assert confine.others("GPU-b", tmp_path) == {"/dev/nvidia0", "/dev/nvidia2"}
+    assert confine.others("GPU-d", tmp_path) == set(), "a device that is not listed may be any of them"
+    assert confine.others("1", tmp_path) == set(), "a number is CUDA's, not the driver's"
+    assert confine.others(None, tmp_path) == set()

@@ -75,18 +75,33 @@ def interpreter_roots() -> tuple[str, ...]:
     return tuple(str(root) for root in kept)
 
 
+def others(device: str | None, gpus: Path = Path("/proc/driver/nvidia/gpus")) -> set[str]:
+    """Nodes of NVIDIA's devices other than `device`, a UUID; none where the driver does not list that one.
+
+    A process that starts CUDA opens every device that it finds, and waits for all others that are doing so.
+    """
+    told = {}
+    for file in gpus.glob("*/information"):
+        with contextlib.suppress(OSError):
+            pairs = [line.partition(":") for line in file.read_text().splitlines()]
+            about = {name.strip(): value.strip() for name, _, value in pairs}
+            told[about.get("GPU UUID", "")] = f"/dev/nvidia{about.get('Device Minor', '')}"
+    return set(told.values()) - {told[device]} if device in told else set()
+
+
 def devices(device: str | None) -> list[str]:
-    """Device nodes a cell may open: the harmless ones, and the accelerator's if it has one."""
+    """Device nodes a cell may open: the harmless ones, and its own accelerator's if it has one."""
     nodes = [f"/dev/{name}" for name in _DEVICES]
     if device is not None:
-        nodes += sorted(str(p) for name in _ACCELERATORS for p in Path("/dev").glob(name))
+        found = {str(p) for name in _ACCELERATORS for p in Path("/dev").glob(name)}
+        nodes += sorted(found - others(device))
     return [node for node in nodes if Path(node).exists()]
 
 
 def drivers(device: str | None) -> list[str]:
     """Those nodes of an accelerator that whoever computes on it opens."""
     names = () if device is None else _COMPUTING
-    return sorted(str(p) for name in names for p in Path("/dev").glob(name))
+    return sorted({str(p) for name in names for p in Path("/dev").glob(name)} - others(device))
 
 
 def leave_namespaces() -> bool:
