@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,7 +124,11 @@ class RiskBounded:
     """Share of candidates in the first round."""
     least: int = 3
     """Fewest candidates in the first round."""
-    share: float = 0.15
+    soon: float = 0.10
+    """Share of candidates after which a decision ends at `lenient` times the accepted risk. Most problems are
+    decided as well as they will be by then; what they save is spent on those in doubt."""
+    lenient: float = 2.2
+    share: float = 0.30
     """Share of candidates measured at most, unless the budget says otherwise."""
     floor: int = 8
     """... but never capped below this many."""
@@ -138,10 +142,10 @@ class RiskBounded:
     """Joint draws are taken for the most promising rows only; the rest cannot win."""
     name: str = "risk"
 
-    def of(self, share: float, state: State) -> int:
+    def of(self, share: float, state: State, whole: Callable[[float], int] = math.ceil) -> int:
         """A share of the candidates as a number, with the fourth-root rule beyond `many`."""
         n = len(state.forecasts)
-        return math.ceil(share * min(n, self.many * math.sqrt(math.sqrt(n / self.many))))
+        return whole(share * min(n, self.many * math.sqrt(math.sqrt(n / self.many))))
 
     def cap(self, state: State) -> int:
         """Most measurements for this decision."""
@@ -154,11 +158,13 @@ class RiskBounded:
         rows, samples = self._promising(state)
         risk = stated_risk(state, rows, samples)
         seen = sum(m.ok for m in state.measured.values())
+        early = max(self.least, self.of(self.soon, state, math.floor))
         room = min(state.room(), max(self.cap(state) - state.new, int(state.stuck())), len(rows))
         if not len(rows):
             return Plan((), "every candidate that can launch is measured", risk)
         enough = min(self.least, len(state.forecasts))
-        if seen >= enough and risk <= state.risk:
+        accepted = state.risk * (self.lenient if state.new == early else 1.0)
+        if seen >= enough and risk <= accepted:
             return self._audit(state, risk, rows)
         if room <= 0:
             return Plan((), f"budget reached with {risk:.0%} risk left", risk)
@@ -166,7 +172,10 @@ class RiskBounded:
             wanted = max(self.least, self.of(self.first, state))
             reason = "first look: the best forecasts, without near-copies"
         else:
-            wanted = max(1, self.of(self.first / 2, state))
+            # Rounds meet `early` exactly, and are wider beyond it.
+            left = early - state.new
+            wanted = self.of(self.first, state) if left <= 0 else min(left, self.of(self.first / 2, state))
+            wanted = max(1, wanted)
             reason = f"{risk:.0%} risk that a better one is untried"
         wanted = min(wanted, room)
         names = state.forecasts.candidates

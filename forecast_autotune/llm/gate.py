@@ -73,10 +73,10 @@ class Worth:
 
 
 def measurements(candidates: int) -> float:
-    """How many of so many candidates the default policy measures: near its limit, as recorded replays say."""
+    """How many of so many candidates the default policy measures: some end early, the rest near its limit."""
     policy = RiskBounded()
     few = min(candidates, policy.many * math.sqrt(math.sqrt(max(1.0, candidates / policy.many))))
-    return min(float(candidates), max(float(policy.floor), policy.share * few))
+    return min(float(candidates), max(float(policy.floor), (policy.soon + policy.share) / 2 * few))
 
 
 def wall_seconds(situation: Situation) -> float:

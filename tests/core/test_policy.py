@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from forecast_autotune import policy as policies
 from forecast_autotune.measuring import Spent
 from forecast_autotune.policy import (
     REFUSED,
@@ -102,12 +103,37 @@ def test_certain_failures_are_refused_unless_nothing_else_is_left() -> None:
 def test_the_share_caps_a_decision_and_failures_do_not() -> None:
     n = 40
     made = forecasts([0.0] * n, sd=1.0)
-    measured = dict(ran(i, 1.0) for i in range(8))
-    plan = RiskBounded().plan(State(made, measured, new=8))
+    measured = dict(ran(i, 1.0) for i in range(12))
+    plan = RiskBounded().plan(State(made, measured, new=12))
     assert plan.measure == ()
     assert "budget" in plan.reason
-    measured = dict(failed(i) for i in range(8))
-    assert RiskBounded().plan(State(made, measured, new=8)).measure
+    measured = dict(failed(i) for i in range(12))
+    assert RiskBounded().plan(State(made, measured, new=12)).measure
+
+
+@pytest.mark.parametrize(("risk", "ends"), [(0.05, (3, 4, 6, 8)), (0.2, (4,)), (0.25, ())])
+def test_a_tenth_is_enough_where_the_risk_is_not_far_beyond_what_is_accepted(
+    risk: float, ends: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = forecasts([0.0] * 40, sd=1.0)
+    monkeypatch.setattr(policies, "stated_risk", lambda *_: risk)
+
+    def ended(new: int) -> bool:
+        return not RiskBounded().plan(State(made, dict(ran(i, 1.0) for i in range(new)), new=new)).measure
+
+    assert tuple(new for new in (3, 4, 6, 8) if ended(new)) == ends
+
+
+def test_rounds_meet_the_tenth_exactly_and_are_wider_beyond() -> None:
+    made = forecasts([0.0] * 40, sd=1.0)
+    sizes, new = [], 0
+    while True:
+        state = State(made, dict(ran(i, 1.0) for i in range(new)), new=new, risk=-1.0)
+        if not (found := RiskBounded().plan(state).measure):
+            break
+        sizes.append(len(found))
+        new += len(found)
+    assert sizes == [3, 1, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("budget", [Budget(measurements=5), Budget(seconds=3.0), Budget(gpu_seconds=2.0)])

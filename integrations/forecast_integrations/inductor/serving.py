@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,12 +37,14 @@ class Sparing(RiskBounded):
     """Few choices, most of them in one round."""
 
     first: float = FIRST
+    soon: float = 0.0
+    lenient: float = 1.0
     share: float = SHARE
 
-    def of(self, share: float, state: State) -> int:
+    def of(self, share: float, state: State, whole: Callable[[float], int] = math.ceil) -> int:
         """As otherwise, but for short lists."""
         few = min(TOGETHER, math.ceil(OF_FEW * len(state.forecasts)))
-        return max(few, super().of(share, state))
+        return max(few, super().of(share, state, whole))
 
 
 def sparing() -> RiskBounded:
