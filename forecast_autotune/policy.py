@@ -142,40 +142,47 @@ class RiskBounded:
     """Joint draws are taken for the most promising rows only; the rest cannot win."""
     name: str = "risk"
 
-    def of(self, share: float, state: State, whole: Callable[[float], int] = math.ceil) -> int:
+    def of(self, share: float, candidates: int, whole: Callable[[float], int] = math.ceil) -> int:
         """A share of the candidates as a number, with the fourth-root rule beyond `many`."""
-        n = len(state.forecasts)
+        n = candidates
         return whole(share * min(n, self.many * math.sqrt(math.sqrt(n / self.many))))
+
+    def early(self, candidates: int) -> int:
+        """After so many measurements a decision may end at `lenient` times the accepted risk."""
+        return max(self.least, self.of(self.soon, candidates, math.floor))
+
+    def accepts(self, risk: float, accepted: float, new: int, candidates: int) -> bool:
+        """Whether a decision ends at this risk after `new` measurements."""
+        return risk <= accepted * (self.lenient if new == self.early(candidates) else 1.0)
 
     def cap(self, state: State) -> int:
         """Most measurements for this decision."""
         if state.budget.measurements is not None:
             return state.budget.measurements
-        return max(self.floor, self.of(self.share, state))
+        return max(self.floor, self.of(self.share, len(state.forecasts)))
 
     def plan(self, state: State) -> Plan:
         """One round; see the class."""
         rows, samples = self._promising(state)
         risk = stated_risk(state, rows, samples)
         seen = sum(m.ok for m in state.measured.values())
-        early = max(self.least, self.of(self.soon, state, math.floor))
+        total = len(state.forecasts)
         room = min(state.room(), max(self.cap(state) - state.new, int(state.stuck())), len(rows))
         if not len(rows):
             return Plan((), "every candidate that can launch is measured", risk)
-        enough = min(self.least, len(state.forecasts))
-        accepted = state.risk * (self.lenient if state.new == early else 1.0)
-        if seen >= enough and risk <= accepted:
+        enough = min(self.least, total)
+        if seen >= enough and self.accepts(risk, state.risk, state.new, total):
             return self._audit(state, risk, rows)
         if room <= 0:
             return Plan((), f"budget reached with {risk:.0%} risk left", risk)
         if state.new == 0 and not seen:
-            wanted = max(self.least, self.of(self.first, state))
+            wanted = max(self.least, self.of(self.first, total))
             reason = "first look: the best forecasts, without near-copies"
         else:
             # Rounds meet `early` exactly, and are wider beyond it.
-            left = early - state.new
-            wanted = self.of(self.first, state) if left <= 0 else min(left, self.of(self.first / 2, state))
-            wanted = max(1, wanted)
+            left = self.early(total) - state.new
+            wide, narrow = self.of(self.first, total), self.of(self.first / 2, total)
+            wanted = max(1, wide if left <= 0 else min(left, narrow))
             reason = f"{risk:.0%} risk that a better one is untried"
         wanted = min(wanted, room)
         names = state.forecasts.candidates

@@ -23,7 +23,7 @@ from forecast_autotune.features.devices import known
 from forecast_autotune.records import Device
 from forecast_autotune.surrogates.base import NOMINAL, Array, Forecasts
 
-SCHEMA = 2
+SCHEMA = 3
 INFORMED, UNINFORMED, UNKNOWN, POOLED = "informed", "uninformed", "unknown device", "pooled"
 GROUPS = (INFORMED, UNINFORMED, UNKNOWN)
 """IR was read; it was not; nothing is known of the device's speeds, with or without IR."""
@@ -99,8 +99,9 @@ _PLAIN = tuple((1.0,) * len(NOMINAL) for _ in OWN)
 class Group:
     """The corrections of one group of problems."""
 
-    risk: Curve = IDENTITY
-    """Share of joint draws in which an untried candidate wins -> how often one does."""
+    risk: tuple[Curve, ...] = (IDENTITY,) * len(OWN)
+    """Share of joint draws in which an untried candidate wins -> how often one does, per class of `OWN`:
+    the same share says less after three measurements than after ten."""
     within: tuple[Curve, ...] = (IDENTITY,) * len(OWN)
     """Share of draws in which a candidate is within a tolerance of the best -> how often it is, per
     class of `OWN`."""
@@ -117,18 +118,24 @@ class Group:
                 f"interval factors need {len(OWN)} rows of {len(NOMINAL)} positive numbers, "
                 f"got {self.intervals}"
             )
-        if len(self.within) != len(OWN):
-            raise RecordError(f"within needs {len(OWN)} curves, one per class {OWN}, got {len(self.within)}")
+        for name, curves in (("risk", self.risk), ("within", self.within)):
+            if len(curves) != len(OWN):
+                raise RecordError(f"{name} needs {len(OWN)} curves, one per class {OWN}, got {len(curves)}")
 
     def pessimistic(self) -> Group:
         """For a group like none that was recorded: riskier, and less sure of any candidate."""
         wider = tuple(tuple(WIDEN * max(1.0, x) for x in row) for row in self.intervals)
-        return Group(self.risk.odds(ODDS), tuple(curve.odds(1.0 / ODDS) for curve in self.within), wider, 0)
+        return Group(
+            tuple(curve.odds(ODDS) for curve in self.risk),
+            tuple(curve.odds(1.0 / ODDS) for curve in self.within),
+            wider,
+            0,
+        )
 
     def worst(self, other: Group) -> Group:
         """The less confident of both, statement by statement."""
         return Group(
-            self.risk.combined(other.risk, max),
+            tuple(a.combined(b, max) for a, b in zip(self.risk, other.risk, strict=True)),
             tuple(a.combined(b, min) for a, b in zip(self.within, other.within, strict=True)),
             tuple(
                 tuple(map(max, mine, theirs))
@@ -141,7 +148,7 @@ class Group:
         """One JSON object; `from_json` reads it back."""
         return {
             "problems": self.problems,
-            "risk": self.risk.to_json(),
+            "risk": [curve.to_json() for curve in self.risk],
             "within": [curve.to_json() for curve in self.within],
             "intervals": [list(row) for row in self.intervals],
         }
@@ -152,7 +159,8 @@ class Group:
         try:
             rows = tuple(tuple(float(x) for x in row) for row in data["intervals"])
             within = tuple(Curve.from_json(curve) for curve in data["within"])
-            return cls(Curve.from_json(data["risk"]), within, rows, int(data["problems"]))
+            risk = tuple(Curve.from_json(curve) for curve in data["risk"])
+            return cls(risk, within, rows, int(data["problems"]))
         except RecordError:
             raise
         except (KeyError, TypeError, ValueError) as error:
@@ -190,7 +198,7 @@ class Calibration:
         place = class_of(own)
         return replace(
             forecasts,
-            calibrate=chosen.risk,
+            calibrate=chosen.risk[place],
             calibrate_within=chosen.within[place].array,
             factors=chosen.intervals[place],
         )

@@ -41,7 +41,7 @@ from forecast_autotune.testing import example_table, query_of
 H200 = Device("NVIDIA H200", "cuda", "90")
 STRANGE = Device("made up", "cuda")
 CURVE = Curve((0.0, 0.5, 1.0), (0.1, 0.2, 0.6))
-GROUP = Group(CURVE, (CURVE,) * len(OWN), ((1.5,) * len(NOMINAL),) * len(OWN), 7)
+GROUP = Group((CURVE,) * len(OWN), (CURVE,) * len(OWN), ((1.5,) * len(NOMINAL),) * len(OWN), 7)
 
 
 # --- curves ---
@@ -88,17 +88,17 @@ def test_the_group_follows_the_device_first_and_then_the_ir() -> None:
 
 
 def test_a_group_without_data_is_less_sure_than_any_with() -> None:
-    sure = replace(GROUP, risk=Curve((0.0, 1.0), (0.01, 0.3)))
-    bad = replace(GROUP, risk=Curve((0.0, 1.0), (0.05, 0.9)), intervals=((9.0,) * 4,) * 4)
+    sure = replace(GROUP, risk=(Curve((0.0, 1.0), (0.01, 0.3)),) * 4)
+    bad = replace(GROUP, risk=(Curve((0.0, 1.0), (0.05, 0.9)),) * 4, intervals=((9.0,) * 4,) * 4)
     calibration = Calibration({INFORMED: sure, UNINFORMED: bad, POOLED: GROUP})
     fallback = calibration.group(UNKNOWN)
     for other in (sure, bad, GROUP):
         for p in (0.0, 0.2, 0.5, 1.0):
-            assert fallback.risk(p) >= other.risk(p)
+            assert all(f(p) >= o(p) for f, o in zip(fallback.risk, other.risk, strict=True))
             assert all(f(p) <= o(p) for f, o in zip(fallback.within, other.within, strict=True))
         for mine, theirs in zip(fallback.intervals, other.intervals, strict=True):
             assert all(f >= o for f, o in zip(mine, theirs, strict=True))
-    assert fallback.risk(0.0) > GROUP.risk(0.0)
+    assert fallback.risk[0](0.0) > GROUP.risk[0](0.0)
     assert calibration.group(INFORMED) is sure
     assert Calibration().group(UNKNOWN) == Group()
 
@@ -119,8 +119,9 @@ def test_json_there_and_back() -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"risk": [[0.0, 0.5], [1.0, 0.1]]}, "rising knots"),
-        ({"risk": 3}, "list of"),
+        ({"risk": [[[0.0, 0.5], [1.0, 0.1]]] * 4}, "rising knots"),
+        ({"risk": [3] * 4}, "list of"),
+        ({"risk": [[[0.0, 0.0], [1.0, 1.0]]]}, "4 curves"),
         ({"within": [[[0.0, 0.0], [1.0, 1.0]]]}, "4 curves"),
         ({"intervals": [[1.0]]}, "interval factors"),
         ({"intervals": [[-1.0] * 4] * 4}, "positive"),
@@ -154,7 +155,7 @@ def test_the_shipped_surrogate_is_calibrated_and_uses_it() -> None:
     assert shipped("somebody/else") == Calibration()
     forecasts = Analytic().forecast(query_of(example_table(), 3))
     group = calibration.group(UNKNOWN)  # the example's device and IR are made up
-    assert forecasts.calibrate(0.9) == group.risk(0.9)
+    assert forecasts.calibrate(0.9) == group.risk[class_of(3)](0.9)
     assert forecasts.factors == group.intervals[class_of(3)]
     plain = forecasts.raw()
     expected = group.within[class_of(3)].array(plain.p_within(0.05))
@@ -165,9 +166,10 @@ def test_the_shipped_surrogate_is_calibrated_and_uses_it() -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_shipped_risks_are_never_nothing_and_rise(group: str) -> None:
     curves = shipped(f"{Analytic.name}/{Analytic.version}").group(group)
-    risks = [curves.risk(p / 100) for p in range(101)]
-    assert risks == sorted(risks)
-    assert risks[0] >= 0.02
+    for risk in curves.risk:
+        risks = [risk(p / 100) for p in range(101)]
+        assert risks == sorted(risks)
+        assert risks[0] >= 0.01
     for curve in curves.within:
         assert 0.0 < curve(0.0) < curve(1.0) <= 1.0
 

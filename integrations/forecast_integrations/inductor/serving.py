@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forecast_autotune import __version__
-from forecast_autotune.policy import Policy, RiskBounded, State
+from forecast_autotune.policy import Policy, RiskBounded
 from forecast_autotune.records import digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
@@ -41,10 +41,10 @@ class Sparing(RiskBounded):
     lenient: float = 1.0
     share: float = SHARE
 
-    def of(self, share: float, state: State, whole: Callable[[float], int] = math.ceil) -> int:
+    def of(self, share: float, candidates: int, whole: Callable[[float], int] = math.ceil) -> int:
         """As otherwise, but for short lists."""
-        few = min(TOGETHER, math.ceil(OF_FEW * len(state.forecasts)))
-        return max(few, super().of(share, state, whole))
+        few = min(TOGETHER, math.ceil(OF_FEW * candidates))
+        return max(few, super().of(share, candidates, whole))
 
 
 def sparing() -> RiskBounded:

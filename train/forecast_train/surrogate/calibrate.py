@@ -24,10 +24,8 @@ from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.base import NOMINAL, Array, Relative, Surrogate
 from forecast_autotune.surrogates.calibration import (
     GROUPS,
-    IDENTITY,
     OWN,
     UNKNOWN,
-    Curve,
     Group,
     class_of,
     group_of,
@@ -131,16 +129,16 @@ def report(seen: Sequence[Seen], *, accepted: float = 0.1) -> dict[str, Any]:
 
 def _reliability(rows: Sequence[Seen], groups: Sequence[Group], accepted: float) -> dict[str, Any]:
     pairs = list(zip(rows, groups, strict=True))
-    steps = [(step.risk, g.risk(step.risk), bool(step.beaten)) for s, g in pairs for step in _told(s)]
-    stops = [(g.risk(step.risk), bool(step.beaten)) for s, g in pairs for step in _stop(s, g.risk, accepted)]
-    raw, stated, true = zip(*steps, strict=True)
+    steps = [(step.risk, stated(g, step), bool(step.beaten)) for s, g in pairs for step in _told(s)]
+    stops = [(stated(g, step), bool(step.beaten)) for s, g in pairs for step in _stop(s, g, accepted)]
+    raw, said, true = zip(*steps, strict=True)
     ended, failed = zip(*stops, strict=True)
     found: dict[str, Any] = {
         "raw_steps": table(raw, true),
-        "steps": table(stated, true),
+        "steps": table(said, true),
         "decisions": {
             **table(ended, failed),
-            "ece_if_honest": chance(ended, [s.problem for s, _ in pairs for _ in _stop(s, IDENTITY, 0.0)]),
+            "ece_if_honest": chance(ended, [s.problem for s, g in pairs for _ in _stop(s, g, 0.0)]),
             "measured_share": _share(pairs, accepted),
         },
     }
@@ -159,13 +157,18 @@ def _told(seen: Seen) -> list[Step]:
     return [step for step in seen.steps if step.beaten is not None]
 
 
-def _stop(seen: Seen, curve: Curve, accepted: float) -> list[Step]:
+def stated(group: Group, step: Step) -> float:
+    """The calibrated risk of a step."""
+    return group.risk[class_of(step.own)](step.risk)
+
+
+def _stop(seen: Seen, group: Group, accepted: float) -> list[Step]:
     """The step at which the default policy would have stopped; empty if nothing ran."""
-    policy, told = RiskBounded(), _told(seen)
-    few = min(seen.candidates, math.sqrt(seen.candidates * policy.many))
-    cap = max(policy.floor, math.ceil(policy.share * few))
+    policy, told, n = RiskBounded(), _told(seen), seen.candidates
+    cap = max(policy.floor, policy.of(policy.share, n))
     for step in told:
-        if step.new >= cap or (step.own >= policy.least and curve(step.risk) <= accepted):
+        enough = step.own >= policy.least
+        if step.new >= cap or (enough and policy.accepts(stated(group, step), accepted, step.new, n)):
             return [step]
     return told[-1:]
 
@@ -184,9 +187,7 @@ def chance(stated: Sequence[float], problems: Sequence[str], *, draws: int = 200
 
 def _share(pairs: Sequence[tuple[Seen, Group]], accepted: float) -> float:
     """Median share of the candidates measured until then."""
-    return float(
-        np.median([step.new / s.candidates for s, g in pairs for step in _stop(s, g.risk, accepted)])
-    )
+    return float(np.median([step.new / s.candidates for s, g in pairs for step in _stop(s, g, accepted)]))
 
 
 def _coverage(held: Sequence[tuple[Step, Group]]) -> dict[str, float]:

@@ -54,17 +54,17 @@ def fit(seen: Sequence[Seen]) -> Calibration:
     return Calibration({**made, POOLED: _group(recorded)} if made else {})
 
 
-def risk_curve(rows: Sequence[Seen]) -> Curve:
-    """The correction of the stated risk that these replays call for."""
-    stated, came_true, weight = risks(rows)
+def risk_curve(rows: Sequence[Seen], own: int) -> Curve:
+    """The correction of the stated risk that these replays call for at the steps of one class of `OWN`."""
+    stated, came_true, weight = risks(rows, own)
     families = len({s.family for s in rows})
     # Nothing ever went wrong in n families is no proof that it never does (Jeffreys' estimate).
     return platt(stated, came_true, weight, least=0.5 / (families + 1))
 
 
 def _group(rows: Sequence[Seen]) -> Group:
-    risk = risk_curve(rows)
     classes = _classes(rows)
+    risk = tuple(risk_curve(rows, own) for own in _told(rows))
     near = tuple(platt(*within(rows, own)) for own in classes)
     intervals = tuple(_factors(*scores(rows, own)) for own in classes)
     return Group(risk, near, intervals, len({s.problem for s in rows}))
@@ -76,9 +76,16 @@ def _classes(rows: Sequence[Seen]) -> list[int]:
     return [min(held, key=lambda other: (abs(other - own), other)) for own in range(len(OWN))]
 
 
-def risks(rows: Sequence[Seen]) -> tuple[Array, Array, Array]:
-    """(stated, came true, weight) of every step with an incumbent; every replay weighs the same."""
-    told = [[step for step in s.steps if step.beaten is not None] for s in rows]
+def _told(rows: Sequence[Seen]) -> list[int]:
+    """As `_classes`, of steps with an incumbent."""
+    held = sorted({class_of(step.own) for s in rows for step in s.steps if step.beaten is not None})
+    return [min(held, key=lambda other: (abs(other - own), other)) for own in range(len(OWN))]
+
+
+def risks(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
+    """(stated, came true, weight) of a class's steps with an incumbent; every replay weighs the same."""
+    every = [[t for t in s.steps if t.beaten is not None and class_of(t.own) == own] for s in rows]
+    told = [steps for steps in every if steps]
     return (
         np.array([step.risk for steps in told for step in steps]),
         np.array([float(bool(step.beaten)) for steps in told for step in steps]),
