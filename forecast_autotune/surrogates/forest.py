@@ -35,17 +35,18 @@ class Forest:
     def __post_init__(self) -> None:
         nodes = len(self.feature)
         same = all(len(a) == nodes for a in (self.threshold, self.left, self.right, self.value))
-        inner = self.feature >= 0
-        places = np.concatenate([self.left[inner], self.right[inner], self.roots])
-        # Children come after their parents, so a walk from a root always ends.
-        onward = (self.left[inner] > np.flatnonzero(inner)).all() and (
-            self.right[inner] > np.flatnonzero(inner)
-        ).all()
-        if not same or not len(self.roots) or not ((places >= 0) & (places < nodes)).all() or not onward:
+        rooted = len(self.roots) and ((self.roots >= 0) & (self.roots < nodes)).all()
+        if not same or not rooted or not self._onward():
             raise RecordError(
                 f"a forest needs arrays of one length with children after their parents, got {nodes} nodes, "
                 f"{len(self.roots)} trees"
             )
+
+    def _onward(self) -> bool:
+        """Whether children come after their parents, so that a walk from a root always ends."""
+        own = np.arange(len(self.feature), dtype=np.int32)
+        near, far = np.minimum(self.left, self.right), np.maximum(self.left, self.right)
+        return bool(((self.feature < 0) | ((near > own) & (far < len(own)))).all())
 
     def __call__(self, features: Array) -> Array:
         """Predictions of every tree, [n, trees], for features [n, width]."""
@@ -99,13 +100,33 @@ class Forest:
         return feature, self.threshold, children.astype(np.int32).ravel()
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
-        """Its arrays by name, for `numpy.savez_compressed`."""
-        return {f"{prefix}_{name}": getattr(self, name) for name in self.__dataclass_fields__}
+        """Its arrays by name, for `numpy.savez_compressed`.
+
+        Unpacking is most of what a new process waits for, so what can be told is left out: left children that
+        follow their parents, and all but one of equal values.
+        """
+        made = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if np.array_equal(self.left, _following(self.feature)):
+            del made["left"]
+        if len(self.value) and (self.value == self.value[0]).all():
+            made["value"] = self.value[:1]
+        return {f"{prefix}_{name}": array for name, array in made.items()}
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Forest:
         """From what `arrays` gave. Raises `RecordError` for arrays that make no forest."""
+        names = [name for name in cls.__dataclass_fields__ if name != "left"]
         try:
-            return cls(**{name: arrays[f"{prefix}_{name}"] for name in cls.__dataclass_fields__})
+            made = {name: arrays[f"{prefix}_{name}"] for name in names}
         except KeyError as missing:
             raise RecordError(f"a forest needs the array {missing}") from missing
+        left = f"{prefix}_left"
+        made["left"] = arrays[left] if left in arrays else _following(made["feature"])
+        if len(made["value"]) == 1:
+            made["value"] = np.full(len(made["feature"]), made["value"][0])
+        return cls(**made)
+
+
+def _following(feature: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
+    """Left children where trees are listed depth first: the next node, 0 for leaves."""
+    return np.where(feature >= 0, np.arange(1, len(feature) + 1, dtype=np.int32), np.int32(0))

@@ -170,6 +170,26 @@ def test_many_rows_reach_the_leaves_that_each_reaches_alone(tables: list[Table],
     assert model.residual.leaves(rows[:0]).shape == (0, len(model.residual.roots))
 
 
+@pytest.mark.parametrize("right", [[2, 0, 4, 0, 0], [1, 0, 3, 0, 0]], ids=["depth first", "the other way"])
+@pytest.mark.parametrize("value", [[0, 10, 0, 20, 30], [1] * 5], ids=["values", "one value"])
+def test_a_forest_is_read_as_it_was_written(right: list[int], value: list[float]) -> None:
+    left = [{2: 1, 1: 2}[right[0]], 0, {4: 3, 3: 4}[right[2]], 0, 0]
+    forest = Forest(
+        feature=np.array([0, -1, 1, -1, -1], dtype=np.int16),
+        threshold=np.array([0.5, 0, 2.0, 0, 0], dtype=np.float32),
+        left=np.array(left, dtype=np.int32),
+        right=np.array(right, dtype=np.int32),
+        value=np.array(value, dtype=np.float32),
+        roots=np.array([0], dtype=np.int32),
+    )
+    arrays = forest.arrays("x")
+    assert ("x_left" in arrays) == (right[0] == 1), "what follows from the order is left out"
+    again = Forest.of(arrays, "x")
+    for name in Forest.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(again, name), getattr(forest, name))
+        assert getattr(again, name).dtype == getattr(forest, name).dtype
+
+
 def test_a_forest_whose_walk_would_not_end_is_refused() -> None:
     with pytest.raises(RecordError, match="children after their parents"):
         Forest(
