@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,12 +124,9 @@ class RiskBounded:
     """Share of candidates in the first round."""
     least: int = 3
     """Fewest candidates in the first round."""
-    soon: float = 0.10
-    """Share of candidates after which a decision ends at `lenient` times the accepted risk. Most problems are
-    decided as well as they will be by then; what they save is spent on those in doubt."""
-    lenient: float = 2.2
     share: float = 0.30
-    """Share of candidates measured at most, unless the budget says otherwise."""
+    """Share of candidates measured at most, unless the budget says otherwise. Few decisions get there: half
+    end within 0.16, as their risk is accepted (recorded replays)."""
     floor: int = 8
     """... but never capped below this many."""
     many: int = 100
@@ -142,18 +139,10 @@ class RiskBounded:
     """Joint draws are taken for the most promising rows only; the rest cannot win."""
     name: str = "risk"
 
-    def of(self, share: float, candidates: int, whole: Callable[[float], int] = math.ceil) -> int:
+    def of(self, share: float, candidates: int) -> int:
         """A share of the candidates as a number, with the fourth-root rule beyond `many`."""
         n = candidates
-        return whole(share * min(n, self.many * math.sqrt(math.sqrt(n / self.many))))
-
-    def early(self, candidates: int) -> int:
-        """After so many measurements a decision may end at `lenient` times the accepted risk."""
-        return max(self.least, self.of(self.soon, candidates, math.floor))
-
-    def accepts(self, risk: float, accepted: float, new: int, candidates: int) -> bool:
-        """Whether a decision ends at this risk after `new` measurements."""
-        return risk <= accepted * (self.lenient if new == self.early(candidates) else 1.0)
+        return math.ceil(share * min(n, self.many * math.sqrt(math.sqrt(n / self.many))))
 
     def cap(self, state: State) -> int:
         """Most measurements for this decision."""
@@ -171,7 +160,7 @@ class RiskBounded:
         if not len(rows):
             return Plan((), "every candidate that can launch is measured", risk)
         enough = min(self.least, total)
-        if seen >= enough and self.accepts(risk, state.risk, state.new, total):
+        if seen >= enough and risk <= state.risk:
             return self._audit(state, risk, rows)
         if room <= 0:
             return Plan((), f"budget reached with {risk:.0%} risk left", risk)
@@ -179,10 +168,7 @@ class RiskBounded:
             wanted = max(self.least, self.of(self.first, total))
             reason = "first look: the best forecasts, without near-copies"
         else:
-            # Rounds meet `early` exactly, and are wider beyond it.
-            left = self.early(total) - state.new
-            wide, narrow = self.of(self.first, total), self.of(self.first / 2, total)
-            wanted = max(1, wide if left <= 0 else min(left, narrow))
+            wanted = max(1, self.of(self.first / 2, total))
             reason = f"{risk:.0%} risk that a better one is untried"
         wanted = min(wanted, room)
         names = state.forecasts.candidates

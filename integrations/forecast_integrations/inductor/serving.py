@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,14 +36,12 @@ class Sparing(RiskBounded):
     """Few choices, most of them in one round."""
 
     first: float = FIRST
-    soon: float = 0.0
-    lenient: float = 1.0
     share: float = SHARE
 
-    def of(self, share: float, candidates: int, whole: Callable[[float], int] = math.ceil) -> int:
+    def of(self, share: float, candidates: int) -> int:
         """As otherwise, but for short lists."""
         few = min(TOGETHER, math.ceil(OF_FEW * candidates))
-        return max(few, super().of(share, candidates, whole))
+        return max(few, super().of(share, candidates))
 
 
 def sparing() -> RiskBounded:

@@ -164,11 +164,10 @@ def stated(group: Group, step: Step) -> float:
 
 def _stop(seen: Seen, group: Group, accepted: float) -> list[Step]:
     """The step at which the default policy would have stopped; empty if nothing ran."""
-    policy, told, n = RiskBounded(), _told(seen), seen.candidates
-    cap = max(policy.floor, policy.of(policy.share, n))
+    policy, told = RiskBounded(), _told(seen)
+    cap = max(policy.floor, policy.of(policy.share, seen.candidates))
     for step in told:
-        enough = step.own >= policy.least
-        if step.new >= cap or (enough and policy.accepts(stated(group, step), accepted, step.new, n)):
+        if step.new >= cap or (step.own >= policy.least and stated(group, step) <= accepted):
             return [step]
     return told[-1:]
 
