@@ -32,7 +32,7 @@ from forecast_train.llm.split import Sides, split
 from forecast_train.surrogate.fit import Recipe as Growing
 from forecast_train.surrogate.fit import fit, fit_model
 
-CORPUS = ("corpus_h200.jsonl.gz", "corpus_h200_2.jsonl.gz")
+CORPUS = ("corpus_h200.jsonl.gz", "corpus_h200_2.jsonl.gz", "corpus_h200_near.jsonl.gz")
 """Beside the tables of the package."""
 HELD_OUT = ("attention_backward", "gemv", "quantise", "rope", "scan", "softmax", "stencil")
 """Families of the corpus that are tested on, chosen before any training: products and none, one pass and
