@@ -1,7 +1,7 @@
 """Claim: how good forecasts are on kernels, hands and shapes that the surrogate has not seen.
 
     pip install -e '.[eval]' && python benchmarks/forecasts.py --out benchmarks/results/forecasts.json \
-        [--leave-out family hand shape] [--seeds 5] [--jobs 2] [--tables FILE... [--limit 262]]
+        [--leave-out family hand shape] [--seeds 5] [--jobs 2] [--tables FILE... [--limit 262]] [--scores]
 
 Runs `forecast-autotune replay --leave-out ...` over the shipped tables (and `--tables`; at most `--limit`
 problems, in turn from each kernel), all baselines beside it, and keeps its JSON whole. Replays run on the
@@ -51,16 +51,19 @@ def gathered(paths: list[Path], limit: int | None, into: Path) -> list[str]:
     return [str(into)]
 
 
-def left_out(what: str, seeds: int, jobs: int, baselines: str | None, files: list[str]) -> dict[str, Any]:
-    """The JSON of one `replay --leave-out`."""
-    command = [sys.executable, "-m", "forecast_autotune", "replay", "--leave-out", what, "--json", *files]
-    command += ["--seeds", str(seeds), "--jobs", str(jobs)]
-    command += [] if baselines is None else ["--baselines", baselines]
+def left_out(
+    what: str, seeds: int, jobs: int, baselines: str | None, files: list[str], *, scores: bool = False
+) -> dict[str, Any]:
+    """The JSON of one `replay --leave-out`; with `scores` of one `eval`, which fits every fold but once."""
+    command = [sys.executable, "-m", "forecast_autotune", "eval" if scores else "replay", "--json", *files]
+    command += ["--leave-out", what, "--seeds", str(seeds), "--jobs", str(jobs)]
+    if baselines is not None:
+        command += ["--methods", f"learned,{baselines}"] if scores else ["--baselines", baselines]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return {"evaluation": found} if scores else found
 
 
 def main() -> int:
@@ -74,6 +77,7 @@ def main() -> int:
         "--tables", type=Path, nargs="*", default=[], help="recorded tables besides the shipped"
     )
     parser.add_argument("--limit", type=int, help="at most so many problems")
+    parser.add_argument("--scores", action="store_true", help="no problem by problem: half the time")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
@@ -88,7 +92,9 @@ def main() -> int:
 def judge(arguments: argparse.Namespace, files: list[str], report: dict[str, Any]) -> None:
     """Every kind of fold, written and shown as it is done."""
     for what in arguments.leave_out:
-        found = left_out(what, arguments.seeds, arguments.jobs, arguments.baselines, files)
+        found = left_out(
+            what, arguments.seeds, arguments.jobs, arguments.baselines, files, scores=arguments.scores
+        )
         report["raw"][what] = found
         methods = found["evaluation"]["methods"]
         shown: dict[str, Any] = {}
