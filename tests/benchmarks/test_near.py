@@ -1,0 +1,53 @@
+"""Times taken again in turns: what they are compared with, and at which level."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import near
+from forecast_autotune.results import Measurement
+from forecast_autotune.table import Table, write_tables
+from forecast_autotune.testing import example_table
+
+
+def table(times: list[float]) -> Table:
+    """The first candidates of the example with these times."""
+    example = example_table()
+    problem = replace(example.problem, extra={**example.problem.extra, "label": "example/1"})
+    rows = [m for m in example.measurements if m.ok][: len(times)]
+    again = [
+        replace(m, median_ms=ms, p20_ms=ms * 0.99, p80_ms=ms * 1.01)
+        for m, ms in zip(rows, times, strict=True)
+    ]
+    return Table(problem, again)
+
+
+def times(of: Table) -> list[float]:
+    return [m.ms for m in of.measurements]
+
+
+def test_what_is_close_to_the_best_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_tables(path, [table([1.0, 1.05, 1.09, 1.2, 3.0])])
+    found = near.near([path], 0.1)
+    assert [len(close) for close in found.values()] == [3]
+    assert near.near([path], 0.01) == {}, "one config has no rival"
+
+
+def test_another_hosts_constant_is_taken_off() -> None:
+    old, new = table([0.010, 0.0101, 0.0102]), table([0.0112, 0.0110, 0.0112])
+    level = near.levelled(old, new)
+    assert times(level) == pytest.approx([0.0102, 0.0100, 0.0102])
+    assert level.problem.ttir == {}
+    assert all(isinstance(m, Measurement) and m.problem == old.problem.id for m in level.measurements)
+
+
+def test_luck_is_what_the_first_timing_cost() -> None:
+    old, new = table([1.0, 1.01, 2.0]), table([1.05, 1.0])
+    assert near.luck([(old, new)]) == pytest.approx(0.05)
+    (found,) = near.differences([(old, new)])
+    assert found["configs"] == 2
+    assert found["median"] == pytest.approx(0.03, abs=0.005)
