@@ -42,12 +42,12 @@ from forecast_autotune.results import Measurement
 from forecast_autotune.settings import Budget
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Forecasts, Query, Relative, Surrogate
-from forecast_autotune.surrogates.calibration import INFORMED
+from forecast_autotune.surrogates.calibration import INFORMED, class_of
 from forecast_autotune.surrogates.default import Default
 from forecast_autotune.table import Table, read_tables
 from forecast_train.evaluation.metrics import bin_sums, brier, ece_of, reliability_of, width_bins
 from forecast_train.evaluation.splits import family_of
-from forecast_train.surrogate.curves import Seen, risk_curve
+from forecast_train.surrogate.curves import Seen, risk_curves
 from forecast_train.surrogate.observe import Step
 
 TABLES = Path(__file__).resolve().parent / "data" / "benchmark_hub.jsonl.gz"
@@ -193,11 +193,12 @@ def decided(run: Run) -> Run:
 
 def held_out(runs: Sequence[Run]) -> list[Run]:
     """The runs of one arm with their risks corrected by what became of those on other families' kernels."""
-    curves = {f: risk_curve([seen(r) for r in runs if r.family != f]) for f in {r.family for r in runs}}
-    return [
-        decided(replace(r, steps=[(n, curves[r.family](risk), regret) for n, risk, regret in r.steps]))
-        for r in runs
-    ]
+    curves = {f: risk_curves([seen(r) for r in runs if r.family != f]) for f in {r.family for r in runs}}
+
+    def corrected(run: Run) -> list[tuple[int, float, float]]:
+        return [(n, curves[run.family][class_of(n)](risk), regret) for n, risk, regret in run.steps]
+
+    return [decided(replace(run, steps=corrected(run))) for run in runs]
 
 
 def seen(run: Run) -> Seen:

@@ -15,6 +15,7 @@ from forecast_harness.bench import Entry, bench
 from forecast_harness.packs import Solution, load, load_solution, solution_from
 from forecast_harness.sandbox.api import Job, Lane, Limits, Status
 from forecast_harness.timing.duel import Rules
+from forecast_harness.verify.contest import by_chance
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import verify
 from forecast_harness.verify.verdict import Code, Judgement
@@ -68,6 +69,13 @@ def test_the_faster_one_is_promoted_after_a_second_contest(judging: Lane) -> Non
 def test_the_slower_one_is_not(judging: Lane) -> None:
     fast, slow = contest(judging, named("slow", FOUR_TIMES), against=named("fast", ONCE))
     assert (fast.outcome, slow.outcome, len(slow.duels)) == ("incumbent", "slower", 1)
+
+
+def test_a_few_late_launches_accuse_nobody() -> None:
+    """A hopeless candidate's contest ends after three launches; a busy machine makes two of them late."""
+    assert by_chance([1.0, 0.0], 3) > 1
+    assert by_chance([1.0, 0.0], 20) < 0.5, "who hides all of its time is caught when a win is decided"
+    assert by_chance([0.3, 0.0], 200) < 0.2
 
 
 def test_a_wrong_solution_has_no_time(judging: Lane) -> None:

@@ -18,6 +18,7 @@ from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
 from forecast_autotune.variants import Variant, admitted, covers
 from forecast_autotune.variants.signature import INTERPRETER, written
 from forecast_harness.sandbox.api import Lane
+from forecast_harness.variants.drawing import Recorded
 from forecast_harness.variants.subject import Subject, Survey
 from forecast_harness.variants.verify import LIMITS, Verified, survey, verify
 from forecast_harness.verify.plan import Plan
@@ -154,6 +155,17 @@ def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: Lane) -> None:
         survey(subject(far, call), judging, plan=QUICK)
     with pytest.raises(VariantError, match="launch grid of no config is known"):
         survey(Subject("kernel", DOUBLE, CONFIGS, (tuple(vector_call()),)), judging, plan=QUICK)
+
+
+def test_sizes_are_not_multiples_of_16_by_chance_alone() -> None:
+    """A few cases must hold one of each free size that is no multiple, whatever is drawn."""
+    import torch
+
+    source = Recorded(VECTORS, "cpu")
+    generator = torch.Generator().manual_seed(0)
+    even = [source.draw("normal", generator).arguments[0].shape[0] % 16 == 0 for _ in range(300)]
+    assert 60 < sum(even) < 240, "both kinds are drawn"
+    assert not any(all(even[i : i + 3]) for i in range(298))
 
 
 # --- verdicts ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -36,6 +37,8 @@ _LEAST = 2048
 _BYTES = 64 << 20
 """Of all tensors of a call at its recorded sizes: they travel to the cell and back for every launch."""
 _TRIES = 60
+_RUN = 2
+"""Multiples of 16 in a row, after which a free size is no multiple."""
 _REACH = 12_000
 """Two and a half of the largest common row blocks, 4096."""
 
@@ -97,26 +100,38 @@ class Recorded:
         self.formula: Formula | Switch | None = fitted(subject.launches)
         if self.formula is None:
             self.sizes = self.sizes.frozen()
+        self._even: Counter[tuple[str, ...]] = Counter()
 
     def with_sizes(self, sizes: Sizes) -> Recorded:
         """The same with other sizes, at the same pace."""
         made = copy.copy(self)
         made.sizes = sizes
+        made._even = Counter()
         return made
 
     def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> Drawn:
-        """Sizes of few programs, some beyond the largest tile; as recorded, if none varies."""
+        """Sizes of few programs, some beyond the largest tile; as recorded, if none varies.
+
+        No size that may be anything is a multiple of 16 three times running: by chance all of a few cases
+        would be, and a variant that is right for those alone would pass.
+        """
         rng = random.Random(int(torch.randint(0, 2**62, (), generator=generator)))
         most, reach = self.pace.most, self._reach(config)
         fewest: tuple[int, tuple[Argument, ...]] | None = None
+        free = [s for s in self.sizes.varied if s.word == "any"]
+        sizes = self.sizes.with_words({s: "odd" for s in free if self._even[s.places] >= _RUN})
         for attempt in range(_TRIES if self.sizes.varied else 1):
-            arguments = self.sizes.draw(rng, most=most, reach=max(32, reach >> (attempt // 10)))
+            arguments = sizes.draw(rng, most=most, reach=max(32, reach >> (attempt // 10)))
             programs = self._programs(partial(self._grid, arguments), config)
             # Fixed sizes under small tiles may allow no fewer.
             fewest = min(fewest or (programs, arguments), (programs, arguments), key=lambda x: x[0])
             if programs <= PROGRAMS[self._device]:
                 break
         assert fewest is not None
+        found = places(fewest[1])
+        for s in free:
+            even = found[s.places[0]] % 16 == 0
+            self._even[s.places] = self._even[s.places] + 1 if even else 0
         return self._filled(fewest[1], partial(self._grid, fewest[1]), regime, generator)
 
     def _reach(self, config: Config | None) -> int:

@@ -128,10 +128,9 @@ class CellClock:
         for work in self._workloads:
             # Both were timed in turns, so a busy machine explains what both show, and no more.
             shares = [self._unexplained(which, work.name) for which in (INCUMBENT, CANDIDATE)]
+            allowed = _HIDDEN + by_chance(shares, len(self.replies[INCUMBENT, work.name]))
             for which in (INCUMBENT, CANDIDATE):
-                # Two standard errors of a share of one half, the widest there are, on top.
-                chance = 1 / math.sqrt(len(self.replies[which, work.name]))
-                if shares[which] - shares[1 - which] > _HIDDEN + chance:
+                if shares[which] - shares[1 - which] > allowed:
                     text = f"{shares[which]:.0%} of its launches took clearly longer than was reported"
                     raise Found(which, [Reason(Code.CLOCK, text, work.name)])
 
@@ -139,6 +138,16 @@ class CellClock:
         replies = self.replies[which, name]
         inside, outside = [r.whole for r in replies], [r.outside for r in replies]
         return unexplained(inside, outside, self.idle[which, name])
+
+
+def by_chance(shares: Sequence[float], launches: int) -> float:
+    """By how much two shares of so many launches each differ through chance: three standard errors.
+
+    Four shares are compared in a contest, on machines where launches are late in bursts. The three launches
+    of a hopeless candidate's contest prove nothing.
+    """
+    both = sum(shares) / 2
+    return 3 * math.sqrt(2 * both * (1 - both) / launches)
 
 
 def main(work: Work) -> Answer:

@@ -54,8 +54,12 @@ def fit(seen: Sequence[Seen]) -> Calibration:
     return Calibration({**made, POOLED: _group(recorded)} if made else {})
 
 
-def risk_curve(rows: Sequence[Seen], own: int) -> Curve:
-    """The correction of the stated risk that these replays call for at the steps of one class of `OWN`."""
+def risk_curves(rows: Sequence[Seen]) -> tuple[Curve, ...]:
+    """The correction of the stated risk that these replays call for, per class of `OWN`."""
+    return tuple(_risk_curve(rows, own) for own in _told(rows))
+
+
+def _risk_curve(rows: Sequence[Seen], own: int) -> Curve:
     stated, came_true, weight = risks(rows, own)
     families = len({s.family for s in rows})
     # Nothing ever went wrong in n families is no proof that it never does (Jeffreys' estimate).
@@ -64,10 +68,9 @@ def risk_curve(rows: Sequence[Seen], own: int) -> Curve:
 
 def _group(rows: Sequence[Seen]) -> Group:
     classes = _classes(rows)
-    risk = tuple(risk_curve(rows, own) for own in _told(rows))
     near = tuple(platt(*within(rows, own)) for own in classes)
     intervals = tuple(_factors(*scores(rows, own)) for own in classes)
-    return Group(risk, near, intervals, len({s.problem for s in rows}))
+    return Group(risk_curves(rows), near, intervals, len({s.problem for s in rows}))
 
 
 def _classes(rows: Sequence[Seen]) -> list[int]:
