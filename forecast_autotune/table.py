@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.features.kept import joined
 from forecast_autotune.fields import decode_json
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.results import Measurement
@@ -106,7 +107,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def filed(tables: dict[str, Table], problem: Problem) -> Table:
-    """The table of a problem among `tables`, by id, added if need be.
+    """The table of a problem among `tables`, by id, added if need be; its IR joins what is known of it.
 
     Raises `RecordError` if its id names another kernel or device there: the measurements of the two
     would be mixed.
@@ -118,6 +119,8 @@ def filed(tables: dict[str, Table], problem: Problem) -> Table:
             f"id {problem.id!r} names {first.kernel.name} on {first.device.name} already, not "
             f"{problem.kernel.name} on {problem.device.name}: give every problem its own id"
         )
+    if problem is not first:
+        table.problem = joined(first, problem)
     return table
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -76,6 +76,20 @@ def merged(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, A
 def known(problem: Problem) -> dict[tuple[str, Grid], Facts]:
     """What a problem's record has kept, by (assignment, grid); empty for nothing, or of another version."""
     return _units(problem.extra.get(FIELD))
+
+
+def joined(problem: Problem, other: Problem) -> Problem:
+    """A problem with the TTIR and the facts of another record of it: the first one's where both have some.
+
+    Runs that add configs to a table trace those alone.
+    """
+    facts = known(other)
+    if not other.ttir.keys() - problem.ttir.keys() and not facts.keys() - known(problem).keys():
+        return problem
+    extra = dict(problem.extra)
+    if facts:
+        extra[FIELD] = merged(other.extra[FIELD], problem.extra.get(FIELD) or {})
+    return replace(problem, ttir={**other.ttir, **problem.ttir}, extra=extra)
 
 
 def informed(problem: Problem) -> bool:

@@ -176,23 +176,32 @@ class Sizes:
         }
         return line({**said, **noted(writes)})
 
-    def draw(self, rng: random.Random, *, most: int, reach: int = 512) -> tuple[Argument, ...]:
+    @property
+    def turns(self) -> int:
+        """So many kinds of calls there are to draw: half of them have one size large, each size once."""
+        return 2 * len(self.varied)
+
+    def draw(
+        self, rng: random.Random, *, most: int, reach: int = 512, turn: int | None = None
+    ) -> tuple[Argument, ...]:
         """A call with new sizes, at most `most` elements a tensor if possible; as recorded if none varies.
 
         Sizes go up to `reach`. In half of the calls one of them is drawn large and the others are small, so
-        that every loop runs more than once in some call. Raises `RecordError` when all that is drawn is huge.
+        that every loop runs more than once in some call; which one is `turn`'s to say, of `turns`, or chance.
+        Raises `RecordError` when all that is drawn is huge.
         """
         if not self.varied:
             return tuple(self._scalars(dict(places(self.arguments)), self.arguments, rng))
         smallest: tuple[Argument, ...] | None = None
+        turn = rng.randrange(self.turns) if turn is None else turn
+        tall = self.varied[turn] if turn < len(self.varied) else None
         for attempt in range(_TRIES):
             # Later attempts draw smaller: a large first draw is likelier to reach every branch.
             top = max(2.0, reach ** (1.0 - attempt / _TRIES))
-            drawn = {s: _drawn(str(s.word), top, rng) for s in self.varied}
-            if rng.random() < 0.5:
-                tall = rng.choice(self.varied)
-                drawn = {s: _drawn(str(s.word), _SMALL, rng) for s in self.varied}
-                drawn[tall] = _drawn(str(tall.word), top, rng, least=top / 4)
+            small = top if tall is None else _SMALL
+            drawn = {s: _drawn(str(s.word), small, rng) for s in self.varied}
+            if tall is not None:
+                drawn[tall] = _drawn(str(tall.word), top, rng, least=top / 2)
             if len(set(drawn.values())) < len(drawn) and attempt < _TRIES // 2:
                 continue  # equal by chance: a variant that mixes two sizes up would pass
             found = self._call(drawn, rng)

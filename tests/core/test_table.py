@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.features import kept
 from forecast_autotune.records import Argument, Candidate, Config, Device, Evidence, Kernel, Outcome, Problem
+from forecast_autotune.replay import load
 from forecast_autotune.results import Cost, Decision, Measurement
 from forecast_autotune.table import Table, latest, read_tables, write_tables
 
@@ -170,6 +173,30 @@ def test_lines_of_other_types_are_ignored_and_one_problem_may_be_split(tmp_path:
     lines = [problem, {"type": "weather"}, measurement, problem, measurement]
     (tmp_path / "t.jsonl").write_text("\n\n".join(json.dumps(line) for line in lines))
     assert read_tables(tmp_path / "t.jsonl") == [Table(table.problem, table.measurements * 2)]
+
+
+def test_ir_and_facts_of_all_parts_are_kept(tmp_path: Path) -> None:
+    """A run that adds configs to a table traces those alone."""
+    facts = [
+        {"version": kept.VERSION, "units": [[name, [8], {"load_bytes": n}]]} for n, name in enumerate("AB")
+    ]
+    parts = [
+        replace(
+            sample().problem, ttir={"A": "first", "B": "module"}, extra={"facts": facts[0], "label": "x"}
+        ),
+        replace(sample().problem, ttir={"A": "again", "C": "more"}, extra={"facts": facts[1]}),
+        replace(sample().problem, ttir={}, extra={}),
+    ]
+    for i, part in enumerate(parts):
+        added = Measurement(part.id, Candidate(Config.of({"B": i})), Outcome.OK, 1.0)
+        write_tables(tmp_path / f"{i}.jsonl", [Table(part, [added])])
+    (tmp_path / "all.jsonl").write_text("".join((tmp_path / f"{i}.jsonl").read_text() for i in range(3)))
+    for tables in (read_tables(tmp_path / "all.jsonl"), load(tmp_path / f"{i}.jsonl" for i in range(3))):
+        (table,) = tables
+        assert table.problem.ttir == {"A": "first", "B": "module", "C": "more"}
+        assert table.problem.extra["label"] == "x"
+        assert {name: f.load_bytes for (name, _), f in kept.known(table.problem).items()} == {"A": 0, "B": 1}
+        assert len(table.by_candidate()) == 3
 
 
 BAD_LINES = [

@@ -157,15 +157,21 @@ def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: Lane) -> None:
         survey(Subject("kernel", DOUBLE, CONFIGS, (tuple(vector_call()),)), judging, plan=QUICK)
 
 
-def test_sizes_are_not_multiples_of_16_by_chance_alone() -> None:
-    """A few cases must hold one of each free size that is no multiple, whatever is drawn."""
+def test_a_few_calls_hold_all_kinds_of_sizes() -> None:
+    """Whatever is drawn: one of each size that is no multiple of 16, and one beyond all tiles."""
     import torch
 
-    source = Recorded(VECTORS, "cpu")
+    source = Recorded(MATRICES, "cpu")
     generator = torch.Generator().manual_seed(0)
-    even = [source.draw("normal", generator).arguments[0].shape[0] % 16 == 0 for _ in range(300)]
-    assert 60 < sum(even) < 240, "both kinds are drawn"
-    assert not any(all(even[i : i + 3]) for i in range(298))
+    rows, columns = zip(
+        *(source.draw("normal", generator).arguments[0].shape for _ in range(200)), strict=True
+    )
+    for sizes in (rows, columns):
+        even = [n % 16 == 0 for n in sizes]
+        assert 30 < sum(even) < 170, "both kinds are drawn"
+        assert not any(all(even[i : i + 3]) for i in range(198))
+    largest = max(c.parameters()["BLOCK"] for c in CONFIGS)
+    assert all(max(columns[i : i + 4]) > largest for i in range(0, 200, 4))
 
 
 # --- verdicts ---

@@ -101,27 +101,31 @@ class Recorded:
         if self.formula is None:
             self.sizes = self.sizes.frozen()
         self._even: Counter[tuple[str, ...]] = Counter()
+        self._turns: list[int] = []
 
     def with_sizes(self, sizes: Sizes) -> Recorded:
         """The same with other sizes, at the same pace."""
         made = copy.copy(self)
         made.sizes = sizes
-        made._even = Counter()
+        made._even, made._turns = Counter(), []
         return made
 
     def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> Drawn:
         """Sizes of few programs, some beyond the largest tile; as recorded, if none varies.
 
-        No size that may be anything is a multiple of 16 three times running: by chance all of a few cases
-        would be, and a variant that is right for those alone would pass.
+        A few cases must not leave out by chance what a wrong variant fails at: each size is large in its
+        turn, and no size that may be anything is a multiple of 16 three times running.
         """
         rng = random.Random(int(torch.randint(0, 2**62, (), generator=generator)))
         most, reach = self.pace.most, self._reach(config)
         fewest: tuple[int, tuple[Argument, ...]] | None = None
         free = [s for s in self.sizes.varied if s.word == "any"]
+        if not self._turns:
+            self._turns = rng.sample(range(self.sizes.turns), self.sizes.turns)
+        turn = self._turns.pop() if self._turns else None
         sizes = self.sizes.with_words({s: "odd" for s in free if self._even[s.places] >= _RUN})
         for attempt in range(_TRIES if self.sizes.varied else 1):
-            arguments = sizes.draw(rng, most=most, reach=max(32, reach >> (attempt // 10)))
+            arguments = sizes.draw(rng, most=most, reach=max(32, reach >> (attempt // 10)), turn=turn)
             programs = self._programs(partial(self._grid, arguments), config)
             # Fixed sizes under small tiles may allow no fewer.
             fewest = min(fewest or (programs, arguments), (programs, arguments), key=lambda x: x[0])
