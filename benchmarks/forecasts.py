@@ -1,11 +1,13 @@
 """Claim: how good forecasts are on kernels, hands and shapes that the surrogate has not seen.
 
     pip install -e '.[eval]' && python benchmarks/forecasts.py --out benchmarks/results/forecasts.json \
-        [--leave-out family hand shape] [--seeds 5] [--jobs 2] [--tables FILE... [--limit 262]] [--scores]
+        [--leave-out family hand shape] [--seeds 5] [--jobs 2] [--tables FILE... [--limit 262]] [--scores] \
+        [--short 20]
 
 Runs `forecast-autotune replay --leave-out ...` over the shipped tables (and `--tables`; at most `--limit`
-problems, in turn from each kernel), all baselines beside it, and keeps its JSON whole. Replays run on the
-CPU; the times in the tables were measured on the H200.
+problems, in turn from each kernel), all baselines beside it, and keeps its JSON whole. With `--short` every
+list is so many of its candidates, drawn at random, and what is fitted is fitted to those lists alone. Replays
+run on the CPU; the times in the tables were measured on the H200.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from benchmarks.report_environment import environment
 from forecast_autotune.replay import load, shipped
 from forecast_autotune.table import write_tables
 from forecast_train.evaluation.splits import spread
+from forecast_train.surrogate.calibrate import shortened
 
 ASKED = (
     ("top-1, nothing measured", "static.top1.geomean_regret"),
@@ -35,6 +38,7 @@ ASKED = (
     ("default policy: beyond 2 %", "default.beyond_tolerance"),
     ("default policy: stated", "default.mean_stated_risk"),
     ("default policy: share measured, n >= 30", "default.measured_share.large"),
+    ("... n < 30", "default.measured_share.small"),
     ("ECE of the stated risk", "default.ece_risk"),
     ("ECE of P(within 5 %)", "static.ece_within"),
     ("AUROC of P(failure)", "static.auroc_fail"),
@@ -42,12 +46,19 @@ ASKED = (
 """What the summary shows of `learned`, `analytic` and `random`."""
 
 
-def gathered(paths: list[Path], limit: int | None, into: Path) -> list[str]:
-    """The file of shipped and given tables, thinned to `limit` problems; none where nothing is given."""
-    if not paths:
+def gathered(paths: list[Path], limit: int | None, into: Path, short: int | None = None) -> list[str]:
+    """The file of shipped and given tables, thinned to `limit` problems; none where nothing is given.
+
+    With `short`, so many candidates of each that has more.
+    """
+    if not paths and short is None:
         return []
     tables = load([*shipped(), *paths])
-    write_tables(into, tables if limit is None else spread(tables, limit))
+    if limit is not None:
+        tables = spread(tables, limit)
+    if short is not None:
+        tables = [few for t in tables if (few := shortened(t, short, 0)) is not None]
+    write_tables(into, tables)
     return [str(into)]
 
 
@@ -77,6 +88,7 @@ def main() -> int:
         "--tables", type=Path, nargs="*", default=[], help="recorded tables besides the shipped"
     )
     parser.add_argument("--limit", type=int, help="at most so many problems")
+    parser.add_argument("--short", type=int, help="of each list so many candidates")
     parser.add_argument("--scores", action="store_true", help="no problem by problem: half the time")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1)
@@ -84,7 +96,7 @@ def main() -> int:
     report: dict[str, Any] = {"claim": "forecasts", "environment": environment(arguments.seeds), "raw": {}}
     report["summary"] = {}
     with tempfile.TemporaryDirectory() as folder:
-        files = gathered(arguments.tables, arguments.limit, Path(folder) / "tables.jsonl.gz")
+        files = gathered(arguments.tables, arguments.limit, Path(folder) / "tables.jsonl.gz", arguments.short)
         judge(arguments, files, report)
     return 0
 

@@ -121,7 +121,8 @@ class Analytic:
         )
         count = int((known.group == 0).sum())
         honest = shipped(f"{self.name}/{self.version}")
-        return honest.applied(forecasts, group_of(query.problem.device, before.informed), count)
+        group = group_of(query.problem.device, before.informed, len(candidates))
+        return honest.applied(forecasts, group, count)
 
     def before(self, query: Query) -> Prior:
         """What is believed of the candidates before anything was measured."""

@@ -24,9 +24,13 @@ from forecast_autotune.records import Device
 from forecast_autotune.surrogates.base import NOMINAL, Array, Forecasts
 
 SCHEMA = 3
-INFORMED, UNINFORMED, UNKNOWN, POOLED = "informed", "uninformed", "unknown device", "pooled"
-GROUPS = (INFORMED, UNINFORMED, UNKNOWN)
-"""IR was read; it was not; nothing is known of the device's speeds, with or without IR."""
+INFORMED, FEW, UNINFORMED, UNKNOWN = "informed", "informed, few", "uninformed", "unknown device"
+POOLED = "pooled"
+GROUPS = (INFORMED, FEW, UNINFORMED, UNKNOWN)
+"""IR was read; of a short list; it was not; nothing is known of the device's speeds, with or without IR."""
+LONG = 30
+"""Candidates from which on a list is none of `FEW`: after five measurements little of a short list is left,
+and the risk that is stated there comes true less often."""
 OWN = (0, 1, 4, 9)
 """Lower ends of the classes of own measurements: intervals are right or wrong in another way in each."""
 ODDS = 2.0
@@ -185,6 +189,8 @@ class Calibration:
             return self.groups[UNKNOWN].worst(self.groups[INFORMED])
         if name in self.groups:
             return self.groups[name]
+        if name == FEW and INFORMED in self.groups:
+            return self.groups[INFORMED]
         if POOLED not in self.groups:
             return Group()
         return reduce(Group.worst, self.groups.values(), self.groups[POOLED].pessimistic())
@@ -217,11 +223,11 @@ class Calibration:
         return cls({name: Group.from_json(group) for name, group in data.items()})
 
 
-def group_of(device: Device, informed: bool) -> str:
-    """The group of a problem: an unknown device outweighs what its IR says."""
+def group_of(device: Device, informed: bool, candidates: int = LONG) -> str:
+    """The group of a problem: an unknown device outweighs what its IR says, and that the list's length."""
     if not known(device):
         return UNKNOWN
-    return INFORMED if informed else UNINFORMED
+    return UNINFORMED if not informed else INFORMED if candidates >= LONG else FEW
 
 
 def parse(text: str) -> dict[str, Calibration]:

@@ -19,9 +19,11 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import NOMINAL, Forecasts
 from forecast_autotune.surrogates.calibration import (
+    FEW,
     GROUPS,
     IDENTITY,
     INFORMED,
+    LONG,
     OWN,
     POOLED,
     SCHEMA,
@@ -82,9 +84,10 @@ def test_shifted_and_combined_curves_rise_and_stay_on_their_side(a: float, b: fl
 
 
 def test_the_group_follows_the_device_first_and_then_the_ir() -> None:
-    assert group_of(H200, True) == INFORMED
-    assert group_of(H200, False) == UNINFORMED
-    assert group_of(STRANGE, True) == group_of(STRANGE, False) == UNKNOWN
+    assert group_of(H200, True) == group_of(H200, True, LONG) == INFORMED
+    assert group_of(H200, True, LONG - 1) == FEW
+    assert group_of(H200, False) == group_of(H200, False, 2) == UNINFORMED
+    assert group_of(STRANGE, True) == group_of(STRANGE, False) == group_of(STRANGE, True, 2) == UNKNOWN
 
 
 def test_a_group_without_data_is_less_sure_than_any_with() -> None:
@@ -99,7 +102,7 @@ def test_a_group_without_data_is_less_sure_than_any_with() -> None:
         for mine, theirs in zip(fallback.intervals, other.intervals, strict=True):
             assert all(f >= o for f, o in zip(mine, theirs, strict=True))
     assert fallback.risk[0](0.0) > GROUP.risk[0](0.0)
-    assert calibration.group(INFORMED) is sure
+    assert calibration.group(INFORMED) is calibration.group(FEW) is sure
     assert Calibration().group(UNKNOWN) == Group()
 
 

@@ -14,6 +14,7 @@ from forecast_autotune.replay import load, shipped
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import NOMINAL, Forecasts, Query, Surrogate
 from forecast_autotune.surrogates.calibration import (
+    FEW,
     INFORMED,
     POOLED,
     UNINFORMED,
@@ -23,7 +24,7 @@ from forecast_autotune.surrogates.calibration import (
 )
 from forecast_autotune.table import Table
 from forecast_train.evaluation.splits import SplitError, family_of, identities
-from forecast_train.surrogate.calibrate import calibrate, chance, collect, report, table
+from forecast_train.surrogate.calibrate import calibrate, chance, collect, report, shortened, table
 from forecast_train.surrogate.curves import KNOTS, Seen, fit, platt, risks, scores
 from forecast_train.surrogate.observe import Step, observe
 
@@ -199,12 +200,23 @@ def test_the_whole_calibration_is_json_and_the_same_in_two_processes() -> None:
     two = calibrate(few, analytic, (0,), jobs=2)
     assert json.loads(json.dumps(one, allow_nan=False)) == two
     read = Calibration.from_json(one["calibration"])
-    assert set(read.groups) == {INFORMED, UNINFORMED, POOLED}
-    assert read.groups[INFORMED].problems == len(few)
-    assert set(one["reliability"]) == {INFORMED, UNINFORMED, UNKNOWN}
+    assert set(read.groups) == {INFORMED, FEW, UNINFORMED, POOLED}
+    assert read.groups[INFORMED].problems == read.groups[FEW].problems == len(few)
+    assert set(one["reliability"]) == {INFORMED, FEW, UNINFORMED, UNKNOWN}
     for group in one["reliability"].values():
         assert 0.0 <= group["steps"]["ece"] <= 1.0
         assert group["decisions"]["n"] > 0
+
+
+def test_a_short_list_is_a_part_of_its_table() -> None:
+    whole = tables()[0]
+    rows = whole.by_candidate()
+    few = shortened(whole, 10, 0)
+    assert few is not None
+    assert len(few.by_candidate()) == 10
+    assert all(rows[c] == m for c, m in few.by_candidate().items())
+    assert few == shortened(whole, 10, 0) != shortened(whole, 10, 1)
+    assert shortened(few, 10, 0) is None
 
 
 def test_one_family_cannot_be_held_out() -> None:

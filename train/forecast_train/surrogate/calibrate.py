@@ -1,8 +1,8 @@
 """Fit the curves of `forecast_autotune.surrogates.calibration`, for any surrogate.
 
-Every table is replayed by a surrogate fitted without the table's family, as recorded and with its IR
-taken away. `curves` fits the corrections; the reliability that is reported leaves each family out of them
-as well.
+Every table is replayed by a surrogate fitted without the table's family: as recorded, with a few of its
+candidates, and with its IR taken away. `curves` fits the corrections; the reliability that is reported leaves
+each family out of them as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.policy import RiskBounded
-from forecast_autotune.records import Device
+from forecast_autotune.records import Device, digest
 from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.base import NOMINAL, Array, Relative, Surrogate
 from forecast_autotune.surrogates.calibration import (
@@ -40,6 +40,8 @@ Make = Callable[[Sequence[Table]], Surrogate]
 """Fits a surrogate to tables; a function of a module when several processes share the work."""
 
 _STRANGE = "a device that no table knows"
+_SHORT = (10, 20)
+"""Lengths of the lists that a few of a table's candidates make."""
 
 
 def collect(
@@ -67,15 +69,16 @@ def _fold(fold: Fold, *, make: Make, seeds: Sequence[int]) -> tuple[str, list[Se
 
 
 def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
-    """The kernel unseen, then tuned at its other shapes, then without IR, then on a renamed device."""
+    """The kernel unseen, then tuned at its other shapes, short lists, no IR, then on a renamed device."""
     tuned: dict[str, Sequence[Measurement]] = {}
 
     def play(table: Table, relatives: Sequence[Relative] = ()) -> Seen:
         steps, seen = observe(table, surrogate, seed=seed, relatives=relatives)
         tuned.setdefault(table.problem.id, seen[:12])
         problem = table.problem
-        group = group_of(problem.device, bool(problem.ttir))
-        return Seen(fold.name, problem.id, group, len(table.by_candidate()), tuple(steps))
+        count = len(table.by_candidate())
+        group = group_of(problem.device, bool(problem.ttir), count)
+        return Seen(fold.name, problem.id, group, count, tuple(steps))
 
     for table in fold.test:
         yield play(table)
@@ -84,11 +87,25 @@ def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
         if others:
             yield play(table, [Relative(problem, tuned[problem.id]) for problem in others])
     for table in fold.test:
+        for length in _SHORT:
+            if (few := shortened(table, length, seed)) is not None:
+                yield play(few)
+    for table in fold.test:
         if table.problem.ttir:
             yield play(Table(replace(table.problem, ttir={}), table.measurements))
         if group_of(table.problem.device, True) != UNKNOWN:
             strange = Device(_STRANGE, table.problem.device.backend)
             yield play(Table(replace(table.problem, device=strange), table.measurements))
+
+
+def shortened(table: Table, length: int, seed: int) -> Table | None:
+    """A table of so many of its candidates, drawn at random; None if it has no more, or none of them runs."""
+    rows = list(table.by_candidate().values())
+    generator = np.random.default_rng([seed, length, int(digest(table.problem.id)[:12], 16)])
+    kept = [rows[i] for i in sorted(generator.permutation(len(rows))[:length])]
+    if len(rows) <= length or not any(m.ok for m in kept):
+        return None
+    return Table(table.problem, kept)
 
 
 def calibrate(

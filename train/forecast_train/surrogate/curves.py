@@ -14,10 +14,9 @@ import numpy as np
 
 from forecast_autotune.surrogates.base import NOMINAL, Array
 from forecast_autotune.surrogates.calibration import (
-    INFORMED,
+    GROUPS,
     OWN,
     POOLED,
-    UNINFORMED,
     UNKNOWN,
     Calibration,
     Curve,
@@ -49,7 +48,7 @@ def fit(seen: Sequence[Seen]) -> Calibration:
     they check the pessimistic fallback and are not learnt from.
     """
     recorded = [s for s in seen if s.group != UNKNOWN]
-    groups = {name: [s for s in recorded if s.group == name] for name in (INFORMED, UNINFORMED)}
+    groups = {name: [s for s in recorded if s.group == name] for name in GROUPS}
     made = {name: _group(rows) for name, rows in groups.items() if rows}
     return Calibration({**made, POOLED: _group(recorded)} if made else {})
 
