@@ -24,7 +24,7 @@ def shown(capture: Capture) -> dict[str, Any]:
 
 def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False, **options
     )
 
 

@@ -89,7 +89,7 @@ def test_sixteen_processes_measure_each_candidate_once_in_total(tmp_path: Path) 
             assert child.stdin is not None
             child.stdin.write("go\n")
             child.stdin.flush()
-        said = [child.communicate(timeout=60)[0].split(maxsplit=1) for child in children]
+        said = [child.communicate(timeout=300)[0].split(maxsplit=1) for child in children]
     finally:
         for child in children:
             child.kill()
@@ -154,7 +154,7 @@ def test_a_forked_child_writes_to_the_same_store(tmp_path: Path) -> None:
         python(body, tmp_path),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
     assert done.returncode == 0, done.stderr
@@ -270,7 +270,7 @@ def mounted(tmp_path: Path) -> Callable[[str, str], subprocess.CompletedProcess[
             ["unshare", "--mount", "sh", "-c", shell, folder, *python(body, folder)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
 
     try:

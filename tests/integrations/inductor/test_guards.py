@@ -207,6 +207,6 @@ def test_the_entry_point_loads_nothing_while_the_variable_is_unset() -> None:
     )
     kept = {k: v for k, v in os.environ.items() if not k.startswith("FORECAST_AUTOTUNE")}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout == "[] []\n", done.stderr
