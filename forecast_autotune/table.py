@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features.kept import joined
 from forecast_autotune.fields import decode_json
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.results import Measurement
@@ -119,7 +118,10 @@ def filed(tables: dict[str, Table], problem: Problem) -> Table:
             f"id {problem.id!r} names {first.kernel.name} on {first.device.name} already, not "
             f"{problem.kernel.name} on {problem.device.name}: give every problem its own id"
         )
-    if problem is not first:
+    if problem is not first and (problem.ttir or "facts" in problem.extra):
+        # Only here: whoever reads a store does not need numpy for it.
+        from forecast_autotune.features.kept import joined
+
         table.problem = joined(first, problem)
     return table
 

@@ -27,32 +27,28 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -
 
 
 def test_data_writes_three_sides_and_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "set"
-    found = said(
-        capsys, "train", "data", "--out", str(out), "--moments", "2", "--most", "12", "--per-bin", "40"
-    )
+    out, few = tmp_path / "set", tmp_path / "few.jsonl"
+    write_tables(few, load(shipped())[::3])  # one problem of each kernel
+    asked = [str(few), "--out", str(out), "--moments", "2", "--most", "12", "--per-bin", "15"]
+    found = said(capsys, "train", "data", *asked)
     assert sorted(p.name for p in out.iterdir()) == [
         "README.md", "test.parquet", "train.parquet", "validation.parquet",
     ]  # fmt: skip
     for side in ("train", "validation", "test"):
         rows = sum(len(e.asked) for e in read(out / f"{side}.parquet"))
         assert rows == found["sides"][side]["rows"] > 0
-    assert max(found["sides"]["train"]["labels"].values()) == 40
+    assert max(found["sides"]["train"]["labels"].values()) == 15
     families = [set(found["sides"][side]["families"]) for side in found["sides"]]
     assert not families[0] & families[1] | families[0] & families[2] | families[1] & families[2]
-    again = said(
-        capsys, "train", "data", "--out", str(out), "--moments", "2", "--most", "12", "--per-bin", "40"
-    )
-    assert again == found
+    assert said(capsys, "train", "data", *asked) == found
 
 
 def test_data_takes_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = ["--store", str(tmp_path / "store")]
     said(capsys, "import", *map(str, shipped()), *store)
     out = str(tmp_path / "set")
-    found = said(
-        capsys, "train", "data", "--from-store", "--out", out, "--moments", "1", "--most", "4", *store
-    )
+    asked = ["--from-store", "--out", out, "--moments", "1", "--most", "4", "--guess", "formula", *store]
+    found = said(capsys, "train", "data", *asked)
     assert sum(side["problems"] for side in found["sides"].values()) == len(load(shipped()))
 
 
