@@ -118,7 +118,7 @@ def filed(tables: dict[str, Table], problem: Problem) -> Table:
             f"id {problem.id!r} names {first.kernel.name} on {first.device.name} already, not "
             f"{problem.kernel.name} on {problem.device.name}: give every problem its own id"
         )
-    if problem is not first and (problem.ttir or "facts" in problem.extra):
+    if problem is not first and (problem.ttir or problem.extra):
         # Only here: whoever reads a store does not need numpy for it.
         from forecast_autotune.features.kept import joined
 

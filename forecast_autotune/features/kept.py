@@ -83,11 +83,8 @@ def joined(problem: Problem, other: Problem) -> Problem:
 
     Runs that add configs to a table trace those alone.
     """
-    facts = known(other)
-    if not other.ttir.keys() - problem.ttir.keys() and not facts.keys() - known(problem).keys():
-        return problem
     extra = dict(problem.extra)
-    if facts:
+    if known(other):
         extra[FIELD] = merged(other.extra[FIELD], problem.extra.get(FIELD) or {})
     return replace(problem, ttir={**other.ttir, **problem.ttir}, extra=extra)
 

@@ -227,7 +227,9 @@ def group_of(device: Device, informed: bool, candidates: int = LONG) -> str:
     """The group of a problem: an unknown device outweighs what its IR says, and that the list's length."""
     if not known(device):
         return UNKNOWN
-    return UNINFORMED if not informed else INFORMED if candidates >= LONG else FEW
+    if not informed:
+        return UNINFORMED
+    return INFORMED if candidates >= LONG else FEW
 
 
 def parse(text: str) -> dict[str, Calibration]:

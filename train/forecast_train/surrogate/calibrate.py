@@ -101,11 +101,11 @@ def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
 def shortened(table: Table, length: int, seed: int) -> Table | None:
     """A table of so many of its candidates, drawn at random; None if it has no more, or none of them runs."""
     rows = list(table.by_candidate().values())
+    if len(rows) <= length:
+        return None
     generator = np.random.default_rng([seed, length, int(digest(table.problem.id)[:12], 16)])
     kept = [rows[i] for i in sorted(generator.permutation(len(rows))[:length])]
-    if len(rows) <= length or not any(m.ok for m in kept):
-        return None
-    return Table(table.problem, kept)
+    return Table(table.problem, kept) if any(m.ok for m in kept) else None
 
 
 def calibrate(
