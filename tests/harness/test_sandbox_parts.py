@@ -255,7 +255,7 @@ def test_nothing_is_left_of_a_closed_lane(tmp_path: Path) -> None:
         pid = opened._server.pid
         assert run(opened, "honest").status is Status.OK
         assert len(list(tmp_path.iterdir())) == 1
-        assert sorted(p.name for p in next(tmp_path.iterdir()).iterdir()) == ["root", "server.log"]
+        assert sorted(p.name for p in next(tmp_path.iterdir()).iterdir()) == ["dev", "root", "server.log"]
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -393,3 +393,31 @@ def test_a_cell_sees_no_node_of_another_device(tmp_path: Path) -> None:
     assert confine.others("GPU-d", tmp_path) == set(), "a device that is not listed may be any of them"
     assert confine.others("1", tmp_path) == set(), "a number is CUDA's, not the driver's"
     assert confine.others(None, tmp_path) == set()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has mounts of its own without another user")
+def test_hidden_nodes_are_out_of_sight_for_those_who_hid_them_alone(tmp_path: Path) -> None:
+    place, folder = tmp_path / "nodes", tmp_path / "view"
+    for made in (place, folder, place / "shm"):
+        made.mkdir()
+    for name in ("own", "other"):
+        (place / name).write_text(name)
+    (place / "link").symlink_to("own")
+    code = (
+        "import os, sys; from forecast_harness.sandbox import confine;"
+        "done = confine.hide({sys.argv[1] + '/other'}, sys.argv[2], sys.argv[1]);"
+        "open(sys.argv[1] + '/shm/x', 'w').close();"
+        "print(done, sorted(os.listdir(sys.argv[1])), open(sys.argv[1] + '/link').read())"
+    )
+    asked = [sys.executable, "-c", code, str(place), str(folder)]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    if said.startswith("False"):
+        pytest.skip("this root may not mount")
+    assert said.split(maxsplit=1)[1].strip() == "['link', 'own', 'shm'] own"
+    assert (place / "other").exists()
+    assert (place / "shm" / "x").exists()
+    assert not list(folder.iterdir()), "the view is the other process's alone"
+
+
+def test_nothing_is_hidden_without_reason(tmp_path: Path) -> None:
+    assert not confine.hide(set(), str(tmp_path))

@@ -113,7 +113,8 @@ class Lane:
     def __enter__(self) -> Lane:
         self._scratch = Path(tempfile.mkdtemp(prefix="forecast-lane-", dir=self._parent))
         self._scratch.chmod(0o711)  # candidates of another user have to find theirs in it
-        (self._scratch / "root").mkdir()
+        for name in ("root", "dev"):
+            (self._scratch / name).mkdir()
         try:
             self._start()
             if self._device is not None:
@@ -305,6 +306,7 @@ class Lane:
             "device": self._device,
             "scratch": str(self._scratch),
             "staging": str(self._scratch / "root"),
+            "nodes": str(self._scratch / "dev"),
             "warm": self._warm,
             "apart": self._apart,
         }

@@ -22,8 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forecast_harness.sandbox import keeper, linux, probes, toolchain, wire, worker
-from forecast_harness.sandbox.confine import Cage, interpreter_roots
+from forecast_harness.sandbox import confine, keeper, linux, probes, toolchain, wire, worker
 from forecast_harness.sandbox.jobs import Limits
 from forecast_harness.sandbox.levels import Level
 from forecast_harness.sandbox.running import CellRun, JobRun
@@ -37,7 +36,7 @@ _LAST_READS = 32
 class Server:
     """The event loop. `control` is the lane's end; everything ends when the lane hangs up."""
 
-    def __init__(self, control: socket.socket, cage: Cage) -> None:
+    def __init__(self, control: socket.socket, cage: confine.Cage) -> None:
         self._control = control
         self._cage = cage
         self._selector = selectors.DefaultSelector()
@@ -272,12 +271,13 @@ def main(text: str) -> None:
     linux.adopt_orphans()
     for module in orders.get("warm", []):
         importlib.import_module(module)
-    roots = interpreter_roots()
+    roots = confine.interpreter_roots()
     if orders.get("probe"):
         level, refused = probes.strongest(None, roots)
         print(json.dumps({"level": level, "refused": refused}))
         return
     control = socket.socket(fileno=orders["control"])
+    confine.hide(confine.others(orders["device"]), orders["nodes"])
     if orders["level"] is None:
         level, refused = probes.strongest(orders["device"], roots, orders["staging"])
     else:
@@ -298,7 +298,7 @@ def main(text: str) -> None:
     gc.collect()
     gc.freeze()  # forks share these pages for good
     gc.disable()
-    cage = Cage(Level(level), *place, apart)
+    cage = confine.Cage(Level(level), *place, apart)
     if not Server(control, cage).serve():  # nobody is left to remove the lane's files
         shutil.rmtree(orders["scratch"], ignore_errors=True)
     sys.exit(0)
