@@ -11,6 +11,7 @@ import pytest
 
 from forecast_autotune.records import Outcome
 from forecast_harness.sandbox import lane as lanes
+from forecast_harness.sandbox import linux
 from forecast_harness.sandbox.api import Fault, Lane, Level, SandboxError, Status, strongest_level
 from tests.harness.lanes import SMALL, judge, lane, run
 
@@ -189,7 +190,10 @@ def test_an_unfit_device_makes_no_labels() -> None:
     with lane(strongest_level(), device="63", warm=("torch",)) as opened:
         assert not opened.healthy
         result = run(opened, "crashes")
+        assert opened._server is not None
+        (holder,) = linux.children(opened._server.pid)
     assert (result.status, result.fault) == (Status.INFRA_ERROR, Fault.DEVICE_UNHEALTHY)
+    assert linux.state(holder) in "XZ", "what keeps the device open outlives jobs, but not the lane"
     assert result.canary not in ("", "ok")
 
 

@@ -55,11 +55,15 @@ def test_work_is_done_on_the_device() -> None:
 @pytest.mark.parametrize(
     ("cores", "devices", "threads"), [(64, 0, 8), (64, 4, 8), (64, 8, 4), (16, 1, 8), (16, 4, 1), (2, 1, 1)]
 )
+@pytest.mark.parametrize("hidden", [False, True])
 def test_lanes_on_all_devices_together_take_half_of_the_cores(
-    monkeypatch: pytest.MonkeyPatch, cores: int, devices: int, threads: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: int, devices: int, threads: int, hidden: bool
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    monkeypatch.setattr(effort, "device_count", lambda: devices)
+    monkeypatch.setattr(effort, "device_count", lambda: 0 if hidden else devices)
+    monkeypatch.setattr(effort, "_GPUS", tmp_path)
+    for number in range(devices if hidden else 0):
+        (tmp_path / f"0000:0{number}").mkdir()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

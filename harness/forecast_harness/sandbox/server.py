@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forecast_harness.sandbox import confine, keeper, linux, probes, toolchain, wire, worker
+from forecast_harness.sandbox import confine, holder, keeper, linux, probes, toolchain, wire, worker
 from forecast_harness.sandbox.jobs import Limits
 from forecast_harness.sandbox.levels import Level
 from forecast_harness.sandbox.running import CellRun, JobRun
@@ -53,6 +53,7 @@ class Server:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         self._listen(control.fileno(), self._on_lane)
         self._listen(inward, lambda: self._drop(inward))
+        self._holder = 0 if cage.device is None else self._fork(lambda: holder.hold(self._pid), set())
 
     def serve(self) -> bool:
         """Run until the lane hangs up, then kill everything. True when it had said that it would."""
@@ -214,7 +215,7 @@ class Server:
             job.channel.send(json.dumps({"event": "end", **report}).encode())
 
     def _known(self) -> frozenset[int]:
-        known = {run.pid for run in self._cells.values()}
+        known = {self._holder, *(run.pid for run in self._cells.values())}
         if self._job is not None and self._job.code is None:
             known.add(self._job.pid)
         return frozenset(known)
