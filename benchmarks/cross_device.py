@@ -204,7 +204,7 @@ def held_out(runs: Sequence[Run]) -> list[Run]:
 def seen(run: Run) -> Seen:
     """A run as evidence for a curve."""
     none = np.zeros(0)
-    steps = tuple(Step(n, n, risk, beyond(regret), none, none, none) for n, risk, regret in run.steps)
+    steps = tuple(Step(n, n, n, risk, beyond(regret), none, none, none) for n, risk, regret in run.steps)
     return Seen(run.family, f"{run.kernel} {run.device}", INFORMED, 0, steps)
 
 

@@ -9,8 +9,9 @@
 shape against the reference, and one config of it is compiled for sm_90, each in a process of its own with a
 time limit; `--also` names a directory that holds another Triton, with which everything is compiled again.
 `--tune` measures every config of the base kernel for its best one. Then, as a user would have it, the
-decorator decides among the base's configs; the variants, verified on the device, take its fastest two, and
-the decorator decides again with them, both times within its default budget. The winners are timed in turns.
+decorator decides among the base's configs; the variants are verified on the device under its fastest two, and
+the decorator decides again among all configs of base and variants, both times within its default budget. The
+winners are timed in turns.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ SHARED_BYTES = 232448
 COMBINED = 3
 """Variants of several rewrites that are checked for each kernel, besides one of each rewrite."""
 TOP = 2
-"""Configs of the base that variants take when tuning: a decision tries about ten candidates in all."""
+"""Configs of the base that variants are verified under when tuning."""
 SHORTEST_S = 10.0
 """No kernel is begun with less time left."""
 LIMIT = 8
@@ -240,7 +241,7 @@ def verified(
 
 
 def narrowed(variants: Sequence[Variant], found: dict[str, Any]) -> list[Variant]:
-    """Variants that take the fastest configs of the base, unless they have their own."""
+    """Variants as they are verified: under the fastest configs of the base, unless they have their own."""
     fastest = tuple(Config.from_json(config) for config, _ in found["timings"][:TOP])
     return [v if v.configs else replace(v, configs=fastest) for v in variants]
 
@@ -264,7 +265,8 @@ def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
         options["store"] = Store(None)  # of both decisions: nothing is measured twice
         alone = autotune(configs, list(case.key), **options)(case.kernel)
         first = common.tuned_call(case, alone, data, lambda: None)
-        kept = verified(case, where, narrowed(made, first), data)
+        right = {v.name: v.checks for v in verified(case, where, narrowed(made, first), data)}
+        kept = [replace(v, checks=right[v.name]) for v in made if v.name in right]
         ours = autotune(configs, list(case.key), variants=kept, **options)(case.kernel)
         kernels.reset(case, data)
         found = common.tuned_call(case, ours, data, lambda: None)

@@ -1,13 +1,14 @@
 """Claim: one command trains a small language model to forecast kernel times, in 20 minutes on one H200.
 
     python benchmarks/train_forecaster.py --model DIR --name smollm2-135m|qwen2.5-coder-0.5b --out DIR \
-        [--seconds 780] [--grpo 60 [--grpo-seeds 3]] [--variants MEASURED.jsonl]
+        [--seconds 780] [--grpo 60 [--grpo-seeds 3] [--start ADAPTER]] [--variants MEASURED.jsonl]
 
 From the recorded tables to a shipped adapter: examples with sides of disjoint kernel families (a leak stops
 it), supervised training with the exact bin loss for `--seconds`, a calibration fitted to validation families,
 half-precision export, and on held-out families the table of the paper: the model as it comes, trained, the
 learned surrogate fitted to the same training side, and the ensemble of both. `--grpo` compares rewards from
-the trained model; `--variants` judges the recorded variants with what `forecast_variants.py --measure` wrote.
+the trained model, or, without any other training, from the adapter `--start`; `--variants` judges the
+recorded variants with what `forecast_variants.py --measure` wrote.
 
 Everything lies in `--out`: `results.json` grows by stage, and the same command goes on where it was ended.
 It needs torch, transformers, peft, safetensors, scikit-learn and LightGBM; neither trl nor datasets nor
@@ -85,6 +86,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learned", type=Path, help="learned surrogate of the same training side (.npz)")
     parser.add_argument("--grpo", type=int, default=0, help="steps of every reward that is compared; 0: none")
     parser.add_argument("--grpo-seeds", type=int, default=3)
+    parser.add_argument("--start", type=Path, help="adapter to compare rewards from; nothing else is trained")
     parser.add_argument("--variants", type=Path, help="measured variants, of forecast_variants.py --measure")
     parser.add_argument("--judge-seeds", type=int, default=1, help="seeds of every decision")
     parser.add_argument("--draws", type=int, default=1000, help="of every bootstrap")
@@ -103,6 +105,10 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for path in (found.learned, found.variants, *(found.tables or [])):
         if path is not None and not path.is_file():
             parser.error(f"{path}: no such file")
+    if found.start is not None and not (found.start / "adapter_config.json").is_file():
+        parser.error(f"--start {found.start}: no folder with an adapter_config.json")
+    if found.start is not None and (not found.grpo or found.variants):
+        parser.error("--start compares rewards alone: give --grpo STEPS with it, and no --variants")
     if min(found.seconds, found.moments) <= 0 or found.grpo_seeds < 1:
         parser.error("--seconds, --moments and --grpo-seeds must be positive")
     return found
@@ -138,21 +144,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Trees to compare with grow while those grow that training goes by.
         growing = _grow(work, aside)
         work.stage("data", lambda: stages.build_data(work, growing.result))
-        done = work.stage("training", lambda: stages.train_model(work))
-        say(
-            f"{done['steps']} steps, {done['seconds_per_step']:.2f} s/step, "
-            f"{done['tokens_per_s']:,.0f} tokens/s, peak {done['peak_bytes'] / 2**30:.1f} GiB; "
-            f"loss {done['loss_first']:.3f} -> {done['loss_last']:.3f}"
-        )
-        work.stage("export", lambda: stages.export_adapter(work))
+        if o.start is None:
+            done = work.stage("training", lambda: stages.train_model(work))
+            say(
+                f"{done['steps']} steps, {done['seconds_per_step']:.2f} s/step, "
+                f"{done['tokens_per_s']:,.0f} tokens/s, peak {done['peak_bytes'] / 2**30:.1f} GiB; "
+                f"loss {done['loss_first']:.3f} -> {done['loss_last']:.3f}"
+            )
+            work.stage("export", lambda: stages.export_adapter(work))
         work.stage("learned", lambda: {"fit_s": growing.result()})
-    work.stage("evaluation", lambda: evaluate(work))
+    if o.start is None:
+        work.stage("evaluation", lambda: evaluate(work))
     if o.variants:
         work.stage("variants", lambda: judge_variants(work))
     if o.grpo:
         from benchmarks.train_rewards import compare_rewards
 
-        work.stage("rewards", lambda: compare_rewards(work, o.out / "adapter"))
+        work.stage("rewards", lambda: compare_rewards(work, o.start or o.out / "adapter"))
     show(work.results["stages"])
     say(f"done in {time.perf_counter() - begin:.0f} s: {o.out / 'results.json'}")
     return 0
@@ -241,7 +249,8 @@ def variants_report(said: Path, measured: Path, families: Mapping[str, Sequence[
 
 def show(found: dict[str, Any]) -> None:
     """The table, as text."""
-    words, decided = found["evaluation"]["words"], found["evaluation"]["decisions"]
+    judged = found.get("evaluation", {})
+    words, decided = judged.get("words", {}), judged.get("decisions", {})
     say("held-out families, bins of time / reference time (95 % intervals over kernels):")
     for name, row in words.items():
         cells = [f"{key} {_cell(row[key])}" for key in SHOWN]

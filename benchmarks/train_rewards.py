@@ -8,16 +8,26 @@ variant differentiates the same reward's expectation. Neither needs trl.
 from __future__ import annotations
 
 import math
+import os
+import random
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.common import say
 from benchmarks.train_stages import Work, listen, settings_of, side_of
+from forecast_train.llm.examples import LINES, read, side_path, write
 from forecast_train.llm.runs import WEIGHTS
 from forecast_train.llm.settings import Loss, Run
 from forecast_train.llm.words import LESS_IS_BETTER, STATISTICS, Words, compared, own_words, table
@@ -32,6 +42,7 @@ ARMS: Mapping[str, tuple[str, int]] = {
 }
 """Reward and sampled replies (0: its exact expectation), by name."""
 BASE = "correctness"
+DATA = "rewards/data"
 RATE = 0.1
 """Of the supervised rate: these gradients are noisier, and the start is already good."""
 
@@ -39,19 +50,29 @@ RATE = 0.1
 def compare_rewards(work: Work, start: Path) -> dict[str, Any]:
     """Train every arm from `start` with every seed, and score its own words on the held-out families.
 
-    Arms that are done are taken up. Per arm: every statistic with its interval over kernels, all seeds'
-    words together, its values by seed, and the difference to correctness alone on the same problems.
+    Arms that are done are taken up; on several GPUs as many are trained at a time. Per arm: every statistic
+    with its interval over kernels, all seeds' words together, its values by seed, and the difference to
+    correctness alone on the same problems.
     """
+    o = work.options
+    seeds = range(o.grpo_seeds)
+    _thinned(work)
+    with _abreast(work, start, [(arm, s) for s in seeds for arm in ARMS]) as ahead:
+        return _compared(work, start, ahead)
+
+
+def _compared(work: Work, start: Path, ahead: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
     o = work.options
     initial = _words(work, "trained", start)
     found: dict[str, Any] = {"steps": o.grpo, "initial": table(initial, draws=o.draws), "arms": {}}
     said: dict[str, list[list[Words]]] = {}
-    for arm, (reward, replies) in ARMS.items():
+    for arm in ARMS:
         for seed in range(o.grpo_seeds):
-            folder = work.out / "rewards" / f"{_file(arm)}-{seed}"
-            make = partial(_arm, work, start, folder, reward, replies, seed)
-            trained = work.stage(f"reward {arm}, seed {seed}", make)
-            words = _words(work, folder.name, folder / WEIGHTS)
+            name = _stage(arm, seed)
+            begun = ahead.get(name)
+            make = partial(_arm, work, start, arm, seed) if begun is None else begun.result
+            trained = work.stage(name, make)
+            words = _arms_words(work, arm, seed)
             said.setdefault(arm, []).append(words)
             row = table(words, draws=1)
             shown = ", ".join(f"{name} {row[name][0]}" for name in ("accuracy", "ece", "crps", "spearman"))
@@ -60,18 +81,84 @@ def compare_rewards(work: Work, start: Path) -> dict[str, Any]:
     return found
 
 
-def _arm(work: Work, start: Path, folder: Path, reward: str, replies: int, seed: int) -> dict[str, Any]:
+@contextmanager
+def _abreast(
+    work: Work, start: Path, wanted: Sequence[tuple[str, int]]
+) -> Iterator[dict[str, Future[dict[str, Any]]]]:
+    """Runs that are not done yet, by stage, under way in a process per GPU; none with fewer than two GPUs."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = told.split(",") if told else [str(n) for n in range(torch.cuda.device_count())]
+    left = [pair for pair in wanted if _stage(*pair) not in work.results["stages"]]
+    found: dict[str, Future[dict[str, Any]]] = {}
+    with ExitStack() as opened:
+        if len(gpus) > 1 and left:
+            say(f"{len(left)} runs, {len(gpus)} at a time")
+            context = get_context("spawn")
+            free = context.SimpleQueue()
+            for gpu in gpus:
+                free.put(gpu)
+            given = (free, work.options, work.results["split"])
+            pool = opened.enter_context(ProcessPoolExecutor(len(gpus), context, _begin, given))
+            found = {_stage(*pair): pool.submit(_one, start, *pair) for pair in left}
+        yield found
+
+
+_mine: Work
+"""Of a process that `_abreast` began."""
+
+
+def _begin(free: SimpleQueue[str], options: Namespace, split: dict[str, Any]) -> None:
+    global _mine
+    os.environ["CUDA_VISIBLE_DEVICES"] = free.get()  # before anything here opens a device
+    _mine = Work(options, options.out, {"stages": {}, "split": split})
+    _mine.split()
+
+
+def _one(start: Path, arm: str, seed: int) -> dict[str, Any]:
+    """Train, and have the answers on file that are asked for next."""
+    trained = _arm(_mine, start, arm, seed)
+    _arms_words(_mine, arm, seed)
+    return trained
+
+
+def _thinned(work: Work) -> None:
+    """Write twice as many training examples, drawn evenly, as one run sees.
+
+    Every run reads all of its data first, which would take longer than its steps.
+    """
+    folder, run = work.out / DATA, settings_of(work)
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {"train": 2 * work.options.grpo * run.steps.examples, "validation": run.steps.checked}
+    for side, count in wanted.items():
+        every = read(side_path(Path(run.data), side))
+        kept = random.Random(0).sample(every, min(count, len(every)))
+        write(folder / f"{side}{LINES}", kept)
+
+
+def _stage(arm: str, seed: int) -> str:
+    return f"reward {arm}, seed {seed}"
+
+
+def _folder(work: Work, arm: str, seed: int) -> Path:
+    return work.out / "rewards" / f"{_file(arm)}-{seed}"
+
+
+def _arms_words(work: Work, arm: str, seed: int) -> list[Words]:
+    folder = _folder(work, arm, seed)
+    return _words(work, folder.name, folder / WEIGHTS)
+
+
+def _arm(work: Work, start: Path, arm: str, seed: int) -> dict[str, Any]:
     from forecast_train.llm.sft import train
 
+    (reward, replies), folder = ARMS[arm], _folder(work, arm, seed)
     run: Run = settings_of(work)
     steps = replace(run.steps, most=work.options.grpo, seconds=0.0, rate=run.steps.rate * RATE, warmup=0.1)
     steps = replace(steps, save=max(1, work.options.grpo), validate=max(1, work.options.grpo))
     loss = Loss(sigma=run.loss.sigma, reward=reward, replies=replies)
-    done = train(
-        replace(run, adapter=str(start), out=str(folder), loss=loss, steps=steps, seed=1000 + seed),
-        resume=True,
-        say=say,
-    )
+    data = str(work.out / DATA)
+    run = replace(run, data=data, adapter=str(start), out=str(folder), loss=loss, steps=steps)
+    done = train(replace(run, seed=1000 + seed), resume=True, say=say)
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     rewards = [-row["loss"] for row in done["log"] if "loss" in row]
@@ -80,7 +167,7 @@ def _arm(work: Work, start: Path, folder: Path, reward: str, replies: int, seed:
 
 def _words(work: Work, name: str, adapter: Path) -> list[Words]:
     """The model's own words, as it states them: a reward has to calibrate by itself."""
-    heard = side_of(work, listen(work, name, adapter, work.judged), "test")
+    heard = side_of(work, listen(work, name, adapter, work.sides["test"]), "test")
     return [w for h in heard if (w := own_words(h)) is not None]
 
 

@@ -158,6 +158,11 @@ HOOKED = "base hook "
 """How the variant of a candidate is named whose config differs from another in its `pre_hook` alone."""
 
 
+def of_base(variant: str) -> bool:
+    """Whether candidates of this variant run the user's own source; configs that differ in hooks alone do."""
+    return variant == "base" or variant.startswith(HOOKED)
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A (variant, config) pair not yet judged. `variant` is `base` for the user's own source."""
@@ -170,8 +175,8 @@ class Candidate:
 
     @property
     def of_base(self) -> bool:
-        """Whether it runs the user's own source; configs that differ in hooks alone do."""
-        return self.variant == "base" or self.variant.startswith(HOOKED)
+        """Whether it runs the user's own source; see `of_base`."""
+        return of_base(self.variant)
 
     @property
     def id(self) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.ttir import assignment_of
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, of_base
 
 Codes = npt.NDArray[np.intp]
 Grid = tuple[int, ...] | None
@@ -81,6 +81,11 @@ class Listed(tuple[Candidate, ...]):
         found = np.zeros(len(self), dtype=bool)
         found[[self.row[c] for c in wanted if c in self.row]] = True
         return found
+
+    @cached_property
+    def sources(self) -> int:
+        """How many sources the candidates are configs of; the user's own is one, whatever its hooks."""
+        return len({"" if of_base(name) else name for name in self.columns["variant"].values})
 
     @cached_property
     def columns(self) -> dict[str, Column]:

@@ -184,12 +184,16 @@ def test_progress_is_told_line_by_line_with_speed_and_memory(done: tuple[Path, s
     assert training["peak_bytes"] > 1e8
 
 
-def test_the_same_command_goes_on_and_compares_rewards(given: dict[str, str], done: tuple[Path, str]) -> None:
+def test_the_same_command_goes_on_and_compares_rewards(
+    given: dict[str, str], done: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = results(done[0])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # on a machine without any, two processes all the same
     again = run(given, done[0], "--grpo", "2", "--grpo-seeds", "1")
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
     for stage in ("data", "training", "export", "learned", "evaluation"):
         assert f"{stage}: taken up" in again.stdout
+    assert "4 runs, 2 at a time" in again.stdout
     after = results(done[0])["stages"]
     assert after["evaluation"] == before["stages"]["evaluation"]
     arms = after["rewards"]["arms"]

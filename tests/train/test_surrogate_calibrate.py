@@ -49,7 +49,7 @@ def made_up(family: str, risks_: Sequence[float], beaten: Sequence[bool], group:
         p = generator.random(40)
         near = (generator.random(40) < p).astype(float)
         z = 2.0 * generator.standard_normal(400)
-        steps.append(Step(4 * i, 4 * i, risk, true if i else None, p, near, z))
+        steps.append(Step(4 * i, 4 * i, 4 * i, risk, true if i else None, p, near, z))
     return Seen(family, f"{family}-problem", group, 80, tuple(steps))
 
 

@@ -160,10 +160,10 @@ def _reliability(rows: Sequence[Seen], groups: Sequence[Group], accepted: float)
         },
     }
     for name, wanted in (("first", (0,)), ("later", tuple(range(1, len(OWN))))):
-        held = [(step, g) for s, g in pairs for step in s.steps if class_of(step.own) in wanted]
+        held = [(step, g) for s, g in pairs for step in s.steps if class_of(step.each) in wanted]
         near = np.concatenate([np.zeros(0), *(step.within for step, _ in held)])
         p = np.concatenate([np.zeros(0), *(step.p_within for step, _ in held)])
-        honest = [g.within[class_of(step.own)].array(step.p_within) for step, g in held]
+        honest = [g.within[class_of(step.each)].array(step.p_within) for step, g in held]
         found[f"raw_within_{name}"] = table(p, near)
         found[f"within_{name}"] = table(np.concatenate([np.zeros(0), *honest]), near)
         found[f"coverage_{name}"] = _coverage(held)
@@ -176,7 +176,7 @@ def _told(seen: Seen) -> list[Step]:
 
 def stated(group: Group, step: Step) -> float:
     """The calibrated risk of a step."""
-    return group.risk[class_of(step.own)](step.risk)
+    return group.risk[class_of(step.each)](step.risk)
 
 
 def _stop(seen: Seen, group: Group, accepted: float) -> list[Step]:
@@ -212,7 +212,7 @@ def _coverage(held: Sequence[tuple[Step, Group]]) -> dict[str, float]:
     for i, level in enumerate(NOMINAL):
         width = NormalDist().inv_cdf(0.5 + level / 2)
         shares = [
-            float((np.abs(step.z) <= width * g.intervals[class_of(step.own)][i]).mean())
+            float((np.abs(step.z) <= width * g.intervals[class_of(step.each)][i]).mean())
             for step, g in held
             if len(step.z)
         ]

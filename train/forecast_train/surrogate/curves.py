@@ -74,19 +74,19 @@ def _group(rows: Sequence[Seen]) -> Group:
 
 def _classes(rows: Sequence[Seen]) -> list[int]:
     """Per class of `OWN` the class to learn from: itself, else the nearest with steps in it."""
-    held = sorted({class_of(step.own) for s in rows for step in s.steps if len(step.z)})
+    held = sorted({class_of(step.each) for s in rows for step in s.steps if len(step.z)})
     return [min(held, key=lambda other: (abs(other - own), other)) for own in range(len(OWN))]
 
 
 def _told(rows: Sequence[Seen]) -> list[int]:
     """As `_classes`, of steps with an incumbent."""
-    held = sorted({class_of(step.own) for s in rows for step in s.steps if step.beaten is not None})
+    held = sorted({class_of(step.each) for s in rows for step in s.steps if step.beaten is not None})
     return [min(held, key=lambda other: (abs(other - own), other)) for own in range(len(OWN))]
 
 
 def risks(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
     """(stated, came true, weight) of a class's steps with an incumbent; every replay weighs the same."""
-    every = [[t for t in s.steps if t.beaten is not None and class_of(t.own) == own] for s in rows]
+    every = [[t for t in s.steps if t.beaten is not None and class_of(t.each) == own] for s in rows]
     told = [steps for steps in every if steps]
     return (
         np.array([step.risk for steps in told for step in steps]),
@@ -100,7 +100,7 @@ def within(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
 
     Every step weighs the same.
     """
-    steps = [step for s in rows for step in s.steps if class_of(step.own) == own and len(step.p_within)]
+    steps = [step for s in rows for step in s.steps if class_of(step.each) == own and len(step.p_within)]
     return (
         np.concatenate([np.zeros(0), *(step.p_within for step in steps)]),
         np.concatenate([np.zeros(0), *(step.within for step in steps)]),
@@ -110,7 +110,7 @@ def within(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
 
 def scores(rows: Sequence[Seen], own: int) -> tuple[Array, Array]:
     """(|z|, weight) per untried candidate that runs, at the steps of one class of `OWN`."""
-    steps = [step for s in rows for step in s.steps if class_of(step.own) == own and len(step.z)]
+    steps = [step for s in rows for step in s.steps if class_of(step.each) == own and len(step.z)]
     return (
         np.abs(np.concatenate([np.zeros(0), *(step.z for step in steps)])),
         np.concatenate([np.zeros(0), *(np.full(len(s.z), 1.0 / len(s.z)) for s in steps)]),

@@ -15,6 +15,7 @@ from forecast_autotune.replay import replay_one
 from forecast_autotune.results import Measurement, Plan
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.base import Array, Relative, Surrogate
+from forecast_autotune.surrogates.calibration import per_source
 from forecast_autotune.table import Table
 
 WITHIN = 0.05
@@ -30,7 +31,9 @@ class Step:
     """One moment of one replay: uncalibrated statements, and the truth about each."""
 
     own: int
-    """Measurements of this problem that ran."""
+    """Measurements of this problem that ran ..."""
+    each: int
+    """... of each of its sources; see `calibration.per_source`."""
     new: int
     """Measurements of this problem, failures included."""
     risk: float
@@ -77,8 +80,10 @@ class Watched(RiskBounded):
         times = np.array([self._truth.get(names[int(i)], math.inf) for i in rows])
         ran = np.isfinite(times)
         near = math.log2(1 + state.tolerance) + 1e-9
+        own = sum(m.ok for m in state.measured.values())
         return Step(
-            own=sum(m.ok for m in state.measured.values()),
+            own=own,
+            each=per_source(own, names),
             new=state.new,
             risk=plan.risk,
             beaten=state.best() - best > near if math.isfinite(state.best()) else None,
