@@ -1,18 +1,19 @@
 """Claim: among a kernel's configs and those of its rewrites, the default decision finds what beats it.
 
-    python benchmarks/decide_sources.py benchmarks/data/search_sources_h200.jsonl.gz --models FOLDER \
+    python benchmarks/decide_sources.py benchmarks/data/search_sources_h200*.jsonl.gz --models FOLDER \
         --out FILE [--seeds 5] [--origins mechanical llm]
 
 Replays the tuner with its default policy on tables of sources and configs that were all timed (see
 `search_sources`), forecast by a surrogate that was fitted without the kernel's family: once with the base's
-own configs, and once with those of all right sources of one origin beside them. `over_best` is the time of
-the base under the best of all its recorded configs over that of what was chosen, more than 1 where the choice
-is faster. A kernel counts where the median of its seeds gains 3 % or more. Checking a source is not in it:
-each was checked when it was recorded.
+own configs, and with those of all right sources of one origin beside them: at once, and `later`, when the
+base has been decided. `over_best` is the time of the base under the best of all its recorded configs over
+that of what was chosen, more than 1 where the choice is faster. A kernel counts where the median of its seeds
+gains 3 % or more. Checking a source is not in it: each was checked when it was recorded.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import sys
@@ -26,12 +27,13 @@ from benchmarks.common import Report, parse, parser, say
 from benchmarks.search_sources import surrogates
 from benchmarks.source_pool import BASE
 from benchmarks.variant_forecasts import digest_of
-from forecast_autotune.replay import load, replay_one
+from forecast_autotune.replay import ReplayStore, load, replay_one
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.base import Surrogate
 from forecast_autotune.table import Table
 
 WORTH = 1.03
+TOLERANCE = Settings().tolerance
 
 
 def narrowed(table: Table, origin: str) -> Table:
@@ -52,19 +54,26 @@ def fastest(table: Table) -> float:
     return min((m.ms for m in table.by_candidate().values() if m.ok), default=math.inf)
 
 
-def decided(table: Table, origin: str, surrogate: Surrogate, seeds: int) -> dict[str, Any]:
-    """What the default decision comes to, by seed, against the base under its best config."""
-    part = narrowed(table, origin)
-    possible = fastest(narrowed(table, "")) / fastest(part)
+def decided(
+    table: Table, origin: str, surrogate: Surrogate, seeds: int, *, later: bool = False
+) -> dict[str, Any]:
+    """What the default decision comes to, by seed, against the base under its best config.
+
+    `later`: the other sources come when the base has been decided, by a store that knows what that measured.
+    """
+    part, base = narrowed(table, origin), narrowed(table, "")
+    possible = fastest(base) / fastest(part)
     gains, measured = [], []
     for seed in range(seeds):
-        settings = Settings(mode=Mode.TUNE).with_(seed=seed)
-        decision, _ = replay_one(part, surrogate=surrogate, policy=None, settings=settings)
+        settings, store = Settings(mode=Mode.TUNE).with_(seed=seed), ReplayStore(())
+        for each in (base, part) if later else (part,):
+            decision, _ = replay_one(each, surrogate=surrogate, policy=None, settings=settings, store=store)
         gains.append(round(possible / (1.0 + decision.regret), 4))
         measured.append(decision.measured)
     return {
         "candidates": len(part.by_candidate()),
         "possible": round(possible, 4),
+        "later": later,
         "over_best": gains,
         "measured": measured,
     }
@@ -73,14 +82,20 @@ def decided(table: Table, origin: str, surrogate: Surrogate, seeds: int) -> dict
 def summary(rows: Sequence[dict[str, Any]], origins: Sequence[str]) -> dict[str, Any]:
     """How many kernels gain, by origin, and what all of them gain on average."""
     found: dict[str, Any] = {}
-    for origin in origins:
-        mine = [r for r in rows if r["origin"] == origin]
+    for origin, later in itertools.product(origins, (False, True)):
+        mine = [r for r in rows if r["origin"] == origin and r["later"] == later]
+        if not mine:
+            continue
         medians = [statistics.median(r["over_best"]) for r in mine]
-        found[origin or BASE] = {
+        beyond = [r["possible"] / g - 1.0 > TOLERANCE for r in mine for g in r["over_best"]]
+        found[f"{origin or BASE}{', later' if later else ''}"] = {
             "kernels": len(mine),
             "gain": sum(m >= WORTH for m in medians),
             "could_gain": sum(r["possible"] >= WORTH for r in mine),
             "geometric_mean": round(statistics.geometric_mean(medians), 4),
+            "of_possible": round(statistics.geometric_mean([r["possible"] for r in mine]), 4),
+            "beyond_tolerance": round(statistics.fmean(beyond), 3),
+            "median_measured": statistics.median(n for r in mine for n in r["measured"]),
             "most_measured": max(n for r in mine for n in r["measured"]),
         }
     return found
@@ -88,14 +103,14 @@ def summary(rows: Sequence[dict[str, Any]], origins: Sequence[str]) -> dict[str,
 
 def main() -> int:
     made = parser(__doc__)
-    made.add_argument("table", type=Path)
+    made.add_argument("tables", type=Path, nargs="+")
     made.add_argument("--models", type=Path, required=True, help="folder of surrogates, see search_sources")
     made.add_argument("--origins", nargs="+", default=["mechanical", "llm"])
     made.add_argument("--seeds", type=int, default=5)
     made.set_defaults(stub_only=True)
     a = parse(made)
     report = Report(a, "the default decision finds faster sources", seed=a.seeds)
-    tables = [t for t in load([a.table]) if any(has(t, origin) for origin in a.origins)]
+    tables = [t for t in load(a.tables) if any(has(t, origin) for origin in a.origins)]
     known = surrogates(sorted({t.problem.extra["family"] for t in tables}), a.models)
     rows = []
     for table in tables:
@@ -103,11 +118,14 @@ def main() -> int:
         for origin in ("", *a.origins):
             if origin and not has(table, origin):
                 continue
-            row = {**about, "origin": origin, **decided(table, origin, known[about["family"]], a.seeds)}
-            rows.append(row)
-            report.add("decisions", row)
-            say(f"{about['problem']}, {origin or BASE}: {row['over_best']} of {row['possible']}")
-    report.finish({"table": digest_of(a.table), **summary(rows, ("", *a.origins))})
+            for later in (False, True) if origin else (False,):
+                found = decided(table, origin, known[about["family"]], a.seeds, later=later)
+                row = {**about, "origin": origin, **found}
+                rows.append(row)
+                report.add("decisions", row)
+                when = f"{origin or BASE}{', later' if later else ''}"
+                say(f"{about['problem']}, {when}: {row['over_best']} of {row['possible']}")
+    report.finish({"tables": [digest_of(path) for path in a.tables], **summary(rows, ("", *a.origins))})
     return 0
 
 

@@ -187,16 +187,18 @@ def replay_one(
     settings: Settings,
     relatives: Sequence[Relative] = (),
     workers: int = 16,
+    store: ReplayStore | None = None,
 ) -> tuple[Row, list[Measurement]]:
     """Replay one problem; the surrogate sees nothing of its table but what the policy measures.
 
-    Returns the score and the measurements that were made.
+    `store` is that of an earlier replay of the same problem, with fewer candidates perhaps: what it measured
+    is known. Returns the score and all measurements in the store.
     """
     rows = table.by_candidate()
     names = list(rows)
     best = min(m.ms for m in rows.values() if m.ok)
     measurer = TableMeasurer(table, workers=workers)
-    store = ReplayStore(relatives)
+    store = store or ReplayStore(relatives)
     texts = table.problem.ttir
     # The tuner gets the problem without its IR texts and asks for them, as it would live.
     problem = replace(table.problem, ttir={})
