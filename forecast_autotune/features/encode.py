@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from ast import literal_eval
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.listing import LAUNCH, Column, Listed
-from forecast_autotune.records import Candidate, Scalar, of_base
+from forecast_autotune.records import Candidate, Scalar
 
 _STAGE_UNIT = 0.7
 """One more pipeline stage counts as this many doublings."""
@@ -73,13 +72,6 @@ class Encoder:
             points[:, place : place + len(values)] = hot[column.codes]
             place += len(values)
         return points
-
-    def others(self, candidates: Sequence[Candidate]) -> npt.NDArray[np.float64]:
-        """1 in the column of a candidate's source, [n, sources but the base]; the base's have none."""
-        names = [name for name in dict(self.words).get("variant", ()) if not of_base(literal_eval(name))]
-        column = Listed.of(candidates).columns["variant"]
-        hot = [[float(repr(value) == name) for name in names] for value in column.values]
-        return np.array(hot, dtype=np.float64).reshape(len(column.values), len(names))[column.codes]
 
 
 def _coordinate(name: str, value: Scalar, logarithmic: bool) -> float:

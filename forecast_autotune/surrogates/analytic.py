@@ -24,7 +24,7 @@ from forecast_autotune.records import Candidate, Outcome, Problem
 from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative
 from forecast_autotune.surrogates.calibration import group_of, shipped
-from forecast_autotune.surrogates.covariance import UNTRAINED, Covariance, Hyper, Inputs, apart, noise
+from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart, noise
 from forecast_autotune.surrogates.prior import VERSION, Prior, prior
 from forecast_autotune.surrogates.relatives import device_distance
 from forecast_autotune.table import latest
@@ -52,12 +52,12 @@ class Analytic:
     """Formula + Gaussian-process update; see the module."""
 
     name = "analytic"
-    version = f"{VERSION}-gp-4"
+    version = f"{VERSION}-gp-3"
     trees = 0
     """Trees whose leaves `before` gives."""
 
     def __init__(self, hyper: Hyper | None = None, *, relatives: int = 4, rows: int = 64) -> None:
-        self.hyper = hyper or UNTRAINED
+        self.hyper = hyper or Hyper()
         self.covariance = Covariance(self.hyper)
         self.relatives = relatives
         self.rows = rows
@@ -140,8 +140,6 @@ class Analytic:
         # away from all others (a config that spills) is far off, not uncertain by as many doublings.
         parts = _REACH * np.tanh((before.parts - before.parts.mean(axis=0)) / _REACH)
         slopes = [(believed - believed.mean())[:, None], parts - parts.mean(axis=0)]
-        if self.hyper.source:
-            slopes.append(encoder.others(candidates))
         return Inputs(points, np.concatenate(slopes, axis=1), leaves), believed
 
     def _reason(self, before: Prior, known: _Known) -> str:

@@ -37,8 +37,6 @@ class Hyper:
     """What no neighbour can tell about a config, though the same config at another shape can."""
     forest: float = 0.0
     """What candidates in the same leaves share; 0 without a forest."""
-    source: float = 0.0
-    """By how much all configs of another source are off together, which no measurement of the base tells."""
     noise: float = 0.02
     additive_scale: float = 1.5
     joint_scale: float = 2.0
@@ -81,10 +79,6 @@ class Hyper:
         return np.asarray((self.expand(mean + sd, floor) - self.expand(mean - sd, floor)) / 2)
 
 
-UNTRAINED = Hyper(source=0.25)
-"""Over the bare formula. Other sources: see `surrogates.learned.LEARNED`."""
-
-
 @dataclass(frozen=True)
 class Inputs:
     """What the covariance sees of n candidates."""
@@ -92,8 +86,7 @@ class Inputs:
     points: Array
     """Coordinates, [n, width]."""
     slopes: Array
-    """Centred columns that the slope terms multiply, and one for each source but the base, which is 1 for its
-    configs; [n, 1 + parts + sources]."""
+    """Centred columns that the slope terms multiply, [n, 1 + parts]."""
     leaves: Leaves
     """Leaf per tree, [n, trees]; negative and unlike all others where there is no IR."""
 
@@ -130,18 +123,17 @@ class Covariance:
 
     def tilt(self, a: Inputs, b: Inputs) -> Array:
         """Of the slope terms."""
-        return np.asarray((a.slopes * self._weights(a)) @ b.slopes.T)
+        return np.asarray((a.slopes * self._weights()) @ b.slopes.T)
 
     def diagonal(self, a: Inputs, scale: float) -> Array:
         """Variances, [len(a)]."""
         h = self.hyper
         flat = h.additive**2 + h.joint**2 + h.rough**2
         flat += h.forest**2 if a.leaves.shape[1] else 0.0
-        return np.asarray(scale**2 * flat + (a.slopes**2 * self._weights(a)).sum(axis=1))
+        return np.asarray(scale**2 * flat + (a.slopes**2 * self._weights()).sum(axis=1))
 
-    def _weights(self, a: Inputs) -> Array:
-        slopes = [self.hyper.slope, *self.hyper.part_slopes]
-        return np.array(slopes + [self.hyper.source] * (a.slopes.shape[1] - len(slopes))) ** 2
+    def _weights(self) -> Array:
+        return np.array([self.hyper.slope, *self.hyper.part_slopes]) ** 2
 
 
 def together(a: Leaves, b: Leaves) -> Array:

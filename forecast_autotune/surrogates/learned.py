@@ -41,7 +41,6 @@ LEARNED = Hyper(
     joint=0.23,
     rough=0.029,
     forest=0.144,
-    source=0.25,
     noise=0.003,
     additive_scale=3.2,
     joint_scale=2.05,

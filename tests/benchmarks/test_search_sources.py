@@ -305,8 +305,13 @@ def test_decisions_are_held_against_the_base_under_its_best_config() -> None:
     assert row["possible"] == pytest.approx(wanted, abs=1e-4)
     assert row["over_best"] == [row["possible"]] * 2  # who knows the truth finds the best
     assert max(row["measured"]) < row["candidates"]
-    said = decide_sources.summary([{**row, "origin": "llm"}], ["llm"])["llm"]
-    assert (said["kernels"], said["gain"]) == (1, int(wanted >= 1.03))
+    later = decided(table, "llm", Knowing(0.0), seeds=2, later=True)
+    assert later["over_best"] == row["over_best"]
+    assert max(later["measured"]) < max(row["measured"]), "what was measured of the base is known by then"
+    rows = [{**one, "origin": "llm"} for one in (row, later)]
+    for name, said in decide_sources.summary(rows, ["llm"]).items():
+        assert name in ("llm", "llm, later")
+        assert (said["kernels"], said["gain"], said["beyond_tolerance"]) == (1, int(wanted >= 1.03), 0.0)
 
 
 # --- recording ---
