@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecast_harness.sandbox import canary, confine, levels, linux, toolchain, wire
+from forecast_harness.sandbox import canary, confine, holder, levels, linux, toolchain, wire
 from forecast_harness.sandbox.api import (
     Array,
     Fault,
@@ -417,6 +417,33 @@ def test_hidden_nodes_are_out_of_sight_for_those_who_hid_them_alone(tmp_path: Pa
     assert (place / "other").exists()
     assert (place / "shm" / "x").exists()
     assert not list(folder.iterdir()), "the view is the other process's alone"
+
+
+class Driver:
+    """Stands in for CUDA's driver, of which a machine without a device has none."""
+
+    def __init__(self, mode: int, initialises: bool = True) -> None:
+        self.mode, self.initialises, self.opened = mode, initialises, 0
+
+    def cuInit(self, flags: int) -> int:
+        return 0 if self.initialises else 100
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:
+        assert (attribute, device) == (20, 0)
+        value._obj.value = self.mode
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: int) -> int:
+        self.opened += 1
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "opened"), [(Driver(0), 1), (Driver(3), 0), (Driver(2), 0), (Driver(0, initialises=False), 0)]
+)
+def test_a_device_that_serves_one_process_is_left_to_the_candidate(driver: Any, opened: int) -> None:
+    holder._open(driver)
+    assert driver.opened == opened
 
 
 def test_nothing_is_hidden_without_reason(tmp_path: Path) -> None:
