@@ -99,6 +99,8 @@ def _abreast(
                 free.put(gpu)
             given = (free, work.options, work.results["split"])
             pool = opened.enter_context(ProcessPoolExecutor(len(gpus), context, _begin, given))
+            # An interrupt ends what runs, and begins nothing more.
+            opened.callback(pool.shutdown, wait=False, cancel_futures=True)
             found = {_stage(*pair): pool.submit(_one, start, *pair) for pair in left}
         yield found
 

@@ -114,22 +114,33 @@ def hide(nodes: Collection[str], folder: str, place: str = "/dev") -> bool:
     """
     if not nodes or os.geteuid() != 0:
         return False
-    with contextlib.suppress(OSError):
+    try:
         linux.unshare(linux.NEW_NS)
         linux.make_private()
         linux.tmpfs(folder, 1 << 20, 0o755)
-        for found in Path(place).iterdir():
-            target = Path(folder, found.name)
-            if str(found) in nodes:
-                continue
-            if found.is_symlink():
-                target.symlink_to(found.readlink())
-                continue
-            target.mkdir() if found.is_dir() else target.touch()
-            linux.bind(str(found), str(target))
+    except OSError:
+        return False
+    try:
+        _copied(place, folder, nodes)
         linux.bind(folder, place)
-        return True
-    return False
+    except OSError:
+        return False
+    finally:
+        linux.detach(folder)  # whoever removes the lane's files must not find real ones below it
+    return True
+
+
+def _copied(place: str, folder: str, without: Collection[str]) -> None:
+    """Show what lies in `place` in an empty directory, too."""
+    for found in Path(place).iterdir():
+        target = Path(folder, found.name)
+        if str(found) in without:
+            continue
+        if found.is_symlink():
+            target.symlink_to(found.readlink())
+            continue
+        target.mkdir() if found.is_dir() else target.touch()
+        linux.bind(str(found), str(target))
 
 
 def leave_namespaces() -> bool:

@@ -173,6 +173,11 @@ def pivot(new_root: str) -> None:
     os.chdir("/")
 
 
+def detach(target: str) -> None:
+    """Take a mount away from its place; what it shows elsewhere stays there."""
+    checked(_libc.umount2(target.encode(), _MNT_DETACH), f"umount2 {target}")
+
+
 def wish_huge_pages(data: bytearray) -> None:
     """Let the kernel back memory that is about to be written with pages of 2 MiB, if it has any."""
     if not data or not hasattr(mmap, "MADV_HUGEPAGE"):
