@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecast_harness.sandbox import canary, confine, holder, levels, linux, toolchain, wire
+from forecast_harness.sandbox import canary, confine, levels, linux, toolchain, wire
 from forecast_harness.sandbox.api import (
     Array,
     Fault,
@@ -382,70 +382,3 @@ def test_without_a_driver_the_toolchain_is_left_to_candidates(monkeypatch: pytes
     toolchain.build()
     assert os.environ["TRITON_CACHE_DIR"] == "as it was"
     assert not toolchain._built
-
-
-def test_a_cell_sees_no_node_of_another_device(tmp_path: Path) -> None:
-    for minor, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c")):
-        (tmp_path / f"0000:0{minor}:00.0").mkdir()
-        told = f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n"
-        (tmp_path / f"0000:0{minor}:00.0" / "information").write_text(told)
-    assert confine.others("GPU-b", tmp_path) == {"/dev/nvidia0", "/dev/nvidia2"}
-    assert confine.others("GPU-d", tmp_path) == set(), "a device that is not listed may be any of them"
-    assert confine.others("1", tmp_path) == set(), "a number is CUDA's, not the driver's"
-    assert confine.others(None, tmp_path) == set()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has mounts of its own without another user")
-def test_hidden_nodes_are_out_of_sight_for_those_who_hid_them_alone(tmp_path: Path) -> None:
-    place, folder = tmp_path / "nodes", tmp_path / "view"
-    for made in (place, folder, place / "shm"):
-        made.mkdir()
-    for name in ("own", "other"):
-        (place / name).write_text(name)
-    (place / "link").symlink_to("own")
-    code = (  # it then removes its folder, as a server does that nobody has told to stop
-        "import os, shutil, sys; from forecast_harness.sandbox import confine;"
-        "done = confine.hide({sys.argv[1] + '/other'}, sys.argv[2], sys.argv[1]);"
-        "open(sys.argv[1] + '/shm/x', 'w').close();"
-        "shutil.rmtree(sys.argv[2]);"
-        "print(done, sorted(os.listdir(sys.argv[1])), open(sys.argv[1] + '/link').read())"
-    )
-    asked = [sys.executable, "-c", code, str(place), str(folder)]
-    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    if said.startswith("False"):
-        pytest.skip("this root may not mount")
-    assert said.split(maxsplit=1)[1].strip() == "['link', 'own', 'shm'] own"
-    assert (place / "other").exists()
-    assert (place / "shm" / "x").exists()
-    assert not folder.exists()
-
-
-class Driver:
-    """Stands in for CUDA's driver, of which a machine without a device has none."""
-
-    def __init__(self, mode: int, initialises: bool = True) -> None:
-        self.mode, self.initialises, self.opened = mode, initialises, 0
-
-    def cuInit(self, flags: int) -> int:
-        return 0 if self.initialises else 100
-
-    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:
-        assert (attribute, device) == (20, 0)
-        value._obj.value = self.mode
-        return 0
-
-    def cuDevicePrimaryCtxRetain(self, context: Any, device: int) -> int:
-        self.opened += 1
-        return 0
-
-
-@pytest.mark.parametrize(
-    ("driver", "opened"), [(Driver(0), 1), (Driver(3), 0), (Driver(2), 0), (Driver(0, initialises=False), 0)]
-)
-def test_a_device_that_serves_one_process_is_left_to_the_candidate(driver: Any, opened: int) -> None:
-    holder._open(driver)
-    assert driver.opened == opened
-
-
-def test_nothing_is_hidden_without_reason(tmp_path: Path) -> None:
-    assert not confine.hide(set(), str(tmp_path))
