@@ -198,7 +198,7 @@ def replay_one(
     names = list(rows)
     best = min(m.ms for m in rows.values() if m.ok)
     measurer = TableMeasurer(table, workers=workers)
-    store = store or ReplayStore(relatives)
+    store = ReplayStore(relatives) if store is None else store
     texts = table.problem.ttir
     # The tuner gets the problem without its IR texts and asks for them, as it would live.
     problem = replace(table.problem, ttir={})

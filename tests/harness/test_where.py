@@ -61,7 +61,7 @@ def test_lanes_on_all_devices_together_take_half_of_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.setattr(effort, "device_count", lambda: 0 if hidden else devices)
-    monkeypatch.setattr(effort, "_GPUS", tmp_path)
+    monkeypatch.setattr(effort, "GPUS", tmp_path)
     for number in range(devices if hidden else 0):
         (tmp_path / f"0000:0{number}").mkdir()
     before = torch.get_num_threads()

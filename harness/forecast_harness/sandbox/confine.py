@@ -23,6 +23,8 @@ _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/sys
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "nvidia")
 _PROC_WRITABLE = ("sys", "irq", "bus", "fs", "sysrq-trigger")
 """Parts of /proc that uid 0 may write even without a capability, if a cell has to keep that uid."""
+GPUS = Path("/proc/driver/nvidia/gpus")
+"""Has all devices of the machine, those too whose nodes are hidden from a process."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _ACCELERATORS = ("nvidia*", "kfd", "dri", "dxg")
 _COMPUTING = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "kfd")
@@ -76,7 +78,7 @@ def interpreter_roots() -> tuple[str, ...]:
     return tuple(str(root) for root in kept)
 
 
-def others(device: str | None, gpus: Path = Path("/proc/driver/nvidia/gpus")) -> set[str]:
+def others(device: str | None, gpus: Path = GPUS) -> set[str]:
     """Nodes of NVIDIA's devices other than `device`, a UUID; none where the driver does not list that one.
 
     A process that starts CUDA opens every device that it finds, and waits for all others that are doing so.

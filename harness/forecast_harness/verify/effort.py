@@ -6,17 +6,15 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
+from forecast_harness.sandbox.confine import GPUS
 from forecast_harness.timing.device import device_count
 
 _LAUNCHES = 200
 """Launches of one workload in a duel that takes its time."""
 _WORTH_IT, _MOST_THREADS = 4, 8
-_GPUS = Path("/proc/driver/nvidia/gpus")
-"""Has all devices of the machine, those too whose nodes are hidden from a lane's processes."""
 
 
 class Effort:
@@ -80,7 +78,7 @@ def more_cores() -> Iterator[None]:
     that wait for each other at every operation lose more than they gain.
     """
     before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) // (2 * max(1, device_count(), len(list(_GPUS.glob("*")))))
+    cores = len(os.sched_getaffinity(0)) // (2 * max(1, device_count(), len(list(GPUS.glob("*")))))
     if cores >= _WORTH_IT:
         torch.set_num_threads(min(_MOST_THREADS, cores))
     try:
