@@ -102,8 +102,8 @@ IDENTITY = Curve((0.0, 1.0), (0.0, 1.0))
 def per_source(own: int, candidates: Sequence[Candidate]) -> int:
     """Measurements of each of the sources in a list: what nine tell of one kernel, they do not of nine.
 
-    In replays of 18 kernels with rewrites and other authors' versions of each (H200), decisions that counted
-    all measurements as one source's were beyond tolerance in 17 to 67 % of cases at a stated 9 %.
+    Counted as one source's, a base that was decided vouches for rewrites that come later, and hardly any of
+    them is tried (`benchmarks/decide_sources.py`).
     """
     return own // max(1, Listed.of(candidates).sources)
 
