@@ -232,6 +232,21 @@ def _interrupted() -> None:
 
 
 @on_linux
+def test_a_server_that_still_owes_an_answer_when_it_is_stopped_leaves_the_lanes_files() -> None:
+    with lane() as opened:
+        assert opened._server is not None
+        server = opened._server.pid
+        os.kill(server, signal.SIGSTOP)  # it finds the ping and the end together
+        opened._tell({"op": "ping"})
+        timer = threading.Timer(0.2, os.kill, [server, signal.SIGCONT])
+        timer.start()
+        opened._stop()
+        timer.join()
+        assert gone(server)
+        assert run(opened, "honest").status is Status.OK
+
+
+@on_linux
 def test_the_strongest_level_is_found_by_trying() -> None:
     assert strongest_level() in Level
     with lane() as opened:

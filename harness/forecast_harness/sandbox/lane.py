@@ -342,14 +342,17 @@ class Lane:
     def _stop(self) -> None:
         if self._server is None:
             return
-        with contextlib.suppress(_ServerLost):
+        with contextlib.suppress(_ServerLost, OSError):
             self._tell({"op": "stop"})
-        self._control.close()
+            # Not closed yet: a server that cannot answer an earlier message takes the lane for dead, does not
+            # read this one, and removes the lane's files.
+            self._control.shutdown(socket.SHUT_WR)
         try:
             self._server.wait(_STOP_S)  # it kills what it has started, orphans too, then leaves
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
+        self._control.close()
         self._server = None
 
     def _restart(self) -> None:
