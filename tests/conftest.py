@@ -7,6 +7,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The first text that Hypothesis draws in a fresh clone takes a second, while it builds its table of
+# characters, and more on a busy machine: no reason to fail.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # Before any test loads torch, LightGBM or scikit-learn: on arrays as small as the tests' a second thread only
 # gets in the way, of this process and, where the machine is busy, of others. Children inherit it.

@@ -1,9 +1,11 @@
 """An untrained cost formula: TTIR facts + launch geometry + device -> milliseconds and its parts.
 
-It is a roofline per multiprocessor (memory, tensor cores, arithmetic) with three corrections that
-decide most tuning questions: how many programs fit at once, how the last wave is filled, and how
-much latency each loop iteration exposes. The constants are machine facts of recent NVIDIA parts
-(latencies and issue rates: Luo et al., arXiv 2402.13499); `benchmarks/` never fits them to one kernel.
+It is a roofline per multiprocessor (memory, tensor cores, arithmetic) with corrections for what decides
+most tuning questions: how many programs fit at once, how the last wave is filled, how much latency each
+loop iteration exposes, what reaches memory and caches in pieces, what warps do twice or exchange, and what
+atomic operations wait for. The constants are machine facts of recent NVIDIA parts (latencies and issue
+rates: Luo et al., arXiv 2402.13499) or effective values, one for all kernels, that rank the H200 corpus
+best; none is fitted to one kernel.
 All candidates of a problem are costed at once, as arrays of shape [n].
 """
 
@@ -21,7 +23,7 @@ from forecast_autotune.features.ttir import Facts
 from forecast_autotune.features.ttir_memory import WARPS
 from forecast_autotune.records import Config
 
-VERSION = "cost-5"
+VERSION = "cost-6"
 
 Array = npt.NDArray[np.float64]
 
@@ -30,24 +32,37 @@ Array = npt.NDArray[np.float64]
 class Constants:
     """What the formula assumes of a machine and its compiler."""
 
-    load_latency: float = 700.0
+    load_latency: float = 1000.0
     """Cycles from a global load to its use (DRAM, loaded machine)."""
     stage_latency: float = 150.0
     """Cycles of one dependent dot, reduction or barrier within an iteration."""
     issue: float = 0.6
     """Cycles per counted arithmetic cycle: the compiler folds a good part of what TTIR spells out."""
     launch_ms: float = 0.003
-    l2_over_dram: float = 2.2
+    program_ms: float = 6.1e-7
+    """What starting one program takes: the whole device starts so many and no more (H200, to a percent)."""
+    l2_over_dram: float = 3.0
     """Bandwidth of the L2 cache as a multiple of the memory's."""
     line: float = 0.5
     """Cycles that the first-level cache takes for a line that an access touches ..."""
     request: float = 1.0
     """... and for an instruction of a warp, however little that moves."""
+    exchange: float = 1.5
+    """Cycles that shared memory takes for each element that warps exchange: all lanes meet in one bank."""
+    alu_warps: float = 5.0
+    """Warps that it takes to keep a multiprocessor's arithmetic units busy ..."""
+    load_warps: float = 3.0
+    """... and its path to memory."""
     atomic: float = 8.0
     """Bytes of bandwidth that one atomic element takes."""
-    held: float = 0.35
+    again_ms: float = 3e-6
+    """What each atomic operation on an element waits for the one before it, from whatever program."""
+    parted: float = 1.5
+    """How often memory moves a sector that is written in part: read and written, but for some that meet in
+    the cache."""
+    held: float = 0.5
     """Share of the live tensors besides accumulators that a pipelined product holds in registers."""
-    sharpness: float = 3.0
+    sharpness: float = 2.0
     """Norm that joins overlapping units: near a limit everything else still shows a little."""
     turning: float = 6.0
     """Bytes a cycle at which dot operands of 8 or 32 bits are turned in shared memory (`crosswise_bytes`):
@@ -93,6 +108,12 @@ class Costs:
     """What the first-level cache's work on lines takes, at one in a cycle; see `ttir_memory` ..."""
     requests_ms: Array
     """... and its instructions, likewise."""
+    again_ms: Array
+    """What atomic operations on the same elements take one after another."""
+    repeated: Array
+    """How often the rows of a chained dot are computed."""
+    exchange_ms: Array
+    """The part of `alu_ms` in which warps exchange what they reduce."""
 
     def parts(self) -> Array:
         """log2 of what the surrogate may reweight, [n, len(PARTS)]."""
@@ -217,27 +238,40 @@ def costs(
     l2_rate = k.l2_over_dram * device.memory_gb_s * 1e6 / device.multiprocessors / clock
     lines, requests = _by_warps(facts, "lines", warps), _by_warps(facts, "accesses", warps)
     near = np.maximum(k.line * lines, k.request * requests)
-    memory = _soft_max(k, moved / l2_rate + k.atomic * facts["atomic_elements"], near)
+    parted = k.parted * k.l2_over_dram * facts["partial_bytes"]  # not the cache's bytes, but memory's
+    added = k.atomic * facts["atomic_elements"]
+    memory = _soft_max(k, (moved + parted + added) / l2_rate, near)
+    groups = _grouped(facts, warps, device.warp_groups)
     turned = facts["iterations"] * facts["crosswise_bytes"] / k.turning
-    turned = np.where(_grouped(facts, warps, device.warp_groups), turned, 0.0)
-    dot = np.maximum(_dot_cycles(facts, warps, device), turned)
+    turned = np.where(groups, turned, 0.0)
+    repeated = _repeated(facts, warps, groups)
+    share = np.where(groups, facts["chained_flops"] / np.maximum(facts["dot_flops"], 1.0), 1.0)
+    cycles = _dot_cycles(facts, warps, device) * (1.0 + share * (repeated - 1.0))
+    dot = np.maximum(cycles, turned)
     alu = (facts["elementwise"] + 0.5 * facts["conversions"]) / device.fp32_lanes
     alu = alu + facts["integer_ops"] / 64.0 + facts["special"] / 16.0
-    alu = k.issue * (alu + (facts["reduce_elements"] + 2.0 * facts["scan_elements"]) / 64.0)
+    alu = k.issue * repeated * (alu + (facts["reduce_elements"] + 2.0 * facts["scan_elements"]) / 64.0)
     across = (facts["reduce_elements"] + facts["elementwise"]) / 64.0
     alu = alu + np.where(_rows_split(facts, warps), across, 0.0)
+    exchange = k.exchange * _by_warps(facts, "exchanged", warps)
+    alu = alu + exchange
     spilt = _spilt_bytes(facts, registers, threads)
     spill = spilt / _SPILL_BYTES
 
     # Latency of the iterations that pipelining does not hide; other resident programs may.
     pipelined = facts["direct_bytes"] + facts["indirect_bytes"] + facts["streamed_bytes"] > 0
     ahead = np.where(pipelined, _ahead(facts, stages)[1], 1.0)
-    chain = np.maximum(1.0, facts["serial_chain"])
-    latency = facts["iterations"] * (k.load_latency / ahead + k.stage_latency * (chain - 1.0))
+    loads = np.maximum(1.0, np.where(pipelined, 1.0, facts["load_chain"]))
+    chain = np.maximum(loads, facts["serial_chain"])
+    first = np.minimum(facts["iterations"], facts["loop_entries"])
+    latency = k.load_latency * loads * (first + (facts["iterations"] - first) / ahead)
+    latency = latency + facts["iterations"] * k.stage_latency * (chain - loads)
 
     busy = _soft_max(k, memory, dot, alu) + spill
     waiting = np.where(facts["dot_flops"] > 0, spilt / (_SPILL_BYTES_OF_A_WARP * warps), 0.0)
-    alone = _soft_max(k, busy, latency, waiting) + k.load_latency
+    slow_alu, slow_mem = np.maximum(1.0, k.alu_warps / warps), np.maximum(1.0, k.load_warps / warps)
+    by_itself = _soft_max(k, slow_mem * memory, dot, slow_alu * alu) + spill
+    alone = _soft_max(k, by_itself, latency, waiting) + k.load_latency
     per_wave = _soft_max(k, resident * busy, alone)
     full = np.floor(waves)
     tail = waves - full
@@ -245,7 +279,8 @@ def costs(
     cycles = full * per_wave + np.where(tail > 0, last, 0.0)
     unique = _touched(facts, programs, unique_bytes)
     dram = np.full(len(busy), unique / (device.memory_gb_s * 1e6 * k.dram_share))
-    total = _soft_max(k, cycles / clock, dram) + k.launch_ms
+    again = k.again_ms * programs * facts["atomic_repeats"]
+    total = np.maximum(_soft_max(k, cycles / clock, dram, again), k.program_ms * programs) + k.launch_ms
     scale = programs / device.multiprocessors / clock
     return Costs(
         total,
@@ -261,6 +296,9 @@ def costs(
         dram,
         lines * scale,
         requests * scale,
+        again,
+        repeated,
+        exchange * scale,
     )
 
 
@@ -296,6 +334,7 @@ def _registers(facts: Table, threads: Array, k: Constants) -> Array:
     """
     live = facts["live_bytes"]
     several = (facts["dot_flops"] == 0) | (facts["dot_ops"] >= 1.5 * facts["iterations"])
+    several |= (facts["straight_dot_bytes"] > 0) & (facts["pipelined_bytes"] == 0)
     rest = np.maximum(0.0, live - facts["accumulator_bytes"] - facts["pipelined_dot_bytes"])
     held = np.where(several, live, facts["accumulator_bytes"] + k.held * rest)
     tensors = 24.0 + held / 4.0 / threads
@@ -336,6 +375,18 @@ def _dot_cycles(facts: Table, warps: Array, device: Card) -> Array:
         fill = np.where(there, np.minimum(1.0, m / 64.0) * np.minimum(1.0, warps / 4.0), 1.0)
         cycles += flops / per_tile * np.maximum(per_tile / (rates * fill), operand)
     return cycles
+
+
+def _repeated(facts: Table, warps: Array, groups: npt.NDArray[np.bool_]) -> Array:
+    """How often the same rows of a chained dot are computed, [n]: 1 where each warp has its own.
+
+    Triton gives all warps of a dot that another one follows to its rows, 16 for each, so that reductions in
+    between stay within a warp; without warp groups to the columns instead, 8 for each, if those are more.
+    """
+    rows, columns = facts["chained_rows"], facts["chained_columns"]
+    across = ~groups & (columns > rows)
+    needed = np.where(across, 8.0 * warps / np.maximum(columns, 1.0), 16.0 * warps / np.maximum(rows, 1.0))
+    return np.where(rows > 0, np.maximum(1.0, needed), 1.0)
 
 
 def _soft_max(k: Constants, *values: Array) -> Array:

@@ -18,7 +18,7 @@ from forecast_autotune.features.ttir_facts import Facts
 from forecast_autotune.features.ttir_integers import ASSUMED_EXTENT, Integers
 from forecast_autotune.features.ttir_parse import Block, FeatureError, Function, Op, parse
 from forecast_autotune.features.ttir_scalars import Environment, Value, bind, lift, mean
-from forecast_autotune.features.ttir_shared import Access, shared
+from forecast_autotune.features.ttir_shared import Access, chained, shared
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Argument, Candidate, Scalar
@@ -97,13 +97,19 @@ class _Walk(Integers):
     functions: Mapping[str, Function]
     total: dict[str, float] = field(default_factory=dict)
     dots: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
+    flops: dict[int, float] = field(default_factory=dict)
+    """Of each dot, by `id` of the operation."""
     loops: list[tuple[float, int, bool, Op]] = field(default_factory=list)
     """(executions of the body, depth, is innermost, the loop)."""
+    entries: float = 0.0
+    """How often the mean program enters an innermost loop."""
     contiguous_bytes: float = 0.0
     masked_bytes: float = 0.0
     accesses: dict[int, Access] = field(default_factory=dict)
     touches: dict[memory.Touch, float] = field(default_factory=dict)
     """How often the mean program makes each access."""
+    reductions: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
+    """How often the mean program joins elements in each way, see `ttir_memory.exchanged`."""
     largest: int = 1
     unknown: int = 0
     calls: int = 0
@@ -168,12 +174,14 @@ class _Walk(Integers):
             self._dot(op, scale)
         elif name == "tt.call":
             self._call(op, weight, depth)
-        elif name == "tt.reduce" or name == "tt.histogram":
+        elif name == "tt.histogram":
             self.add("reduce_elements", op.inputs[0].elements * scale)
-        elif name == "tt.scan":
-            self.add("scan_elements", op.inputs[0].elements * scale)
+        elif name in tensors.JOINING:
+            self.add(f"{name[3:]}_elements", op.inputs[0].elements * scale)
+            joined = tensors.joined(op)
+            self.reductions[joined] = self.reductions.get(joined, 0.0) + len(op.inputs) * scale
         elif name in tensors.ATOMICS:
-            self.add("atomic_elements", op.inputs[-1 if "descriptor" in name else 0].elements * scale)
+            self._atomic(op, scale)
         elif name in _CONVERSIONS:
             self.add("conversions", max(t.elements for t in op.inputs + op.outputs) * scale)
         elif op.outputs and op.outputs[0].tensor:
@@ -190,6 +198,10 @@ class _Walk(Integers):
         else:
             run, axis = tensors.contiguous(pointer.shape, self.strides.get(op.operands[0]))
             masked = len(op.operands) > (1 if what == "load" else 2)
+        share = 1.0
+        if masked and pointer.kind == "pointer":
+            share = mean(self.active.get(op.operands[-1 if what == "store" else 1], 1.0))
+        self.add("inactive_bytes", (1.0 - share) * nbytes * scale)
         self.accesses[id(op)] = Access(run, axis if len(pointer.loaded().shape) > 1 else None)
         if pointer.kind == "pointer" and pointer.tensor:
             mask = self.strides.get(op.operands[-1 if what == "store" else 1]) if masked else None
@@ -205,6 +217,12 @@ class _Walk(Integers):
         self.contiguous_bytes += run * nbytes * scale
         self.masked_bytes += nbytes * scale if masked else 0.0
 
+    def _atomic(self, op: Op, scale: float) -> None:
+        elements = op.inputs[-1 if "descriptor" in op.name else 0].elements
+        self.add("atomic_elements", elements * scale)
+        size = self.sizes.get(self.sources.get(op.operands[0], ""), 0)
+        self.add("atomic_repeats", scale * min(1.0, elements / size) if size else 0.0)
+
     def _dot(self, op: Op, scale: float) -> None:
         left, out = op.inputs[0], op.outputs[0]
         *batch, m, n = out.shape
@@ -214,6 +232,7 @@ class _Walk(Integers):
         self.add("dot_flops", flops)
         self.add("dot_ops", scale)
         self.dots[m, n, k, bits] = self.dots.get((m, n, k, bits), 0.0) + flops
+        self.flops[id(op)] = self.flops.get(id(op), 0.0) + flops
 
     def _arithmetic(self, op: Op, scale: float) -> None:
         name, elements = op.name, op.outputs[0].elements * scale
@@ -241,12 +260,17 @@ class _Walk(Integers):
             total=self.total,
             strides={to: self.strides[by] for to, by in given.items() if by in self.strides},
             dots=self.dots,
+            flops=self.flops,
             loops=self.loops,
             guesses={to: self.guesses[by] for to, by in given.items() if by in self.guesses},
             unread={to: self.unread[by] for to, by in given.items() if by in self.unread},
             accesses=self.accesses,
             touches=self.touches,
+            reductions=self.reductions,
+            starts={to: self.starts[by] for to, by in given.items() if by in self.starts},
+            active={to: self.active[by] for to, by in given.items() if by in self.active},
             rows=self.rows,
+            sizes=self.sizes,
             sources={to: self.sources[by] for to, by in given.items() if by in self.sources},
             divisors={to: self.divisors[by] for to, by in given.items() if by in self.divisors},
             calls=self.calls + 1,
@@ -260,6 +284,7 @@ class _Walk(Integers):
                 self.guesses[result] = inner.guesses[name]
                 if name in inner.unread:
                     self.unread[result] = inner.unread[name]
+        self.entries += inner.entries
         self.contiguous_bytes += inner.contiguous_bytes
         self.masked_bytes += inner.masked_bytes
         self.largest, self.unknown = max(self.largest, inner.largest), self.unknown + inner.unknown
@@ -308,6 +333,7 @@ class _Walk(Integers):
         for region in op.regions:
             self.region(region, inside, depth + 1)
         if mean(inside) > 0:
+            self.entries += mean(weight) if len(self.loops) == known else 0.0
             self.loops.append((mean(inside), depth + 1, len(self.loops) == known, op))
         for result, init, name in zip(op.results, op.inits, carried, strict=False):
             if init in self.strides:
@@ -328,8 +354,14 @@ class _Walk(Integers):
         heavy = [b for r in busiest[3].regions for b in r] if busiest else kernel.blocks
         buffers = [found for *_, loop in self.loops if (found := tensors.pipelined(loop)) is not None]
         blocks = [block for function in self.functions.values() for block in function.blocks]
+        followed = chained(kernel.blocks) if len(self.flops) > 1 else []
+        heads = sorted(followed, key=lambda dot: self.flops.get(id(dot), 0.0))
+        rows, columns = heads[-1].outputs[0].shape[-2:] if heads else (0, 0)
         return Facts(
             **total,
+            chained_flops=math.fsum(self.flops.get(id(dot), 0.0) for dot in heads),
+            chained_rows=float(rows),
+            chained_columns=float(columns),
             dot_input_bits=float(max(self.dots, key=lambda d: self.dots[d])[3]) if self.dots else 0.0,
             dot_shapes=tuple(
                 (*shape, share) for shape, share in sorted(shapes.items(), key=lambda s: (-s[1], s[0]))
@@ -341,13 +373,17 @@ class _Walk(Integers):
             accumulator_bytes=max((_accumulators(loop) for *_, loop in self.loops), default=0.0),
             loop_trips=max((count for count, *_ in self.loops), default=1.0),
             iterations=sum(count for count, _, inner, _ in self.loops if inner) if self.loops else 1.0,
+            loop_entries=self.entries or 1.0,
             loop_depth=max((depth for _, depth, *_ in self.loops), default=0),
             serial_chain=float(tensors.serial_chain(heavy)),
+            load_chain=float(tensors.serial_chain(heavy, tensors.LOADS)),
             mean_contiguous=self.contiguous_bytes / moved if moved else 1.0,
             masked_share=self.masked_bytes / moved if moved else 0.0,
             unknown_trips=self.unknown,
             **vars(shared(kernel.blocks, self.accesses)),
             **memory.counted(self.touches),
+            **memory.exchanged(self.reductions, self.touches),
+            partial_bytes=memory.partial_bytes(self.touches),
             ops=sum(1 for _ in tensors.walk(blocks)),
         )
 

@@ -12,6 +12,8 @@ class Facts:
     load_bytes: float = 0.0
     """Elements times element size over all loads, masked lanes included."""
     store_bytes: float = 0.0
+    inactive_bytes: float = 0.0
+    """The part of both that belongs to lanes which masks are seen to switch off."""
     load_ops: float = 0.0
     store_ops: float = 0.0
     dot_flops: float = 0.0
@@ -21,6 +23,11 @@ class Facts:
     """Operand width of the dots with the most FLOPs; 0 without dots."""
     dot_shapes: tuple[tuple[int, int, int, float], ...] = ()
     """Distinct (M, N, K, share of `dot_flops`), largest share first; shares sum to 1."""
+    chained_flops: float = 0.0
+    """The part of `dot_flops` in dots whose result reaches another dot: see `ttir_shared.chained`."""
+    chained_rows: float = 0.0
+    """M of the chained dot with the most FLOPs; 0 without one."""
+    chained_columns: float = 0.0
     elementwise: float = 0.0
     """Elements through floating-point arithmetic, casts and selects on tensors."""
     integer_ops: float = 0.0
@@ -31,6 +38,9 @@ class Facts:
     """Elements that go into reductions (and histograms)."""
     scan_elements: float = 0.0
     atomic_elements: float = 0.0
+    atomic_repeats: float = 0.0
+    """Atomic operations per element of the tensors that they go to, summed over those; 0 where one is not
+    known."""
     conversions: float = 0.0
     """Elements through transposes, reshapes, joins, splits and gathers."""
     pipelined_bytes: float = 0.0
@@ -47,9 +57,13 @@ class Facts:
     """Iterations of the loop that iterates most, outer loops multiplied in; 1 without loops."""
     iterations: float = 1.0
     """The same, summed over all innermost loops (which follow one another); 1 without loops."""
+    loop_entries: float = 1.0
+    """How often innermost loops are entered; 1 without loops."""
     loop_depth: int = 0
     serial_chain: float = 0.0
     """Loads, dots, reductions, ... that wait for each other in one iteration of the heaviest loop."""
+    load_chain: float = 0.0
+    """The same for loads alone."""
     mean_contiguous: float = 1.0
     """Neighbouring elements per access along the fastest dimension, weighted by bytes."""
     masked_share: float = 0.0
@@ -86,6 +100,15 @@ class Facts:
     lines_8: float = 0.0
     lines_16: float = 0.0
     lines_32: float = 0.0
+    exchanged_1: float = 0.0
+    """Elements that the warps of such a program exchange, see `ttir_memory.exchanged`."""
+    exchanged_2: float = 0.0
+    exchanged_4: float = 0.0
+    exchanged_8: float = 0.0
+    exchanged_16: float = 0.0
+    exchanged_32: float = 0.0
+    partial_bytes: float = 0.0
+    """Bytes of sectors that stores write in parts; see `ttir_memory.partial_bytes`."""
     unknown_trips: int = 0
     """Loops whose trip count was assumed."""
     ops: int = 0

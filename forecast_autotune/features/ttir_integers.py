@@ -7,6 +7,8 @@ for anything else.
 
 from __future__ import annotations
 
+import math
+import re
 from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from forecast_autotune.features.ttir_parse import Block, Function, Op
 from forecast_autotune.features.ttir_scalars import (
     ITERATIONS,
     ROWS,
+    SIZE,
     Environment,
     Value,
     counter,
@@ -31,6 +34,9 @@ ASSUMED_EXTENT = 1024
 """Assumed for an integer that the kernel loads: larger steps then take fewer iterations, as they should."""
 
 
+_LESS = re.compile(r"\s*[su]lt\b")
+_KEEPING = frozenset(("arith.andi", "tt.broadcast", "tt.expand_dims"))
+"""What makes a mask of masks without switching lanes on."""
 _TRACED = frozenset(
     (
         *("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.load", "tt.reduce"),
@@ -46,12 +52,18 @@ class Integers:
     grid: tuple[int, ...] | None
     values: Environment = field(default_factory=dict)
     strides: dict[str, tensors.Strides] = field(default_factory=dict)
+    starts: Environment = field(default_factory=dict)
+    """First elements of tensors of integers, where those are known and the others differ."""
+    active: Environment = field(default_factory=dict)
+    """Of masks: the share of elements that is true."""
     guesses: Environment = field(default_factory=dict)
     """Integers of the usual program and the first iteration, where data or earlier iterations decide them."""
     divisors: dict[str, int] = field(default_factory=dict)
     """Powers of two that divide integers and pointers, see `ttir_memory.divisor`."""
     rows: dict[str, int] = field(default_factory=dict)
     """First dimensions of the tensors that pointer parameters point at, by parameter."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Elements of those tensors."""
     sources: dict[str, str] = field(default_factory=dict)
     """The pointer parameter from which a pointer or a loaded integer comes."""
     unread: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -65,6 +77,8 @@ class Integers:
                 self.values[name] = value
             if isinstance(rows := bound.get(name + ROWS), int):
                 self.rows[name], self.sources[name] = rows, name
+            if isinstance(size := bound.get(name + SIZE), int):
+                self.sizes[name] = size
             even = isinstance(value, int) and value % memory.ALIGNED == 0
             self.divisors[name] = memory.ALIGNED if even or type_.kind == "pointer" else 1
 
@@ -82,6 +96,8 @@ class Integers:
         self.strides.pop(name, None)
         self.divisors.pop(name, None)
         self.sources.pop(name, None)
+        self.starts.pop(name, None)
+        self.active.pop(name, None)
         if self.guesses:
             self.guesses.pop(name, None)
             self.unread.pop(name, None)
@@ -95,11 +111,49 @@ class Integers:
         elif not op.outputs[0].tensor:
             self._guess(op)
         if op.outputs[0].tensor:
+            self._start(op)
             if op.name == "arith.cmpi":
                 self.strides[op.results[0]] = memory.compared(op, self.divisors, self.strides)
             else:
                 self.strides[op.results[0]] = tensors.strides(op, self.strides, self.values)
         self.divisors[op.results[0]] = memory.divisor(op, self.divisors, self.strides, self.values)
+
+    def _start(self, op: Op) -> None:
+        """Where a tensor of integers starts that is not all the same; of a mask, how much of it is on."""
+        name = op.results[0]
+        if op.name == "tt.make_range":
+            self.starts[name] = memory.range_start(op)
+        elif op.outputs[0].bits == 1:
+            if (share := self._share(op)) is not None:
+                self.active[name] = share
+        elif name not in self.values and any(operand in self.starts for operand in op.operands):
+            known = {n: v for n in op.operands if (v := self.starts.get(n, self.values.get(n))) is not None}
+            start = evaluate(op, known, self.grid) if len(known) == len(op.operands) else None
+            if start is not None:
+                self.starts[name] = start
+
+    def _share(self, op: Op) -> Value | None:
+        if (value := self.values.get(op.results[0])) is not None:
+            return value
+        if op.name == "arith.cmpi":
+            return self._below(op)
+        known = [self.active[operand] for operand in op.operands if operand in self.active]
+        if op.name == "arith.andi" and len(known) > 1:
+            return lift(lambda a, b: a * b, *known)
+        return known[0] if known and op.name in _KEEPING else None
+
+    def _below(self, op: Op) -> Value | None:
+        """The share of `first + step * i`, along one dimension, that is less than a limit."""
+        left, right = op.operands
+        limit, first = self.values.get(right), self.starts.get(left)
+        if limit is None or first is None or _LESS.match(op.text) is None:
+            return None
+        strides = zip(self.strides.get(left, ()), op.inputs[0].shape, strict=False)
+        moving = [(step, size) for (step, _), size in strides if step != 0]
+        if len(moving) != 1 or not moving[0][0] or moving[0][0] < 0:
+            return None
+        step, size = moving[0]
+        return lift(lambda a, b: min(1.0, max(0.0, math.ceil((b - a) / step) / size)), first, limit)
 
     def _guess(self, op: Op) -> None:
         """What an integer may be that data decide: a loaded one is an extent, the rest follows from it."""

@@ -22,13 +22,17 @@ WARPS = (1, 2, 4, 8, 16, 32)
 """Numbers of warps for which accesses are counted: TTIR is the same for all of them."""
 ALIGNED = 16
 """What Triton specialises arguments on: pointers in bytes, and integers that are multiples of it."""
-LANES, LINE = 32, 128
-"""Threads of a warp, bytes of a cache line."""
+LANES, LINE, SECTOR = 32, 128, 32
+"""Threads of a warp, bytes of a cache line and of the part of it that memory writes at once."""
+VECTOR = 8
+"""Neighbouring elements that a thread holds of what it loaded, as a rule."""
 ODD = (0, 1)
 """The stride of a mask whose neighbours may all differ."""
 _WIDEST = 16
 """Bytes that one thread moves at once."""
 _MOST = 1 << 20
+_MERGED, _APART = 512.0, 4096.0
+"""Bytes of other stores between two to one sector: so few, and they arrive as one; so many, and never."""
 _HINT = re.compile(r"tt\.divisibility = (?:dense<\[?)?(\d+)")
 _START = re.compile(r"start = (\d+)")
 _ORDERED = re.compile(r"\s*[su](?:lt|ge)\b")
@@ -55,6 +59,8 @@ class Touch:
     """Elements in memory from one to the next, by dimension; None: unknown."""
     axis: int
     """The dimension along which threads follow one another."""
+    run: int
+    """Elements that lie next to each other."""
     element: float
     """Bytes."""
     wide: int
@@ -79,8 +85,7 @@ def divisor(
         value = values.get(op.results[0])
         return _power(value) if isinstance(value, int) else 1
     if name == "tt.make_range":
-        start = _START.search(op.text)
-        return _power(int(start.group(1))) if start else 1
+        return _power(range_start(op)) if _START.search(op.text) else 1
     if not of:
         return 1
     if name in _SAME:
@@ -97,6 +102,12 @@ def divisor(
         # Of a run only the beginning is known; its other elements are odd as often as not.
         return min(_MOST, (1 if runs[0] else of[0]) * (1 if runs[1] else of[1]))
     return 1
+
+
+def range_start(op: Op) -> int:
+    """The first number of a `tt.make_range`."""
+    found = _START.search(op.text)
+    return int(found.group(1)) if found else 0
 
 
 def growth(
@@ -155,7 +166,7 @@ def touch(
         step, over = mask[axis]
         even = over if step == 0 else 1
     given = tuple(step for step, _ in steps) if steps is not None else (None,) * len(shape)
-    return Touch(shape, given, axis, element, wide, min(wide, _below(even)), store)
+    return Touch(shape, given, axis, run[0], element, wide, min(wide, _below(even)), store)
 
 
 def counted(touches: Mapping[Touch, float]) -> dict[str, float]:
@@ -181,6 +192,60 @@ def counted(touches: Mapping[Touch, float]) -> dict[str, float]:
             made = times * max(0.0 if one.store else float(warps), elements / LANES / vector)
             found[f"accesses_{warps}"] += made
             found[f"lines_{warps}"] += made * lines[apart, vector]
+    return found
+
+
+def partial_bytes(touches: Mapping[Touch, float]) -> float:
+    """Bytes of the sectors that stores of the mean program write in parts, each part counted as a sector.
+
+    Memory reads such a sector before it writes it (error correction). A store that leaves gaps is completed
+    by rows whose place was loaded (tokens in a page), or where the gaps are less than a sector by the store
+    of what lies between: if not much else is stored in the meantime. Rows that are merely short are completed
+    by the programs beside them, at about the same time.
+    """
+    return math.fsum(times * _partial(one) for one, times in touches.items() if one.store)
+
+
+def _partial(one: Touch) -> float:
+    elements, whole = math.prod(one.shape), SECTOR / one.element
+    step = one.steps[one.axis]
+    if elements == 1 or one.run > 1 or step == 0:
+        return 0.0
+    together = max(1.0, min(whole / abs(step), elements)) if step else 1.0
+    unknown = [size for size, step in zip(one.shape, one.steps, strict=True) if step is None]
+    rows = math.prod(unknown) / (one.shape[one.axis] if step is None else 1)
+    together *= min(whole / together, rows) ** _merged(one.shape[one.axis] * one.element)
+    if step and abs(step) < whole:
+        together *= min(whole / together, abs(step)) ** _merged(elements * one.element)
+    return SECTOR * elements / together if together < whole else 0.0
+
+
+def _merged(between: float) -> float:
+    """Share of two stores to one sector that arrive as one, with so many bytes stored between them."""
+    return min(1.0, max(0.0, math.log(_APART / max(between, 1.0)) / math.log(_APART / _MERGED)))
+
+
+def exchanged(
+    reductions: Mapping[tuple[tuple[int, ...], int], float], touches: Mapping[Touch, float]
+) -> dict[str, float]:
+    """Elements that warps exchange in reductions and scans, per number of warps, as fields of `Facts`.
+
+    `reductions` has how often the mean program makes each, by shape and dimension. Threads are spread over
+    the dimensions after that one first, each with as many neighbours as it loads at once; the warps that are
+    left share the results. An element counts by the share of a warp's lanes that meet in one bank of shared
+    memory.
+    """
+    found = {f"exchanged_{warps}": 0.0 for warps in WARPS}
+    widest: dict[tuple[int, ...], int] = {}
+    for one in touches:
+        widest[one.shape] = max(widest.get(one.shape, 1), one.wide)
+    for (shape, axis), times in reductions.items():
+        inner, vector = math.prod(shape[axis + 1 :]), widest.get(shape, VECTOR)
+        for warps in WARPS if inner > 1 else ():
+            sharing = min(float(warps), float(shape[axis]), vector * LANES * warps / inner)
+            if sharing > 1:
+                meeting = min(1.0, vector * sharing / LANES)
+                found[f"exchanged_{warps}"] += times * meeting * sharing * math.prod(shape) / shape[axis]
     return found
 
 

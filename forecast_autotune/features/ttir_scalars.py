@@ -31,7 +31,7 @@ _ORDERS = (
 )
 ITERATIONS = 3
 """An axis of `program_ids` besides those of the grid: iterations of a loop that encloses another."""
-ROWS = ".rows"
+ROWS, SIZE = ".rows", ".size"
 """After a pointer parameter's name: the first dimension of its tensor, among what `bind` gives."""
 _UNNAMED = re.compile(r"%arg\d+")
 
@@ -210,8 +210,14 @@ def _by_name(names: Sequence[str], arguments: Sequence[Argument]) -> Environment
         for part, sizes in (("shape", argument.shape), ("stride", argument.stride)):
             bound |= {f"{name}.{part}.{place}": size for place, size in enumerate(sizes)}
         if argument.shape and f"{name}.shape.0" not in names:
-            bound[f"{name}{ROWS}"] = argument.shape[0]
-    return {name: bound[name] for whole in names for name in (whole, whole + ROWS) if name in bound}
+            bound |= _extents(name, argument)
+    told = [whole + part for whole in names for part in ("", ROWS, SIZE)]
+    return {name: bound[name] for name in told if name in bound}
+
+
+def _extents(name: str, argument: Argument) -> Environment:
+    """What is bound beside a pointer: the first dimension and the elements of the tensor it points at."""
+    return {f"{name}{ROWS}": argument.shape[0], f"{name}{SIZE}": math.prod(argument.shape)}
 
 
 def _by_position(names: Sequence[str], types: Sequence[Type], arguments: Sequence[Argument]) -> Environment:
@@ -249,7 +255,7 @@ def _fits(argument: Argument, names: Sequence[str], types: Sequence[Type]) -> li
             if len(types) > len(sizes) and all(t.kind == "int" for t in types[1 : len(sizes) + 1]):
                 ways.append((len(sizes) + 1, dict(zip(names[1:], sizes, strict=False))))
         if kind in ("block", "pointer"):
-            ways.append((1, {f"{names[0]}{ROWS}": argument.shape[0]} if argument.shape else {}))
+            ways.append((1, _extents(names[0], argument) if argument.shape else {}))
     elif isinstance(value, int) and kind == "int":
         ways.append((1, {names[0]: int(value)}))
     elif not isinstance(value, int):

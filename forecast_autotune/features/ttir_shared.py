@@ -12,7 +12,16 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from forecast_autotune.features.ttir_parse import Block, Op
-from forecast_autotune.features.ttir_tensors import ATOMICS, DOTS, LOADS, STORES, nested, walk
+from forecast_autotune.features.ttir_tensors import (
+    ATOMICS,
+    DOTS,
+    JOINING,
+    LOADS,
+    STORES,
+    joined,
+    nested,
+    walk,
+)
 
 _VIEWS = frozenset(("tt.trans", "tt.reshape"))
 _CASTS = frozenset(
@@ -22,7 +31,6 @@ _CASTS = frozenset(
     )
 )
 _STAGES = re.compile(r"tt\.num_stages = (\d+)")
-_AXIS = re.compile(r"axis = (\d+)")
 _ORDER = re.compile(r"array<i32: ([\d, ]+)>")
 _ASYNC_BITS = 32
 """The narrowest access that hardware copies into shared memory by itself."""
@@ -102,6 +110,32 @@ def shared(blocks: Sequence[Block], accesses: Mapping[int, Access]) -> Shared:
         straight_dot_bytes=max((_operand_bytes(op) for op in straight), default=0.0),
         turned_bytes=_turned(every, accesses),
     )
+
+
+def chained(blocks: Sequence[Block]) -> list[Op]:
+    """The dots whose result reaches another dot, as Triton's layout pass follows it.
+
+    That is through operations and into the regions of those, but not out of a region or an iteration.
+    """
+    before: dict[str, frozenset[int]] = {}
+    found: set[int] = set()
+    dots = []
+    for op in walk(blocks):  # in program order: the names of one region come again in another beside it
+        reached = frozenset[int]()
+        for name in (*op.operands, *op.inits):
+            if name in before:
+                reached |= before[name]
+        if op.name in DOTS:
+            found |= reached
+            dots.append(op)
+            reached |= {id(op)}
+        inside = [name for block in nested(op) for name in block.arguments] if op.regions else []
+        for name in (*op.results, *inside):
+            if reached:
+                before[name] = reached
+            else:
+                before.pop(name, None)
+    return [dot for dot in dots if id(dot) in found]
 
 
 def _weight(parts: Mapping[str, float]) -> float:
@@ -275,11 +309,9 @@ def _reduced(every: Sequence[Op], busy: Set[int]) -> dict[str, float]:
     best: dict[str, float] = {}
     most = 0.0
     for op in every:
-        if op.name not in ("tt.reduce", "tt.scan") or not op.inputs[0].shape:
+        if op.name not in JOINING:
             continue
-        found = _AXIS.search(op.text)
-        shape = op.inputs[0].shape
-        axis = min(int(found.group(1)), len(shape) - 1) if found else len(shape) - 1
+        shape, axis = joined(op)
         length, results = shape[axis], op.inputs[0].elements // shape[axis]
         words = math.fsum(max(t.bits, 32) / 8 for t in op.inputs) * results
         if words * min(length, 4) > most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,6 +36,7 @@ DOTS = frozenset(("tt.dot", "tt.dot_scaled"))
 ATOMICS = frozenset(
     ("tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_reduce", "tt.experimental_descriptor_reduce")
 )
+JOINING = frozenset(("tt.reduce", "tt.scan"))
 REGION_FUNCTIONS = frozenset(("tt.reduce", "tt.scan", "tt.map_elementwise"))
 """Operations whose region is a scalar function, not code that runs once per program."""
 STAGES = LOADS | DOTS | ATOMICS | {"tt.reduce", "tt.scan", "tt.gather", "tt.histogram"}
@@ -165,6 +166,13 @@ def contiguous(shape: Sequence[int], steps: Strides | None) -> tuple[int, int | 
     return run, axis
 
 
+def joined(op: Op) -> tuple[tuple[int, ...], int]:
+    """The shape of what a reduction or scan reads, and the dimension along which it joins elements."""
+    shape = op.inputs[0].shape or (1,)
+    found = _AXIS.search(op.text)
+    return shape, min(int(found.group(1)), len(shape) - 1) if found else len(shape) - 1
+
+
 def nested(op: Op) -> Iterator[Block]:
     """The blocks that run as part of an operation."""
     if op.name not in REGION_FUNCTIONS:
@@ -206,8 +214,8 @@ def pipelined(loop: Op) -> tuple[float, float] | None:
     return math.fsum(size for size, feeds in sizes if feeds), math.fsum(size for size, _ in sizes)
 
 
-def serial_chain(blocks: Sequence[Block]) -> int:
-    """Loads, dots, reductions, ... on the longest path of dependences through these blocks."""
+def serial_chain(blocks: Sequence[Block], counted: Set[str] = STAGES) -> int:
+    """Operations of these names on the longest path of dependences through these blocks."""
     depth: dict[str, int] = {}
 
     def follow(group: Sequence[Block], start: int) -> int:
@@ -221,7 +229,7 @@ def serial_chain(blocks: Sequence[Block]) -> int:
                         for name in part.arguments:
                             depth[name] = at
                     at = max(at, follow(inside, at))
-                at += op.name in STAGES
+                at += op.name in counted
                 for result in op.results:
                     depth[result] = at
                 deepest = max(deepest, at)

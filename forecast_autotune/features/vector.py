@@ -16,7 +16,7 @@ from forecast_autotune.features.cost import Array, Costs, Table
 from forecast_autotune.features.devices import Card
 from forecast_autotune.records import Config
 
-VERSION = "vector-4"
+VERSION = "vector-5"
 _LINE, _LANES = 128.0, 32.0
 """Bytes of a cache line, threads of a warp."""
 
@@ -50,6 +50,9 @@ def _columns(facts: Table, cost: Costs, warps: Array, stages: Array, device: Car
         "line_use": np.log2(np.maximum(_LINE * cost.lines_ms, tiny) / (moved * once)),
         "request_bytes": np.log2(moved * once / np.maximum(_LANES * cost.requests_ms, tiny)),
         "request_lines": np.log2(np.maximum(cost.lines_ms, tiny) / np.maximum(cost.requests_ms, tiny)),
+        "again": np.log2(cost.again_ms + 1e-6) - total,
+        "partial": _log(facts["partial_bytes"] / moved),
+        "repeated": np.log2(cost.repeated),
         "resident": np.log2(cost.occupancy),
         "resident_threads": np.log2(cost.occupancy * threads),
         "waves": np.log2(cost.waves),
@@ -67,8 +70,10 @@ def _columns(facts: Table, cost: Costs, warps: Array, stages: Array, device: Car
         "store_per_thread": _log(stored / threads),
         "intensity": np.log2(np.maximum(work, 1.0) / moved),
         "iterations": np.log2(trips),
+        "entries": _log(facts["loop_entries"]),
         "loads_per_trip": facts["load_ops"] / trips,
         "chain": facts["serial_chain"],
+        "load_chain": facts["load_chain"],
         "depth": facts["loop_depth"],
         "live": _log(facts["live_bytes"] / 4.0 / threads),
         "accumulator": _log(facts["accumulator_bytes"] / 4.0 / threads),
@@ -79,8 +84,10 @@ def _columns(facts: Table, cost: Costs, warps: Array, stages: Array, device: Car
         "crosswise": _log(facts["crosswise_bytes"] / 1024.0),
         "turned": _log(facts["turned_bytes"] / 1024.0),
         "exchanged": _log(facts["reduced_bytes"]),
+        "exchange": np.log2(cost.exchange_ms + 1e-6) - total,
         "pipelined": _log(facts["pipelined_bytes"] / 1024.0),
         "masked": facts["masked_share"],
+        "inactive": facts["inactive_bytes"] / moved,
         "elementwise": _log(per_trip("elementwise")),
         "integer": _log(per_trip("integer_ops")),
         "special": _log(per_trip("special")),

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from forecast_autotune.features.cost import Costs, Table, costs
 from forecast_autotune.features.devices import card
-from forecast_autotune.features.ttir import ASSUMED_EXTENT, Facts, facts
+from forecast_autotune.features.ttir import ASSUMED_EXTENT, Facts
 from forecast_autotune.features.ttir_memory import WARPS
-from forecast_autotune.records import Argument, Config, Device
+from forecast_autotune.records import Config, Device
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
-from forecast_autotune.features.trace import trace  # noqa: E402
+from tests.core.traced import read  # noqa: E402
 
 F16, F32, I32 = torch.float16, torch.float32, torch.int32
-
-
-def read(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, ...] = (64,)) -> Facts:
-    """Facts of a kernel called with tensors (given as dtype and shape) and integers."""
-    live = [a if isinstance(a, int) else torch.empty(a[1], dtype=a[0], device="meta") for a in args]
-    described = [
-        Argument(name, "scalar", value=a)
-        if isinstance(a, int)
-        else Argument(name, "tensor", str(a.dtype), tuple(a.shape))
-        for name, a in zip(fn.arg_names, live, strict=False)
-    ]
-    return facts(trace(fn, live, {}, meta), described, grid)
 
 
 def asked(got: Facts, warps: int) -> tuple[float, float]:
