@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from forecast_autotune.records import Outcome
 from forecast_harness.sandbox.api import Limits
 from forecast_harness.search import codec, judge_pack
 from forecast_harness.search.events import Confirm, Job
-from forecast_harness.search.interfaces import Judge
+from forecast_harness.search.interfaces import Judge, LaneLost
 from forecast_harness.search.judge import open_judge, slug_of
 from forecast_harness.search.judge_pack import PackJudge
 from forecast_harness.search.judging import out_of_time
@@ -53,6 +54,14 @@ def job(name: str, source: str, trials: int = 4) -> Job:
     return Job(f"job-{name}", node(name, source), SEED, {}, TARGET, 0, trials)
 
 
+def judged(judge: Judge, asked: Job) -> Judged:
+    """As a search does: where the machine had other things to do than to be timed, the job is done again."""
+    for _ in range(2):
+        with contextlib.suppress(LaneLost):
+            return judge.judge(asked)
+    return judge.judge(asked)
+
+
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
     opened = open_judge(TARGET, device="cpu", folder=tmp_path_factory.mktemp("judge"))
@@ -61,7 +70,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
 
 
 def test_a_faster_source_is_measured_beside_the_incumbent(judge: Judge) -> None:
-    found = judge.judge(job("fast", FAST))
+    found = judged(judge, job("fast", FAST))
     assert (found.outcome, found.against, found.stage) == (Outcome.OK, SEED.id, "time")
     assert found.log2_ratio is not None
     assert found.log2_ratio < -0.5
@@ -79,7 +88,7 @@ def test_a_pack_with_a_size_for_the_host_is_timed_at_it(tmp_path: Path) -> None:
     quick = Rules(rung=1, first=1, least=2, most=2)
     judge = PackJudge(target, Plan(cases=1, timed=1), tmp_path, rules=quick)
     try:
-        found = judge.judge(replace(job("fast", FAST), target=target, against=seed))
+        found = judged(judge, replace(job("fast", FAST), target=target, against=seed))
     finally:
         judge.close()
     assert found.outcome is Outcome.OK
@@ -91,7 +100,7 @@ def test_a_slower_source_is_given_up_early(judge: Judge) -> None:
         "torch.softmax(x, -1)", "(x - x.amax(-1, keepdim=True)).softmax(-1)"
     )
     slower = source.replace("range(9)", "range(60)")
-    found = judge.judge(job("slow", slower))
+    found = judged(judge, job("slow", slower))
     assert found.outcome is Outcome.OK
     assert found.log2_ratio is not None
     assert found.log2_ratio > 0.4
@@ -117,7 +126,7 @@ def test_a_slower_source_is_given_up_early(judge: Judge) -> None:
 def test_a_candidates_fault_is_its_outcome(
     judge: Judge, source: str, outcome: Outcome, stage: str, said: str
 ) -> None:
-    found = judge.judge(job("bad", source))
+    found = judged(judge, job("bad", source))
     assert (found.outcome, found.stage, found.log2_ratio) == (outcome, stage, None)
     assert said in found.feedback
     assert found.measurements == 1
@@ -126,9 +135,9 @@ def test_a_candidates_fault_is_its_outcome(
 def test_a_hanging_source_is_a_timeout(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(wall_s=2.0, trusted_s=60.0)
     monkeypatch.setattr(judge_pack, "verify", lambda *a, **k: verify(*a, **k, limits=limits))
-    found = judge.judge(job("hang", "def run(x):\n    while True:\n        pass\n"))
+    found = judged(judge, job("hang", "def run(x):\n    while True:\n        pass\n"))
     assert (found.outcome, found.stage) == (Outcome.TIMEOUT, "verify")
-    assert judge.judge(job("fast", FAST)).outcome is Outcome.OK
+    assert judged(judge, job("fast", FAST)).outcome is Outcome.OK
 
 
 @pytest.mark.slow
@@ -139,30 +148,30 @@ def test_one_that_turns_wrong_while_it_is_timed_is_caught(tmp_path: Path) -> Non
     patient = Rules(first=100, least=100, most=100)
     judge = PackJudge(TARGET, Plan(), tmp_path, rules=patient)
     try:
-        found = judge.judge(job("later", later))
+        found = judged(judge, job("later", later))
     finally:
         judge.close()
     assert (found.outcome, found.stage) == (Outcome.INCORRECT, "time")
 
 
 def test_the_best_config_is_found_within_the_trials(judge: Judge) -> None:
-    found = judge.judge(job("tunable", TUNABLE, trials=4))
+    found = judged(judge, job("tunable", TUNABLE, trials=4))
     assert (found.outcome, found.measurements) == (Outcome.OK, 4)
     assert found.config == {"TIMES": 1}
     assert len(found.facts["configs"]) == 4
-    alone = judge.judge(job("tunable", TUNABLE, trials=1))
+    alone = judged(judge, job("tunable", TUNABLE, trials=1))
     assert (alone.config, alone.measurements) == ({}, 1)
 
 
 def test_a_config_that_is_wrong_does_not_condemn_the_others(judge: Judge) -> None:
     source = TUNABLE.replace("return y", "return y if TIMES > 1 else torch.zeros_like(y)")
-    found = judge.judge(job("half", source, trials=3))
+    found = judged(judge, job("half", source, trials=3))
     assert found.outcome is Outcome.OK
     assert found.config != {"TIMES": 1}
 
 
 def test_configs_that_cannot_be_read_are_told(judge: Judge) -> None:
-    found = judge.judge(job("odd", FAST + "\nCONFIGS = [{'MISSING': 1}]\n"))
+    found = judged(judge, job("odd", FAST + "\nCONFIGS = [{'MISSING': 1}]\n"))
     assert (found.outcome, found.config) == (Outcome.OK, {})
     assert "MISSING" in found.feedback
 
@@ -170,7 +179,9 @@ def test_configs_that_cannot_be_read_are_told(judge: Judge) -> None:
 @pytest.mark.slow
 def test_the_config_of_the_incumbent_is_the_one_it_is_timed_with(judge: Judge) -> None:
     asked = replace(job("fast", FAST), against=node("tunable", TUNABLE))
-    beside = {n: judge.judge(replace(asked, against_config={"TIMES": n})).log2_ratio or 0.0 for n in (1, 16)}
+    beside = {
+        n: judged(judge, replace(asked, against_config={"TIMES": n})).log2_ratio or 0.0 for n in (1, 16)
+    }
     assert beside[16] < beside[1] - 1
 
 
@@ -228,7 +239,7 @@ def configs_chosen(judge: PackJudge, beside: dict[str, int], n: int = 3) -> list
 
 
 def test_feedback_is_bounded_and_tells_no_seed(judge: Judge) -> None:
-    found = judge.judge(job("long", f"def run(x):\n    raise ValueError('{'y' * 9000}')\n"))
+    found = judged(judge, job("long", f"def run(x):\n    raise ValueError('{'y' * 9000}')\n"))
     assert len(found.feedback) <= 1500
     assert "seed" not in found.facts
 
