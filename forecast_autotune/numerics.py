@@ -22,7 +22,10 @@ def one_thread() -> AbstractContextManager[object]:
 
 @cache
 def _controller() -> Any:
-    """Looks up the process's BLAS libraries once: 4 ms, and 15 us for each limit after that."""
+    """Looks up the process's BLAS libraries once: 4 ms, and 15 us for each limit after that.
+
+    One that is loaded later, as scipy's is, is not found; decisions use numpy's, which is there by then.
+    """
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from forecast_autotune.features.devices import Card
 from forecast_autotune.features.ttir import Facts
-from forecast_autotune.features.ttir_memory import WARPS
+from forecast_autotune.features.ttir_memory import VECTOR, WARPS
 from forecast_autotune.records import Config
 
 VERSION = "cost-6"
@@ -74,8 +74,6 @@ class Constants:
 _REGISTERS = 65536.0
 _THREADS = 2048.0
 _PROGRAMS = 32.0
-_VECTOR = 8.0
-"""Neighbouring elements that a thread holds of what it loaded, as a rule."""
 _SPILL_BYTES = 64.0
 """Bytes of local memory that a multiprocessor moves in a cycle ..."""
 _SPILL_BYTES_OF_A_WARP = 6.0
@@ -194,7 +192,7 @@ def shared_bytes(facts: Table, warps: Array, stages: Array, warp_groups: bool = 
     held = facts["resident_bytes"] + np.where(groups, facts["cast_bytes"], facts["chained_bytes"])
     across = facts["reduced_across"]
     sharing = np.where(across > 0, facts["reduced_length"], facts["reduced_length"] / 32.0)
-    spread = np.where(across > 0, _VECTOR * 32.0 * warps / np.maximum(across, 1.0), warps)
+    spread = np.where(across > 0, VECTOR * 32.0 * warps / np.maximum(across, 1.0), warps)
     sharing = np.minimum.reduce([warps, sharing, spread])
     exchanged = np.where(sharing > 1.0, np.maximum(sharing, 1.0) * facts["reduced_bytes"], 0.0)
     during = facts["reduced_inside"] * exchanged

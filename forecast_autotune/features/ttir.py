@@ -17,7 +17,7 @@ from forecast_autotune.features import ttir_tensors as tensors
 from forecast_autotune.features.ttir_facts import Facts
 from forecast_autotune.features.ttir_integers import ASSUMED_EXTENT, Integers
 from forecast_autotune.features.ttir_parse import Block, FeatureError, Function, Op, parse
-from forecast_autotune.features.ttir_scalars import Environment, Value, bind, lift, mean
+from forecast_autotune.features.ttir_scalars import Environment, Value, bind, lift, mean, renamed
 from forecast_autotune.features.ttir_shared import Access, chained, shared
 
 if TYPE_CHECKING:
@@ -90,6 +90,18 @@ def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None
         raise FeatureError(f"an operation is not as it should be in TTIR: {error!r}") from error
 
 
+@dataclass(frozen=True)
+class _Loop:
+    """A loop that the mean program goes through."""
+
+    op: Op
+    entries: float
+    iterations: float
+    """Over all entries."""
+    depth: int
+    innermost: bool
+
+
 @dataclass(kw_only=True)
 class _Walk(Integers):
     """One pass over a kernel in program order, adding up what each operation costs."""
@@ -99,10 +111,7 @@ class _Walk(Integers):
     dots: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
     flops: dict[int, float] = field(default_factory=dict)
     """Of each dot, by `id` of the operation."""
-    loops: list[tuple[float, int, bool, Op]] = field(default_factory=list)
-    """(executions of the body, depth, is innermost, the loop)."""
-    entries: float = 0.0
-    """How often the mean program enters an innermost loop."""
+    loops: list[_Loop] = field(default_factory=list)
     contiguous_bytes: float = 0.0
     masked_bytes: float = 0.0
     accesses: dict[int, Access] = field(default_factory=dict)
@@ -198,19 +207,17 @@ class _Walk(Integers):
         else:
             run, axis = tensors.contiguous(pointer.shape, self.strides.get(op.operands[0]))
             masked = len(op.operands) > (1 if what == "load" else 2)
-        share = 1.0
-        if masked and pointer.kind == "pointer":
-            share = mean(self.active.get(op.operands[-1 if what == "store" else 1], 1.0))
-        self.add("inactive_bytes", (1.0 - share) * nbytes * scale)
+        mask = op.operands[-1 if what == "store" else 1] if masked and pointer.kind == "pointer" else ""
+        self.add("inactive_bytes", (1.0 - mean(self.active.get(mask, 1.0))) * nbytes * scale)
         self.accesses[id(op)] = Access(run, axis if len(pointer.loaded().shape) > 1 else None)
         if pointer.kind == "pointer" and pointer.tensor:
-            mask = self.strides.get(op.operands[-1 if what == "store" else 1]) if masked else None
+            even = self.strides.get(mask) or (memory.ODD,) * len(pointer.shape)
             touch = memory.touch(
                 pointer,
                 self.strides.get(op.operands[0]),
                 (run, axis),
                 self.divisors.get(op.operands[0], 1),
-                mask or (memory.ODD,) * len(pointer.shape) if masked else None,
+                even if masked else None,
                 what == "store",
             )
             self.touches[touch] = self.touches.get(touch, 0.0) + scale
@@ -258,25 +265,24 @@ class _Walk(Integers):
             functions=self.functions,
             grid=self.grid,
             total=self.total,
-            strides={to: self.strides[by] for to, by in given.items() if by in self.strides},
+            strides=renamed(self.strides, given),
             dots=self.dots,
             flops=self.flops,
             loops=self.loops,
-            guesses={to: self.guesses[by] for to, by in given.items() if by in self.guesses},
-            unread={to: self.unread[by] for to, by in given.items() if by in self.unread},
+            guesses=renamed(self.guesses, given),
+            unread=renamed(self.unread, given),
             accesses=self.accesses,
             touches=self.touches,
             reductions=self.reductions,
-            starts={to: self.starts[by] for to, by in given.items() if by in self.starts},
-            active={to: self.active[by] for to, by in given.items() if by in self.active},
+            starts=renamed(self.starts, given),
+            active=renamed(self.active, given),
             rows=self.rows,
             sizes=self.sizes,
-            sources={to: self.sources[by] for to, by in given.items() if by in self.sources},
-            divisors={to: self.divisors[by] for to, by in given.items() if by in self.divisors},
+            sources=renamed(self.sources, given),
+            divisors=renamed(self.divisors, given),
             calls=self.calls + 1,
         )
-        values = {to: self.values[by] for to, by in given.items() if by in self.values}
-        returned = inner.function(callee, values, weight, depth)
+        returned = inner.function(callee, renamed(self.values, given), weight, depth)
         for result, name in zip(op.results, returned, strict=False):
             if name in inner.values:
                 self.values[result] = inner.values[name]
@@ -284,7 +290,6 @@ class _Walk(Integers):
                 self.guesses[result] = inner.guesses[name]
                 if name in inner.unread:
                     self.unread[result] = inner.unread[name]
-        self.entries += inner.entries
         self.contiguous_bytes += inner.contiguous_bytes
         self.masked_bytes += inner.masked_bytes
         self.largest, self.unknown = max(self.largest, inner.largest), self.unknown + inner.unknown
@@ -333,8 +338,7 @@ class _Walk(Integers):
         for region in op.regions:
             self.region(region, inside, depth + 1)
         if mean(inside) > 0:
-            self.entries += mean(weight) if len(self.loops) == known else 0.0
-            self.loops.append((mean(inside), depth + 1, len(self.loops) == known, op))
+            self.loops.append(_Loop(op, mean(weight), mean(inside), depth + 1, len(self.loops) == known))
         for result, init, name in zip(op.results, op.inits, carried, strict=False):
             if init in self.strides:
                 self.strides[result] = self.strides[init]
@@ -350,9 +354,12 @@ class _Walk(Integers):
         for (m, n, k, _), part in self.dots.items():
             if flops:
                 shapes[m, n, k] = shapes.get((m, n, k), 0.0) + part / flops
-        busiest = max(self.loops, key=lambda loop: loop[0] * len(loop[3].regions[-1][0].ops), default=None)
-        heavy = [b for r in busiest[3].regions for b in r] if busiest else kernel.blocks
-        buffers = [found for *_, loop in self.loops if (found := tensors.pipelined(loop)) is not None]
+        busiest = max(
+            self.loops, key=lambda one: one.iterations * len(one.op.regions[-1][0].ops), default=None
+        )
+        heavy = [b for r in busiest.op.regions for b in r] if busiest else kernel.blocks
+        innermost = [one for one in self.loops if one.innermost]
+        buffers = [found for one in self.loops if (found := tensors.pipelined(one.op)) is not None]
         blocks = [block for function in self.functions.values() for block in function.blocks]
         followed = chained(kernel.blocks) if len(self.flops) > 1 else []
         heads = sorted(followed, key=lambda dot: self.flops.get(id(dot), 0.0))
@@ -370,11 +377,11 @@ class _Walk(Integers):
             pipelined_dot_bytes=max((feeding for feeding, _ in buffers), default=0.0),
             largest_tile=float(self.largest),
             live_bytes=tensors.live_bytes(kernel.blocks),
-            accumulator_bytes=max((_accumulators(loop) for *_, loop in self.loops), default=0.0),
-            loop_trips=max((count for count, *_ in self.loops), default=1.0),
-            iterations=sum(count for count, _, inner, _ in self.loops if inner) if self.loops else 1.0,
-            loop_entries=self.entries or 1.0,
-            loop_depth=max((depth for _, depth, *_ in self.loops), default=0),
+            accumulator_bytes=max((_accumulators(one.op) for one in self.loops), default=0.0),
+            loop_trips=max((one.iterations for one in self.loops), default=1.0),
+            iterations=sum(one.iterations for one in innermost) if self.loops else 1.0,
+            loop_entries=sum(one.entries for one in innermost) if self.loops else 1.0,
+            loop_depth=max((one.depth for one in self.loops), default=0),
             serial_chain=float(tensors.serial_chain(heavy)),
             load_chain=float(tensors.serial_chain(heavy, tensors.LOADS)),
             mean_contiguous=self.contiguous_bytes / moved if moved else 1.0,

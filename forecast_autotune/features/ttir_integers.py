@@ -8,7 +8,6 @@ for anything else.
 from __future__ import annotations
 
 import math
-import re
 from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from forecast_autotune.features.ttir_scalars import (
     evaluate,
     lift,
     mean,
+    predicate,
     program_ids,
     trips,
 )
@@ -34,7 +34,6 @@ ASSUMED_EXTENT = 1024
 """Assumed for an integer that the kernel loads: larger steps then take fewer iterations, as they should."""
 
 
-_LESS = re.compile(r"\s*[su]lt\b")
 _KEEPING = frozenset(("arith.andi", "tt.broadcast", "tt.expand_dims"))
 """What makes a mask of masks without switching lanes on."""
 _TRACED = frozenset(
@@ -121,8 +120,10 @@ class Integers:
     def _start(self, op: Op) -> None:
         """Where a tensor of integers starts that is not all the same; of a mask, how much of it is on."""
         name = op.results[0]
+        start: Value | None
         if op.name == "tt.make_range":
-            self.starts[name] = memory.range_start(op)
+            if (start := memory.range_start(op)) is not None:
+                self.starts[name] = start
         elif op.outputs[0].bits == 1:
             if (share := self._share(op)) is not None:
                 self.active[name] = share
@@ -146,7 +147,7 @@ class Integers:
         """The share of `first + step * i`, along one dimension, that is less than a limit."""
         left, right = op.operands
         limit, first = self.values.get(right), self.starts.get(left)
-        if limit is None or first is None or _LESS.match(op.text) is None:
+        if limit is None or first is None or predicate(op) != "lt":
             return None
         strides = zip(self.strides.get(left, ()), op.inputs[0].shape, strict=False)
         moving = [(step, size) for (step, _), size in strides if step != 0]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forecast_autotune.features.ttir_parse import Block, Op, Type
-from forecast_autotune.features.ttir_scalars import Value
+from forecast_autotune.features.ttir_scalars import Value, predicate
 from forecast_autotune.features.ttir_tensors import WHOLE, Strides
 
 WARPS = (1, 2, 4, 8, 16, 32)
@@ -35,7 +35,6 @@ _MERGED, _APART = 512.0, 4096.0
 """Bytes of other stores between two to one sector: so few, and they arrive as one; so many, and never."""
 _HINT = re.compile(r"tt\.divisibility = (?:dense<\[?)?(\d+)")
 _START = re.compile(r"start = (\d+)")
-_ORDERED = re.compile(r"\s*[su](?:lt|ge)\b")
 _SAME = frozenset(
     (
         *("tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.bitcast"),
@@ -85,7 +84,8 @@ def divisor(
         value = values.get(op.results[0])
         return _power(value) if isinstance(value, int) else 1
     if name == "tt.make_range":
-        return _power(range_start(op)) if _START.search(op.text) else 1
+        start = range_start(op)
+        return 1 if start is None else _power(start)
     if not of:
         return 1
     if name in _SAME:
@@ -104,10 +104,10 @@ def divisor(
     return 1
 
 
-def range_start(op: Op) -> int:
-    """The first number of a `tt.make_range`."""
+def range_start(op: Op) -> int | None:
+    """The first number of a `tt.make_range`; None for text that does not say."""
     found = _START.search(op.text)
-    return int(found.group(1)) if found else 0
+    return int(found.group(1)) if found else None
 
 
 def growth(
@@ -138,7 +138,7 @@ def compared(op: Op, known: Mapping[str, int], strides: Mapping[str, Strides]) -
     left, right = (strides.get(operand) for operand in op.operands)
     if left is None or right is None or len(left) != len(right):
         return (ODD,) * len(op.outputs[0].shape)
-    even = min(known.get(operand, 1) for operand in op.operands) if _ORDERED.match(op.text) else 1
+    even = min(known.get(operand, 1) for operand in op.operands) if predicate(op) in ("lt", "ge") else 1
     return tuple(
         (0, min(over, under) if a == 0 and b == 0 else even if {a, b} == {0, 1} else 1)
         for (a, over), (b, under) in zip(left, right, strict=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from forecast_autotune.features.ttir_parse import Block, Function, Op, Type
@@ -34,6 +34,9 @@ ITERATIONS = 3
 ROWS, SIZE = ".rows", ".size"
 """After a pointer parameter's name: the first dimension of its tensor, among what `bind` gives."""
 _UNNAMED = re.compile(r"%arg\d+")
+
+
+_Known = TypeVar("_Known")
 
 
 def lift(function: Callable[..., float], *values: Value) -> Value:
@@ -138,13 +141,18 @@ def evaluate(op: Op, known: Mapping[str, Value], grid: Sequence[int] | None) -> 
         if short in _BINARY and len(given) == 2:
             return lift(_BINARY[short], *given)
         if short == "cmpi":
-            return lift(_COMPARE[op.text.split(",")[0].strip()[-2:]], *given)
+            return lift(_COMPARE[predicate(op)], *given)
         if short == "select":
             return lift(lambda chosen, a, b: a if chosen else b, *given)
     except (ArithmeticError, ValueError, KeyError):
         # Division by a zero that only this sample sees, a negative shift: the value is unknown.
         return None
     return None
+
+
+def predicate(op: Op) -> str:
+    """What an `arith.cmpi` asks, without the sign: `lt`, `ge`, `eq`, ..."""
+    return op.text.split(",")[0].strip()[-2:]
 
 
 def trips(lower: Value | None, upper: Value | None, step: Value | None) -> Value | None:
@@ -175,7 +183,7 @@ def counter(before: Block, after: Block) -> tuple[str, str, str] | None:
     if compared is None or compared.name != "arith.cmpi" or len(compared.operands) != 2:
         return None
     name, end = compared.operands
-    if name not in before.arguments or compared.text.split(",")[0].strip()[-2:] not in ("lt", "le", "ne"):
+    if name not in before.arguments or predicate(compared) not in ("lt", "le", "ne"):
         return None
     place = before.arguments.index(name)
     yielded = after.ops[-1].operands
@@ -185,6 +193,11 @@ def counter(before: Block, after: Block) -> tuple[str, str, str] | None:
         return None
     steps = [operand for operand in maker.operands if operand not in inner]
     return (name, end, steps[0]) if len(steps) == 1 else None
+
+
+def renamed(known: Mapping[str, _Known], given: Mapping[str, str]) -> dict[str, _Known]:
+    """What is known of a call's operands, by the names that the callee has for them."""
+    return {to: known[by] for to, by in given.items() if by in known}
 
 
 def bind(function: Function, arguments: Sequence[Argument]) -> Environment:

@@ -309,7 +309,7 @@ def _reduced(every: Sequence[Op], busy: Set[int]) -> dict[str, float]:
     best: dict[str, float] = {}
     most = 0.0
     for op in every:
-        if op.name not in JOINING:
+        if op.name not in JOINING or not op.inputs[0].shape:
             continue
         shape, axis = joined(op)
         length, results = shape[axis], op.inputs[0].elements // shape[axis]

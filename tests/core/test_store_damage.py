@@ -69,7 +69,7 @@ def measurements_of(draw: st.DrawFn, problem_id: str) -> Measurement:
 
 
 @given(names=st.lists(TEXT, min_size=1, max_size=3, unique=True), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_is_added_is_read_back(names: list[str], data: st.DataObject) -> None:
     problems = [problem(name) for name in names]
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,7 @@ def test_whatever_is_added_is_read_back(names: list[str], data: st.DataObject) -
 
 
 @given(junk=st.lists(st.binary(max_size=60), max_size=5), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_bytes_between_lines_stop_the_store(junk: list[bytes], data: st.DataObject) -> None:
     p = problem()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

@@ -119,7 +119,6 @@ def through_json(data: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(record=st.one_of(CONFIGS, DEVICES, KERNELS, ARGUMENTS, PROBLEMS, measurements(), DECISIONS))
-@settings(deadline=None)
 def test_every_record_survives_json(record: Any) -> None:
     data = through_json(record.to_json())
     read = type(record).from_json(data)
@@ -128,7 +127,6 @@ def test_every_record_survives_json(record: Any) -> None:
 
 
 @given(record=st.one_of(DEVICES, KERNELS, ARGUMENTS, PROBLEMS, measurements()), extra=EXTRA)
-@settings(deadline=None)
 def test_fields_of_a_newer_release_survive_and_do_not_count(record: Any, extra: dict[str, Any]) -> None:
     data = {**through_json(record.to_json()), **extra}
     read = type(record).from_json(data)
@@ -140,7 +138,7 @@ def test_fields_of_a_newer_release_survive_and_do_not_count(record: Any, extra: 
     given_=st.lists(tables(), max_size=3, unique_by=lambda t: t.problem.id),
     name=st.sampled_from(["t.jsonl", "t.jsonl.gz"]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_tables_survive_a_file(given_: list[Table], name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name

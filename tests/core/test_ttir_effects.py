@@ -16,7 +16,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
-from tests.core.traced import read  # noqa: E402
+from tests.core.traced import gathered, read  # noqa: E402
 
 F16, F32, I32 = torch.float16, torch.float32, torch.int32
 H200 = card(Device("NVIDIA H200", "cuda", "90"))
@@ -81,10 +81,8 @@ def test_warps_without_rows_of_their_own_repeat_a_chained_product() -> None:
     assert enough.repeated.tolist() == [1, 1, 1]
     # 16 rows and 64 columns are no warp-group product: all warps to the columns, 8 for each.
     assert costed(_attention(16), (64,), 4, 8, 16).repeated.tolist() == [1, 1, 2]
-    assert costed(read(_copy, ((F16, 4096), (F16, 4096)), {"B": 64}), (64,), 1, 32).repeated.tolist() == [
-        1,
-        1,
-    ]
+    plain = read(_copy, ((F16, 4096), (F16, 4096)), {"B": 64})
+    assert costed(plain, (64,), 1, 32).repeated.tolist() == [1, 1]
 
 
 # --- stores that leave gaps ---
@@ -214,12 +212,6 @@ def test_a_loop_exposes_its_first_load_each_time_it_is_entered() -> None:
 
     assert gain(256) == 1  # one iteration: nothing to load ahead of
     assert 1.5 < gain(4096) < gain(65536) < 2  # two ahead at best
-
-
-@triton.jit
-def gathered(x, index, y, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + tl.load(index + i)))
 
 
 def test_a_load_whose_address_was_loaded_waits_twice() -> None:

@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
-from tests.core.traced import read  # noqa: E402
+from tests.core.traced import gathered, read  # noqa: E402
 
 F16, F32, I32 = torch.float16, torch.float32, torch.int32
 
@@ -124,12 +124,6 @@ def test_steps_of_a_loop_keep_what_they_are_multiples_of(length: int, vector: in
 def test_pointers_that_grow_are_as_even_as_what_they_grow_by(step: int, vector: int) -> None:
     got = read(by_pointer, ((F32, 1 << 20), (F32, 65536), 10), {"B": 256, "STEP": step})
     assert asked(got, 1)[0] == pytest.approx(10 * 8 / vector + 2)
-
-
-@triton.jit
-def gathered(x, index, y, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + tl.load(index + i)))
 
 
 def test_gathered_elements_have_a_line_each() -> None:

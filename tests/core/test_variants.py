@@ -148,7 +148,7 @@ def calls(draw: st.DrawFn) -> list[Argument]:
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(call=calls(), seed=st.integers(0, 2**20))
 def test_what_is_drawn_is_covered(call: list[Argument], seed: int) -> None:
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir import Facts, facts
@@ -21,3 +23,9 @@ def read(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, 
         for name, a in zip(fn.arg_names, live, strict=False)
     ]
     return facts(trace(fn, live, {}, meta), described, grid)
+
+
+@triton.jit
+def gathered(x, index, y, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + tl.load(index + i)))

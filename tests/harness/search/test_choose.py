@@ -73,7 +73,7 @@ def test_the_hopeless_get_no_slot_but_an_audit() -> None:
     assert len({c.nodes for c in chosen}) > 5
 
 
-@hypothesis_settings(max_examples=200, deadline=None)
+@hypothesis_settings(max_examples=200)
 @given(beliefs, st.integers(0, 15), st.floats(0, 1), st.integers())
 def test_a_choice_is_within_its_slots_and_its_propensities_are_probabilities(
     given_beliefs: list[Belief], slots: int, audit: float, seed: int

@@ -40,7 +40,7 @@ from tests.harness.search.driving import Spy, World, jobs
 # --- budgets ---
 
 
-@hypothesis_settings(max_examples=25, deadline=None)
+@hypothesis_settings(max_examples=25)
 @given(
     st.integers(0, 25),
     st.integers(1, 5),

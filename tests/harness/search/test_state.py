@@ -43,7 +43,7 @@ def test_the_order_of_answers_changes_nothing(kind: dict[str, Any], forecasts: b
     assert states[0].spent.measurements == 30
 
 
-@hypothesis_settings(max_examples=25, deadline=None)
+@hypothesis_settings(max_examples=25)
 @given(st.randoms(use_true_random=False), st.integers(0, 50))
 def test_the_order_of_answers_changes_nothing_for_any_seed(order: random.Random, seed: int) -> None:
     world = World(settings(16, seed=seed))
