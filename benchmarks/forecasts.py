@@ -26,6 +26,7 @@ from benchmarks.common import say
 from benchmarks.report_environment import environment
 from forecast_autotune.replay import load, shipped
 from forecast_autotune.table import write_tables
+from forecast_train.evaluation.rows import LEVELS
 from forecast_train.evaluation.splits import spread
 from forecast_train.surrogate.calibrate import shortened
 
@@ -42,6 +43,8 @@ ASKED = (
     ("ECE of the stated risk", "default.ece_risk"),
     ("ECE of P(within 5 %)", "static.ece_within"),
     ("AUROC of P(failure)", "static.auroc_fail"),
+    ("rank correlation", "static.spearman"),
+    *((f"in the stated {level:.0%} interval", f"static.coverage_stated.{level:.0%}") for level in LEVELS),
 )
 """What the summary shows of `learned`, `analytic` and `random`."""
 

@@ -14,7 +14,7 @@ from forecast_autotune.features.listing import Listed
 from forecast_autotune.numerics import median
 from forecast_autotune.records import Candidate
 
-HANDFUL = 4
+HANDFUL = 3
 """Traced before the first compilation starts; one costs about 15 ms with parsing, and holds the GIL."""
 ALL = 64
 """Trace every distinct assignment up to this many ..."""

@@ -95,14 +95,14 @@ class Forest:
     def _looped(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
         """Feature, threshold and both children side by side, where a leaf leads to itself."""
         leaf, own = self.feature < 0, np.arange(len(self.feature), dtype=np.int32)
-        children = np.stack([np.where(leaf, own, self.left), np.where(leaf, own, self.right)], axis=1)
-        feature = np.where(leaf, 0, self.feature).astype(np.int32)
-        return feature, self.threshold, children.astype(np.int32).ravel()
+        children = np.empty((len(own), 2), dtype=np.int32)
+        children[:, 0], children[:, 1] = np.where(leaf, own, self.left), np.where(leaf, own, self.right)
+        return np.maximum(self.feature, 0).astype(np.int32), self.threshold, children.ravel()
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
-        """Its arrays by name, for `numpy.savez_compressed`.
+        """Its arrays by name, for `numpy.savez`.
 
-        Unpacking is most of what a new process waits for, so what can be told is left out: left children that
+        Reading is much of what a new process waits for, so what can be told is left out: left children that
         follow their parents, and all but one of equal values.
         """
         made = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -129,4 +129,6 @@ class Forest:
 
 def _following(feature: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
     """Left children where trees are listed depth first: the next node, 0 for leaves."""
-    return np.where(feature >= 0, np.arange(1, len(feature) + 1, dtype=np.int32), np.int32(0))
+    found = np.arange(1, len(feature) + 1, dtype=np.int32)
+    found *= feature >= 0
+    return found

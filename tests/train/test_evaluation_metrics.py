@@ -99,8 +99,6 @@ def test_crps() -> None:
 
 def test_interval_coverage() -> None:
     truth = np.array([0.0, 0.5, 1.0, 3.0])
-    assert m.covered_gaussian(np.zeros(4), np.ones(4), truth, 0.95) == 0.75  # 3 is beyond 1.96
-    assert m.covered_gaussian(np.zeros(4), np.ones(4), truth, 0.5) == 0.5  # 0.674
     samples = np.linspace(-1, 1, 101)[:, None] * np.ones(4)
     assert m.covered_samples(samples, truth, 0.9) == 0.5  # within [-0.9, 0.9]
 

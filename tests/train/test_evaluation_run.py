@@ -84,6 +84,20 @@ def test_an_oracle_gets_the_best_of_every_score(tables: list[Table]) -> None:
     assert figures["default.beyond_tolerance"].interval.value == 0.0
 
 
+class Off(Oracle):
+    """Wrong by one standard deviation everywhere, with intervals of these factors."""
+
+    def forecast(self, query: Query) -> Forecasts:
+        exact = super().forecast(query)
+        return replace(exact, mean=exact.mean + 1.0, sd=np.ones(len(exact)), factors=(0.1, 0.5, 1.0, 2.0))
+
+
+def test_stated_intervals_are_the_calibrated_ones(tables: list[Table]) -> None:
+    for row in evaluate(tables, methods={"off": lambda train: Off(tables)}, seeds=1).rows:
+        # Half-widths 0.07, 0.64, 1.64 and 3.9.
+        assert row.stated.coverage_stated == [0.0, 0.0, 1.0, 1.0]
+
+
 def test_the_first_method_measures_in_the_order_given(tables: list[Table]) -> None:
     (row, _) = evaluate(tables, methods=["first"], seeds=1).rows
     times = 2.0 ** Case(tables[0]).log2_ms

@@ -20,6 +20,8 @@ MANY = LONG
 
 RECOVERED = 0.2
 """Regret up to which measuring the best 10 % counts as having found the best (arXiv 2605.31464)."""
+COVERED = ("centred", "stated")
+"""The two kinds of intervals in `Stated`."""
 _BINNED = ("accuracy", "off_by_one", "brier", "rps", "nll")
 
 Value: TypeAlias = float | tuple[float, ...] | Array | None
@@ -88,7 +90,8 @@ def _static(row: Row) -> dict[str, Value]:
         "static.crps_raw": row.stated.crps_raw,
     }
     for i, level in enumerate(LEVELS):
-        for kind, shares in (("centred", row.stated.coverage_centred), ("raw", row.stated.coverage_raw)):
+        for kind in COVERED:
+            shares = getattr(row.stated, f"coverage_{kind}")
             found[f"static.coverage_{kind}.{level:.0%}"] = None if shares is None else shares[i]
     missed = float(row.first_regret > WITHIN + 1e-9)
     found["static.top1_missed"] = missed
@@ -157,7 +160,7 @@ def _figures() -> dict[str, Spec]:
         found[f"{column}.p95_regret"] = Spec(column, metrics.p95)
         found[f"{column}.beyond_2pct"] = Spec(column, partial(metrics.beyond, tolerance=0.02))
     means = ["spearman", "auroc_fail", "auroc_within", "crps_centred", "crps_raw", "top1_missed"]
-    means += [f"coverage_{kind}.{level:.0%}" for kind in ("centred", "raw") for level in LEVELS]
+    means += [f"coverage_{kind}.{level:.0%}" for kind in COVERED for level in LEVELS]
     found |= {f"static.{name}": Spec(f"static.{name}", _mean) for name in means}
     found |= {
         "static.ece_within": Spec("static.within by width", _ece_of_sums),

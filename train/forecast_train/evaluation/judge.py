@@ -189,12 +189,17 @@ def _stated(forecasts: Forecasts, truth: Array, seed: int) -> Stated:
         crps_centred=float(metrics.crps_samples(drawn, centred).mean()),
         crps_raw=float(metrics.crps_gaussian(mean, sd, seen).mean()),
         coverage_centred=[metrics.covered_samples(drawn, centred, level) for level in LEVELS],
-        coverage_raw=[metrics.covered_gaussian(mean, sd, seen, level) for level in LEVELS],
+        coverage_stated=[_covered(forecasts, truth, level) for level in LEVELS],
         p_within=p_within.tolist(),
         within=within.astype(int).tolist(),
         auroc_within=_defined(metrics.auroc(p_within, within)),
         confidence=float(p_within[forecasts.order()[0]]),
     )
+
+
+def _covered(forecasts: Forecasts, truth: Array, level: float) -> float:
+    low, high = forecasts.interval(level)
+    return float(((low <= truth) & (truth <= high))[np.isfinite(truth)].mean())
 
 
 def _defined(value: float) -> float | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -160,12 +159,6 @@ def crps_samples(samples: Array, truth: Array) -> Array:
     # With x sorted, the mean of |x_i - x_j| over all pairs is 2/m^2 sum (2i - m - 1) x_i.
     apart = 2.0 / count**2 * (weights[:, None] * np.sort(samples, axis=0)).sum(axis=0)
     return np.asarray(np.abs(samples - truth).mean(axis=0) - 0.5 * apart)
-
-
-def covered_gaussian(mean: Array, sd: Array, truth: Array, level: float) -> float:
-    """Share of truths [n] inside the central interval of normal forecasts; `level` is nominal."""
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    return float((np.abs(truth - mean) <= z * sd).mean()) if len(truth) else math.nan
 
 
 def covered_samples(samples: Array, truth: Array, level: float) -> float:

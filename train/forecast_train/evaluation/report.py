@@ -21,7 +21,7 @@ _STATIC = (
     ("rank corr.", "static.spearman"),
     ("AUROC fail", "static.auroc_fail"),
     ("CRPS", "static.crps_centred"),
-    ("in 90 %", "static.coverage_centred.90%"),
+    ("in 90 %", "static.coverage_stated.90%"),
     ("ECE", "static.ece_within"),
     ("AUROC conf.", "static.auroc_confidence"),
 )

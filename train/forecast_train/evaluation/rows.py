@@ -31,8 +31,9 @@ class Stated:
     """Of log2 time, both minus their means over the candidates that ran."""
     crps_raw: float | None = None
     coverage_centred: list[float] | None = None
-    """By `LEVELS`."""
-    coverage_raw: list[float] | None = None
+    """By `LEVELS`: of the joint samples, both minus their means as above. No calibration touches them."""
+    coverage_stated: list[float] | None = None
+    """... and of the calibrated intervals, of log2 time itself: what is stated of a candidate."""
     p_within: list[float] = field(default_factory=list)
     """P(within 5 % of the best), before any measurement, per candidate."""
     within: list[int] = field(default_factory=list)
