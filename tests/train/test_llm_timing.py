@@ -18,7 +18,7 @@ from forecast_train.llm import losses
 from forecast_train.llm.examples import read, side_path, write
 from forecast_train.llm.export import calibrated, export
 from forecast_train.llm.hearing import Heard
-from forecast_train.llm.runs import TrainingError
+from forecast_train.llm.runs import TrainingError, attention
 from forecast_train.llm.settings import Lora, Loss, Run, Steps
 from forecast_train.llm.sft import train
 from forecast_train.llm.timing import Clock, share_of_rate
@@ -67,6 +67,16 @@ def test_a_loss_that_is_no_number_ends_the_run() -> None:
     assert "elapsed_s" in state.log_history[-1]
     with pytest.raises(TrainingError, match=r"lower steps\.rate"):
         clock.on_log(None, state, Control(), {"loss": math.nan})
+    with pytest.raises(TrainingError, match="grad_norm"):
+        clock.on_log(None, state, Control(), {"loss": 1.0, "grad_norm": math.inf})
+
+
+def test_training_keeps_off_a_kernel_that_gives_nan() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with attention():
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.mem_efficient_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +108,13 @@ def test_time_ends_a_run_before_its_steps_and_a_second_sitting_has_none_left(
     assert rates[-1] < rates[0] <= 0.01
     again = train(run, resume=True)
     assert again["steps"] <= done["steps"] + 2
+
+
+def test_a_run_that_diverges_ends_at_once(base: dict[str, str], tmp_path: Path) -> None:
+    """`transformers` would log a loss of 0 and go on."""
+    steps = Steps(most=30, examples=1, rate=1e30, warmup=0.0, save=100, validate=100, tokens=1500)
+    with pytest.raises(TrainingError, match=r"after [1-4] steps"):
+        train(run_of(base, tmp_path / "out", steps))
 
 
 def test_training_goes_on_from_an_adapter_and_samples_rewards(base: dict[str, str], tmp_path: Path) -> None:

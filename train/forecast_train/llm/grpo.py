@@ -20,7 +20,7 @@ from forecast_autotune.errors import SettingsError
 from forecast_train.llm.dialogue import fastest, forecast_messages, order_messages, stated
 from forecast_train.llm.examples import Example, read
 from forecast_train.llm.rewards import REWARDS
-from forecast_train.llm.runs import WEIGHTS, TrainingError, claim, quiet, write_json
+from forecast_train.llm.runs import WEIGHTS, TrainingError, attention, claim, quiet, write_json
 from forecast_train.llm.settings import Lora, load_toml
 
 REGRET = "regret"
@@ -168,7 +168,8 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
     )
     quiet(trainer)
     newest = transformers.trainer_utils.get_last_checkpoint(str(out)) if resume else None
-    trainer.train(resume_from_checkpoint=newest)
+    with attention():
+        trainer.train(resume_from_checkpoint=newest)
     trainer.save_model(str(out / WEIGHTS))
     done = {
         "settings": asdict(run),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,19 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def attention() -> AbstractContextManager[None]:
+    """A `with` block in which attention goes without cuDNN's kernels.
+
+    Where a mask is passed, a sequence ends 64 past a multiple of 128 and a row's scores lie below -88, as
+    Qwen2.5's biases make them, their backward pass gives NaN (torch 2.11 on Hopper, pytorch#196678).
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    others = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    found: AbstractContextManager[None] = sdpa_kernel(others)
+    return found
 
 
 def quiet(trainer: Any) -> None:

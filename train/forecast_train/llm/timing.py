@@ -67,13 +67,15 @@ class Clock(transformers.TrainerCallback):
             control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Note the time; say how it goes. Raises `TrainingError` for a loss that is no number."""
+        """Note the time; say how it goes. Raises `TrainingError` for a loss or gradient that is no number."""
         state.log_history[-1]["elapsed_s"] = round(self.elapsed(), 3)
-        told = {k: logs[k] for k in ("loss", "eval_loss") if k in (logs or {})}
+        told = {k: logs[k] for k in ("loss", "eval_loss", "grad_norm") if k in (logs or {})}
         if any(not math.isfinite(float(v)) for v in told.values()):
             raise TrainingError(
-                f"the loss is {told} after {state.global_step} steps: lower steps.rate, or train in float32"
+                f"no number any more after {state.global_step} steps, {told}: lower steps.rate, or train in "
+                "float32"
             )
+        told.pop("grad_norm", None)
         late = time.monotonic() - self._told >= EVERY_S
         if told and (late or "eval_loss" in told or state.global_step <= 1):
             self._told = time.monotonic()
