@@ -11,6 +11,7 @@ would cost more than all forecasts of a decision together.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,6 +49,17 @@ class _Known:
     """log2 milliseconds of this problem's fastest; +inf when nothing has run."""
 
 
+@dataclass(frozen=True)
+class _Related:
+    """What the relatives have to say. Nothing of it changes while one problem is tuned."""
+
+    about: tuple[object, ...]
+    """What it was made of; strong references, so that no other object can take their identity."""
+    inputs: list[Inputs]
+    residual: list[Array]
+    correlation: list[float]
+
+
 class Analytic:
     """Formula + Gaussian-process update; see the module."""
 
@@ -61,6 +73,8 @@ class Analytic:
         self.covariance = Covariance(self.hyper)
         self.relatives = relatives
         self.rows = rows
+        self._heard: _Related | None = None
+        """Of the latest question: a decision asks many, and would read its relatives anew each time."""
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
@@ -167,10 +181,25 @@ class Analytic:
         index = np.array([row[m.candidate] for m in mine], dtype=np.intp)
         times = np.array([math.log2(m.ms) for m in mine])
         best = float(times.min()) if mine else math.inf
-        every = [inputs[index]]
-        residual = [self.hyper.compress(times, best) - believed[index]]
-        group = [np.zeros(len(mine), dtype=np.intp)]
-        correlation = [1.0]
+        others = self._related(query, encoder, before)
+        sizes = [len(mine), *map(len, others.residual)]
+        return _Known(
+            Inputs.joined([inputs[index], *others.inputs]),
+            np.concatenate([self.hyper.compress(times, best) - believed[index], *others.residual]),
+            np.repeat(np.arange(len(sizes)), sizes),
+            np.array([1.0, *others.correlation]),
+            best,
+        )
+
+    def _related(self, query: Query, encoder: Encoder, before: Prior) -> _Related:
+        """Inputs and residuals of relatives that ran something, and how far theirs go with this problem's.
+
+        Remembered for as long as the very same belief and relatives are asked about, if these cannot grow.
+        """
+        about, last = (query.problem, before, *query.relatives), self._heard
+        if last is not None and len(last.about) == len(about) and all(map(operator.is_, last.about, about)):
+            return last
+        found = _Related(about, [], [], [])
         for relative in list(query.relatives)[: self.relatives]:
             rows = sorted((m for m in latest(relative.measurements).values() if m.ok), key=lambda m: m.ms)
             if len(rows) > self.rows:  # keep the fast half whole, thin the slow tail
@@ -181,18 +210,12 @@ class Analytic:
             there = self._relative_prior(relative, rows, before, query.ttir)
             seen = np.array([math.log2(m.ms) for m in rows])
             given, expected = self.inputs([m.candidate for m in rows], there, encoder)
-            every.append(given)
-            residual.append(self.hyper.compress(seen, float(seen.min())) - expected)
+            found.inputs.append(given)
+            found.residual.append(self.hyper.compress(seen, float(seen.min())) - expected)
             away = distance(query.problem, relative.problem) / self.hyper.reach
-            correlation.append(self.hyper.relative * math.exp(-away))
-            group.append(np.full(len(rows), len(correlation) - 1, dtype=np.intp))
-        return _Known(
-            Inputs.joined(every),
-            np.concatenate(residual),
-            np.concatenate(group),
-            np.array(correlation),
-            best,
-        )
+            found.correlation.append(self.hyper.relative * math.exp(-away))
+        self._heard = found if all(isinstance(r.measurements, tuple) for r in query.relatives) else None
+        return found
 
     def _relative_prior(
         self, relative: Relative, rows: Sequence[Measurement], before: Prior, ttir: Mapping[str, str]

@@ -17,6 +17,7 @@ from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.analytic import Analytic, distance
 from forecast_autotune.surrogates.base import LEVELS, Forecasts, Query, Relative
 from forecast_autotune.surrogates.covariance import Hyper
+from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.task import checked, flat
 from forecast_autotune.testing import example_table, query_of
 
@@ -246,3 +247,35 @@ def test_a_relative_from_a_store_needs_no_ir_of_its_own() -> None:
     np.testing.assert_array_equal(with_ir.mean, without.mean)
     np.testing.assert_array_equal(with_ir.sd, without.sd)
     assert (with_ir.mean != Analytic().forecast(query).mean).any()
+
+
+def test_relatives_are_read_once_while_a_problem_is_tuned() -> None:
+    """... and again as soon as they are others, or could have grown."""
+
+    class Counting(Analytic):
+        read = 0
+
+        def before(self, query: Query) -> Prior:
+            self.read += 1
+            return super().before(query)
+
+    query, surrogate = products(), Counting()
+    rows = tuple(
+        Measurement("a", c, Outcome.OK, 0.1 + 0.02 * i, grid=(64,))
+        for i, c in enumerate(query.candidates[:8])
+    )
+    near, far = (Relative(replace(query.problem, id=name), rows) for name in ("near", "far"))
+    before = surrogate.before(query)
+    for relatives, reads in (([near], 1), ([near], 0), ([far], 1), ([near, far], 2), ([], 0), ([near], 1)):
+        for own in range(3):
+            asked = replace(query, relatives=relatives, measured=rows[:own])
+            surrogate.read = 0
+            found, fresh = surrogate.answer(asked, before), Analytic().answer(asked, before)
+            assert surrogate.read == (reads if not own else 0)
+            np.testing.assert_array_equal(found.mean, fresh.mean)
+            np.testing.assert_array_equal(found.sd, fresh.sd)
+    growing = list(rows[:4])
+    asked = replace(query, relatives=[Relative(near.problem, growing)])
+    surrogate.answer(asked, before)
+    growing += rows[4:]
+    np.testing.assert_array_equal(surrogate.answer(asked, before).mean, Analytic().answer(asked, before).mean)

@@ -21,7 +21,7 @@ WEIGHTS = "FORECAST_AUTOTUNE_TEST_WEIGHTS"
 
 
 def test_there_are_some() -> None:
-    assert [folder.name for folder in SHIPPED] == ["smollm2-135m"]
+    assert [folder.name for folder in SHIPPED] == ["qwen2.5-coder-0.5b", "smollm2-135m"]
 
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
