@@ -21,7 +21,7 @@ from forecast_train.llm.hearing import Heard
 from forecast_train.llm.runs import TrainingError, attention
 from forecast_train.llm.settings import Lora, Loss, Run, Steps
 from forecast_train.llm.sft import train
-from forecast_train.llm.timing import Clock, share_of_rate
+from forecast_train.llm.timing import Clock, Finite, share_of_rate
 from forecast_train.llm.words import Words, compared, own_words, table
 from tests.llm.tiny_models import saved
 from tests.train.test_llm_training import example
@@ -69,6 +69,8 @@ def test_a_loss_that_is_no_number_ends_the_run() -> None:
         clock.on_log(None, state, Control(), {"loss": math.nan})
     with pytest.raises(TrainingError, match="grad_norm"):
         clock.on_log(None, state, Control(), {"loss": 1.0, "grad_norm": math.inf})
+    with pytest.raises(TrainingError, match=r"after 1 steps.*: lower rate"):
+        Finite("lower rate").on_log(None, state, Control(), {"loss": math.nan})
 
 
 def test_training_keeps_off_a_kernel_that_gives_nan() -> None:

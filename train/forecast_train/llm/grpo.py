@@ -20,7 +20,7 @@ from forecast_autotune.errors import SettingsError
 from forecast_train.llm.dialogue import fastest, forecast_messages, order_messages, stated
 from forecast_train.llm.examples import Example, read
 from forecast_train.llm.rewards import REWARDS
-from forecast_train.llm.runs import WEIGHTS, TrainingError, attention, claim, quiet, write_json
+from forecast_train.llm.runs import WEIGHTS, TrainingError, claim, conduct, write_json
 from forecast_train.llm.settings import Lora, load_toml
 
 REGRET = "regret"
@@ -151,6 +151,8 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
         import torch
         import transformers
         import trl
+
+        from forecast_train.llm.timing import Finite
     except ImportError as error:
         raise TrainingError(f"GRPO needs trl ({error}): pip install 'forecast-autotune[train]'") from error
     out = Path(run.out)
@@ -165,11 +167,9 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
         args=arguments(run, out),
         train_dataset=datasets.Dataset.from_list(rows),
         peft_config=_lora(run.lora),
+        callbacks=[Finite("lower rate")],
     )
-    quiet(trainer)
-    newest = transformers.trainer_utils.get_last_checkpoint(str(out)) if resume else None
-    with attention():
-        trainer.train(resume_from_checkpoint=newest)
+    newest, _ = conduct(trainer, out, resume=resume)
     trainer.save_model(str(out / WEIGHTS))
     done = {
         "settings": asdict(run),

@@ -62,8 +62,16 @@ def attention() -> AbstractContextManager[None]:
     return found
 
 
-def quiet(trainer: Any) -> None:
-    """Keep a `transformers.Trainer` off stdout, which belongs to the command; its bar goes to stderr."""
+def conduct(trainer: Any, out: Path, *, resume: bool) -> tuple[str | None, Any]:
+    """Run a `transformers.Trainer`: (the checkpoint that was taken up, what its `train` returned).
+
+    It keeps off stdout, which belongs to the command (its bar goes to stderr), and shows a loss that is no
+    number as it is: `transformers` would log 0 and go on, and `timing.Finite` would not hear of it.
+    """
     import transformers
 
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+    trainer.args.logging_nan_inf_filter = False
+    newest = transformers.trainer_utils.get_last_checkpoint(str(out)) if resume else None
+    with attention():
+        return newest, trainer.train(resume_from_checkpoint=newest)

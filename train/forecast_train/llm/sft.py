@@ -23,7 +23,7 @@ from forecast_autotune.llm.bins import BINS
 from forecast_train.llm import losses
 from forecast_train.llm.examples import Example, read, side_path
 from forecast_train.llm.packing import Packing, sequences
-from forecast_train.llm.runs import WEIGHTS, TrainingError, attention, claim, quiet, write_json
+from forecast_train.llm.runs import WEIGHTS, TrainingError, claim, conduct, write_json
 from forecast_train.llm.settings import Run
 from forecast_train.llm.timing import Clock, peak_bytes, reset_peak, share_of_rate
 
@@ -190,10 +190,7 @@ def train(run: Run, *, resume: bool = False, say: Callable[[str], None] | None =
         eval_dataset=packed["validation"] or None,
         data_collator=collate,
     )
-    quiet(trainer)
-    newest = transformers.trainer_utils.get_last_checkpoint(str(out)) if resume else None
-    with attention():
-        found = trainer.train(resume_from_checkpoint=newest)
+    newest, found = conduct(trainer, out, resume=resume)
     trainer.save_model(str(out / WEIGHTS))
     tokenizer.save_pretrained(str(out / WEIGHTS))
     done = {
@@ -281,7 +278,6 @@ def _arguments(run: Run, out: Path, dtype: Any, validate: bool) -> Any:
         warmup_steps=steps.warmup,
         max_grad_norm=1.0,
         logging_steps=1,
-        logging_nan_inf_filter=False,  # it shows 0 for a loss that is no number, and the run goes on
         save_steps=steps.save,
         save_total_limit=2,
         eval_strategy="steps" if validate else "no",

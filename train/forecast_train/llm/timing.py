@@ -19,7 +19,20 @@ _FIRST = 2
 """Steps that do not count towards the pace: memory is allocated and kernels are chosen."""
 
 
-class Clock(transformers.TrainerCallback):
+class Finite(transformers.TrainerCallback):
+    """Ends a run at the first loss or gradient that is no number; `remedy` is what the user can do."""
+
+    def __init__(self, remedy: str) -> None:
+        self._remedy = remedy
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Look at what is logged. Raises `TrainingError`."""
+        told = {k: logs[k] for k in ("loss", "eval_loss", "grad_norm") if k in (logs or {})}
+        if any(not math.isfinite(float(v)) for v in told.values()):
+            raise TrainingError(f"no number any more after {state.global_step} steps, {told}: {self._remedy}")
+
+
+class Clock(Finite):
     """Stops a run when its time is over, and fails it when its loss is no number any more.
 
     `limit_s` is the time of all sittings together (0: none), `tokens` those of a step. Every line that the
@@ -27,6 +40,7 @@ class Clock(transformers.TrainerCallback):
     """
 
     def __init__(self, limit_s: float, tokens: float, say: Callable[[str], None]) -> None:
+        super().__init__("lower steps.rate, or train in float32")
         self._limit, self._tokens, self._say = limit_s, tokens, say
         self._before = 0.0
         self._begin = math.inf
@@ -69,13 +83,8 @@ class Clock(transformers.TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Note the time; say how it goes. Raises `TrainingError` for a loss or gradient that is no number."""
         state.log_history[-1]["elapsed_s"] = round(self.elapsed(), 3)
-        told = {k: logs[k] for k in ("loss", "eval_loss", "grad_norm") if k in (logs or {})}
-        if any(not math.isfinite(float(v)) for v in told.values()):
-            raise TrainingError(
-                f"no number any more after {state.global_step} steps, {told}: lower steps.rate, or train in "
-                "float32"
-            )
-        told.pop("grad_norm", None)
+        super().on_log(args, state, control, logs)
+        told = {k: logs[k] for k in ("loss", "eval_loss") if k in (logs or {})}
         late = time.monotonic() - self._told >= EVERY_S
         if told and (late or "eval_loss" in told or state.global_step <= 1):
             self._told = time.monotonic()
