@@ -90,10 +90,9 @@ def test_hundreds_of_faults(kind: str, key: str, tmp_path: Path) -> None:
 
         numbers = iter(range(1000))
         with ThreadPoolExecutor(12) as pool:
-            while server.served.total() - server.served["honest"] < FAULTS:
+            while server.served.total() - server.served["honest"] < FAULTS or counts["right"] <= 50:
                 list(pool.map(one, [next(numbers) for _ in range(24)]))
         assert len(server.served) > 30
-        assert counts["right"] > 50
         assert counts["missing"] + counts["failed"] > 10
         assert not elsewhere.requests, "neither prompt nor key goes to a server that was not named"
         assert all(headers["Authorization"] == f"Bearer {key}" for _, _, headers in server.requests)
@@ -101,7 +100,7 @@ def test_hundreds_of_faults(kind: str, key: str, tmp_path: Path) -> None:
     for path in tmp_path.rglob("*"):
         assert key not in path.read_text(), "a key on disk"
         assert key not in path.name
-    asked = faulty_server.suffixes(200)
+    asked = faulty_server.suffixes(3 * next(numbers) + 3)
     kept = Counter[str]()
     for suffix in asked:
         with_nobody = Cached(_Nobody(backend.name), tmp_path)
@@ -110,7 +109,7 @@ def test_hundreds_of_faults(kind: str, key: str, tmp_path: Path) -> None:
         except LLMError:
             continue
         kept.update(right(answer, [suffix], 1.0 if kind == "chat" else MASS))
-    assert kept["right"] > 50
+    assert kept["right"] >= counts["right"] / 2, "two calls asked for each suffix"
     assert not kept["missing"]
 
 
