@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.measuring import Spent
@@ -62,7 +63,9 @@ class TableMeasurer:
             m = self._row(candidate)
             self._now = max(self._now, self._ready[candidate]) + (TIMING_S if m.ok else 0.0)
             self._charge(timing_s=TIMING_S if m.ok else 0.0)
-            yield replace(m, problem=self._problem)
+            # Of the replay, not of the recording: what is known is put in order by it.
+            at = datetime.fromtimestamp(self._now, UTC).isoformat(timespec="microseconds")
+            yield replace(m, problem=self._problem, at=at)
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         """A table has one time per candidate: it is its own comparison."""

@@ -93,6 +93,16 @@ def test_first_takes_the_best_of_the_first_configs() -> None:
     assert row.regret == pytest.approx(row.chosen_ms / min(times) - 1)
 
 
+def test_a_path_follows_the_replay_whenever_its_rows_were_recorded() -> None:
+    table = labelled("one", 1)
+    rows = table.measurements
+    days = [f"2026-01-{1 + (7 * i) % len(rows):02}T00:00:00+00:00" for i in range(len(rows))]
+    dated = Table(table.problem, [replace(m, at=day) for m, day in zip(rows, days, strict=True)])
+    paths = [run([t], Fixed(9)).rows[0].path for t in (table, dated)]
+    assert paths[0] == paths[1]
+    assert len(set(paths[0])) > 2
+
+
 def test_the_seed_decides_what_random_measures() -> None:
     table = labelled("one", 1)
     chosen = {run([table], Fixed(3, random=True), seed=seed).rows[0].path for seed in range(6)}
