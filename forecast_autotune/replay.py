@@ -145,7 +145,7 @@ def _of_kernel(problem: Problem, tables: Iterable[Table]) -> list[Table]:
 
 def other_shapes(problem: Problem, tables: Iterable[Table]) -> list[Table]:
     """The tables of the same kernel function on the same device, nearest first; ties keep their order."""
-    from forecast_autotune.surrogates.analytic import distance
+    from forecast_autotune.surrogates.relatives import distance
 
     same = [t for t in _of_kernel(problem, tables) if t.problem.device.slug == problem.device.slug]
     return sorted(same, key=lambda t: distance(problem, t.problem))

@@ -27,7 +27,7 @@ from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative
 from forecast_autotune.surrogates.calibration import group_of, shipped
 from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart, noise
 from forecast_autotune.surrogates.prior import VERSION, Prior, prior
-from forecast_autotune.surrogates.relatives import device_distance
+from forecast_autotune.surrogates.relatives import distance, related
 from forecast_autotune.table import latest
 
 Rows = npt.NDArray[np.intp]
@@ -45,6 +45,8 @@ class _Known:
     """0 for this problem, 1.. for each relative."""
     correlation: Array
     """Of each group's residual with this problem's, [groups]."""
+    related: bool
+    """Whether one of the relatives is near; see `relatives.related`."""
     best: float
     """log2 milliseconds of this problem's fastest; +inf when nothing has run."""
 
@@ -58,6 +60,8 @@ class _Related:
     inputs: list[Inputs]
     residual: list[Array]
     correlation: list[float]
+    near: bool
+    """See `relatives.related`."""
 
 
 class Analytic:
@@ -135,7 +139,7 @@ class Analytic:
         )
         count = int((known.group == 0).sum())
         honest = shipped(f"{self.name}/{self.version}")
-        group = group_of(query.problem.device, before.informed, len(candidates))
+        group = group_of(query.problem.device, before.informed, len(candidates), known.related)
         return honest.applied(forecasts, group, count)
 
     def before(self, query: Query) -> Prior:
@@ -188,6 +192,7 @@ class Analytic:
             np.concatenate([self.hyper.compress(times, best) - believed[index], *others.residual]),
             np.repeat(np.arange(len(sizes)), sizes),
             np.array([1.0, *others.correlation]),
+            others.near,
             best,
         )
 
@@ -199,8 +204,9 @@ class Analytic:
         about, last = (query.problem, before, *query.relatives), self._heard
         if last is not None and len(last.about) == len(about) and all(map(operator.is_, last.about, about)):
             return last
-        found = _Related(about, [], [], [])
-        for relative in list(query.relatives)[: self.relatives]:
+        used = list(query.relatives)[: self.relatives]
+        found = _Related(about, [], [], [], related(query.problem, used))
+        for relative in used:
             rows = sorted((m for m in latest(relative.measurements).values() if m.ok), key=lambda m: m.ms)
             if len(rows) > self.rows:  # keep the fast half whole, thin the slow tail
                 keep = self.rows // 2
@@ -255,31 +261,6 @@ class Analytic:
             if likelihood > best:
                 best, choice = likelihood, scale * factor
         return choice
-
-
-def distance(a: Problem, b: Problem) -> float:
-    """How far apart two problems of one kernel are: mean |log2 ratio| of their sizes, and their devices."""
-    away = 0.0 if a.device.slug == b.device.slug else device_distance(a.device, b.device)
-    sizes_a, sizes_b = _sizes(a), _sizes(b)
-    shared = sizes_a.keys() & sizes_b.keys()
-    if not shared:
-        return 2.0 + away
-    steps = sorted((abs(math.log2(sizes_a[k] / sizes_b[k])) for k in shared), reverse=True)
-    # Strides and sizes repeat each other, so the few largest steps describe the change best.
-    top = steps[: max(1, len(steps) // 3)]
-    other = 0.0 if a.kernel.source_sha256 == b.kernel.source_sha256 else 1.0
-    dtypes = {x.name: x.dtype for x in a.arguments} != {x.name: x.dtype for x in b.arguments}
-    return sum(top) / len(top) + other + float(dtypes) + away
-
-
-def _sizes(problem: Problem) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for a in problem.arguments:
-        if a.kind == "tensor":
-            found |= {f"{a.name}[{i}]": float(n) for i, n in enumerate(a.shape) if n > 0}
-        elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.value > 0:
-            found[a.name] = float(a.value)
-    return found
 
 
 def _failures(

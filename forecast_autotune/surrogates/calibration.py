@@ -25,10 +25,12 @@ from forecast_autotune.records import Candidate, Device
 from forecast_autotune.surrogates.base import NOMINAL, Array, Forecasts
 
 SCHEMA = 3
-INFORMED, FEW, UNINFORMED, UNKNOWN = "informed", "informed, few", "uninformed", "unknown device"
+INFORMED, RELATED, FEW = "informed", "informed, related", "informed, few"
+UNINFORMED, UNKNOWN = "uninformed", "unknown device"
 POOLED = "pooled"
-GROUPS = (INFORMED, FEW, UNINFORMED, UNKNOWN)
-"""IR was read; of a short list; it was not; nothing is known of the device's speeds, with or without IR."""
+GROUPS = (INFORMED, RELATED, FEW, UNINFORMED, UNKNOWN)
+"""IR was read; the kernel was tuned at a like shape, too; the list is short, whatever was tuned; IR was not
+read; nothing is known of the device's speeds, with or without IR."""
 LONG = 30
 """Candidates from which on a list is none of `FEW`: after five measurements little of a short list is left,
 and the risk that is stated there comes true less often."""
@@ -201,7 +203,7 @@ class Calibration:
             return self.groups[UNKNOWN].worst(self.groups[INFORMED])
         if name in self.groups:
             return self.groups[name]
-        if name == FEW and INFORMED in self.groups:
+        if name in (RELATED, FEW) and INFORMED in self.groups:
             return self.groups[INFORMED]
         if POOLED not in self.groups:
             return Group()
@@ -235,13 +237,16 @@ class Calibration:
         return cls({name: Group.from_json(group) for name, group in data.items()})
 
 
-def group_of(device: Device, informed: bool, candidates: int = LONG) -> str:
-    """The group of a problem: an unknown device outweighs what its IR says, and that the list's length."""
+def group_of(device: Device, informed: bool, candidates: int = LONG, related: bool = False) -> str:
+    """The group of a problem: an unknown device outweighs what its IR says, that the list's length, and that
+    what was tuned before (`relatives.related`)."""
     if not known(device):
         return UNKNOWN
     if not informed:
         return UNINFORMED
-    return INFORMED if candidates >= LONG else FEW
+    if candidates < LONG:
+        return FEW
+    return RELATED if related else INFORMED
 
 
 def parse(text: str) -> dict[str, Calibration]:

@@ -23,6 +23,11 @@ DENSE = 0.5
 """Share of the candidates that a relative must have tried to be a regressor."""
 NEAR = 1.0
 """log2 slowdowns up to this count as the fast end, where errors matter."""
+KIN = 2.5
+"""Problems less than this `distance` apart are alike: the best of five configs is more than 2 % off for one
+in eight of them, and for one in six without such a relative or with farther ones (recorded replays)."""
+ENOUGH = 4
+"""Measurements that ran from which on a relative counts as tuned."""
 _BACKEND = 2.0
 _ARCH = 0.7
 _MODEL = 0.3
@@ -104,6 +109,41 @@ def pool(
     error, agreement, tries = _left_out(raw, devices, tolerance)
     filled = np.where(ran, raw, mean[:, None])
     return Pool(filled, weights, mean, support, spread, failed, error, agreement, tries)
+
+
+def related(problem: Problem, relatives: Sequence[Relative]) -> bool:
+    """Whether a like problem of the kernel has been tuned on this very device: a decision is surer then."""
+    return any(
+        r.problem.device.slug == problem.device.slug
+        and sum(m.ok for m in r.measurements) >= ENOUGH
+        and distance(problem, r.problem) < KIN
+        for r in relatives
+    )
+
+
+def distance(a: Problem, b: Problem) -> float:
+    """How far apart two problems of one kernel are: mean |log2 ratio| of their sizes, and their devices."""
+    away = 0.0 if a.device.slug == b.device.slug else device_distance(a.device, b.device)
+    sizes_a, sizes_b = _sizes(a), _sizes(b)
+    shared = sizes_a.keys() & sizes_b.keys()
+    if not shared:
+        return 2.0 + away
+    steps = sorted((abs(math.log2(sizes_a[k] / sizes_b[k])) for k in shared), reverse=True)
+    # Strides and sizes repeat each other, so the few largest steps describe the change best.
+    top = steps[: max(1, len(steps) // 3)]
+    other = 0.0 if a.kernel.source_sha256 == b.kernel.source_sha256 else 1.0
+    dtypes = {x.name: x.dtype for x in a.arguments} != {x.name: x.dtype for x in b.arguments}
+    return sum(top) / len(top) + other + float(dtypes) + away
+
+
+def _sizes(problem: Problem) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for a in problem.arguments:
+        if a.kind == "tensor":
+            found |= {f"{a.name}[{i}]": float(n) for i, n in enumerate(a.shape) if n > 0}
+        elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.value > 0:
+            found[a.name] = float(a.value)
+    return found
 
 
 def device_distance(a: Device, b: Device) -> float:

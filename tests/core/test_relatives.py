@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from forecast_autotune.records import Candidate, Config, Device, Kernel, Outcome, Problem
+from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome, Problem
 from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.base import Relative
-from forecast_autotune.surrogates.relatives import DENSE, device_distance, pool
+from forecast_autotune.surrogates.relatives import DENSE, ENOUGH, device_distance, pool, related
 
 TARGET = Device("GPU 0", "cuda")
 NAMES = [Candidate(Config.of({"BLOCK": 2**i})) for i in range(6)]
@@ -142,3 +142,23 @@ def test_device_distance_orders_models_architectures_and_backends() -> None:
     steps = [device_distance(base, other) for other in (same, model, arch, backend)]
     assert steps[0] == 0.0
     assert steps == sorted(set(steps))
+
+
+def sized(rows: int, device: Device = TARGET) -> Problem:
+    return Problem.of(Kernel("conv", "cuda"), (Argument("x", "tensor", "fp16", (rows, 64), (64, 1)),), device)
+
+
+def tuned(there: Problem, ran: int, failed: int = 0) -> Relative:
+    good = [Measurement(there.id, c, Outcome.OK, 1.0) for c in NAMES[:ran]]
+    bad = [Measurement(there.id, c, Outcome.RUNTIME_ERROR) for c in NAMES[ran : ran + failed]]
+    return Relative(there, [*good, *bad])
+
+
+def test_related_is_what_was_tuned_at_a_like_shape_on_this_device() -> None:
+    here, near, far = sized(1024), sized(2048), sized(2**20)
+    assert related(here, [tuned(near, ENOUGH)])
+    assert related(here, [tuned(far, 6), tuned(near, 6)])
+    assert not related(here, [])
+    assert not related(here, [tuned(far, 6)])
+    assert not related(here, [tuned(near, ENOUGH - 1, 3)]), "hardly anything ran there"
+    assert not related(here, [tuned(sized(2048, Device("GPU 1", "cuda")), 6)]), "another device"

@@ -10,21 +10,24 @@ from functools import cache
 import numpy as np
 import pytest
 
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.replay import load, other_shapes, shipped
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import NOMINAL, Forecasts, Query, Surrogate
 from forecast_autotune.surrogates.calibration import (
     FEW,
     INFORMED,
+    LONG,
     POOLED,
+    RELATED,
     UNINFORMED,
     UNKNOWN,
     Calibration,
     class_of,
 )
+from forecast_autotune.surrogates.relatives import KIN, distance
 from forecast_autotune.table import Table
 from forecast_train.evaluation.splits import SplitError, family_of, identities
-from forecast_train.surrogate.calibrate import calibrate, chance, collect, report, shortened, table
+from forecast_train.surrogate.calibrate import _met, calibrate, chance, collect, report, shortened, table
 from forecast_train.surrogate.curves import KNOTS, Seen, fit, platt, risks, scores
 from forecast_train.surrogate.observe import Step, observe
 
@@ -206,6 +209,28 @@ def test_the_whole_calibration_is_json_and_the_same_in_two_processes() -> None:
     for group in one["reliability"].values():
         assert 0.0 <= group["steps"]["ece"] <= 1.0
         assert group["decisions"]["n"] > 0
+
+
+def test_problems_with_a_like_shape_tuned_before_are_a_group_of_their_own() -> None:
+    """Every problem is played once with its kernel's other one, which is near for some kernels only."""
+    _, seen = collect(tables(), analytic, (0,))
+    pairs = [(t, o) for t in tables() for o in other_shapes(t.problem, tables())]
+    near = {t.problem.id for t, o in pairs if distance(t.problem, o.problem) < KIN}
+    long = {t.problem.id for t in tables() if len(t.by_candidate()) >= LONG}
+    assert {s.problem for s in seen if s.group == RELATED} == near & long
+    assert 0 < len(near & long) < len(pairs)
+    for problem in near & long:
+        # Alone, and after the other one.
+        assert [s.group for s in seen if s.problem == problem].count(INFORMED) == 1
+
+
+def test_a_problem_is_met_after_some_of_its_kernel_s() -> None:
+    kernels = tables()[:2]
+    assert {t.problem.id for t in _met(kernels[0].problem, tables(), 0)} == {kernels[1].problem.id}
+    assert _met(kernels[0].problem, kernels[:1], 0) == []
+    many = [t for t in load(shipped()) if t.problem.kernel.name == kernels[0].problem.kernel.name]
+    counts = {len(_met(many[0].problem, many, seed)) for seed in range(30)}
+    assert counts == set(range(1, len(many)))
 
 
 def test_a_short_list_is_a_part_of_its_table() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.policy import RiskBounded
-from forecast_autotune.records import Device, digest
+from forecast_autotune.records import Device, Problem, digest
 from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.base import NOMINAL, Array, Relative, Surrogate
 from forecast_autotune.surrogates.calibration import (
@@ -30,6 +30,7 @@ from forecast_autotune.surrogates.calibration import (
     class_of,
     group_of,
 )
+from forecast_autotune.surrogates.relatives import related
 from forecast_autotune.table import Table
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.splits import Fold, folds, nearest
@@ -40,6 +41,8 @@ Make = Callable[[Sequence[Table]], Surrogate]
 """Fits a surrogate to tables; a function of a module when several processes share the work."""
 
 _STRANGE = "a device that no table knows"
+_TUNED = 8
+"""Measurements that are known of a problem tuned before: half of all decisions make more."""
 _SHORT = (10, 20)
 """Lengths of the lists that a few of a table's candidates make."""
 
@@ -69,22 +72,21 @@ def _fold(fold: Fold, *, make: Make, seeds: Sequence[int]) -> tuple[str, list[Se
 
 
 def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
-    """The kernel unseen, then tuned at its other shapes, short lists, no IR, then on a renamed device."""
+    """The kernel unseen, then tuned at others of its shapes, short lists, no IR, then on a renamed device."""
     tuned: dict[str, Sequence[Measurement]] = {}
 
     def play(table: Table, relatives: Sequence[Relative] = ()) -> Seen:
         steps, seen = observe(table, surrogate, seed=seed, relatives=relatives)
-        tuned.setdefault(table.problem.id, seen[:12])
         problem = table.problem
+        tuned.setdefault(problem.id, seen[:_TUNED])
         count = len(table.by_candidate())
-        group = group_of(problem.device, bool(problem.ttir), count)
+        group = group_of(problem.device, bool(problem.ttir), count, related(problem, relatives))
         return Seen(fold.name, problem.id, group, count, tuple(steps))
 
     for table in fold.test:
         yield play(table)
     for table in fold.test:
-        others = [r.problem for r in nearest(table.problem, fold.test)]
-        if others:
+        if others := [r.problem for r in nearest(table.problem, _met(table.problem, fold.test, seed))]:
             yield play(table, [Relative(problem, tuned[problem.id]) for problem in others])
     for table in fold.test:
         for length in _SHORT:
@@ -96,6 +98,17 @@ def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
         if group_of(table.problem.device, True) != UNKNOWN:
             strange = Device(_STRANGE, table.problem.device.backend)
             yield play(Table(replace(table.problem, device=strange), table.measurements))
+
+
+def _met(problem: Problem, tables: Sequence[Table], seed: int) -> list[Table]:
+    """What came before this problem, were its kernel's problems to come in an order drawn at random.
+
+    At least one if there is another.
+    """
+    others = [r.problem.id for r in nearest(problem, tables)]
+    generator = np.random.default_rng([seed, int(digest(problem.id)[:12], 16)])
+    before = set(generator.permutation(others)[: 1 + int(generator.integers(max(1, len(others))))].tolist())
+    return [t for t in tables if t.problem.id in before]
 
 
 def shortened(table: Table, length: int, seed: int) -> Table | None:
