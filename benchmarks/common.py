@@ -63,7 +63,7 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
     arguments = made.parse_args()
     if not arguments.child and arguments.out is None:
         made.error("--out FILE is required: a run that is not recorded is wasted")
-    hostly = arguments.null or getattr(arguments, "stub_only", False)
+    hostly = arguments.null or any(getattr(arguments, n, False) for n in ("stub_only", "fit_only"))
     if not hostly and not torch.cuda.is_available():
         made.error("there is no CUDA device here; --null makes a dry run")
     return arguments

@@ -1,13 +1,16 @@
 """Claim: kernels that no model has seen are tuned to within 1 % of the best, in a fraction of the time.
 
-    python benchmarks/tune_unseen.py --out benchmarks/results/tune_unseen.json --tables FILE... [--kernels 24]
+    python benchmarks/tune_unseen.py --out benchmarks/results/tune_unseen.json --tables FILE... \
+        [--kernels 24] [--recorded] [--model FILE [--fit-only]]
 
 Takes kernels of the benchmark package one family and hand after the other, and fits the surrogate that
 ships to the recorded tables (`--tables`, and those of the package) without all of them. Of each, one fresh
 process with empty caches tunes the first case; then it measures every config for the oracle (all cores,
-our own exhaustive mode), and times our winner and the list's best three in turns. `--sizes` tunes the
-4096^3 matmul over lists of so many configs, drawn from one grid: the time a decision takes must not grow
-with the list.
+our own exhaustive mode), and times our winner and the list's best three in turns. With `--recorded` the
+lists and their best three are those of the tables, measured exhaustively on such a device before: an
+oracle takes half a minute live, so that few kernels fit into an hour. `--fit-only` fits `--model` where there
+is no device, for a later run. `--sizes` tunes the 4096^3 matmul over lists of so many configs, drawn from one
+grid: the time a decision takes must not grow with the list.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import statistics
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +42,13 @@ TOP = 3
 MATMUL = "matmul/4096x4096x4096"
 
 
-def unseen(count: int) -> list[kernels.Case]:
-    """First cases of kernels, families and hands in turn."""
+def unseen(count: int, recorded: Collection[str] | None) -> list[kernels.Case]:
+    """First cases of kernels (of those recorded, if given), families and hands in turn."""
     groups: dict[tuple[str, str], list[kernels.Case]] = {}
     seen: set[str] = set()
     for case in kernels.every():
         kernel = case.name.partition("/")[0]
-        if kernel not in seen:
+        if kernel not in seen and (recorded is None or case.name in recorded):
             seen.add(kernel)
             groups.setdefault((case.family, case.hand), []).append(case)
     order = [groups[key] for key in sorted(groups)]
@@ -52,7 +56,23 @@ def unseen(count: int) -> list[kernels.Case]:
     return [c for layer in itertools.zip_longest(*order) for c in layer if c is not None][:count]
 
 
-def fitted_without(cases: Sequence[kernels.Case], paths: Sequence[Path], out: Path) -> dict[str, Any]:
+def model_for(cases: Sequence[kernels.Case], a: Namespace, path: Path) -> dict[str, Any]:
+    """What `path` was fitted to; fits it where there is none.
+
+    Raises `SystemExit` if it may know the kernel of a case.
+    """
+    names = sorted(c.name.partition("/")[0] for c in cases)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model = fitted_without(cases, a.tables)
+        replace(model, about={**(model.about or {}), "without": names}).save(path)
+    about = dict(Model.load(path).about or {})
+    if known := set(names) - set(about.get("without", ())):
+        raise SystemExit(f"{path} may know {', '.join(sorted(known))}: fit it again with --fit-only")
+    return about
+
+
+def fitted_without(cases: Sequence[kernels.Case], paths: Sequence[Path]) -> Model:
     """Fit the learned surrogate to all tables that hold none of these kernels, by name or by source."""
     from forecast_train.evaluation.splits import identities
     from forecast_train.surrogate.fit import fit_model
@@ -61,16 +81,29 @@ def fitted_without(cases: Sequence[kernels.Case], paths: Sequence[Path], out: Pa
     names = {f"name {c.name.partition('/')[0].lower()}" for c in cases}
     out_of = [t for t in tables if identities(t.problem) & names]
     taken = {i for t in out_of for i in identities(t.problem)} | names
-    model = fit_model([t for t in tables if not identities(t.problem) & taken])
-    model.save(out)
-    return dict(model.about or {})
+    return fit_model([t for t in tables if not identities(t.problem) & taken])
+
+
+def oracles(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Of recorded cases, by name: the list (`configs`) and its fastest (`best`), as JSON."""
+    found: dict[str, dict[str, Any]] = {}
+    for table in sorted(load(paths), key=lambda t: len(t.by_candidate())):  # of several, the longest list
+        rows = table.by_candidate()
+        ran = sorted((c for c, m in rows.items() if m.ok), key=lambda c: rows[c].ms)
+        if len({c.variant for c in rows}) == 1 and len(ran) > TOP:
+            found[str(table.problem.extra.get("label"))] = {
+                "configs": [c.config.to_json() for c in rows],
+                "best": [c.config.to_json() for c in ran[:TOP]],
+            }
+    return found
 
 
 def unseen_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child of one kernel."""
     (case,) = kernels.cases([given["case"]])
     surrogate = Default(Learned(Model.load(Path(given["model"]))))
-    configs = kernels.configs(case)
+    oracle = given["oracle"]
+    configs = [common.from_json(c) for c in oracle["configs"]] if oracle else kernels.configs(case)
     with common.device(null) as where:
         data = case.make(where)
         common.warm(where)
@@ -79,16 +112,16 @@ def unseen_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
         kernels.reset(case, data)
         result = common.tuned_call(case, ours, data, lambda: None)
         result["correct"] = common.check_output(case, data, where)
-        every = autotune(configs, list(case.key), mode="exhaustive", **options)(case.kernel)
-        oracle = common.tuned_call(case, every, data, lambda: None)
-        best = [config for config, _ in oracle["timings"][:TOP]]
-        again = common.retime(case, where, [result["winner"], *best], given["rounds"])
+        if not oracle:
+            every = autotune(configs, list(case.key), mode="exhaustive", **options)(case.kernel)
+            oracle = common.tuned_call(case, every, data, lambda: None)
+            oracle["best"] = [config for config, _ in oracle["timings"][:TOP]]
+        again = common.retime(case, where, [result["winner"], *oracle["best"]], given["rounds"])
     side = common.retimed(again)
     return {
         **{k: v for k, v in result.items() if k != "timings"},
         "configs": len(configs),
-        "exhaustive_s": oracle["seconds"],
-        "failed": oracle["failed"],
+        "exhaustive_s": oracle.get("seconds"),
         "regret": side.regret(result["winner"]),
         "noise": side.noise,
         "retimed": again,
@@ -138,28 +171,31 @@ def run(a: Namespace, report: common.Report) -> None:
         return result
 
     rows = []
-    chosen = unseen(a.kernels)
-    model = a.out.with_suffix(".npz")
-    about = fitted_without(chosen, a.tables, model)
+    known = oracles(a.tables) if a.recorded else None
+    chosen = unseen(a.kernels, known)
+    model: Path = a.model or a.out.with_suffix(".npz")
+    about = model_for(chosen, a, model)
     report.add("fitted", about)
     common.say(f"fitted to {about}")
-    for case in chosen:
+    for case in [] if a.fit_only else chosen:
         given = {"case": case.name, "rounds": 5 if a.null else a.rounds, "model": str(model.absolute())}
-        row = once("unseen", given)
+        row = once("unseen", {**given, "oracle": (known or {}).get(case.name)})
         if row is None:
             continue
         rows.append(row)
+        everything = "recorded" if known else f"{row['exhaustive_s']:.1f} s"
         common.say(
             f"{case.name}: {row['seconds']:.2f} s, {row['decision']['measured']} of {row['configs']}, regret "
-            f"{row['regret']:.2%} (noise {row['noise']:.2%}); everything {row['exhaustive_s']:.1f} s"
+            f"{row['regret']:.2%} (noise {row['noise']:.2%}); everything: {everything}"
         )
     sizes: dict[str, float] = {}
-    for size, seed in itertools.product(a.sizes, range(a.repeats)):
+    for size, seed in itertools.product([] if a.fit_only else a.sizes, range(a.repeats)):
         found = once("sized", {"size": size, "seed": seed})
         if found is not None:
             sizes[f"{size} #{seed}"] = round(found["seconds"], 3)
             common.say(f"{size} configs: {found['seconds']:.2f} s, {found['decision']['measured']} measured")
-    model.unlink()
+    if a.model is None:
+        model.unlink()
     report.finish({**summary(rows), "seconds_by_list_size": sizes})
 
 
@@ -176,7 +212,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "mean_stated_risk": round(statistics.mean(r["decision"]["stated_risk"] for r in rows), 4),
         "median_share": round(statistics.median(r["decision"]["measured"] / r["configs"] for r in rows), 4),
         "seconds": round(sum(r["seconds"] for r in rows), 2),
-        "exhaustive_seconds": round(sum(r["exhaustive_s"] for r in rows), 2),
+        "exhaustive_seconds": round(sum(r["exhaustive_s"] or 0.0 for r in rows), 2),
         "median_noise": round(statistics.median(r["noise"] for r in rows), 5),
     }
 
@@ -188,7 +224,12 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="*", default=[100, 10000], help="lengths of lists")
     parser.add_argument("--repeats", type=int, default=3, help="lists of each length")
     parser.add_argument("--rounds", type=int, default=100, help="launches per config in the final timing")
+    parser.add_argument("--recorded", action="store_true", help="lists and oracles are those of the tables")
+    parser.add_argument("--model", type=Path, help="where the fit is kept, or was by a run for these kernels")
+    parser.add_argument("--fit-only", action="store_true", help="fit --model, and no more: needs no device")
     a = common.parse(parser)
+    if a.fit_only and a.model is None:
+        parser.error("--fit-only needs --model FILE: what is fitted would be thrown away")
     if a.child:
         result = unseen_case(a.given, a.null) if a.child == "unseen" else sized(a.given, a.null)
         print(json.dumps(result), flush=True)
