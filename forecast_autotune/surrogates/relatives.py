@@ -27,7 +27,7 @@ KIN = 2.5
 """Problems less than this `distance` apart are alike: the best of five configs is more than 2 % off for one
 in eight of them, and for one in six without such a relative or with farther ones (recorded replays)."""
 ENOUGH = 4
-"""Measurements that ran from which on a relative counts as tuned."""
+"""Candidates that ran from which on a relative counts as tuned."""
 _BACKEND = 2.0
 _ARCH = 0.7
 _MODEL = 0.3
@@ -115,7 +115,7 @@ def related(problem: Problem, relatives: Sequence[Relative]) -> bool:
     """Whether a like problem of the kernel has been tuned on this very device: a decision is surer then."""
     return any(
         r.problem.device.slug == problem.device.slug
-        and sum(m.ok for m in r.measurements) >= ENOUGH
+        and sum(m.ok for m in latest(r.measurements).values()) >= ENOUGH
         and distance(problem, r.problem) < KIN
         for r in relatives
     )

@@ -161,4 +161,6 @@ def test_related_is_what_was_tuned_at_a_like_shape_on_this_device() -> None:
     assert not related(here, [])
     assert not related(here, [tuned(far, 6)])
     assert not related(here, [tuned(near, ENOUGH - 1, 3)]), "hardly anything ran there"
+    few = tuned(near, 2)
+    assert not related(here, [Relative(near, [*few.measurements] * 2)]), "finalists are timed twice"
     assert not related(here, [tuned(sized(2048, Device("GPU 1", "cuda")), 6)]), "another device"
