@@ -56,7 +56,7 @@ def unseen(count: int, recorded: Collection[str] | None) -> list[kernels.Case]:
     return [c for layer in itertools.zip_longest(*order) for c in layer if c is not None][:count]
 
 
-def model_for(cases: Sequence[kernels.Case], a: Namespace, path: Path) -> dict[str, Any]:
+def model_for(cases: Sequence[kernels.Case], paths: Sequence[Path], path: Path) -> dict[str, Any]:
     """What `path` was fitted to; fits it where there is none.
 
     Raises `SystemExit` if it may know the kernel of a case.
@@ -64,7 +64,7 @@ def model_for(cases: Sequence[kernels.Case], a: Namespace, path: Path) -> dict[s
     names = sorted(c.name.partition("/")[0] for c in cases)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        model = fitted_without(cases, a.tables)
+        model = fitted_without(cases, paths)
         replace(model, about={**(model.about or {}), "without": names}).save(path)
     about = dict(Model.load(path).about or {})
     if known := set(names) - set(about.get("without", ())):
@@ -174,10 +174,13 @@ def run(a: Namespace, report: common.Report) -> None:
     known = oracles(a.tables) if a.recorded else None
     chosen = unseen(a.kernels, known)
     model: Path = a.model or a.out.with_suffix(".npz")
-    about = model_for(chosen, a, model)
+    about = model_for(chosen, a.tables, model)
     report.add("fitted", about)
     common.say(f"fitted to {about}")
-    for case in [] if a.fit_only else chosen:
+    if a.fit_only:
+        report.finish({"fitted": about})
+        return
+    for case in chosen:
         given = {"case": case.name, "rounds": 5 if a.null else a.rounds, "model": str(model.absolute())}
         row = once("unseen", {**given, "oracle": (known or {}).get(case.name)})
         if row is None:
@@ -189,7 +192,7 @@ def run(a: Namespace, report: common.Report) -> None:
             f"{row['regret']:.2%} (noise {row['noise']:.2%}); everything: {everything}"
         )
     sizes: dict[str, float] = {}
-    for size, seed in itertools.product([] if a.fit_only else a.sizes, range(a.repeats)):
+    for size, seed in itertools.product(a.sizes, range(a.repeats)):
         found = once("sized", {"size": size, "seed": seed})
         if found is not None:
             sizes[f"{size} #{seed}"] = round(found["seconds"], 3)
@@ -204,6 +207,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     if not rows:
         return {"kernels": 0}
     regrets = [r["regret"] for r in rows]
+    exhaustive = [r["exhaustive_s"] for r in rows if r["exhaustive_s"] is not None]  # none where recorded
     return {
         "kernels": len(rows),
         "geomean_regret": round(math.exp(statistics.mean(math.log1p(x) for x in regrets)) - 1, 5),
@@ -212,7 +216,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "mean_stated_risk": round(statistics.mean(r["decision"]["stated_risk"] for r in rows), 4),
         "median_share": round(statistics.median(r["decision"]["measured"] / r["configs"] for r in rows), 4),
         "seconds": round(sum(r["seconds"] for r in rows), 2),
-        "exhaustive_seconds": round(sum(r["exhaustive_s"] or 0.0 for r in rows), 2),
+        "exhaustive_seconds": round(sum(exhaustive), 2) if exhaustive else None,
         "median_noise": round(statistics.median(r["noise"] for r in rows), 5),
     }
 

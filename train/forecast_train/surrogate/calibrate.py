@@ -86,7 +86,7 @@ def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
     for table in fold.test:
         yield play(table)
     for table in fold.test:
-        if others := [r.problem for r in nearest(table.problem, _met(table.problem, fold.test, seed))]:
+        if others := _met(table.problem, fold.test, seed):
             yield play(table, [Relative(problem, tuned[problem.id]) for problem in others])
     for table in fold.test:
         for length in _SHORT:
@@ -100,15 +100,16 @@ def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
             yield play(Table(replace(table.problem, device=strange), table.measurements))
 
 
-def _met(problem: Problem, tables: Sequence[Table], seed: int) -> list[Table]:
+def _met(problem: Problem, tables: Sequence[Table], seed: int) -> list[Problem]:
     """What came before this problem, were its kernel's problems to come in an order drawn at random.
 
-    At least one if there is another.
+    Nearest first, and at least one if there is another.
     """
-    others = [r.problem.id for r in nearest(problem, tables)]
+    others = [r.problem for r in nearest(problem, tables)]
     generator = np.random.default_rng([seed, int(digest(problem.id)[:12], 16)])
-    before = set(generator.permutation(others)[: 1 + int(generator.integers(max(1, len(others))))].tolist())
-    return [t for t in tables if t.problem.id in before]
+    order = generator.permutation(len(others))
+    count = 1 + int(generator.integers(max(1, len(others))))
+    return [others[i] for i in sorted(order[:count])]
 
 
 def shortened(table: Table, length: int, seed: int) -> Table | None:
