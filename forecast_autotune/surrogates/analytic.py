@@ -27,7 +27,7 @@ from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative
 from forecast_autotune.surrogates.calibration import group_of, shipped
 from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart, noise
 from forecast_autotune.surrogates.prior import VERSION, Prior, prior
-from forecast_autotune.surrogates.relatives import distance, related
+from forecast_autotune.surrogates.relatives import Kinship, distance, kinship
 from forecast_autotune.table import latest
 
 Rows = npt.NDArray[np.intp]
@@ -45,8 +45,8 @@ class _Known:
     """0 for this problem, 1.. for each relative."""
     correlation: Array
     """Of each group's residual with this problem's, [groups]."""
-    related: bool
-    """Whether one of the relatives is near; see `relatives.related`."""
+    kinship: Kinship
+    """See `relatives.kinship`."""
     best: float
     """log2 milliseconds of this problem's fastest; +inf when nothing has run."""
 
@@ -60,8 +60,8 @@ class _Related:
     inputs: list[Inputs]
     residual: list[Array]
     correlation: list[float]
-    near: bool
-    """See `relatives.related`."""
+    kinship: Kinship
+    """See `relatives.kinship`."""
 
 
 class Analytic:
@@ -139,7 +139,7 @@ class Analytic:
         )
         count = int((known.group == 0).sum())
         honest = shipped(f"{self.name}/{self.version}")
-        group = group_of(query.problem.device, before.informed, len(candidates), known.related)
+        group = group_of(query.problem.device, before.informed, len(candidates), known.kinship)
         return honest.applied(forecasts, group, count)
 
     def before(self, query: Query) -> Prior:
@@ -192,7 +192,7 @@ class Analytic:
             np.concatenate([self.hyper.compress(times, best) - believed[index], *others.residual]),
             np.repeat(np.arange(len(sizes)), sizes),
             np.array([1.0, *others.correlation]),
-            others.near,
+            others.kinship,
             best,
         )
 
@@ -205,7 +205,7 @@ class Analytic:
         if last is not None and len(last.about) == len(about) and all(map(operator.is_, last.about, about)):
             return last
         used = list(query.relatives)[: self.relatives]
-        found = _Related(about, [], [], [], related(query.problem, used))
+        found = _Related(about, [], [], [], kinship(query.problem, used))
         for relative in used:
             rows = sorted((m for m in latest(relative.measurements).values() if m.ok), key=lambda m: m.ms)
             if len(rows) > self.rows:  # keep the fast half whole, thin the slow tail

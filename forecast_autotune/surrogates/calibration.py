@@ -23,14 +23,15 @@ from forecast_autotune.features.devices import known
 from forecast_autotune.features.listing import Listed
 from forecast_autotune.records import Candidate, Device
 from forecast_autotune.surrogates.base import NOMINAL, Array, Forecasts
+from forecast_autotune.surrogates.relatives import Kinship
 
 SCHEMA = 3
-INFORMED, RELATED, FEW = "informed", "informed, related", "informed, few"
+INFORMED, RELATED, FAR, FEW = "informed", "informed, related", "informed, far", "informed, few"
 UNINFORMED, UNKNOWN = "uninformed", "unknown device"
 POOLED = "pooled"
-GROUPS = (INFORMED, RELATED, FEW, UNINFORMED, UNKNOWN)
-"""IR was read; the kernel was tuned at a like shape, too; the list is short, whatever was tuned; IR was not
-read; nothing is known of the device's speeds, with or without IR."""
+GROUPS = (INFORMED, RELATED, FAR, FEW, UNINFORMED, UNKNOWN)
+"""IR was read; the kernel was tuned at a like shape, too, or at others only; the list is short, whatever was
+tuned; IR was not read; nothing is known of the device's speeds, with or without IR."""
 LONG = 30
 """Candidates from which on a list is none of `FEW`: after five measurements little of a short list is left,
 and the risk that is stated there comes true less often."""
@@ -203,7 +204,7 @@ class Calibration:
             return self.groups[UNKNOWN].worst(self.groups[INFORMED])
         if name in self.groups:
             return self.groups[name]
-        if name in (RELATED, FEW) and INFORMED in self.groups:
+        if name in (RELATED, FAR, FEW) and INFORMED in self.groups:
             return self.groups[INFORMED]
         if POOLED not in self.groups:
             return Group()
@@ -237,16 +238,16 @@ class Calibration:
         return cls({name: Group.from_json(group) for name, group in data.items()})
 
 
-def group_of(device: Device, informed: bool, candidates: int = LONG, related: bool = False) -> str:
+def group_of(device: Device, informed: bool, candidates: int = LONG, tuned: Kinship = "none") -> str:
     """The group of a problem: an unknown device outweighs what its IR says, that the list's length, and that
-    what was tuned before (`relatives.related`)."""
+    what was tuned before (`relatives.kinship`)."""
     if not known(device):
         return UNKNOWN
     if not informed:
         return UNINFORMED
     if candidates < LONG:
         return FEW
-    return RELATED if related else INFORMED
+    return {"none": INFORMED, "far": FAR, "near": RELATED}[tuned]
 
 
 def parse(text: str) -> dict[str, Calibration]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from forecast_autotune.records import Candidate, Device, Problem
 from forecast_autotune.surrogates.base import Array, Relative
 from forecast_autotune.table import latest
 
+Kinship = Literal["none", "far", "near"]
 DENSE = 0.5
 """Share of the candidates that a relative must have tried to be a regressor."""
 NEAR = 1.0
@@ -111,14 +113,20 @@ def pool(
     return Pool(filled, weights, mean, support, spread, failed, error, agreement, tries)
 
 
-def related(problem: Problem, relatives: Sequence[Relative]) -> bool:
-    """Whether a like problem of the kernel has been tuned on this very device: a decision is surer then."""
-    return any(
-        r.problem.device.slug == problem.device.slug
-        and sum(m.ok for m in latest(r.measurements).values()) >= ENOUGH
-        and distance(problem, r.problem) < KIN
+def kinship(problem: Problem, relatives: Sequence[Relative]) -> Kinship:
+    """Of what has been tuned of the kernel on this very device: whether any of it is alike.
+
+    Decisions after a `near` one are surer; after `far` ones alone, forecasts are surer than they should be.
+    """
+    tuned = [
+        distance(problem, r.problem)
         for r in relatives
-    )
+        if r.problem.device.slug == problem.device.slug
+        and sum(m.ok for m in latest(r.measurements).values()) >= ENOUGH
+    ]
+    if not tuned:
+        return "none"
+    return "near" if min(tuned) < KIN else "far"
 
 
 def distance(a: Problem, b: Problem) -> float:

@@ -19,6 +19,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import NOMINAL, Forecasts
 from forecast_autotune.surrogates.calibration import (
+    FAR,
     FEW,
     GROUPS,
     IDENTITY,
@@ -86,12 +87,12 @@ def test_shifted_and_combined_curves_rise_and_stay_on_their_side(a: float, b: fl
 
 def test_the_group_follows_the_device_first_and_then_the_ir() -> None:
     assert group_of(H200, True) == group_of(H200, True, LONG) == INFORMED
-    assert group_of(H200, True, LONG, True) == RELATED
-    assert group_of(H200, True, LONG - 1) == group_of(H200, True, LONG - 1, True) == FEW
-    assert group_of(H200, False, LONG, True) == UNINFORMED
+    assert [group_of(H200, True, LONG, k) for k in ("none", "far", "near")] == [INFORMED, FAR, RELATED]
+    assert group_of(H200, True, LONG - 1) == group_of(H200, True, LONG - 1, "near") == FEW
+    assert group_of(H200, False, LONG, "near") == UNINFORMED
     assert group_of(H200, False) == group_of(H200, False, 2) == UNINFORMED
     assert group_of(STRANGE, True) == group_of(STRANGE, False) == group_of(STRANGE, True, 2) == UNKNOWN
-    assert group_of(STRANGE, True, LONG, True) == UNKNOWN
+    assert group_of(STRANGE, True, LONG, "near") == UNKNOWN
 
 
 def test_a_group_without_data_is_less_sure_than_any_with() -> None:
@@ -106,7 +107,13 @@ def test_a_group_without_data_is_less_sure_than_any_with() -> None:
         for mine, theirs in zip(fallback.intervals, other.intervals, strict=True):
             assert all(f >= o for f, o in zip(mine, theirs, strict=True))
     assert fallback.risk[0](0.0) > GROUP.risk[0](0.0)
-    assert calibration.group(INFORMED) is calibration.group(FEW) is calibration.group(RELATED) is sure
+    assert (
+        calibration.group(INFORMED)
+        is calibration.group(FEW)
+        is calibration.group(RELATED)
+        is calibration.group(FAR)
+        is sure
+    )
     assert Calibration().group(UNKNOWN) == Group()
 
 

@@ -11,7 +11,7 @@ import pytest
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome, Problem
 from forecast_autotune.results import Measurement
 from forecast_autotune.surrogates.base import Relative
-from forecast_autotune.surrogates.relatives import DENSE, ENOUGH, device_distance, pool, related
+from forecast_autotune.surrogates.relatives import DENSE, ENOUGH, device_distance, kinship, pool
 
 TARGET = Device("GPU 0", "cuda")
 NAMES = [Candidate(Config.of({"BLOCK": 2**i})) for i in range(6)]
@@ -154,13 +154,13 @@ def tuned(there: Problem, ran: int, failed: int = 0) -> Relative:
     return Relative(there, [*good, *bad])
 
 
-def test_related_is_what_was_tuned_at_a_like_shape_on_this_device() -> None:
+def test_what_was_tuned_on_this_device_is_near_or_far() -> None:
     here, near, far = sized(1024), sized(2048), sized(2**20)
-    assert related(here, [tuned(near, ENOUGH)])
-    assert related(here, [tuned(far, 6), tuned(near, 6)])
-    assert not related(here, [])
-    assert not related(here, [tuned(far, 6)])
-    assert not related(here, [tuned(near, ENOUGH - 1, 3)]), "hardly anything ran there"
+    assert kinship(here, [tuned(near, ENOUGH)]) == "near"
+    assert kinship(here, [tuned(far, 6), tuned(near, 6)]) == "near"
+    assert kinship(here, []) == "none"
+    assert kinship(here, [tuned(far, 6)]) == "far"
+    assert kinship(here, [tuned(near, ENOUGH - 1, 3)]) == "none", "hardly anything ran there"
     few = tuned(near, 2)
-    assert not related(here, [Relative(near, [*few.measurements] * 2)]), "finalists are timed twice"
-    assert not related(here, [tuned(sized(2048, Device("GPU 1", "cuda")), 6)]), "another device"
+    assert kinship(here, [Relative(near, [*few.measurements] * 2)]) == "none", "finalists are timed twice"
+    assert kinship(here, [tuned(sized(2048, Device("GPU 1", "cuda")), 6)]) == "none", "another device"

@@ -14,6 +14,7 @@ from forecast_autotune.replay import load, other_shapes, shipped
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import NOMINAL, Forecasts, Query, Surrogate
 from forecast_autotune.surrogates.calibration import (
+    FAR,
     FEW,
     INFORMED,
     LONG,
@@ -218,6 +219,7 @@ def test_problems_with_a_like_shape_tuned_before_are_a_group_of_their_own() -> N
     near = {t.problem.id for t, o in pairs if distance(t.problem, o.problem) < KIN}
     long = {t.problem.id for t in tables() if len(t.by_candidate()) >= LONG}
     assert {s.problem for s in seen if s.group == RELATED} == near & long
+    assert {s.problem for s in seen if s.group == FAR} == {t.problem.id for t, _ in pairs} & long - near
     assert 0 < len(near & long) < len(pairs)
     for problem in near & long:
         # Alone, and after the other one.

@@ -30,7 +30,7 @@ from forecast_autotune.surrogates.calibration import (
     class_of,
     group_of,
 )
-from forecast_autotune.surrogates.relatives import related
+from forecast_autotune.surrogates.relatives import kinship
 from forecast_autotune.table import Table
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.splits import Fold, folds, nearest
@@ -80,7 +80,7 @@ def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
         problem = table.problem
         tuned.setdefault(problem.id, seen[:_TUNED])
         count = len(table.by_candidate())
-        group = group_of(problem.device, bool(problem.ttir), count, related(problem, relatives))
+        group = group_of(problem.device, bool(problem.ttir), count, kinship(problem, relatives))
         return Seen(fold.name, problem.id, group, count, tuple(steps))
 
     for table in fold.test:
