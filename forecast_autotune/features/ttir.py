@@ -16,7 +16,8 @@ from forecast_autotune.features import ttir_memory as memory
 from forecast_autotune.features import ttir_tensors as tensors
 from forecast_autotune.features.ttir_facts import Facts
 from forecast_autotune.features.ttir_integers import ASSUMED_EXTENT, Integers
-from forecast_autotune.features.ttir_parse import Block, FeatureError, Function, Op, parse
+from forecast_autotune.features.ttir_module import Module, module
+from forecast_autotune.features.ttir_parse import Block, FeatureError, Function, Op
 from forecast_autotune.features.ttir_scalars import Environment, Value, bind, lift, mean, renamed
 from forecast_autotune.features.ttir_shared import Access, chained, shared
 
@@ -77,12 +78,12 @@ def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None
     branch on unknown data counts half. Raises `FeatureError` for text that is not a TTIR module.
     """
     try:
-        functions = parse(text)
-        kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
-        walk = _Walk(functions=functions, grid=grid)
+        parsed = module(text)
+        kernel = parsed.kernel
+        walk = _Walk(functions=parsed.functions, grid=grid)
         walk.enter(kernel, bind(kernel, arguments))
         walk.function(kernel, {}, 1, 0)
-        return walk.facts(kernel)
+        return walk.facts(parsed)
     except FeatureError:
         raise
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
@@ -345,8 +346,9 @@ class _Walk(Integers):
             if name in self.divisors:
                 self.divisors[result] = self.divisors[name]
 
-    def facts(self, kernel: Function) -> Facts:
+    def facts(self, parsed: Module) -> Facts:
         """Sum up after the walk."""
+        kernel = parsed.kernel
         total = dict(self.total)
         moved = total.get("load_bytes", 0.0) + total.get("store_bytes", 0.0)
         flops = total.get("dot_flops", 0.0)
@@ -357,10 +359,9 @@ class _Walk(Integers):
         busiest = max(
             self.loops, key=lambda one: one.iterations * len(one.op.regions[-1][0].ops), default=None
         )
-        heavy = [b for r in busiest.op.regions for b in r] if busiest else kernel.blocks
+        chain, loads = parsed.chains(busiest.op if busiest else None)
         innermost = [one for one in self.loops if one.innermost]
         buffers = [found for one in self.loops if (found := tensors.pipelined(one.op)) is not None]
-        blocks = [block for function in self.functions.values() for block in function.blocks]
         followed = chained(kernel.blocks) if len(self.flops) > 1 else []
         heads = sorted(followed, key=lambda dot: self.flops.get(id(dot), 0.0))
         rows, columns = heads[-1].outputs[0].shape[-2:] if heads else (0, 0)
@@ -376,14 +377,14 @@ class _Walk(Integers):
             pipelined_bytes=max((every for _, every in buffers), default=0.0),
             pipelined_dot_bytes=max((feeding for feeding, _ in buffers), default=0.0),
             largest_tile=float(self.largest),
-            live_bytes=tensors.live_bytes(kernel.blocks),
+            live_bytes=parsed.live_bytes,
             accumulator_bytes=max((_accumulators(one.op) for one in self.loops), default=0.0),
             loop_trips=max((one.iterations for one in self.loops), default=1.0),
             iterations=sum(one.iterations for one in innermost) if self.loops else 1.0,
             loop_entries=sum(one.entries for one in innermost) if self.loops else 1.0,
             loop_depth=max((one.depth for one in self.loops), default=0),
-            serial_chain=float(tensors.serial_chain(heavy)),
-            load_chain=float(tensors.serial_chain(heavy, tensors.LOADS)),
+            serial_chain=float(chain),
+            load_chain=float(loads),
             mean_contiguous=self.contiguous_bytes / moved if moved else 1.0,
             masked_share=self.masked_bytes / moved if moved else 0.0,
             unknown_trips=self.unknown,
@@ -391,7 +392,7 @@ class _Walk(Integers):
             **memory.counted(self.touches),
             **memory.exchanged(self.reductions, self.touches),
             partial_bytes=memory.partial_bytes(self.touches),
-            ops=sum(1 for _ in tensors.walk(blocks)),
+            ops=parsed.ops,
         )
 
 

@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,18 +19,24 @@ from forecast_autotune.records import Candidate
 from forecast_integrations.awake import ASLEEP_S, load
 from forecast_integrations.call import Call
 
-_LOOK_MS = 5.0
-"""Device milliseconds of a first look at a candidate."""
-_FULL_MS = 20.0
-"""... and in all, for one that may still win."""
-_COMPARE_MS = 40.0
-"""Per finalist, when they are timed in turns."""
-_CONTENDER = 1.25
-"""A candidate slower than this multiple of the fastest so far is not timed further."""
-_HOPELESS = 2.0
-"""... and beyond this multiple the launches of the estimate are enough."""
 _MOST_FLUSHES = 8
 """Flushes between launches at most, for hosts that cannot keep ahead of the device."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long candidates are timed, in device milliseconds; `benchmarks/timing_lengths.py` compares some."""
+
+    look_ms: float = 5.0
+    """A first look at a candidate."""
+    full_ms: float = 20.0
+    """... and in all, for one that may still win."""
+    compare_ms: float = 40.0
+    """Per finalist, when they are timed in turns."""
+    contender: float = 1.25
+    """A candidate slower than this multiple of the fastest so far is not timed further."""
+    hopeless: float = 2.0
+    """... and beyond this multiple the launches of the estimate are enough."""
 
 
 class Bench:
@@ -74,10 +81,10 @@ class Bench:
 class Events:
     """Times with device events."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, lengths: Lengths = Lengths()) -> None:
         from triton.runtime.driver import driver
 
-        self._call = call
+        self._call, self._lengths = call, lengths
         self._interface = driver.active.get_device_interface()
         self._flush, self.protocol = self._flusher(driver)
         self._estimates: dict[Candidate, float] = {}
@@ -115,21 +122,23 @@ class Events:
         """Milliseconds per launch: few for a candidate that cannot win, many for a contender."""
         if time.perf_counter() - self._busy > ASLEEP_S:
             load(self._flush, self._interface.synchronize)
+        lengths = self._lengths
         self._launches([candidate], 1)
         times = self._launches([candidate], 5)[0]
         # The fastest of five decides whether it is hopeless: a disturbance only ever adds time.
         estimate = self._estimates[candidate] = max(min(times), 1e-3)
-        if estimate > _HOPELESS * best_ms:
+        if estimate > lengths.hopeless * best_ms:
             return times
-        times = self._launches([candidate], _count(_LOOK_MS, estimate, 7))[0]
-        if statistics.median(times) > _CONTENDER * best_ms:
+        times = self._launches([candidate], _count(lengths.look_ms, estimate, 7))[0]
+        if statistics.median(times) > lengths.contender * best_ms:
             return times
-        return times + self._launches([candidate], _count(_FULL_MS - _LOOK_MS, estimate, 7))[0]
+        more = _count(lengths.full_ms - lengths.look_ms, estimate, 7)
+        return times + self._launches([candidate], more)[0]
 
     def in_turns(self, candidates: Sequence[Candidate]) -> list[list[float]]:
         """Interleaved launches, so that drifting clocks meet all candidates alike."""
         slowest = max(self._estimates.get(c, 1.0) for c in candidates)
-        return self._launches(candidates, _count(_COMPARE_MS, slowest, 10))
+        return self._launches(candidates, _count(self._lengths.compare_ms, slowest, 10))
 
     def _launches(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
         """Milliseconds of `rounds` launches of each candidate, in turns."""

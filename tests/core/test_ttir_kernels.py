@@ -360,3 +360,18 @@ def test_sums_of_integer_dots_are_accumulators_and_indices_are_not() -> None:
     got = measure(integer_matmul, (a, b, c, 256), {"BM": 64, "BN": 32, "BK": 64}, (1,))
     assert got.accumulator_bytes == 4 * 64 * 32
     assert got.dot_input_bits == 8
+
+
+def test_a_text_that_was_read_at_another_shape_is_read_afresh() -> None:
+    def asked(k: int) -> list[Argument]:
+        args = (half(256, k), half(k, 384), half(256, 384), 256, 384, k, k, 384, 384)
+        return described(matmul, args)
+
+    config = {"BM": 64, "BN": 32, "BK": 32}
+    args = (half(256, 512), half(512, 384), half(256, 384), 256, 384, 512, 512, 384, 384)
+    text = trace(matmul, args, {}, config)
+    short, long = facts(text, asked(512), (4, 12)), facts(text, asked(2048), (4, 12))
+    assert (short.loop_trips, long.loop_trips) == (16, 64)
+    assert facts(text, asked(512), (4, 12)) == short
+    # The same as of a text that nobody has read: a comment at its end makes it another.
+    assert facts(text + "\n// again", asked(2048), (4, 12)) == long

@@ -1,0 +1,170 @@
+"""Claim: candidates are timed no longer than picking the right one needs.
+
+    python benchmarks/timing_lengths.py --out benchmarks/results/timing_lengths.json
+
+All configs of a case are compiled and timed once, and the fastest timed in turns for long: the truth. Then a
+decision's timing is played again and again: the four fastest and eight more of the fastest 24, in an order
+drawn anew, are raced as a live decision races them, those within 6 % of the fastest are timed in turns, and
+the fastest of these is picked. Every choice of lengths plays the same draws in the same process, in an order
+drawn anew. Given per choice: seconds of the device's time a play, and the regret of what it picked.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import sys
+import time
+from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import common, kernels
+from benchmarks.variant_forecasts import call_of
+from forecast_autotune.records import Candidate
+from forecast_autotune.tuner import CLOSE, FINALISTS
+from forecast_integrations.call import Call, outcome_of
+from forecast_integrations.clocks import Events, Lengths
+
+CASES = (
+    "matmul/4096x4096x4096",
+    "matmul/2048x2048x2048",
+    "softmax/4096x1000",
+    "rms_norm/64x5120",
+    "attention/32x12x12x577x64",
+    "vis_conv3x3_nhwc/8x64x64x128-128",
+)
+LENGTHS = {
+    "do_bench": Lengths(100.0, 100.0, 100.0, math.inf, math.inf),
+    "20 ms within 1.25, 40 ms in turns": Lengths(),
+    "12 ms within 1.1, 40 ms in turns": Lengths(full_ms=12.0, contender=1.1),
+    "10 ms within 1.1, 24 ms in turns": Lengths(full_ms=10.0, compare_ms=24.0, contender=1.1),
+    "5 ms, 24 ms in turns": Lengths(full_ms=5.0, compare_ms=24.0, contender=1.0),
+}
+FAST, TOP, MORE = 24, 4, 8
+
+
+def compiled(call: Call, threads: int) -> list[Candidate]:
+    """The candidates that compile."""
+
+    def one(candidate: Candidate) -> Candidate | None:
+        try:
+            call.compile(candidate)
+        except Exception as error:
+            if outcome_of(error) is None:
+                raise
+            return None
+        return candidate
+
+    with ThreadPoolExecutor(threads) as pool:
+        return [c for c in pool.map(one, call.configs) if c is not None]
+
+
+def raced(clock: Events, candidates: list[Candidate]) -> dict[Candidate, float]:
+    """Median milliseconds of those that ran, each raced against the fastest before it."""
+    found: dict[Candidate, float] = {}
+    for candidate in candidates:
+        try:
+            clock.first(candidate, 20.0)
+            times = clock.race(candidate, min(found.values(), default=math.inf))
+        except Exception as error:
+            if outcome_of(error) is None:
+                raise
+            continue
+        if times is not None:
+            found[candidate] = statistics.median(times)
+    return found
+
+
+def play(call: Call, lengths: Lengths, candidates: list[Candidate]) -> tuple[Candidate, float]:
+    """What a decision that measures these picks, and the seconds of its timing."""
+    begin = time.perf_counter()
+    clock = Events(call, lengths)
+    found = raced(clock, candidates)
+    best = min(found.values())
+    close = sorted((c for c, ms in found.items() if ms <= best * (1 + CLOSE)), key=lambda c: found[c])
+    close = close[:FINALISTS]
+    if len(close) > 1:
+        turns = [statistics.median(t) for t in clock.in_turns(close)]
+        close.sort(key=dict(zip(close, turns, strict=True)).__getitem__)
+    clock.close()
+    return close[0], time.perf_counter() - begin
+
+
+def one_case(case: kernels.Case, where: str, a: Namespace) -> dict[str, Any]:
+    """The plays of one case."""
+    data = case.make(where)
+    call = call_of(case, data, [])
+    ready = compiled(call, a.threads)
+    clock = Events(call)
+    rough = raced(clock, ready)
+    clock.close()
+    fast = sorted(rough, key=lambda c: rough[c])[: FAST if not a.null else 6]
+    top = fast[: TOP + MORE]
+    times = common.in_turns([partial(call.once, c) for c in top], a.rounds)
+    truth = {c: statistics.median(t) for c, t in zip(top, times, strict=True)}
+    # The others are compared by the first pass, put on the scale of the truth.
+    scale = truth[fast[0]] / rough[fast[0]]
+    truth |= {c: rough[c] * scale for c in fast if c not in truth}
+    best = min(truth.values())
+    draw = random.Random(a.seed)
+    plays: list[dict[str, Any]] = []
+    for _ in range(a.repeats):
+        order = fast[:TOP] + draw.sample(fast[TOP:], min(MORE, len(fast) - TOP))
+        draw.shuffle(order)
+        names = list(LENGTHS)
+        draw.shuffle(names)
+        for name in names:
+            picked, seconds = play(call, LENGTHS[name], order)
+            plays.append(
+                {"lengths": name, "seconds": round(seconds, 4), "regret": round(truth[picked] / best - 1, 5)}
+            )
+    return {"case": case.name, "candidates": len(ready), "best_ms": best, "plays": plays}
+
+
+def run(a: Namespace, report: common.Report) -> None:
+    """All cases; a case's result is written before the next begins."""
+    found: list[dict[str, Any]] = []
+    with common.device(a.null) as where:
+        common.warm(where)
+        for name in CASES[: 1 if a.null else None]:
+            found.append(one_case(*kernels.cases([name]), where, a))
+            report.add("cases", found[-1])
+            for lengths, line in per_lengths(found[-1]["plays"]).items():
+                common.say(f"{name}: {lengths}: {line}")
+    plays = [play for case in found for play in case["plays"]]
+    report.finish({"all": per_lengths(plays), **{c["case"]: per_lengths(c["plays"]) for c in found}})
+
+
+def per_lengths(plays: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Median seconds, mean and largest regret of each choice of lengths."""
+    found = {}
+    for name in LENGTHS:
+        own = [p for p in plays if p["lengths"] == name]
+        regrets = [p["regret"] for p in own]
+        found[name] = {
+            "seconds": round(statistics.median(p["seconds"] for p in own), 4),
+            "mean_regret": round(statistics.mean(regrets), 5),
+            "largest_regret": max(regrets),
+        }
+    return found
+
+
+def main() -> int:
+    parser = common.parser(__doc__)
+    parser.add_argument("--repeats", type=int, default=10, help="draws per case")
+    parser.add_argument("--rounds", type=int, default=200, help="launches per config of the truth")
+    parser.add_argument("--threads", type=int, default=16, help="threads that compile")
+    parser.add_argument("--seed", type=int, default=0)
+    a = common.parse(parser)
+    run(a, common.Report(a, "timing_lengths", a.seed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
