@@ -41,8 +41,8 @@ CASES = (
 )
 LENGTHS = {
     "do_bench": Lengths(100.0, 100.0, 100.0, math.inf, math.inf),
-    "20 ms within 1.25, 40 ms in turns": Lengths(),
-    "12 ms within 1.1, 40 ms in turns": Lengths(full_ms=12.0, contender=1.1),
+    "20 ms within 1.25, 40 ms in turns": Lengths(full_ms=20.0, compare_ms=40.0, contender=1.25),
+    "12 ms within 1.1, 40 ms in turns": Lengths(full_ms=12.0, compare_ms=40.0, contender=1.1),
     "10 ms within 1.1, 24 ms in turns": Lengths(full_ms=10.0, compare_ms=24.0, contender=1.1),
     "5 ms, 24 ms in turns": Lengths(full_ms=5.0, compare_ms=24.0, contender=1.0),
 }

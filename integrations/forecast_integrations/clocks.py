@@ -29,11 +29,11 @@ class Lengths:
 
     look_ms: float = 5.0
     """A first look at a candidate."""
-    full_ms: float = 20.0
+    full_ms: float = 10.0
     """... and in all, for one that may still win."""
-    compare_ms: float = 40.0
+    compare_ms: float = 24.0
     """Per finalist, when they are timed in turns."""
-    contender: float = 1.25
+    contender: float = 1.1
     """A candidate slower than this multiple of the fastest so far is not timed further."""
     hopeless: float = 2.0
     """... and beyond this multiple the launches of the estimate are enough."""
