@@ -169,6 +169,9 @@ class RiskBounded:
             reason = "first look: the best forecasts, without near-copies"
         else:
             wanted = max(1, self.of(self.first / 2, total))
+            if total > self.many:
+                # A long list takes many rounds, and none should leave cores idle.
+                wanted = max(wanted, min(state.workers, self.of(self.first, total)))
             reason = f"{risk:.0%} risk that a better one is untried"
         wanted = min(wanted, room)
         names = state.forecasts.candidates

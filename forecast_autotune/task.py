@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.features import kept
+from forecast_autotune.features.ttir_facts import Facts
 from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Problem, digest
 from forecast_autotune.results import Decision, Measurement, Verdict
@@ -86,6 +88,10 @@ class Task:
     """Digest of the candidates; computed when empty."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Source by variant, where it is known."""
+
+    def read(self, candidate: Candidate, text: str) -> Facts | None:
+        """The facts of a candidate's TTIR at this problem; None for text that cannot be read."""
+        return kept.read(text, self.problem.arguments, self.grids.get(candidate, self.problem.grid))
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""

@@ -108,7 +108,7 @@ class _Search:
         self.known = len(self.measured)
         self.tried: dict[Candidate, Measurement] = {}
         """What happened in this decision, infrastructure faults included."""
-        self.traces = Traces(self.candidates, task.trace)
+        self.traces = Traces(self.candidates, task.trace, task.read)
         self.relatives = store.relatives(task.problem)
         name, earlier = f"{surrogate.name}/{surrogate.version}", store.decision(task.problem)
         self.ledger = Ledger(name, store.verdicts(task.problem), earlier)

@@ -49,7 +49,7 @@ def untimed(
 ) -> Decision:
     """The best of `rows` or, without any that ran, the best forecast. Never raises for a bad surrogate."""
     begin = time.perf_counter()
-    traces = Traces(task.candidates, task.trace)
+    traces = Traces(task.candidates, task.trace, task.read)
     try:
         traces.begin()
         query = Query(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,13 @@ class Encoder:
             else:
                 words.append((name, tuple(sorted(set(map(repr, values))))))
         return cls(tuple(numeric), tuple(words))
+
+    def without(self, names: Collection[str]) -> Encoder:
+        """The same without the coordinates of these parameters."""
+        return Encoder(
+            tuple(pair for pair in self.numeric if pair[0] not in names),
+            tuple(pair for pair in self.words if pair[0] not in names),
+        )
 
     @property
     def width(self) -> int:

@@ -28,7 +28,7 @@ from forecast_autotune.features.devices import card
 from forecast_autotune.features.listing import Listed
 from forecast_autotune.features.vector import VERSION as VECTOR
 from forecast_autotune.features.vector import vectors
-from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.analytic import Analytic, Rows
 from forecast_autotune.surrogates.base import Array, Forecasts, Query
 from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
@@ -48,6 +48,9 @@ LEARNED = Hyper(
     stage_scale=0.807,
 )
 """Of the Gaussian process over fitted trees: `forecast_train.surrogate.hyper` on the corpus."""
+
+_LONG = 500
+"""Candidates from which on the forests walk each distinct row of features once."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +154,27 @@ class Learned(Analytic):
             return plain
         device = card(query.problem.device)
         features, _ = vectors(plain.facts, plain.costs, [c.config for c in query.candidates], device)
-        leaves = self.model.kin.leaves(features)
+        features, of = _distinct(features)
         residual = self.model.residual(features).mean(axis=1)
         p_fail = plain.p_fail
         if self.model.failure is not None:
-            p_fail = combined(p_fail, self.model.failure(features).mean(axis=1))
-        return replace(plain, mean=plain.mean + self.model.weight * residual, p_fail=p_fail, leaves=leaves)
+            p_fail = combined(p_fail, self.model.failure(features).mean(axis=1)[of])
+        mean = plain.mean + self.model.weight * residual[of]
+        return replace(plain, mean=mean, p_fail=p_fail, leaves=self.model.kin.leaves(features)[of])
+
+
+def _distinct(features: Array) -> tuple[Array, Rows]:
+    """The distinct rows, and which one each row is; of a short list all, since comparing takes longer."""
+    if len(features) < _LONG:
+        return features, np.arange(len(features))
+    x = np.ascontiguousarray(features, dtype=np.float32)  # as the forests read them
+    # Sorting whole rows takes ten times as long as sorting one number for each.
+    weights = np.random.default_rng(0).integers(1, 2**63, x.shape[1], dtype=np.uint64)
+    marks = (x.view(np.uint32) * weights).sum(axis=1, dtype=np.uint64)
+    first, of = np.unique(marks, return_index=True, return_inverse=True)[1:]
+    if not np.array_equal(x[first[of]], x, equal_nan=True):  # two rows with the same number
+        return features, np.arange(len(features))
+    return features[first], of
 
 
 def combined(formula: Array, forest: Array) -> Array:

@@ -15,6 +15,7 @@ from forecast_autotune.features.encode import Encoder
 from forecast_autotune.features.kept import known as kept
 from forecast_autotune.features.kept import read as read_facts
 from forecast_autotune.features.listing import Listed, Units
+from forecast_autotune.features.mute import classes, meta, muted
 from forecast_autotune.features.ttir import Facts
 from forecast_autotune.records import Argument, Candidate, Config, Problem
 from forecast_autotune.surrogates.base import Array
@@ -59,6 +60,10 @@ def prior(
     units = listed.units(grids, problem.grid)
     given = units.grids
     known = _read(problem, listed, units, ttir)
+    mute: tuple[str, ...] = ()
+    if len(known) < len(units.first):
+        mute = muted(meta(listed), units.first[list(known)], list(known.values()))
+        units, known = _merged(listed, units, known, mute)
     # One program's work, times how many programs? Without most grids, or the loops' bounds, the formula
     # ranks by the size of the tile, which misleads more than saying nothing.
     endless = not problem.arguments and any(read.unknown_trips for read in known.values())
@@ -67,7 +72,7 @@ def prior(
         return Prior(zero, np.zeros((n, len(PARTS))), zero, np.full(n, 0.03), False, np.zeros(n, dtype=bool))
     count = len(units.first)
     if len(known) < count:
-        table = _interpolate(listed, units, known)
+        table = _interpolate(listed, units, known, mute)
     else:
         table = Table.of([known[i] for i in range(count)])
     table = Table({name: column[units.of] for name, column in table.columns.items()}, table.dots[units.of])
@@ -130,6 +135,17 @@ def _read(problem: Problem, listed: Listed, units: Units, ttir: Mapping[str, str
     return known
 
 
+def _merged(
+    listed: Listed, units: Units, known: Mapping[int, Facts], mute: Sequence[str]
+) -> tuple[Units, dict[int, Facts]]:
+    """Units that differ in mute meta-parameters only, as one; their facts are the same."""
+    alike = classes(meta(listed), units.first, mute)
+    first = np.unique(alike, return_index=True)[1]
+    sizes = np.bincount(alike, weights=units.sizes, minlength=len(first)).astype(float)
+    merged = Units(units.first[first], alike[units.of], sizes, units.grids)
+    return merged, {int(alike[unit]): facts for unit, facts in known.items()}
+
+
 def tensor_bytes(argument: Argument) -> float:
     """Bytes of a tensor's elements; 0 for everything else."""
     if argument.kind != "tensor":
@@ -147,7 +163,7 @@ def _element_bytes(dtype: str) -> float:
     return max(1.0, int(digits) / 8.0) if digits else 4.0
 
 
-def _interpolate(listed: Listed, units: Units, known: Mapping[int, Facts]) -> Table:
+def _interpolate(listed: Listed, units: Units, known: Mapping[int, Facts], mute: Sequence[str]) -> Table:
     """Facts of every unit: the traced ones, and a log-linear fit in the meta-parameters.
 
     Each numeric fact is regressed (ridge, with squares; a unit weighs as much as it has candidates) on
@@ -155,7 +171,7 @@ def _interpolate(listed: Listed, units: Units, known: Mapping[int, Facts]) -> Ta
     neighbour. Closed forms are not reliable (many facts bend), so these rows only decide what is traced
     next.
     """
-    points = Encoder.of(listed, meta_only=True)(listed)[units.first]
+    points = Encoder.of(listed, meta_only=True).without(mute)(listed)[units.first]
     rows = np.array(sorted(known))
     weights = units.sizes[rows][:, None]
     centre = (weights * points[rows]).sum(axis=0) / weights.sum()

@@ -199,3 +199,17 @@ def test_a_huge_space_is_planned_from_its_promising_part() -> None:
     plan = RiskBounded().plan(State(wide, {}))
     assert asked == [RiskBounded().considered], "joint draws grow with the square of the rows"
     assert names[-1] in plan.measure
+
+
+def test_rounds_of_a_long_list_leave_no_core_idle() -> None:
+    policy = RiskBounded()
+    names = [Candidate(Config.of({"N": n})) for n in range(1000)]
+    means = np.linspace(0.0, 1.0, len(names))
+    long = Forecasts(names, means, np.full(len(names), 0.5), np.zeros(len(names)))
+    known = {names[i]: Measurement("p", names[i], Outcome.OK, 1.0) for i in range(3)}
+    state = State(long, known, new=3)
+    first = policy.of(policy.first, len(names))
+    few = len(policy.plan(replace(state, workers=1)).measure)
+    assert few == policy.of(policy.first / 2, len(names)) < first
+    assert len(policy.plan(replace(state, workers=first)).measure) == first
+    assert len(policy.plan(replace(state, workers=8 * first)).measure) == first, "more would be waste"

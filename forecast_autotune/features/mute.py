@@ -1,0 +1,50 @@
+"""Meta-parameters that change nothing of what one program does: the order of programs (`GROUP_M`), say.
+
+In a large space few candidates can be traced, and the facts of all others are interpolated. A parameter that
+makes no difference between texts that differ in it alone is taken to make none anywhere, so that a few traces
+stand for the whole space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from forecast_autotune.features.listing import LAUNCH, Codes, Column, Listed, grouped
+from forecast_autotune.features.ttir_facts import Facts
+
+PAIRS = 3
+"""Pairs that differ in nothing else and have the same facts, before a parameter counts as mute."""
+
+
+def meta(listed: Listed) -> dict[str, Column]:
+    """What may change the TTIR, by name: all but warps and stages, as far as it differs."""
+    return {n: c for n, c in listed.columns.items() if n not in LAUNCH[:2] and len(c.values) > 1}
+
+
+def muted(columns: Mapping[str, Column], rows: Codes, facts: Sequence[Facts]) -> tuple[str, ...]:
+    """The columns that made no difference: `facts` are those of the candidates in `rows`.
+
+    How many operations a text has may differ, as `x // 1` has none. A variant is never mute.
+    """
+    kinds = Column.of([replace(one, ops=0) for one in facts]).codes
+    found = []
+    for name in columns:
+        if name == "variant":
+            continue
+        first, group = grouped(_at(columns, rows, without={name}), len(rows))
+        # One of each group's facts; a pair is whatever else is in the group.
+        if np.array_equal(kinds[first][group], kinds) and len(rows) - len(first) >= PAIRS:
+            found.append(name)
+    return tuple(found)
+
+
+def classes(columns: Mapping[str, Column], rows: Codes, mute: Sequence[str]) -> Codes:
+    """Which of these rows have the same facts, [rows]."""
+    return grouped(_at(columns, rows, without=set(mute)), len(rows))[1]
+
+
+def _at(columns: Mapping[str, Column], rows: Codes, without: set[str]) -> list[Column]:
+    return [Column(c.values, c.codes[rows]) for name, c in columns.items() if name not in without]
