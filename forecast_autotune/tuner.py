@@ -122,7 +122,8 @@ class _Search:
         try:
             if not self.measured:  # then something has to be timed, whatever the forecasts say
                 measurer = make()
-                measurer.prefetch(self._guess(measurer))
+                if not measurer.ready():
+                    measurer.prefetch(self._guess(measurer))
             while True:
                 state = self._state(measurer, self._forecast())
                 plan = self._plan(state)

@@ -92,7 +92,8 @@ class TritonMeasurer:
                 yield self._time(Compiled(candidate))
                 self._check()
             return
-        ahead = prefetch if self._pool.quiet else ()
+        # Timing what an earlier decision has compiled takes no longer than forking a child or two does.
+        ahead = prefetch if self._pool.quiet and not self._earlier.issuperset(candidates) else ()
         self._pool.submit([c for c in (*candidates, *ahead) if c not in self._ready])
         wanted = dict.fromkeys(candidates)
         while wanted:
