@@ -63,7 +63,8 @@ def prior(
     mute: tuple[str, ...] = ()
     if len(known) < len(units.first):
         mute = muted(meta(listed), units.first[list(known)], list(known.values()))
-        units, known = _merged(listed, units, known, mute)
+        if mute:
+            units, known = _merged(listed, units, known, mute)
     # One program's work, times how many programs? Without most grids, or the loops' bounds, the formula
     # ranks by the size of the tile, which misleads more than saying nothing.
     endless = not problem.arguments and any(read.unknown_trips for read in known.values())
@@ -138,8 +139,14 @@ def _read(problem: Problem, listed: Listed, units: Units, ttir: Mapping[str, str
 def _merged(
     listed: Listed, units: Units, known: Mapping[int, Facts], mute: Sequence[str]
 ) -> tuple[Units, dict[int, Facts]]:
-    """Units that differ in mute meta-parameters only, as one; their facts are the same."""
-    alike = classes(meta(listed), units.first, mute)
+    """Units that differ in mute meta-parameters only, as one; their facts are the same.
+
+    Not where one assignment has several grids, which facts may follow.
+    """
+    columns = meta(listed)
+    if classes(columns, units.first, ()).max() + 1 < len(units.first):
+        return units, dict(known)
+    alike = classes(columns, units.first, mute)
     first = np.unique(alike, return_index=True)[1]
     sizes = np.bincount(alike, weights=units.sizes, minlength=len(first)).astype(float)
     merged = Units(units.first[first], alike[units.of], sizes, units.grids)

@@ -18,6 +18,7 @@ from forecast_autotune.surrogates.learned import Learned, shipped_model
 from forecast_autotune.surrogates.prior import prior
 from forecast_autotune.tracing import ALL, NEXT, Traces
 
+Spaced = tuple[Problem, list[Candidate], dict[Candidate, tuple[int, ...]]]
 TILES, ORDERS = [16, 32, 64, 128, 256], range(1, 9)
 GRID = [
     Candidate(Config.of({"A": a, "B": b, "ORDER": g}, num_warps=w))
@@ -111,7 +112,7 @@ def test_a_tile_whose_first_text_failed_is_tried_with_another_order() -> None:
 @pytest.fixture(name="spaced")
 def _spaced(
     monkeypatch: pytest.MonkeyPatch,
-) -> tuple[Problem, list[Candidate], dict[Candidate, tuple[int, ...]]]:
+) -> Spaced:
     """A matrix product over tiles and an order of programs that the kernel does not have, so is mute."""
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     torch = pytest.importorskip("torch")
@@ -140,9 +141,7 @@ def _spaced(
     return replace(problem, ttir=ttir), candidates, grids
 
 
-def test_a_few_texts_stand_for_a_space_with_a_mute_parameter(
-    spaced: tuple[Problem, list[Candidate], dict[Candidate, tuple[int, ...]]],
-) -> None:
+def test_a_few_texts_stand_for_a_space_with_a_mute_parameter(spaced: Spaced) -> None:
     problem, candidates, grids = spaced
     whole = prior(problem, candidates, grids, problem.ttir)
     some = [assignment_of(c) for i, c in enumerate(candidates) if i % len(ORDERS) == 0 or i < PAIRS + 1]
@@ -158,8 +157,21 @@ def test_a_few_texts_stand_for_a_space_with_a_mute_parameter(
     np.testing.assert_array_equal(rough.mean[rough.exact], whole.mean[rough.exact])
 
 
+def test_where_one_assignment_has_several_grids_nothing_is_merged(spaced: Spaced) -> None:
+    problem, some, grids = spaced
+    more = [replace(c, config=replace(c.config, num_warps=8)) for c in some]
+    # A kernel that is launched once per warp, say.
+    grids = {**grids, **{c: (2 * grids[one][0],) for c, one in zip(more, some, strict=True)}}
+    texts = {
+        name: text for i, (name, text) in enumerate(problem.ttir.items()) if i % len(ORDERS) == 0 or i < 9
+    }
+    found = prior(problem, [*some, *more], grids, texts)
+    assert found.informed
+    assert not found.exact.all()
+
+
 def test_forests_that_walk_each_distinct_row_once_say_the_same(
-    spaced: tuple[Problem, list[Candidate], dict[Candidate, tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
+    spaced: Spaced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forecast_autotune.surrogates import learned
     from forecast_autotune.surrogates.base import Query
