@@ -42,7 +42,7 @@ class Module:
         return self._chains[id(loop)]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)  # of some 80 kB each
 def module(text: str) -> Module:
     """The module of a text; whoever reads it changes nothing in it. Raises `FeatureError` like `parse`."""
     return Module(parse(text))
