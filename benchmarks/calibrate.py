@@ -54,7 +54,9 @@ def calibrated(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     seeds, jobs = range(arguments.seeds), arguments.jobs
     if name == POOLED:
         return calibrate_elsewhere(load(arguments.tables or [HUB]), seeds, jobs=jobs)
-    return calibrate(load(arguments.tables or shipped()), SURROGATES[name], seeds, jobs=jobs)
+    kept = arguments.replays and arguments.replays / f"{name}.jsonl.gz"
+    tables = load(arguments.tables or shipped())
+    return calibrate(tables, SURROGATES[name], seeds, jobs=jobs, replays=kept)
 
 
 def shown(name: str, report: dict[str, Any]) -> None:
@@ -91,6 +93,9 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--replays", type=Path, help="folder that keeps the replays, to fit curves again without playing them"
+    )
     arguments = parser.parse_args()
     found = [calibrated(name, arguments) for name in arguments.surrogates]
     for one in found:

@@ -99,6 +99,14 @@ def class_of(own: int) -> int:
     return sum(own >= least for least in OWN) - 1
 
 
+def width_class(own: int, each: int) -> int:
+    """Which class of `OWN` a forecast's intervals are of, after `own` measurements, `each` of every source.
+
+    The first fixes the level of all times, whichever source it is of: before it, they are far wider.
+    """
+    return class_of(max(each, min(own, 1)))
+
+
 IDENTITY = Curve((0.0, 1.0), (0.0, 1.0))
 
 
@@ -216,12 +224,13 @@ class Calibration:
         Mean, sd and joint samples stay as they are: what to measure follows from them.
         """
         chosen = self.group(group)
-        place = class_of(per_source(own, forecasts.candidates))
+        each = per_source(own, forecasts.candidates)
+        place = class_of(each)
         return replace(
             forecasts,
             calibrate=chosen.risk[place],
             calibrate_within=chosen.within[place].array,
-            factors=chosen.intervals[place],
+            factors=chosen.intervals[width_class(own, each)],
         )
 
     def to_json(self) -> dict[str, Any]:

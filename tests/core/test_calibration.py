@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Device
+from forecast_autotune.records import Candidate, Config, Device
 from forecast_autotune.replay import load, replay
 from forecast_autotune.replay import shipped as recorded
 from forecast_autotune.settings import Settings
@@ -175,6 +175,17 @@ def test_the_shipped_surrogate_is_calibrated_and_uses_it() -> None:
     expected = group.within[class_of(3)].array(plain.p_within(0.05))
     np.testing.assert_allclose(forecasts.p_within(0.05), expected)
     assert plain.calibrate(0.9) == 0.9
+
+
+def test_a_measurement_of_any_source_makes_intervals_those_of_a_known_level() -> None:
+    wide = ((9.0,) * 4, (1.0,) * 4, (2.0,) * 4, (3.0,) * 4)
+    risk = tuple(Curve((0.0, 1.0), (0.0, x)) for x in (0.9, 0.8, 0.7, 0.6))
+    curves = Calibration({INFORMED: replace(GROUP, risk=risk, intervals=wide)})
+    names = [Candidate(Config.of({"N": n}), f"source {n % 3}") for n in range(9)]
+    plain = Forecasts(names, np.zeros(9), np.ones(9), np.zeros(9))
+    found = [curves.applied(plain, INFORMED, own) for own in (0, 1, 2, 3, 12)]
+    assert [f.factors[0] for f in found] == [9.0, 1.0, 1.0, 1.0, 2.0]
+    assert [f.calibrate(1.0) for f in found] == [0.9, 0.9, 0.9, 0.8, 0.7], "risks go by source"
 
 
 @pytest.mark.parametrize("group", GROUPS)

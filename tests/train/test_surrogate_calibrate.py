@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.replay import load, other_shapes, shipped
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import NOMINAL, Forecasts, Query, Surrogate
@@ -94,6 +97,40 @@ def test_intervals_come_out_as_wide_as_the_errors() -> None:
     for when in ("coverage_first", "coverage_later"):
         for level in NOMINAL:
             assert found[when][str(level)] == pytest.approx(level, abs=0.03)
+
+
+def test_replays_that_were_kept_say_the_same(tmp_path: Path) -> None:
+    kept = tmp_path / "analytic.jsonl.gz"
+    few = [t for t in tables() if len(t.by_candidate()) < LONG][:3] or list(tables()[:4])
+    fresh = calibrate(few, analytic, (0,), replays=kept)
+    again = calibrate([], analytic, (0,), replays=kept)
+    assert again["surrogate"] == fresh["surrogate"]
+    assert again["reliability"].keys() == fresh["reliability"].keys()
+    for name, group in fresh["calibration"].items():
+        for what in ("risk", "within", "intervals"):
+            np.testing.assert_allclose(again["calibration"][name][what], group[what], atol=2e-3)
+    whole = gzip.decompress(kept.read_bytes())
+    for broken in (
+        b"",
+        whole[: len(whole) // 2],
+        gzip.compress(whole[: whole.rindex(b"{")]),
+        gzip.compress(b"{}"),
+    ):
+        kept.write_bytes(broken)
+        with pytest.raises(RecordError, match="play them anew"):
+            calibrate(few, analytic, (0,), replays=kept)
+
+
+def test_one_measurement_of_many_sources_fixes_the_level_of_all() -> None:
+    def step(own: int, each: int, size: float) -> Step:
+        z = np.array([size, -size])
+        return Step(own, each, own, 0.5, True if own else None, np.full(2, 0.5), np.zeros(2), z)
+
+    steps = (step(0, 0, 0.1), step(1, 0, 3.0), step(8, 0, 3.0), step(40, 4, 1.0))
+    group = fit([Seen("f", "p", INFORMED, 90, steps)]).group(INFORMED)
+    before, after = group.intervals[0][0], group.intervals[1][0]
+    assert before == pytest.approx(after / 30, rel=1e-3), "one is told apart from none"
+    assert group.intervals[2] == group.intervals[3]
 
 
 def test_no_failure_in_few_families_is_no_proof() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -29,6 +30,7 @@ from forecast_autotune.surrogates.calibration import (
     Group,
     class_of,
     group_of,
+    width_class,
 )
 from forecast_autotune.surrogates.relatives import kinship
 from forecast_autotune.table import Table
@@ -36,6 +38,7 @@ from forecast_train.evaluation import metrics
 from forecast_train.evaluation.splits import Fold, folds, nearest
 from forecast_train.surrogate.curves import Seen, fit
 from forecast_train.surrogate.observe import Step, observe
+from forecast_train.surrogate.replays import read, save
 
 Make = Callable[[Sequence[Table]], Surrogate]
 """Fits a surrogate to tables; a function of a module when several processes share the work."""
@@ -123,14 +126,24 @@ def shortened(table: Table, length: int, seed: int) -> Table | None:
 
 
 def calibrate(
-    tables: Sequence[Table], make: Make, seeds: Sequence[int] = (0, 1, 2), *, jobs: int = 1
+    tables: Sequence[Table],
+    make: Make,
+    seeds: Sequence[int] = (0, 1, 2),
+    *,
+    jobs: int = 1,
+    replays: Path | None = None,
 ) -> dict[str, Any]:
     """`{"surrogate", "problems", "families", "calibration", "reliability"}`, JSON-able.
 
-    `calibration` is what `Calibration.from_json` reads; `reliability` is `report`'s. Raises `SplitError`
-    when there is but one family.
+    `calibration` is what `Calibration.from_json` reads; `reliability` is `report`'s. `replays` are kept in
+    that file, or read from it if it is there. Raises `SplitError` when there is but one family.
     """
-    surrogate, seen = collect(tables, make, seeds, jobs=jobs)
+    if replays is not None and replays.exists():
+        surrogate, seen = read(replays)
+    else:
+        surrogate, seen = collect(tables, make, seeds, jobs=jobs)
+        if replays is not None:
+            save(replays, surrogate, seen)
     return {
         "surrogate": surrogate,
         "problems": len({s.problem for s in seen}),
@@ -180,7 +193,8 @@ def _reliability(rows: Sequence[Seen], groups: Sequence[Group], accepted: float)
         honest = [g.within[class_of(step.each)].array(step.p_within) for step, g in held]
         found[f"raw_within_{name}"] = table(p, near)
         found[f"within_{name}"] = table(np.concatenate([np.zeros(0), *honest]), near)
-        found[f"coverage_{name}"] = _coverage(held)
+        wide = [(step, g) for s, g in pairs for step in s.steps if width_class(step.own, step.each) in wanted]
+        found[f"coverage_{name}"] = _coverage(wide)
     return found
 
 
@@ -226,7 +240,7 @@ def _coverage(held: Sequence[tuple[Step, Group]]) -> dict[str, float]:
     for i, level in enumerate(NOMINAL):
         width = NormalDist().inv_cdf(0.5 + level / 2)
         shares = [
-            float((np.abs(step.z) <= width * g.intervals[class_of(step.each)][i]).mean())
+            float((np.abs(step.z) <= width * g.intervals[width_class(step.own, step.each)][i]).mean())
             for step, g in held
             if len(step.z)
         ]

@@ -6,7 +6,7 @@ isotonic ones follow single kernels, and left-out kernels pay for it. Intervals 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -22,6 +22,7 @@ from forecast_autotune.surrogates.calibration import (
     Curve,
     Group,
     class_of,
+    width_class,
 )
 from forecast_train.surrogate.observe import Step
 
@@ -55,7 +56,8 @@ def fit(seen: Sequence[Seen]) -> Calibration:
 
 def risk_curves(rows: Sequence[Seen]) -> tuple[Curve, ...]:
     """The correction of the stated risk that these replays call for, per class of `OWN`."""
-    return tuple(_risk_curve(rows, own) for own in _told(rows))
+    told = (class_of(step.each) for s in rows for step in s.steps if step.beaten is not None)
+    return tuple(_risk_curve(rows, own) for own in _learnt(told))
 
 
 def _risk_curve(rows: Sequence[Seen], own: int) -> Curve:
@@ -66,22 +68,17 @@ def _risk_curve(rows: Sequence[Seen], own: int) -> Curve:
 
 
 def _group(rows: Sequence[Seen]) -> Group:
-    classes = _classes(rows)
-    near = tuple(platt(*within(rows, own)) for own in classes)
-    intervals = tuple(_factors(*scores(rows, own)) for own in classes)
+    steps = [step for s in rows for step in s.steps if len(step.z)]
+    near = tuple(platt(*within(rows, own)) for own in _learnt(class_of(step.each) for step in steps))
+    wide = _learnt(width_class(step.own, step.each) for step in steps)
+    intervals = tuple(_factors(*scores(rows, own)) for own in wide)
     return Group(risk_curves(rows), near, intervals, len({s.problem for s in rows}))
 
 
-def _classes(rows: Sequence[Seen]) -> list[int]:
-    """Per class of `OWN` the class to learn from: itself, else the nearest with steps in it."""
-    held = sorted({class_of(step.each) for s in rows for step in s.steps if len(step.z)})
-    return [min(held, key=lambda other: (abs(other - own), other)) for own in range(len(OWN))]
-
-
-def _told(rows: Sequence[Seen]) -> list[int]:
-    """As `_classes`, of steps with an incumbent."""
-    held = sorted({class_of(step.each) for s in rows for step in s.steps if step.beaten is not None})
-    return [min(held, key=lambda other: (abs(other - own), other)) for own in range(len(OWN))]
+def _learnt(held: Iterable[int]) -> list[int]:
+    """Per class of `OWN` the class to learn from: itself, else the nearest of those that anything is of."""
+    some = sorted(set(held))
+    return [min(some, key=lambda other: (abs(other - own), other)) for own in range(len(OWN))]
 
 
 def risks(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
@@ -109,8 +106,9 @@ def within(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
 
 
 def scores(rows: Sequence[Seen], own: int) -> tuple[Array, Array]:
-    """(|z|, weight) per untried candidate that runs, at the steps of one class of `OWN`."""
-    steps = [step for s in rows for step in s.steps if class_of(step.each) == own and len(step.z)]
+    """(|z|, weight) per untried candidate that runs, at the steps of one class of intervals."""
+    every = [step for s in rows for step in s.steps if len(step.z)]
+    steps = [step for step in every if width_class(step.own, step.each) == own]
     return (
         np.abs(np.concatenate([np.zeros(0), *(step.z for step in steps)])),
         np.concatenate([np.zeros(0), *(np.full(len(s.z), 1.0 / len(s.z)) for s in steps)]),
