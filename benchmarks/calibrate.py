@@ -94,7 +94,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument(
-        "--replays", type=Path, help="folder that keeps the replays, to fit curves again without playing them"
+        "--replays",
+        type=Path,
+        help="folder that keeps what was played (not for pooled): what is there is not played again, "
+        "whatever the tables",
     )
     arguments = parser.parse_args()
     found = [calibrated(name, arguments) for name in arguments.surrogates]

@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, kernels
+from benchmarks.tune_matmul72 import precompile
 from benchmarks.variant_forecasts import call_of
 from forecast_autotune.records import Candidate
 from forecast_autotune.tuner import CLOSE, FINALISTS
@@ -47,22 +47,6 @@ LENGTHS = {
     "5 ms, 24 ms in turns": Lengths(full_ms=5.0, compare_ms=24.0, contender=1.0),
 }
 FAST, TOP, MORE = 24, 4, 8
-
-
-def compiled(call: Call, threads: int) -> list[Candidate]:
-    """The candidates that compile."""
-
-    def one(candidate: Candidate) -> Candidate | None:
-        try:
-            call.compile(candidate)
-        except Exception as error:
-            if outcome_of(error) is None:
-                raise
-            return None
-        return candidate
-
-    with ThreadPoolExecutor(threads) as pool:
-        return [c for c in pool.map(one, call.configs) if c is not None]
 
 
 def raced(clock: Events, candidates: list[Candidate]) -> dict[Candidate, float]:
@@ -90,19 +74,18 @@ def play(call: Call, lengths: Lengths, candidates: list[Candidate]) -> tuple[Can
     close = sorted((c for c, ms in found.items() if ms <= best * (1 + CLOSE)), key=lambda c: found[c])
     close = close[:FINALISTS]
     if len(close) > 1:
-        turns = [statistics.median(t) for t in clock.in_turns(close)]
-        close.sort(key=dict(zip(close, turns, strict=True)).__getitem__)
+        found = {c: statistics.median(t) for c, t in zip(close, clock.in_turns(close), strict=True)}
     clock.close()
-    return close[0], time.perf_counter() - begin
+    return min(close, key=lambda c: found[c]), time.perf_counter() - begin
 
 
 def one_case(case: kernels.Case, where: str, a: Namespace) -> dict[str, Any]:
     """The plays of one case."""
     data = case.make(where)
     call = call_of(case, data, [])
-    ready = compiled(call, a.threads)
+    precompile(case.kernel, data, kernels.configs(case), a.threads)
     clock = Events(call)
-    rough = raced(clock, ready)
+    rough = raced(clock, list(call.configs))
     clock.close()
     fast = sorted(rough, key=lambda c: rough[c])[: FAST if not a.null else 6]
     top = fast[: TOP + MORE]
@@ -124,7 +107,7 @@ def one_case(case: kernels.Case, where: str, a: Namespace) -> dict[str, Any]:
             plays.append(
                 {"lengths": name, "seconds": round(seconds, 4), "regret": round(truth[picked] / best - 1, 5)}
             )
-    return {"case": case.name, "candidates": len(ready), "best_ms": best, "plays": plays}
+    return {"case": case.name, "candidates": len(rough), "best_ms": best, "plays": plays}
 
 
 def run(a: Namespace, report: common.Report) -> None:

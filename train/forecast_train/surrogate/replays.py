@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.store.files import write_whole
+from forecast_autotune.table import dump_line, read_lines
 from forecast_train.surrogate.curves import Seen
 from forecast_train.surrogate.observe import Step
 
@@ -21,25 +22,22 @@ _DIGITS = 5
 
 def save(path: Path, surrogate: str, seen: Sequence[Seen]) -> None:
     """Write gzipped JSON lines, atomically: the surrogate's `name/version`, then one replay a line."""
-    part = path.with_name(f".{path.name}.part")
-    with gzip.open(part, "wt", encoding="utf-8") as stream:
-        stream.write(json.dumps({"surrogate": surrogate, "replays": len(seen)}) + "\n")
-        for one in seen:
-            steps = [{**asdict(s), **{n: _plain(getattr(s, n)) for n in _ARRAYS}} for s in one.steps]
-            stream.write(json.dumps({**vars(one), "steps": steps}) + "\n")
-    part.replace(path)
+    lines = [dump_line({"surrogate": surrogate, "replays": len(seen)})]
+    for one in seen:
+        steps = [{**asdict(s), **{n: _plain(getattr(s, n)) for n in _ARRAYS}} for s in one.steps]
+        lines.append(dump_line({**vars(one), "steps": steps}))
+    write_whole(path, gzip.compress("".join(lines).encode()))
 
 
 def read(path: Path) -> tuple[str, list[Seen]]:
     """What `save` wrote. Raises `RecordError` for anything else, naming the remedy."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as stream:
-            head, *lines = map(json.loads, stream)
+        head, *lines = [data for _, data in read_lines(path)]
         found = [Seen(**{**line, "steps": tuple(map(_step, line["steps"]))}) for line in lines]
         if len(found) != head["replays"]:
             raise ValueError(f"{len(found)} replays of {head['replays']}")
         return str(head["surrogate"]), found
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RecordError, ValueError, KeyError, TypeError) as error:
         raise RecordError(
             f"{path}: no whole file of replays ({error!r}); delete it to play them anew"
         ) from error
