@@ -72,7 +72,7 @@ class Traces:
         count = len(self._candidates.assignments[0])
         self._ask(range(count) if everything else self._first)
         if count > ALL and not everything and self._read is not None:
-            self._probe()
+            self._probe(self._read)
 
     def extend(self, order: npt.NDArray[np.intp]) -> bool:
         """Trace the best-ranked candidates not traced yet; True if anything new came in."""
@@ -89,27 +89,21 @@ class Traces:
         self._ask(ranked[best][:NEXT].tolist())
         return len(self.texts) > before
 
-    def _probe(self) -> None:
+    def _probe(self, read: Callable[[Candidate, str], Facts | None]) -> None:
         """Find the mute meta-parameters. What is left of the space is traced whole if it is small."""
         columns = meta(self._candidates)
-        for base in self._first[:PROBED]:
-            self._ask(self._neighbours(base))
-        read: dict[int, Facts] = {}
-        for i in self._asked:
-            row = self._example[i]
-            text = self.texts.get(self._candidates.assignments[0][i])
-            if text is not None and self._read is not None:
-                facts = self._read(self._candidates[row], text)
-                if facts is not None:
-                    read[row] = facts
-        mute = muted(columns, np.array(list(read), dtype=np.intp), list(read.values()))
+        self._ask(list(dict.fromkeys(i for base in self._first[:PROBED] for i in self._neighbours(base))))
+        names = self._candidates.assignments[0]
+        traced = [(self._example[i], self.texts[names[i]]) for i in self._asked if names[i] in self.texts]
+        known = {row: facts for row, text in traced if (facts := read(self._candidates[row], text))}
+        mute = muted(columns, np.array(list(known), dtype=np.intp), list(known.values()))
         if not mute:
             return
         self._alike = classes(columns, np.array(self._example, dtype=np.intp), mute)
         first = np.unique(self._alike, return_index=True)[1]
         if len(first) <= WHOLE:
-            known = set(self._alike[list(self._asked)].tolist())
-            self._ask([i for i in first.tolist() if int(self._alike[i]) not in known])
+            done = set(self._alike[list(self._asked)].tolist())
+            self._ask([i for i in first.tolist() if int(self._alike[i]) not in done])
 
     def _neighbours(self, base: int) -> list[int]:
         """Of each meta-parameter, two assignments that differ from this one in it alone, if there are any."""

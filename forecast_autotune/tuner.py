@@ -122,7 +122,7 @@ class _Search:
         try:
             if not self.measured:  # then something has to be timed, whatever the forecasts say
                 measurer = make()
-                if not measurer.ready():
+                if not measurer.ready():  # then its IR was traced, too, and a guess would gain no time
                     measurer.prefetch(self._guess(measurer))
             while True:
                 state = self._state(measurer, self._forecast())

@@ -67,6 +67,7 @@ def test_another_shape_of_the_kernel_traces_nothing(device: Any, events: list[tu
     events.clear()
     launch(tuned, 8192)
     assert "trace" not in [kind for kind, _ in events]
+    assert events[0][0] == "submit"
     assert tuned.decision.measured > 0
 
 
