@@ -120,8 +120,8 @@ class RiskBounded:
     spreads by itself, which also lets a wrong forecast be escaped.
     """
 
-    first: float = 0.05
-    """Share of candidates in the first round."""
+    first: float = 0.03
+    """Share of candidates in the first round. Small: what a round teaches is worth more than its size."""
     least: int = 3
     """Fewest candidates in the first round."""
     share: float = 0.30
@@ -171,7 +171,7 @@ class RiskBounded:
             wanted = max(1, self.of(self.first / 2, total))
             if total > self.many:
                 # A long list takes many rounds, and none should leave cores idle.
-                wanted = max(wanted, min(state.workers, self.of(self.first, total)))
+                wanted = max(wanted, min(state.workers, self.of(2 * self.first, total)))
             reason = f"{risk:.0%} risk that a better one is untried"
         wanted = min(wanted, room)
         names = state.forecasts.candidates

@@ -208,8 +208,8 @@ def test_rounds_of_a_long_list_leave_no_core_idle() -> None:
     long = Forecasts(names, means, np.full(len(names), 0.5), np.zeros(len(names)))
     known = {names[i]: Measurement("p", names[i], Outcome.OK, 1.0) for i in range(3)}
     state = State(long, known, new=3)
-    first = policy.of(policy.first, len(names))
+    most = policy.of(2 * policy.first, len(names))
     few = len(policy.plan(replace(state, workers=1)).measure)
-    assert few == policy.of(policy.first / 2, len(names)) < first
-    assert len(policy.plan(replace(state, workers=first)).measure) == first
-    assert len(policy.plan(replace(state, workers=8 * first)).measure) == first, "more would be waste"
+    assert few == policy.of(policy.first / 2, len(names)) < most
+    assert len(policy.plan(replace(state, workers=most)).measure) == most
+    assert len(policy.plan(replace(state, workers=8 * most)).measure) == most, "more would be waste"
