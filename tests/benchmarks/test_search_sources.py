@@ -234,6 +234,7 @@ def test_unfiltered_runs_ask_no_surrogate() -> None:
     assert surrogate.queries == []
 
 
+@pytest.mark.slow
 def test_a_good_surrogate_helps_an_oracle_bounds_it_and_a_bad_one_does_not_help() -> None:
     settings = range(4)
     good = [Recorded(made(f"rows/{i}"), Knowing()) for i in range(3)]

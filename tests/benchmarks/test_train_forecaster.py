@@ -134,6 +134,7 @@ def results(out: Path) -> Any:
     return json.loads((out / "results.json").read_text(), parse_constant=lambda text: pytest.fail(text))
 
 
+@pytest.mark.slow
 def test_every_figure_of_the_paper_is_there_for_all_four(done: tuple[Path, str]) -> None:
     found = results(done[0])["stages"]["evaluation"]
     assert set(found["decisions"]) == {"zero-shot", "trained", "learned", "ensemble"}
@@ -151,6 +152,7 @@ def test_every_figure_of_the_paper_is_there_for_all_four(done: tuple[Path, str])
     assert set(found["trained_minus_zero_shot"]) >= {"ece", "crps", "spearman"}
 
 
+@pytest.mark.slow
 def test_sides_share_no_family_and_questions_are_about_the_test_side(done: tuple[Path, str]) -> None:
     sides = results(done[0])["split"]["families"]
     assert not set(sides["test"]) & {*sides["train"], *sides["validation"]}
@@ -160,6 +162,7 @@ def test_sides_share_no_family_and_questions_are_about_the_test_side(done: tuple
     assert {row["family"] for line in judged for row in line["rows"]} == set(sides["test"])
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_small_calibrated_and_was_judged(done: tuple[Path, str]) -> None:
     import safetensors.torch
     import torch
@@ -175,6 +178,7 @@ def test_what_is_exported_is_small_calibrated_and_was_judged(done: tuple[Path, s
     assert "Beside the weights" in (folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_progress_is_told_line_by_line_with_speed_and_memory(done: tuple[Path, str]) -> None:
     for said in ("s/step", "tokens/s", "GiB", "step 1 of 4", "families", "judged", "held-out families"):
         assert said in done[1], said
@@ -184,6 +188,7 @@ def test_progress_is_told_line_by_line_with_speed_and_memory(done: tuple[Path, s
     assert training["peak_bytes"] > 1e8
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_and_compares_rewards(
     given: dict[str, str], done: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

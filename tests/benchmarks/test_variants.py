@@ -123,6 +123,7 @@ def test_a_verdict_that_differs_from_the_statement_is_a_fault() -> None:
     assert check_variants.judge(replace(good, expect="wrong"), right, None) == ["expected wrong, but right"]
 
 
+@pytest.mark.slow
 def test_two_variants_are_as_stated(tmp_path: Path) -> None:
     names = ["softmax/01_division_as_multiply", "transpose/12_reshaped_tile"]
     out = tmp_path / "check.json"
