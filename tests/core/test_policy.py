@@ -201,6 +201,25 @@ def test_a_huge_space_is_planned_from_its_promising_part() -> None:
     assert names[-1] in plan.measure
 
 
+@pytest.mark.parametrize("incumbent", [None, 0.4, 3.0])
+def test_a_round_takes_whatever_improves_most_on_what_it_has_already(incumbent: float | None) -> None:
+    policy, n = RiskBounded(first=1.0, least=1), len(NAMES) - 1
+    wide = forecasts(list(np.linspace(0.0, 1.5, n + 1)), sd=0.7, p_fail=0.2)
+    known = {} if incumbent is None else dict([ran(n, 2.0**incumbent)])
+    state = State(wide, known, new=len(known), risk=-1.0, ready=(NAMES[7], NAMES[30]))
+    chosen = rows_of(policy.plan(state).measure)
+    rows, samples = policy._promising(state)
+    assert len(samples) == (policy.draws if known else policy.glance)
+    cheap = np.array([policy.cheap if i in (7, 30) else 1.0 for i in rows])
+    usual = np.where(np.isfinite(samples), samples, samples[np.isfinite(samples)].max())
+    bar = np.median(usual, axis=1) if incumbent is None else np.full(len(samples), incumbent)
+    for i in chosen:
+        gain = cheap * np.maximum(0.0, bar[:, None] - samples).mean(axis=0)
+        assert gain[list(rows).index(i)] == pytest.approx(gain.max())
+        bar = np.minimum(bar, samples[:, list(rows).index(i)])
+    assert len(set(chosen)) == len(chosen) > 4
+
+
 def test_rounds_of_a_long_list_leave_no_core_idle() -> None:
     policy = RiskBounded()
     names = [Candidate(Config.of({"N": n})) for n in range(1000)]

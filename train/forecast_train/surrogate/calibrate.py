@@ -11,8 +11,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -58,20 +57,40 @@ def collect(
     Raises `SplitError` when there is but one family.
     """
     split = folds(tables, "family")
-    work = partial(_fold, make=make, seeds=tuple(seeds))
     if jobs <= 1:
-        done = [work(fold) for fold in split]
+        made = [make(fold.train) for fold in split]
+        done = [_played(work) for work in _shares(split, made, seeds)]
     else:
         # Spawned: numerical libraries have threads, and a fork copies their locks.
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            done = list(pool.map(work, split))
-    return done[0][0], [seen for _, found in done for seen in found]
+            made = list(pool.map(make, [fold.train for fold in split]))
+            done = list(pool.map(_played, _shares(split, made, seeds)))
+    return f"{made[0].name}/{made[0].version}", [seen for found in done for seen in found]
 
 
-def _fold(fold: Fold, *, make: Make, seeds: Sequence[int]) -> tuple[str, list[Seen]]:
-    surrogate = make(fold.train)
-    found = [seen for seed in seeds for seen in _passes(fold, surrogate, seed)]
-    return f"{surrogate.name}/{surrogate.version}", found
+@dataclass(frozen=True)
+class _Share:
+    """Work for one process: a seed's replays of a kernel, by the surrogate that never saw its family."""
+
+    fold: Fold
+    """Its test side holds this kernel's tables alone, and nothing is left to learn from."""
+    surrogate: Surrogate
+    seed: int
+
+
+def _shares(split: Sequence[Fold], made: Sequence[Surrogate], seeds: Sequence[int]) -> Iterator[_Share]:
+    """Replays of a kernel know of no other kernel's: a family of forty kernels may be shared out."""
+    for fold, surrogate in zip(split, made, strict=True):
+        kernels: dict[str, list[Table]] = {}
+        for table in fold.test:
+            kernels.setdefault(table.problem.kernel.name, []).append(table)
+        for seed in seeds:
+            for some in kernels.values():
+                yield _Share(replace(fold, test=tuple(some), train=()), surrogate, seed)
+
+
+def _played(share: _Share) -> list[Seen]:
+    return list(_passes(share.fold, share.surrogate, share.seed))
 
 
 def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
