@@ -135,8 +135,7 @@ class RiskBounded:
     cheap: float = 3.0
     """Factor on the gain of a candidate that is compiled already: expected improvement per cost."""
     draws: int = 2048
-    """Joint draws per plan. With a quarter of them, the small chances that late rounds live on were left to
-    luck: after 15 % of a list, recorded replays ended a twelfth further from the best."""
+    """Joint draws per plan. A quarter of them leave the small chances that late rounds live on to luck."""
     glance: int = 512
     """... while nothing has been measured: the first compilation waits, and nothing is so fine there."""
     considered: int = 256
