@@ -139,7 +139,7 @@ class Analytic:
         )
         count = int((known.group == 0).sum())
         honest = shipped(f"{self.name}/{self.version}")
-        group = group_of(query.problem.device, before.informed, len(candidates), known.kinship)
+        group = group_of(query.problem.device, before.informed, len(candidates), known.kinship, before.away)
         return honest.applied(forecasts, group, count)
 
     def before(self, query: Query) -> Prior:

@@ -113,6 +113,8 @@ class Forecasts:
     """What half-widths of a normal's central intervals are multiplied by, per level of `NOMINAL`."""
     consulted: Consulted | None = None
     """The language model that was asked, if one was."""
+    group: str = ""
+    """The group of problems whose calibration was applied; "" where none was."""
     note: Callable[[int], Mapping[str, object]] = _no_note
     """What to record with a row's measurement besides the forecast itself: JSON, to learn from later."""
 

@@ -27,11 +27,16 @@ from forecast_autotune.surrogates.relatives import Kinship
 
 SCHEMA = 3
 INFORMED, RELATED, FAR, FEW = "informed", "informed, related", "informed, far", "informed, few"
+FAMILIAR, STRANGE = "informed, familiar", "informed, strange"
 UNINFORMED, UNKNOWN = "uninformed", "unknown device"
 POOLED = "pooled"
-GROUPS = (INFORMED, RELATED, FAR, FEW, UNINFORMED, UNKNOWN)
-"""IR was read; the kernel was tuned at a like shape, too, or at others only; the list is short, whatever was
-tuned; IR was not read; nothing is known of the device's speeds, with or without IR."""
+GROUPS = (INFORMED, FAMILIAR, STRANGE, RELATED, FAR, FEW, UNINFORMED, UNKNOWN)
+"""IR was read; of a kernel like those that were learned from, or unlike them; the kernel was tuned at a like
+shape, too, or at others only; the list is short, whatever was tuned; IR was not read; nothing is known of the
+device's speeds, with or without IR."""
+AWAY = (0.5, 0.85)
+"""Distances (`corpus`) below which a kernel is familiar, and from which on it is strange: of kernels whose
+family was left out of the fit, about a quarter each."""
 LONG = 30
 """Candidates from which on a list is none of `FEW`: after five measurements little of a short list is left,
 and the risk that is stated there comes true less often."""
@@ -212,7 +217,7 @@ class Calibration:
             return self.groups[UNKNOWN].worst(self.groups[INFORMED])
         if name in self.groups:
             return self.groups[name]
-        if name in (RELATED, FAR, FEW) and INFORMED in self.groups:
+        if name in (FAMILIAR, RELATED, FAR, FEW) and INFORMED in self.groups:
             return self.groups[INFORMED]
         if POOLED not in self.groups:
             return Group()
@@ -231,6 +236,7 @@ class Calibration:
             calibrate=chosen.risk[place],
             calibrate_within=chosen.within[place].array,
             factors=chosen.intervals[width_class(own, each)],
+            group=group,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -247,16 +253,26 @@ class Calibration:
         return cls({name: Group.from_json(group) for name, group in data.items()})
 
 
-def group_of(device: Device, informed: bool, candidates: int = LONG, tuned: Kinship = "none") -> str:
-    """The group of a problem: an unknown device outweighs what its IR says, that the list's length, and that
-    what was tuned before (`relatives.kinship`)."""
+def group_of(
+    device: Device,
+    informed: bool,
+    candidates: int = LONG,
+    tuned: Kinship = "none",
+    away: float | None = None,
+) -> str:
+    """The group of a problem: an unknown device outweighs what its IR says, that the list's length, that what
+    was tuned before (`relatives.kinship`), and that how far the kernel lies from those learned from."""
     if not known(device):
         return UNKNOWN
     if not informed:
         return UNINFORMED
     if candidates < LONG:
         return FEW
-    return {"none": INFORMED, "far": FAR, "near": RELATED}[tuned]
+    if tuned != "none":
+        return {"far": FAR, "near": RELATED}[tuned]
+    if away is None or AWAY[0] <= away < AWAY[1]:
+        return INFORMED
+    return FAMILIAR if away < AWAY[0] else STRANGE
 
 
 def parse(text: str) -> dict[str, Calibration]:

@@ -30,6 +30,7 @@ from forecast_autotune.features.vector import VERSION as VECTOR
 from forecast_autotune.features.vector import vectors
 from forecast_autotune.surrogates.analytic import Analytic, Rows
 from forecast_autotune.surrogates.base import Array, Forecasts, Query
+from forecast_autotune.surrogates.corpus import Corpus, plain
 from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.prior import Prior
@@ -71,6 +72,8 @@ class Model:
     """Share of the residual that is believed."""
     about: Mapping[str, Any] | None = None
     """Where it comes from: tables, kernels, rows, versions; shown by `doctor`."""
+    corpus: Corpus | None = None
+    """The problems that it was fitted to; None where nobody kept them."""
 
     def save(self, path: Path) -> None:
         """Write one npz file, atomically."""
@@ -83,6 +86,8 @@ class Model:
         }
         if self.failure is not None:
             arrays |= self.failure.arrays("f")
+        if self.corpus is not None:
+            arrays |= {"c_points": self.corpus.points, "c_kernels": self.corpus.kernels}
         part = path.with_name(f".{path.name}.part")
         with part.open("wb") as stream:
             # Not compressed: unpacking takes 25 ms of a new process's first decision, and a wheel is packed.
@@ -98,6 +103,7 @@ class Model:
                 if head["vector"] != VECTOR:
                     raise RecordError(f"it was fitted to features {head['vector']!r}, these are {VECTOR!r}")
                 failure = Forest.of(arrays, "f") if "f_roots" in arrays else None
+                met = Corpus(arrays["c_points"], arrays["c_kernels"]) if "c_points" in arrays else None
                 given = dict(head["hyper"])
                 hyper = Hyper(**{**given, "part_slopes": tuple(given["part_slopes"])})
                 return cls(
@@ -108,6 +114,7 @@ class Model:
                     hyper,
                     float(head["weight"]),
                     head["about"],
+                    met,
                 )
         except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise RecordError(
@@ -126,6 +133,7 @@ class Learned(Analytic):
         self.model = model
         self.trees = len(model.kin.roots)
         self._plain = Analytic()
+        self._plain_columns = plain(model.names)
         self._last: tuple[Any, Any, Any, Any, int, Prior] | None = None
         """The latest belief with what it follows from. A decision asks about one list many times, and with
         thousands of candidates the forest would be most of its work."""
@@ -149,18 +157,23 @@ class Learned(Analytic):
         return found
 
     def _corrected(self, query: Query) -> Prior:
-        plain = super().before(query)
-        if plain.facts is None or plain.costs is None:
-            return plain
+        formula = super().before(query)
+        if formula.facts is None or formula.costs is None:
+            return formula
         device = card(query.problem.device)
-        features, _ = vectors(plain.facts, plain.costs, [c.config for c in query.candidates], device)
+        features, _ = vectors(formula.facts, formula.costs, [c.config for c in query.candidates], device)
+        away = None if self.model.corpus is None else self.model.corpus.away(self._means(features))
         features, of = _distinct(features)
         residual = self.model.residual(features).mean(axis=1)
-        p_fail = plain.p_fail
+        p_fail = formula.p_fail
         if self.model.failure is not None:
             p_fail = combined(p_fail, self.model.failure(features).mean(axis=1)[of])
-        mean = plain.mean + self.model.weight * residual[of]
-        return replace(plain, mean=mean, p_fail=p_fail, leaves=self.model.kin.leaves(features)[of])
+        mean = formula.mean + self.model.weight * residual[of]
+        leaves = self.model.kin.leaves(features)[of]
+        return replace(formula, mean=mean, p_fail=p_fail, leaves=leaves, away=away)
+
+    def _means(self, features: Array) -> Array:
+        return np.asarray(features[:, self._plain_columns].mean(axis=0))
 
 
 def _distinct(features: Array) -> tuple[Array, Rows]:

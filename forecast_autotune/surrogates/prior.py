@@ -43,6 +43,8 @@ class Prior:
     """What the formula read and what it made of it; None unless `informed`."""
     leaves: npt.NDArray[np.int32] | None = None
     """Leaf of each candidate in each tree of a fitted forest, [n, trees]; None without one."""
+    away: float | None = None
+    """Distance of the kernel from those that were learned from (`corpus`); None where nothing was."""
 
 
 def prior(

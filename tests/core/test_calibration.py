@@ -16,9 +16,12 @@ from forecast_autotune.records import Candidate, Config, Device
 from forecast_autotune.replay import load, replay
 from forecast_autotune.replay import shipped as recorded
 from forecast_autotune.settings import Settings
+from forecast_autotune.surrogates import calibration
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import NOMINAL, Forecasts
 from forecast_autotune.surrogates.calibration import (
+    AWAY,
+    FAMILIAR,
     FAR,
     FEW,
     GROUPS,
@@ -93,6 +96,13 @@ def test_the_group_follows_the_device_first_and_then_the_ir() -> None:
     assert group_of(H200, False) == group_of(H200, False, 2) == UNINFORMED
     assert group_of(STRANGE, True) == group_of(STRANGE, False) == group_of(STRANGE, True, 2) == UNKNOWN
     assert group_of(STRANGE, True, LONG, "near") == UNKNOWN
+    near, far = AWAY
+    found = [group_of(H200, True, LONG, "none", d) for d in (0.0, near, (near + far) / 2, far, 99.0)]
+    assert found == [FAMILIAR, INFORMED, INFORMED, calibration.STRANGE, calibration.STRANGE]
+    assert group_of(H200, True, LONG, "near", 99.0) == RELATED, "its own measurements say more"
+    assert group_of(H200, True, LONG - 1, "none", 99.0) == FEW
+    assert group_of(H200, False, LONG, "none", 0.0) == UNINFORMED
+    assert group_of(STRANGE, True, LONG, "none", 0.0) == UNKNOWN
 
 
 def test_a_group_without_data_is_less_sure_than_any_with() -> None:

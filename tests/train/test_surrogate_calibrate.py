@@ -251,6 +251,15 @@ def test_the_whole_calibration_is_json_and_the_same_in_two_processes() -> None:
         assert group["decisions"]["n"] > 0
 
 
+def test_unseen_kernels_alone_are_the_first_of_all_replays() -> None:
+    _, every = collect(tables(), analytic, (0,))
+    _, first = collect(tables(), analytic, (0,), unseen=True)
+    assert {s.group for s in first} <= {INFORMED, FEW}
+    assert sorted(s.problem for s in first) == sorted(t.problem.id for t in tables())
+    told = {(s.problem, s.group): [step.risk for step in s.steps] for s in every}
+    assert all(told[s.problem, s.group] == [step.risk for step in s.steps] for s in first if s.group != FEW)
+
+
 def test_problems_with_a_like_shape_tuned_before_are_a_group_of_their_own() -> None:
     """Every problem is played once with its kernel's other one, which is near for some kernels only."""
     _, seen = collect(tables(), analytic, (0,))

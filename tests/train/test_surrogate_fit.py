@@ -13,6 +13,8 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.replay import load, shipped
 from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.calibration import AWAY, FAMILIAR, INFORMED, LONG, STRANGE
+from forecast_autotune.surrogates.corpus import Corpus
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.learned import Learned, Model
 from forecast_autotune.surrogates.prior import Prior, prior
@@ -71,7 +73,44 @@ def test_a_file_holds_the_whole_model(tmp_path: Path, tables: list[Table], model
     one, two = Learned(model).forecast(query), Learned(again).forecast(query)
     np.testing.assert_array_equal(one.mean, two.mean)
     np.testing.assert_array_equal(one.p_fail, two.p_fail)
+    assert again.corpus is not None
+    assert model.corpus is not None
+    np.testing.assert_array_equal(again.corpus.points, model.corpus.points)
+    np.testing.assert_array_equal(again.corpus.kernels, model.corpus.kernels)
     assert list(tmp_path.iterdir()) == [path], "no half-written file is left"
+
+
+def test_a_kernel_unlike_all_that_were_learned_from_is_strange_to_the_model(
+    tables: list[Table], model: Model
+) -> None:
+    long = next(t for t in tables if len(t.by_candidate()) >= LONG and t.problem.ttir)
+    corpus = model.corpus
+    assert corpus is not None
+    assert len(corpus.points) == len(tables)
+
+    def group(points: np.ndarray) -> str:  # type: ignore[type-arg]
+        other = replace(model, corpus=replace(corpus, points=points.astype(np.float32)))
+        return Learned(other).forecast(query_of(long)).group
+
+    before = Learned(model).before(query_of(long))
+    assert before.away is not None
+    assert before.away < AWAY[1], "the model has seen this very kernel"
+    assert group(corpus.points + 20.0 * corpus.points.std(axis=0)) == STRANGE
+    mine = corpus.points[tables.index(long)]
+    beyond = mine + np.array([[50.0], [99.0]])
+    assert group(np.concatenate([np.tile(mine, (len(corpus.points) - 2, 1)), beyond])) == FAMILIAR
+    assert Learned(replace(model, corpus=None)).forecast(query_of(long)).group == INFORMED
+
+
+def test_a_distance_is_that_of_the_nearest_problems_of_the_nearest_kernels() -> None:
+    names = ["size", "steps", "size~"]
+    near, far, other = (np.array([[x, x, 7.0]]) for x in (0.0, 4.0, 9.0))
+    every = Corpus.of(names, [near, far, far, other, other], ["a", "a", "b", "c", "d"])
+    assert every.points.shape == (5, 2), "what is relative to a problem's own candidates says nothing of it"
+    scale = every.points.std(axis=0)[0]
+    at = np.zeros(2)
+    assert every.away(at) == pytest.approx((0.0 + 4.0 + 9.0) / 3 / scale, rel=1e-5)
+    assert every.away(np.array([1e9, 0.0])) < 10.0, "one feature alone does not decide"
 
 
 def test_the_same_seed_gives_the_same_forest(tables: list[Table], model: Model) -> None:

@@ -50,21 +50,22 @@ _SHORT = (10, 20)
 
 
 def collect(
-    tables: Sequence[Table], make: Make, seeds: Sequence[int], *, jobs: int = 1
+    tables: Sequence[Table], make: Make, seeds: Sequence[int], *, jobs: int = 1, unseen: bool = False
 ) -> tuple[str, list[Seen]]:
     """(surrogate's `name/version`, all replays), each family forecast by a surrogate that never saw it.
 
-    Raises `SplitError` when there is but one family.
+    `unseen`: only as recorded, of a kernel that nothing else is known of. Raises `SplitError` when there is
+    but one family.
     """
     split = folds(tables, "family")
     if jobs <= 1:
         made = [make(fold.train) for fold in split]
-        done = [_played(work) for work in _shares(split, made, seeds)]
+        done = [_played(work) for work in _shares(split, made, seeds, unseen)]
     else:
         # Spawned: numerical libraries have threads, and a fork copies their locks.
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
             made = list(pool.map(make, [fold.train for fold in split]))
-            done = list(pool.map(_played, _shares(split, made, seeds)))
+            done = list(pool.map(_played, _shares(split, made, seeds, unseen)))
     return f"{made[0].name}/{made[0].version}", [seen for found in done for seen in found]
 
 
@@ -76,9 +77,12 @@ class _Share:
     """Its test side holds this kernel's tables alone, and nothing is left to learn from."""
     surrogate: Surrogate
     seed: int
+    unseen: bool
 
 
-def _shares(split: Sequence[Fold], made: Sequence[Surrogate], seeds: Sequence[int]) -> Iterator[_Share]:
+def _shares(
+    split: Sequence[Fold], made: Sequence[Surrogate], seeds: Sequence[int], unseen: bool
+) -> Iterator[_Share]:
     """Replays of a kernel know of no other kernel's: a family of forty kernels may be shared out."""
     for fold, surrogate in zip(split, made, strict=True):
         kernels: dict[str, list[Table]] = {}
@@ -86,14 +90,14 @@ def _shares(split: Sequence[Fold], made: Sequence[Surrogate], seeds: Sequence[in
             kernels.setdefault(table.problem.kernel.name, []).append(table)
         for seed in seeds:
             for some in kernels.values():
-                yield _Share(replace(fold, test=tuple(some), train=()), surrogate, seed)
+                yield _Share(replace(fold, test=tuple(some), train=()), surrogate, seed, unseen)
 
 
 def _played(share: _Share) -> list[Seen]:
-    return list(_passes(share.fold, share.surrogate, share.seed))
+    return list(_passes(share.fold, share.surrogate, share.seed, share.unseen))
 
 
-def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
+def _passes(fold: Fold, surrogate: Surrogate, seed: int, unseen: bool) -> Iterator[Seen]:
     """The kernel unseen, then tuned at others of its shapes, short lists, no IR, then on a renamed device."""
     tuned: dict[str, Sequence[Measurement]] = {}
 
@@ -103,10 +107,13 @@ def _passes(fold: Fold, surrogate: Surrogate, seed: int) -> Iterator[Seen]:
         tuned.setdefault(problem.id, seen[:_TUNED])
         count = len(table.by_candidate())
         group = group_of(problem.device, bool(problem.ttir), count, kinship(problem, relatives))
-        return Seen(fold.name, problem.id, group, count, tuple(steps))
+        # How strange a kernel is, the surrogate knows alone.
+        return Seen(fold.name, problem.id, steps[-1].group or group, count, tuple(steps))
 
     for table in fold.test:
         yield play(table)
+    if unseen:
+        return
     for table in fold.test:
         if others := _met(table.problem, fold.test, seed):
             yield play(table, [Relative(problem, tuned[problem.id]) for problem in others])
@@ -151,16 +158,18 @@ def calibrate(
     *,
     jobs: int = 1,
     replays: Path | None = None,
+    unseen: bool = False,
 ) -> dict[str, Any]:
     """`{"surrogate", "problems", "families", "calibration", "reliability"}`, JSON-able.
 
     `calibration` is what `Calibration.from_json` reads; `reliability` is `report`'s. `replays` are kept in
-    that file, or read from it if it is there. Raises `SplitError` when there is but one family.
+    that file, or read from it if it is there; `unseen` as in `collect`. Raises `SplitError` when there is but
+    one family.
     """
     if replays is not None and replays.exists():
         surrogate, seen = read(replays)
     else:
-        surrogate, seen = collect(tables, make, seeds, jobs=jobs)
+        surrogate, seen = collect(tables, make, seeds, jobs=jobs, unseen=unseen)
         if replays is not None:
             save(replays, surrogate, seen)
     return {

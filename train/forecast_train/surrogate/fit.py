@@ -19,6 +19,7 @@ from forecast_autotune.features.devices import card
 from forecast_autotune.features.vector import vectors
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.corpus import Corpus
 from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.learned import LEARNED, Learned, Model
@@ -89,7 +90,8 @@ def fit_model(
     `believe` is the formula whose residual is learned: another one may read other problems, too.
     """
     how = recipe or Recipe()
-    problems = [rows for t in tables if (rows := _rows(_Ref(t), believe)) is not None]
+    read = [(rows, t.problem.kernel.name) for t in tables if (rows := _rows(_Ref(t), believe)) is not None]
+    problems = [rows for rows, _ in read]
     if not problems:
         raise FitError(
             f"none of {len(tables)} tables has TTIR (or facts of it that this release reads), grids and "
@@ -130,7 +132,8 @@ def fit_model(
         "seed": seed,
     }
     alike = replace(kin, value=np.zeros_like(kin.value))
-    return Model(problems[0].names, summed(boosted), alike, failure, how.hyper, how.weight, about)
+    met = Corpus.of(problems[0].names, [p.features for p in problems], [name for _, name in read])
+    return Model(problems[0].names, summed(boosted), alike, failure, how.hyper, how.weight, about, met)
 
 
 def _boosting(how: Recipe, seed: int) -> list[dict[str, Any]]:

@@ -46,6 +46,8 @@ class Step:
     """1.0 where it is within `WITHIN` of the best of all, else 0.0, [n]."""
     z: Array
     """(observed - mean) / sd of those of them that run, [m]."""
+    group: str = ""
+    """The group whose calibration the surrogate would go by; "" if it has none."""
 
 
 class Watched(RiskBounded):
@@ -90,6 +92,7 @@ class Watched(RiskBounded):
             p_within=forecasts.p_within(WITHIN, seed=state.seed)[rows],
             within=(times <= best + math.log2(1 + WITHIN)).astype(float),
             z=(times[ran] - forecasts.mean[rows][ran]) / forecasts.sd[rows][ran],
+            group=forecasts.group,
         )
 
 

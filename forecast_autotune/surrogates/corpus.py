@@ -1,0 +1,56 @@
+"""How far a kernel lies from those that a model was fitted to: the further, the less a forecast is worth.
+
+Of kernels whose family was left out of the fit, the quarter nearest to what was left keeps 92 % of its times
+inside the 80 % intervals of all, the furthest 60 to 75 %; decisions go by curves of their own accordingly
+(`calibration.group_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.surrogates.base import Array
+
+_NEIGHBOURS = 3
+"""Kernels that a distance is the mean of."""
+_MOST = 6.0
+"""Standard deviations beyond which a feature is no further away: one alone must not decide."""
+
+
+def plain(names: Sequence[str]) -> list[int]:
+    """The features that say what a kernel is; those relative to a problem's own candidates do not."""
+    return [i for i, name in enumerate(names) if not name.endswith("~")]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where the problems lie that a model was fitted to."""
+
+    points: npt.NDArray[np.float32]
+    """Mean of the plain features over each problem's candidates, [problems, plain features]."""
+    kernels: npt.NDArray[np.int32]
+    """Number of each problem's kernel, [problems]."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], features: Sequence[Array], kernels: Sequence[str]) -> Corpus:
+        """Of the features [candidates, names] of each problem, and its kernel's name."""
+        columns = plain(names)
+        points = np.stack([x[:, columns].mean(axis=0) for x in features]).astype(np.float32)
+        return cls(points, np.unique(kernels, return_inverse=True)[1].reshape(-1).astype(np.int32))
+
+    def away(self, point: Array) -> float:
+        """Distance of a problem's means [plain features] from the nearest kernels.
+
+        Root mean square over features, in standard deviations of the corpus; of each kernel its nearest
+        problem counts, and the nearest three kernels.
+        """
+        scale = self.points.std(axis=0) + 1e-6
+        gaps = np.clip((self.points - point) / scale, -_MOST, _MOST)
+        each = np.sqrt((gaps**2).mean(axis=1))
+        nearest = np.full(int(self.kernels.max()) + 1, np.inf)
+        np.minimum.at(nearest, self.kernels, each)
+        return float(np.sort(nearest)[:_NEIGHBOURS].mean())
