@@ -27,8 +27,7 @@ from benchmarks.report_environment import environment
 from forecast_autotune.replay import load, shipped
 from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.base import Surrogate
-from forecast_autotune.surrogates.calibration import POOLED as ALL
-from forecast_autotune.surrogates.calibration import SCHEMA
+from forecast_autotune.surrogates.calibration import FAMILIAR, INFORMED, SCHEMA, STRANGE
 from forecast_autotune.table import Table
 from forecast_train.surrogate.calibrate import calibrate
 from forecast_train.surrogate.elsewhere import calibrate_elsewhere
@@ -48,6 +47,8 @@ def learned(tables: Sequence[Table]) -> Surrogate:
 
 
 SURROGATES = {"analytic": analytic, "learned": learned}
+KNOWN_BY_IR = (INFORMED, FAMILIAR, STRANGE)
+"""Groups that `--unseen` is for."""
 POOLED = "pooled"
 """Goes by other devices' tables, so that it is calibrated on the spaces that several devices know."""
 
@@ -58,7 +59,7 @@ def calibrated(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     if name == POOLED:
         return calibrate_elsewhere(load(arguments.tables or [HUB]), seeds, jobs=jobs)
     kept = arguments.replays and arguments.replays / f"{name}.jsonl.gz"
-    tables = load(arguments.tables or shipped())
+    tables = load([*shipped(), *arguments.tables])
     unseen = arguments.unseen
     return calibrate(tables, SURROGATES[name], seeds, jobs=jobs, replays=kept, unseen=unseen)
 
@@ -88,7 +89,7 @@ def main() -> int:
         "tables",
         nargs="*",
         type=Path,
-        help="table files (default: the shipped ones; pooled: benchmarks/data)",
+        help="table files besides the shipped ones (pooled: instead of those of benchmarks/data)",
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--write", type=Path, help="where the package keeps its curves")
@@ -120,8 +121,8 @@ def main() -> int:
         curves = {name: part for name, part in kept.items() if name.split("/")[0] not in fitted}
         for one in found:
             before = kept.get(one["surrogate"], {}) if arguments.unseen else {}
-            # Of all groups together only a run of all of them can tell.
-            fresh = {n: g for n, g in one["calibration"].items() if not (before and n == ALL)}
+            # Of the other groups such a run holds next to nothing.
+            fresh = {n: g for n, g in one["calibration"].items() if not before or n in KNOWN_BY_IR}
             curves[one["surrogate"]] = {**before, **fresh}
         text = {"schema": SCHEMA, "fitted_by": "benchmarks/calibrate.py", "surrogates": curves}
         arguments.write.write_text(json.dumps(text) + "\n")
