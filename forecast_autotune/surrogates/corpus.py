@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,13 @@ _MOST = 6.0
 """Standard deviations beyond which a feature is no further away: one alone must not decide."""
 
 
-def plain(names: Sequence[str]) -> list[int]:
-    """The features that say what a kernel is; those relative to a problem's own candidates do not."""
-    return [i for i, name in enumerate(names) if not name.endswith("~")]
+def point(names: Sequence[str], features: Array) -> Array:
+    """Where a problem lies: means [plain features] over its candidates' features [candidates, names].
+
+    Those relative to a problem's own candidates do not say what a kernel is.
+    """
+    columns = [i for i, name in enumerate(names) if not name.endswith("~")]
+    return np.asarray(features[:, columns].mean(axis=0))
 
 
 @dataclass(frozen=True)
@@ -30,25 +35,27 @@ class Corpus:
     """Where the problems lie that a model was fitted to."""
 
     points: npt.NDArray[np.float32]
-    """Mean of the plain features over each problem's candidates, [problems, plain features]."""
+    """Each problem's `point`, [problems, plain features]."""
     kernels: npt.NDArray[np.int32]
     """Number of each problem's kernel, [problems]."""
 
     @classmethod
     def of(cls, names: Sequence[str], features: Sequence[Array], kernels: Sequence[str]) -> Corpus:
         """Of the features [candidates, names] of each problem, and its kernel's name."""
-        columns = plain(names)
-        points = np.stack([x[:, columns].mean(axis=0) for x in features]).astype(np.float32)
+        points = np.stack([point(names, x) for x in features]).astype(np.float32)
         return cls(points, np.unique(kernels, return_inverse=True)[1].reshape(-1).astype(np.int32))
 
-    def away(self, point: Array) -> float:
-        """Distance of a problem's means [plain features] from the nearest kernels.
+    @cached_property
+    def _scale(self) -> npt.NDArray[np.float32]:
+        return np.asarray(self.points.std(axis=0) + 1e-6)
+
+    def away(self, at: Array) -> float:
+        """Distance of a problem's `point` from the nearest kernels.
 
         Root mean square over features, in standard deviations of the corpus; of each kernel its nearest
         problem counts, and the nearest three kernels.
         """
-        scale = self.points.std(axis=0) + 1e-6
-        gaps = np.clip((self.points - point) / scale, -_MOST, _MOST)
+        gaps = np.clip((self.points - at) / self._scale, -_MOST, _MOST)
         each = np.sqrt((gaps**2).mean(axis=1))
         nearest = np.full(int(self.kernels.max()) + 1, np.inf)
         np.minimum.at(nearest, self.kernels, each)

@@ -30,7 +30,7 @@ from forecast_autotune.features.vector import VERSION as VECTOR
 from forecast_autotune.features.vector import vectors
 from forecast_autotune.surrogates.analytic import Analytic, Rows
 from forecast_autotune.surrogates.base import Array, Forecasts, Query
-from forecast_autotune.surrogates.corpus import Corpus, plain
+from forecast_autotune.surrogates.corpus import Corpus, point
 from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.prior import Prior
@@ -133,7 +133,6 @@ class Learned(Analytic):
         self.model = model
         self.trees = len(model.kin.roots)
         self._plain = Analytic()
-        self._plain_columns = plain(model.names)
         self._last: tuple[Any, Any, Any, Any, int, Prior] | None = None
         """The latest belief with what it follows from. A decision asks about one list many times, and with
         thousands of candidates the forest would be most of its work."""
@@ -162,7 +161,8 @@ class Learned(Analytic):
             return formula
         device = card(query.problem.device)
         features, _ = vectors(formula.facts, formula.costs, [c.config for c in query.candidates], device)
-        away = None if self.model.corpus is None else self.model.corpus.away(self._means(features))
+        corpus = self.model.corpus
+        away = None if corpus is None else corpus.away(point(self.model.names, features))
         features, of = _distinct(features)
         residual = self.model.residual(features).mean(axis=1)
         p_fail = formula.p_fail
@@ -171,9 +171,6 @@ class Learned(Analytic):
         mean = formula.mean + self.model.weight * residual[of]
         leaves = self.model.kin.leaves(features)[of]
         return replace(formula, mean=mean, p_fail=p_fail, leaves=leaves, away=away)
-
-    def _means(self, features: Array) -> Array:
-        return np.asarray(features[:, self._plain_columns].mean(axis=0))
 
 
 def _distinct(features: Array) -> tuple[Array, Rows]:
