@@ -24,11 +24,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report_environment import environment
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Surrogate
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import FAMILIAR, INFORMED, SCHEMA, STRANGE
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.surrogate.calibrate import calibrate
 from forecast_train.surrogate.elsewhere import calibrate_elsewhere
 from forecast_train.surrogate.fit import fit

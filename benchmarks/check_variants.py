@@ -29,7 +29,7 @@ import torch
 
 from benchmarks import kernels, variants
 from benchmarks.common import ROOT, Report, check_each, child_environment, say
-from forecast_integrations.null_device import null_device
+from forecast_integrations.triton.null_device import null_device
 
 LIMIT_S = 240.0
 """Of one variant, in the interpreter or in the compiler; two of them share two cores."""

@@ -32,8 +32,8 @@ import triton.language as tl
 from benchmarks import kernels
 from benchmarks.report_environment import environment
 from forecast_autotune.records import Config
-from forecast_integrations.children import Child, Children
-from forecast_integrations.describe import to_config
+from forecast_integrations.triton.compile.children import Child, Children
+from forecast_integrations.triton.describe import to_config
 
 ROOT = Path(__file__).resolve().parents[1]
 _SWITCHES = (
@@ -195,7 +195,7 @@ def device(null: bool) -> Iterator[str]:
     if not null:
         yield "cuda"
         return
-    from forecast_integrations.null_device import null_device
+    from forecast_integrations.triton.null_device import null_device
 
     with null_device():
         yield "meta"

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report_environment import environment
 from forecast_autotune.features.devices import card
 from forecast_autotune.records import Candidate, Config, Problem
+from forecast_autotune.records.table import read_lines
 from forecast_autotune.surrogates.prior import prior
-from forecast_autotune.table import read_lines
 
 RECORDED = Path(__file__).with_name("data") / "compiled_sm90.jsonl.gz"
 

@@ -24,8 +24,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from forecast_autotune.records import Device
-from forecast_autotune.store.kernel_tuner import import_kernel_tuner
-from forecast_autotune.table import Table, write_tables
+from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.store.exchange.kernel_tuner import import_kernel_tuner
 
 OLD = "currently_unused/cachefiles/KernelTuner data"
 MILO = ("A100", "A4000", "A6000", "MI250X", "W6600", "W7800")

@@ -26,10 +26,10 @@ from benchmarks.common import Report, say
 from benchmarks.hand_counts import BY_HAND, Launch
 from benchmarks.harvest_compiled import described
 from forecast_autotune.features.trace import trace_many
-from forecast_autotune.features.ttir import Facts, FeatureError, assignment_of, facts
+from forecast_autotune.features.ttir.walk import Facts, FeatureError, assignment_of, facts
 from forecast_autotune.records import Candidate
-from forecast_integrations import describe
-from forecast_integrations.null_device import null_device
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.null_device import null_device
 
 TOLERANCE = 0.01
 # Eight programs stand for a grid: of a grid whose last few programs find no work left, none may be idle.

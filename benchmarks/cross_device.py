@@ -37,14 +37,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report_environment import environment
 from forecast_autotune.numerics import one_thread
 from forecast_autotune.policy import RiskBounded, State
-from forecast_autotune.records import Candidate
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Measurement
+from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.settings import Budget
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Forecasts, Query, Relative, Surrogate
 from forecast_autotune.surrogates.calibration import INFORMED, class_of
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.table import Table, read_tables
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
 from forecast_train.evaluation.metrics import bin_sums, brier, ece_of, reliability_of, width_bins
 from forecast_train.evaluation.splits import family_of
 from forecast_train.surrogate.curves import Seen, risk_curves

@@ -27,10 +27,10 @@ from benchmarks.common import Report, parse, parser, say
 from benchmarks.search_sources import surrogates
 from benchmarks.source_pool import BASE
 from benchmarks.variant_forecasts import digest_of
-from forecast_autotune.replay import ReplayStore, load, replay_one
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.surrogates.base import Surrogate
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.tuning.replay import ReplayStore, load, replay_one
 
 WORTH = 1.03
 TOLERANCE = Settings().tolerance

@@ -35,12 +35,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import common
 from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
-from forecast_autotune.variants.sizes import Sizes
-from forecast_integrations import describe
+from forecast_harness.variants.sizes import Sizes
 from forecast_integrations.device import current_device
-from forecast_integrations.guard import Guard
-from forecast_integrations.standalone import module_text
-from forecast_integrations.variants import Function, VariantConfig, load
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.standalone import module_text
+from forecast_integrations.triton.variants.guard import Guard
+from forecast_integrations.triton.variants.loading import Function, VariantConfig, load
 
 CONFIGS = [triton.Config({"BLOCK": b}, num_warps=1) for b in (32, 64)]
 GRID = (1,)

@@ -36,7 +36,7 @@ from forecast_harness.timing.clock import Clock, SimulatedClock
 from forecast_harness.timing.device import DeviceTimer, conditions
 from forecast_harness.timing.duel import DEFAULT, Duel, Outcome, duel
 from forecast_harness.timing.replay import Inputs
-from forecast_integrations.awake import load
+from forecast_integrations.triton.timer.awake import load
 
 LENGTHS_S = (6e-6, 8e-6, 20e-6, 50e-6, 200e-6, 5e-3)
 GAIN = 0.02

@@ -36,20 +36,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, kernels
 from forecast_autotune import Space, autotune
-from forecast_autotune.measuring import Spent
 from forecast_autotune.numerics import one_thread
-from forecast_autotune.records import Candidate, Outcome
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Measurement, Outcome, Spent
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.base import Forecasts, Query
 from forecast_autotune.surrogates.default import default
-from forecast_autotune.tuner import Task, fingerprint, tune
-from forecast_integrations import describe
-from forecast_integrations.call import Call
-from forecast_integrations.children import Children
-from forecast_integrations.compile_fork import ForkPool
-from forecast_integrations.trace import tracer
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.tuning.loop import Task, fingerprint, tune
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.compile.children import Children
+from forecast_integrations.triton.compile.fork import ForkPool
+from forecast_integrations.triton.trace import tracer
 
 FIRST, OTHER = "matmul/4096x4096x4096", "matmul/2048x2048x2048"
 COLD_MS, CACHED_MS, FORECAST_MS = 150.0, 15.0, 50.0

@@ -47,9 +47,9 @@ from benchmarks.variant_measuring import measure, measure_kernel
 from benchmarks.variant_report import joined, report
 from forecast_autotune.features.vector import VERSION as VECTOR
 from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.replay import load, shipped
 from forecast_autotune.surrogates.learned import Learned, shipped_model
-from forecast_integrations.null_device import null_device
+from forecast_autotune.tuning.replay import load, shipped
+from forecast_integrations.triton.null_device import null_device
 from forecast_train.evaluation.splits import folds
 from forecast_train.surrogate.fit import fit_model
 

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import say
 from benchmarks.report_environment import environment
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.table import write_tables
+from forecast_autotune.records.table import write_tables
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.rows import LEVELS
 from forecast_train.evaluation.splits import spread
 from forecast_train.surrogate.calibrate import shortened

@@ -36,11 +36,11 @@ from benchmarks.harvest_lane import AFTER, COMPILE_S, EACH, NEAR, SHAPES, lane, 
 from benchmarks.near import near
 from benchmarks.report_environment import environment
 from forecast_autotune.records import Candidate, Outcome, Problem, digest
-from forecast_integrations import describe
-from forecast_integrations.compile_fork import ForkPool
-from forecast_integrations.null_device import null_device
-from forecast_integrations.source import innermost
-from forecast_integrations.triton_compile import without_device
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.compile.fork import ForkPool
+from forecast_integrations.triton.compile.pool import without_device
+from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.source import innermost
 
 PATIENCE = 3
 """Fresh lanes that a kernel may cost before it is left."""

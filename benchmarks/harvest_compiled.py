@@ -34,11 +34,11 @@ from benchmarks.harvest_lane import COMPILE_S
 from forecast_autotune.features.compiled import ptx_facts, usage
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.records import Candidate, digest
-from forecast_autotune.table import dump_line, read_lines
-from forecast_integrations import describe
-from forecast_integrations.call import outcome_of
-from forecast_integrations.children import Children
-from forecast_integrations.null_device import null_device
+from forecast_autotune.records.table import dump_line, read_lines
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.call import outcome_of
+from forecast_integrations.triton.compile.children import Children
+from forecast_integrations.triton.null_device import null_device
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 

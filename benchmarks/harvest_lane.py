@@ -21,15 +21,14 @@ from benchmarks import kernels
 from forecast_autotune import autotune
 from forecast_autotune.features.cost import NUMBERS
 from forecast_autotune.features.cost import VERSION as COST
-from forecast_autotune.features.ttir import assignment_of, facts
-from forecast_autotune.records import Candidate, Outcome, digest
-from forecast_autotune.results import Measurement
+from forecast_autotune.features.ttir.walk import assignment_of, facts
+from forecast_autotune.records import Candidate, Measurement, Outcome, digest
+from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.table import Table, table_lines
-from forecast_autotune.tuner import now
-from forecast_integrations import describe
-from forecast_integrations.null_device import null_device
+from forecast_autotune.tuning.loop import now
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.null_device import null_device
 
 COMPILE_S = 15.0
 """A compilation that takes longer is given up; that config is a label of its own."""

@@ -28,12 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from forecast_autotune.policy import RiskBounded, State
-from forecast_autotune.records import Candidate, Problem
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Query, Surrogate
-from forecast_autotune.table import Table, read_tables
-from forecast_integrations.inductor.geometry import Operand, Product, geometry
-from forecast_integrations.inductor.surrogate import default
+from forecast_autotune.records import Candidate, Measurement, Problem
+from forecast_autotune.records.table import Table, read_tables
+from forecast_autotune.surrogates.protocol import Query, Surrogate
+from forecast_integrations.inductor.choices.geometry import Operand, Product, geometry
+from forecast_integrations.inductor.choices.surrogate import default
 
 CHOICES = (1, 3, 5, 8)
 Order = Callable[[Table, Sequence[Candidate], int], list[Candidate]]

@@ -25,13 +25,13 @@ from benchmarks.inductor_baselines import compare, forecast, rounds, usable
 from benchmarks.inductor_problems import HELD_OUT
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Problem
-from forecast_autotune.replay import load
-from forecast_autotune.surrogates.base import Query, Surrogate
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.prior import Prior, prior
-from forecast_autotune.table import Table
-from forecast_integrations.inductor.geometry import geometry
-from forecast_integrations.inductor.surrogate import LearnedTemplates, Templates, default, levelled
-from forecast_integrations.inductor.templates import complete
+from forecast_autotune.surrogates.protocol import Query, Surrogate
+from forecast_autotune.tuning.replay import load
+from forecast_integrations.inductor.choices.geometry import geometry
+from forecast_integrations.inductor.choices.surrogate import LearnedTemplates, Templates, default, levelled
+from forecast_integrations.inductor.choices.templates import complete
 from forecast_train.surrogate.fit import Recipe, fit_model
 
 

@@ -31,10 +31,10 @@ import torch
 
 from benchmarks.common import say
 from benchmarks.inductor_problems import FIT, HELD_OUT, Problem, problems
+from forecast_autotune.records.table import Table, read_lines, write_tables
 from forecast_autotune.store import Store
-from forecast_autotune.table import Table, read_lines, write_tables
-from forecast_integrations.awake import load_cuda
-from forecast_integrations.inductor.patches import Patches
+from forecast_integrations.inductor.hooks.patches import Patches
+from forecast_integrations.triton.timer.awake import load_cuda
 
 BEGUN, DONE = "begun", "done"
 
@@ -84,7 +84,7 @@ def harvest(problem: Problem, store: Store, chosen: dict[str, Any], device: str)
 
 def drawn(sample: int, lot: str) -> Any:
     """A function of choices that keeps the library's kernels and so many others by lot."""
-    from forecast_integrations.inductor.records import is_extern
+    from forecast_integrations.inductor.choices.records import is_extern
 
     rng = random.Random(lot)
 
@@ -122,7 +122,7 @@ def lane(out: Path, name: str, exhaustive: bool, sample: int, null: bool) -> int
     from torch._inductor import select_algorithm
 
     from forecast_integrations.inductor.api import enable_torch_compile
-    from forecast_integrations.inductor.assembler import Assembler
+    from forecast_integrations.inductor.hooks.assembler import Assembler
 
     device = "cpu" if null else "cuda"
     if sample:

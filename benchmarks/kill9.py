@@ -30,16 +30,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # `benchmarks.common` needs torch and is imported where the result is written: children start faster.
-from forecast_autotune.records import Candidate, Kernel, Problem
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import Candidate, Decision, Kernel, Measurement, Problem
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.log import MALFORMED, decode
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.table import Table
-from forecast_autotune.task import Task
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuner import tune
+from forecast_autotune.tuning.loop import tune
+from forecast_autotune.tuning.task import Task
 
 LIST = 12
 """Problems on the list of a round: more than can be decided before the kill."""

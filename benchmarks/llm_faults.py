@@ -35,20 +35,20 @@ import numpy as np
 from benchmarks.report_environment import environment
 from forecast_autotune import autotune
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.backends.chat import Chat
-from forecast_autotune.llm.backends.completions import Completions
-from forecast_autotune.llm.backends.served import Served
-from forecast_autotune.llm.backends.systemone import SystemOne
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.cache import Cached
 from forecast_autotune.llm.calibration import Calibration, Weight
 from forecast_autotune.llm.gate import Situation, Worth
-from forecast_autotune.llm.guards import Breaker, Ledger, Limits
 from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.ensemble import Ensemble
-from forecast_autotune.surrogates.llm import LLM
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+from forecast_autotune.surrogates.language_model.surrogate import LLM
+from forecast_integrations.models.cache import Cached
+from forecast_integrations.models.http.chat import Chat
+from forecast_integrations.models.http.completions import Completions
+from forecast_integrations.models.http.decisions import SystemOne
+from forecast_integrations.models.http.guards import Breaker, Ledger, Limits
+from forecast_integrations.models.http.served import Served
 from tests.integrations.interpreted import kernels
 from tests.integrations.interpreted.support import Clock, Vector, blocks, grid
 from tests.llm import faults, faulty_server

@@ -38,10 +38,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import Report, say
 from forecast_autotune.llm.calibration import Calibration
 from forecast_autotune.llm.gate import judge
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.learned import Learned
-from forecast_autotune.table import Table
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.oracles import Oracle
 from forecast_train.llm.calibrate import calibrate
 from forecast_train.llm.hearing import Heard, hear

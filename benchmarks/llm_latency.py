@@ -40,9 +40,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, llm_models
 from forecast_autotune.llm.backend import Answer
-from forecast_autotune.llm.backends.tokens import Tokens
-from forecast_autotune.llm.backends.transformers import Transformers
 from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.tokens import Tokens
+from forecast_integrations.models.transformers.backend import Transformers
 
 LIMITS_MS = {576: 25.0, 896: 40.0, 1536: 60.0}
 """Of 100 candidates on an H200, by a model's hidden size: 135M, 0.5B and 1.5B parameters."""

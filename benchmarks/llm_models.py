@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from forecast_autotune.llm.backends.tokens import Tokens
 from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.tokens import Tokens
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {

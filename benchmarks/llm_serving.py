@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import say
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.llm.backend import Usage
-from forecast_autotune.llm.open import writer
-from forecast_autotune.llm.writing import Told, Writer
+from forecast_autotune.llm.writers import Told, Writer
+from forecast_integrations.models.open import writer
 
 PATH = "/v1/chat/completions"
 

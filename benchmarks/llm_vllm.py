@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from benchmarks.report_environment import environment
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.open import backend
 from forecast_autotune.settings import Settings
+from forecast_integrations.models.open import backend
 from tests.llm.vllm_server import PREFIX, Naive, in_process, random_adapter, serving, suffixes
 
 WARM = 3

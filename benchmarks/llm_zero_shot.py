@@ -35,10 +35,10 @@ from benchmarks.common import Report, say
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import Calibration
 from forecast_autotune.llm.gate import Situation, judge
-from forecast_autotune.llm.open import backend
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.surrogates.base import Query, Surrogate
-from forecast_autotune.table import Table
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.protocol import Query, Surrogate
+from forecast_autotune.tuning.replay import load, shipped
+from forecast_integrations.models.open import backend
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.baselines import Formula
 from forecast_train.evaluation.binned import Binned, ece, labels_of, recovered, scored, stated_bins

@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks import kernels
 from benchmarks.common import say, synchronize
 from forecast_autotune.variants import Variant
-from forecast_autotune.variants.mechanical import variants_of
-from forecast_integrations import describe
-from forecast_integrations.standalone import module_text
-from forecast_integrations.variants import Loaded, load
+from forecast_harness.rewrites.triton import variants_of
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.standalone import module_text
+from forecast_integrations.triton.variants.loading import Loaded, load
 
 NOTHING = "no config could be launched"
 """What is wrong with a variant that never ran."""

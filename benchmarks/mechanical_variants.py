@@ -46,10 +46,10 @@ from forecast_autotune.errors import VariantError
 from forecast_autotune.records import Config
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Check, Variant, signature_of
-from forecast_autotune.variants.mechanical import REWRITES
-from forecast_integrations import describe
-from forecast_integrations.null_device import null_device
-from forecast_integrations.variants import Loaded
+from forecast_harness.rewrites.triton import REWRITES
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.variants.loading import Loaded
 
 LIMIT_S = 240.0
 """Of one variant, in the interpreter or in the compiler."""

@@ -25,9 +25,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common
-from forecast_autotune.replay import load
-from forecast_autotune.results import Measurement
-from forecast_autotune.table import Table, table_lines
+from forecast_autotune.records import Measurement
+from forecast_autotune.records.table import Table, table_lines
+from forecast_autotune.tuning.replay import load
 
 LENGTHS_US = (10, 20, 50, 200, math.inf)
 """Upper ends of the lengths that are told apart."""

@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report_environment import environment
 from forecast_autotune.policy import Fixed, Policy, RiskBounded
-from forecast_autotune.replay import load, replay, shipped
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.tuning.replay import load, replay, shipped
 
 
 def cap(table: Table) -> int:

@@ -46,10 +46,10 @@ from benchmarks.source_pool import BASE, pack
 from benchmarks.source_recording import compile_kernel, record, time_kernel
 from benchmarks.source_replay import ARMS, Recorded, replay
 from benchmarks.variant_forecasts import digest_of
-from forecast_autotune.replay import load
-from forecast_autotune.surrogates.base import Surrogate
+from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.surrogates.learned import Learned, Model
-from forecast_autotune.table import Table, read_tables
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.tuning.replay import load
 from forecast_harness.search.records import Settings
 from forecast_train.evaluation.splits import folds
 

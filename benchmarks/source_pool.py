@@ -22,13 +22,12 @@ from benchmarks.harvest_lane import facts_of
 from benchmarks.kernel_children import read
 from benchmarks.mechanical_cases import generated
 from benchmarks.variant_forecasts import call_of, shapes_of
-from forecast_autotune.records import Candidate, Problem, digest
-from forecast_autotune.results import Measurement
-from forecast_autotune.table import Table, table_lines
+from forecast_autotune.records import Candidate, Measurement, Problem, digest
+from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.variants import Variant
-from forecast_integrations import describe
-from forecast_integrations.call import Call
-from forecast_integrations.standalone import module_text
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.standalone import module_text
 
 BASE, LLM, MECHANICAL = "base", "llm", "mechanical"
 

@@ -32,14 +32,13 @@ from benchmarks.mechanical_cases import NOTHING, refusal
 from benchmarks.report_environment import environment
 from benchmarks.source_pool import BASE, Pool, Source, ahead_of, case_of, sources
 from benchmarks.variant_forecasts import digest_of
-from forecast_autotune.records import Candidate, Outcome, digest
-from forecast_autotune.results import Measurement
-from forecast_autotune.tuner import now
-from forecast_integrations.lazily import grids_of
-from forecast_integrations.null_device import null_device
-from forecast_integrations.trace import tracer
-from forecast_integrations.triton_compile import make_pool
-from forecast_integrations.triton_timer import TritonMeasurer
+from forecast_autotune.records import Candidate, Measurement, Outcome, digest
+from forecast_autotune.tuning.loop import now
+from forecast_integrations.triton.compile.pool import make_pool
+from forecast_integrations.triton.lazily import grids_of
+from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.timer.measurer import TritonMeasurer
+from forecast_integrations.triton.trace import tracer
 
 COMPILE_S = 20.0
 """A compilation that takes longer is given up: that is a label of its own."""

@@ -34,10 +34,9 @@ from benchmarks import search_pool
 from benchmarks.search_replay import Oracle, Run, searched, told
 from benchmarks.source_pool import BASE
 from forecast_autotune.features.listing import Listed
-from forecast_autotune.records import Candidate, Config, Outcome, digest
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Query, Surrogate
-from forecast_autotune.table import Table
+from forecast_autotune.records import Candidate, Config, Measurement, Outcome, digest
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.events import Confirm, Job
 from forecast_harness.search.forecasters.tracing import Forecasts, promising, suits

@@ -26,8 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Argument, Candidate, Config, Device, Evidence, Kernel, Outcome, Problem
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Decision,
+    Device,
+    Evidence,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.log import MALFORMED, decode, encode
 

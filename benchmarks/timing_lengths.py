@@ -27,9 +27,9 @@ from benchmarks import common, kernels
 from benchmarks.tune_matmul72 import precompile
 from benchmarks.variant_forecasts import call_of
 from forecast_autotune.records import Candidate
-from forecast_autotune.tuner import CLOSE, FINALISTS
-from forecast_integrations.call import Call, outcome_of
-from forecast_integrations.clocks import Events, Lengths
+from forecast_autotune.tuning.loop import CLOSE, FINALISTS
+from forecast_integrations.triton.call import Call, outcome_of
+from forecast_integrations.triton.timer.clocks import Events, Lengths
 
 CASES = (
     "matmul/4096x4096x4096",

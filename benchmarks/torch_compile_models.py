@@ -50,7 +50,7 @@ from benchmarks.torch_compile_children import (
     timed_in_turns,
     told,
 )
-from forecast_integrations.inductor.assembler import Assembler
+from forecast_integrations.inductor.hooks.assembler import Assembler
 
 SHARED = "shared"
 ARMS = ("plain", SHARED, "ours")

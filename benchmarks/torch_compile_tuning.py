@@ -51,10 +51,10 @@ from benchmarks.torch_compile_children import (
     told,
 )
 from forecast_autotune.records import Candidate, Config
+from forecast_autotune.records.table import read_tables
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.base import Forecasts, Query
-from forecast_autotune.table import read_tables
-from forecast_integrations.inductor.assembler import Assembler
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_integrations.inductor.hooks.assembler import Assembler
 
 STOCK = "stock"
 ARMS = (STOCK, "default", "ours", "wide")
@@ -87,7 +87,7 @@ class Heard:
         self.last = ""
 
     def __call__(self, timings: Mapping[Any, float], name: str, nodes: Sequence[Any], *_: Any) -> None:
-        from forecast_integrations.inductor.records import candidate_of
+        from forecast_integrations.inductor.choices.records import candidate_of
 
         # A choice may be a graph with operations of its own: the outermost one is heard last.
         self.last = f"{name} {[list(map(str, node.get_size())) for node in nodes]}"

@@ -12,12 +12,12 @@ from typing import Any
 
 from forecast_autotune.llm.calibration import Calibration
 from forecast_autotune.llm.prompt import FORECAST
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.surrogates.base import Query, Surrogate
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.ensemble import Ensemble
+from forecast_autotune.surrogates.language_model.ensemble import Ensemble
 from forecast_autotune.surrogates.learned import Learned, Model
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_train.evaluation.judge import Case, judge
 from forecast_train.evaluation.models import Alone
 from forecast_train.evaluation.rows import Row

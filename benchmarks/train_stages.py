@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.common import ROOT, say
 from forecast_autotune import __version__
 from forecast_autotune.llm.calibration import FILE, read, write
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.learned import Learned, Model
-from forecast_autotune.table import Table
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.splits import SplitError, family_of, kernel_of, spread
 from forecast_train.llm.believing import crosswise
 from forecast_train.llm.build import Recipe, examples
@@ -218,7 +218,7 @@ def learned_of(work: Work) -> Learned:
 
 def listen(work: Work, name: str, adapter: Path | None, tables: Sequence[Table]) -> list[Heard]:
     """Ask the model, or what training made of it, about tables; answers on file are not asked for again."""
-    from forecast_autotune.llm.backends.transformers import Transformers
+    from forecast_integrations.models.transformers.backend import Transformers
 
     folder = work.out / "heard"
     folder.mkdir(exist_ok=True)

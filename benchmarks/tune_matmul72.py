@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import common, kernels
 from forecast_autotune import autotune
 from forecast_autotune.settings import Settings
-from forecast_integrations.call import outcome_of
+from forecast_integrations.triton.call import outcome_of
 
 CASES = ("matmul/4096x4096x4096", "matmul/2048x2048x2048")
 TOP = 5

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import common, kernels
 from forecast_autotune import Space, autotune
 from forecast_autotune.settings import Budget
-from forecast_integrations.call import outcome_of
+from forecast_integrations.triton.call import outcome_of
 
 MATMUL, ATTENTION = "matmul/4096x4096x4096", "attention/4x32x8x4096x128-causal"
 TOP = 3

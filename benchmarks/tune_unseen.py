@@ -34,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, kernels
 from forecast_autotune import autotune
-from forecast_autotune.replay import load, shipped
 from forecast_autotune.surrogates.default import Default
 from forecast_autotune.surrogates.learned import Learned, Model
+from forecast_autotune.tuning.replay import load, shipped
 
 TOP = 3
 MATMUL = "matmul/4096x4096x4096"

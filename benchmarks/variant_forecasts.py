@@ -17,22 +17,21 @@ from benchmarks import kernels, variants
 from benchmarks.mechanical_cases import loaded
 from forecast_autotune import autotune
 from forecast_autotune.features.listing import Listed
-from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.llm.calibration import find
 from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.records import Device
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
+from forecast_autotune.records import Device, Measurement
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.language_model.surrogate import LLM
 from forecast_autotune.surrogates.learned import Learned
-from forecast_autotune.surrogates.llm import LLM
-from forecast_autotune.surrogates.serving import opened, places
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
+from forecast_autotune.surrogates.selection import opened, places
 from forecast_autotune.variants import Variant
-from forecast_integrations import describe
-from forecast_integrations.call import Call
-from forecast_integrations.lazily import LazySources, grids_of
-from forecast_integrations.trace import tracer
-from forecast_integrations.variants import Loaded, widen
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.lazily import LazySources, grids_of
+from forecast_integrations.triton.trace import tracer
+from forecast_integrations.triton.variants.loading import Loaded, widen
 
 Rows = npt.NDArray[np.intp]
 

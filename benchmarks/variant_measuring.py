@@ -27,8 +27,8 @@ from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants import Variant
-from forecast_integrations.call import Call
-from forecast_integrations.triton_timer import TritonMeasurer
+from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.timer.measurer import TritonMeasurer
 
 TOP = 2
 """Of the configs that a variant is timed with, so many are the base's fastest, where they are its own too."""

@@ -40,8 +40,8 @@ import triton
 from benchmarks import kernels
 from forecast_autotune.records import digest
 from forecast_autotune.variants.records import Origin, Provenance, Variant
-from forecast_integrations import describe
-from forecast_integrations.source import innermost, source_of
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.source import innermost, source_of
 
 TABLE = Path(__file__).parent / "data" / "variants.jsonl.gz"
 EXPECTATIONS = ("faster", "similar", "slower", "wrong")

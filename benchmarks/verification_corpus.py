@@ -25,7 +25,6 @@ from scipy import stats
 from benchmarks import kernels
 from benchmarks.common import ROOT
 from benchmarks.mechanical_cases import first_cases
-from forecast_autotune.cli.kernel_calls import Target
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Origin, Provenance, Variant
@@ -36,13 +35,14 @@ from forecast_harness.timing import device
 from forecast_harness.timing.plausible import HOST, Peaks
 from forecast_harness.variants import verify as variants
 from forecast_harness.variants.subject import Subject, Survey
+from forecast_harness.variants.targets import Target
 from forecast_harness.verify import corpus
 from forecast_harness.verify.plan import Plan
 from forecast_harness.verify.run import LIMITS, verify
 from forecast_harness.verify.verdict import Code, Judgement, Verdict
-from forecast_integrations.describe import kernel_record
-from forecast_integrations.source import innermost
-from forecast_integrations.standalone import module_text
+from forecast_integrations.triton.describe import kernel_record
+from forecast_integrations.triton.source import innermost
+from forecast_integrations.triton.standalone import module_text
 from tests.harness.small import checked_only
 
 CORPORA = ROOT / "tests" / "harness"

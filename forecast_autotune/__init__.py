@@ -6,18 +6,57 @@ Importing this package loads neither torch nor triton; they load when a name tha
 import os
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.version import __version__ as __version__
+
 if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on first use
+    from forecast_autotune.errors import (
+        CaptureError,
+        DeviceLost,
+        ForecastAutotuneError,
+        FrozenMiss,
+        NothingLaunches,
+        PluginError,
+        RecordError,
+        SettingsError,
+        StoreError,
+        VariantError,
+    )
+    from forecast_autotune.policy import Policy
+    from forecast_autotune.records import Decision, Measurement, Plan
+    from forecast_autotune.settings import Budget, Mode, Settings
     from forecast_autotune.space import Space
+    from forecast_autotune.store import Store
+    from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
     from forecast_integrations.inductor.api import autoload_generated as autoload_generated
     from forecast_integrations.inductor.api import autoload_torch_compile as autoload_torch_compile
     from forecast_integrations.inductor.api import disable_torch_compile, enable_torch_compile
-    from forecast_integrations.patch import patch_triton, unpatch_triton
-    from forecast_integrations.triton import ForecastAutotuner, autotune, forecast_autotune
+    from forecast_integrations.triton.decorator import ForecastAutotuner, autotune, forecast_autotune
+    from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 
-__version__ = "0.1.0"
 __all__ = [
+    "Budget",
+    "CaptureError",
+    "Decision",
+    "DeviceLost",
+    "ForecastAutotuneError",
     "ForecastAutotuner",
+    "Forecasts",
+    "FrozenMiss",
+    "Measurement",
+    "Mode",
+    "NothingLaunches",
+    "Plan",
+    "PluginError",
+    "Policy",
+    "Query",
+    "RecordError",
+    "Settings",
+    "SettingsError",
     "Space",
+    "Store",
+    "StoreError",
+    "Surrogate",
+    "VariantError",
     "autotune",
     "disable_torch_compile",
     "enable_torch_compile",
@@ -26,17 +65,42 @@ __all__ = [
     "unpatch_triton",
 ]
 
+_ERRORS = "forecast_autotune.errors"
+_INDUCTOR = "forecast_integrations.inductor.api"
+_DECORATOR = "forecast_integrations.triton.decorator"
+_PATCH = "forecast_integrations.triton.patch"
 _HOMES = {
+    "Budget": "forecast_autotune.settings",
+    "CaptureError": _ERRORS,
+    "Decision": "forecast_autotune.records",
+    "DeviceLost": _ERRORS,
+    "ForecastAutotuneError": _ERRORS,
+    "ForecastAutotuner": _DECORATOR,
+    "Forecasts": "forecast_autotune.surrogates.protocol",
+    "FrozenMiss": _ERRORS,
+    "Measurement": "forecast_autotune.records",
+    "Mode": "forecast_autotune.settings",
+    "NothingLaunches": _ERRORS,
+    "Plan": "forecast_autotune.records",
+    "PluginError": _ERRORS,
+    "Policy": "forecast_autotune.policy",
+    "Query": "forecast_autotune.surrogates.protocol",
+    "RecordError": _ERRORS,
+    "Settings": "forecast_autotune.settings",
+    "SettingsError": _ERRORS,
     "Space": "forecast_autotune.space",
-    "ForecastAutotuner": "forecast_integrations.triton",
-    "autotune": "forecast_integrations.triton",
-    "forecast_autotune": "forecast_integrations.triton",
-    "autoload_generated": "forecast_integrations.inductor.api",
-    "autoload_torch_compile": "forecast_integrations.inductor.api",
-    "disable_torch_compile": "forecast_integrations.inductor.api",
-    "enable_torch_compile": "forecast_integrations.inductor.api",
-    "patch_triton": "forecast_integrations.patch",
-    "unpatch_triton": "forecast_integrations.patch",
+    "Store": "forecast_autotune.store",
+    "StoreError": _ERRORS,
+    "Surrogate": "forecast_autotune.surrogates.protocol",
+    "VariantError": _ERRORS,
+    "autoload_generated": _INDUCTOR,
+    "autoload_torch_compile": _INDUCTOR,
+    "autotune": _DECORATOR,
+    "disable_torch_compile": _INDUCTOR,
+    "enable_torch_compile": _INDUCTOR,
+    "forecast_autotune": _DECORATOR,
+    "patch_triton": _PATCH,
+    "unpatch_triton": _PATCH,
 }
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from forecast_autotune.cli import main
+from forecast_autotune.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,6 +19,10 @@ class StoreError(ForecastAutotuneError):
     """The store cannot be read or written in the way that was asked for."""
 
 
+class PluginError(ForecastAutotuneError, LookupError):
+    """A part that another package should have registered is not there."""
+
+
 class NothingLaunches(ForecastAutotuneError, RuntimeError):
     """Every candidate that was tried failed; the message lists the outcomes."""
 

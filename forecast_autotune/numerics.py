@@ -1,13 +1,19 @@
-"""What numpy does too slowly where a first forecast is waited for."""
+"""Numbers that several rooms share, and what numpy does too slowly where a first forecast is waited for."""
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+NOMINAL = (0.5, 0.8, 0.9, 0.95)
+"""Levels of central intervals that are calibrated; between them the factors are interpolated."""
+DENSE = 100
+"""Beyond this many candidates a list is a denser grid over the same ground."""
 
 
 def one_thread() -> AbstractContextManager[object]:
@@ -37,3 +43,11 @@ def median(values: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.float64
     low, high = (n - 1) // 2, n // 2
     ordered = np.partition(values, (low, high), axis=axis)
     return np.asarray((ordered.take(low, axis=axis) + ordered.take(high, axis=axis)) / 2)
+
+
+def sparse_count(candidates: float, dense: float = DENSE) -> float:
+    """Of a list this long, how many candidates count: beyond `dense`, the fourth root of the rest.
+
+    A denser grid over the same ground holds more near-copies, not more secrets.
+    """
+    return min(candidates, dense * math.sqrt(math.sqrt(max(1.0, candidates / dense))))

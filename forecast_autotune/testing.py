@@ -19,15 +19,26 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.measuring import Measurer, Spent
 from forecast_autotune.policy import Policy, State
-from forecast_autotune.records import Argument, Candidate, Config, Device, Evidence, Kernel, Outcome, Problem
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Decision,
+    Device,
+    Evidence,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+    Spent,
+)
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Budget
-from forecast_autotune.simulated import TableMeasurer
-from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
-from forecast_autotune.table import Table
-from forecast_autotune.task import checked
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
+from forecast_autotune.tuning.measuring import Measurer
+from forecast_autotune.tuning.simulation import TableMeasurer
+from forecast_autotune.tuning.task import checked
 
 __all__ = [
     "MeasurerContract",

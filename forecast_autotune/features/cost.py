@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.devices import Card
-from forecast_autotune.features.ttir import Facts
-from forecast_autotune.features.ttir_memory import VECTOR, WARPS
+from forecast_autotune.features.ttir.memory import VECTOR, WARPS
+from forecast_autotune.features.ttir.walk import Facts
 from forecast_autotune.records import Config
 
 VERSION = "cost-6"

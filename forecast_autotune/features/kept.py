@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
 from forecast_autotune.features.listing import Listed
-from forecast_autotune.features.ttir import FeatureError, facts
-from forecast_autotune.features.ttir_facts import Facts
+from forecast_autotune.features.ttir.facts import Facts
+from forecast_autotune.features.ttir.walk import FeatureError, facts
 from forecast_autotune.records import Argument, Candidate, Problem, digest
+from forecast_autotune.records.problem import FACTS
 
 Grid = tuple[int, ...] | None
 
-FIELD = "facts"
-"""Of a problem line: `{"version": ..., "units": [[assignment, grid, {fact: value}], ...]}`."""
 _MEANING = 1
 """Counts up when a fact is read otherwise; new and renamed facts change the version by themselves."""
 VERSION = f"{_MEANING}-{digest([f.name for f in fields(Facts)])[:8]}"
@@ -46,7 +45,7 @@ def gathered(
     *,
     within_s: float,
 ) -> dict[str, Any]:
-    """The facts of these candidates as `FIELD` holds them; without units where there is no TTIR.
+    """The facts of these candidates as `FACTS` holds them; without units where there is no TTIR.
 
     Texts that a surrogate has read in this process cost nothing. What is not read after `within_s` seconds is
     left out.
@@ -75,18 +74,7 @@ def merged(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, A
 
 def known(problem: Problem) -> dict[tuple[str, Grid], Facts]:
     """What a problem's record has kept, by (assignment, grid); empty for nothing, or of another version."""
-    return _units(problem.extra.get(FIELD))
-
-
-def joined(problem: Problem, other: Problem) -> Problem:
-    """A problem with the TTIR and the facts of another record of it: the first one's where both have some.
-
-    Runs that add configs to a table trace those alone.
-    """
-    extra = dict(problem.extra)
-    if known(other):
-        extra[FIELD] = merged(other.extra[FIELD], problem.extra.get(FIELD) or {})
-    return replace(problem, ttir={**other.ttir, **problem.ttir}, extra=extra)
+    return _units(problem.extra.get(FACTS))
 
 
 def informed(problem: Problem) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.records import Candidate, of_base
 
 Codes = npt.NDArray[np.intp]

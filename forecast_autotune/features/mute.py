@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from forecast_autotune.features.listing import LAUNCH, Codes, Column, Listed, grouped
-from forecast_autotune.features.ttir_facts import Facts
+from forecast_autotune.features.ttir.facts import Facts
 
 PAIRS = 3
 """Pairs that differ in nothing else and have the same facts, before a parameter counts as mute."""

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS, Bins
-from forecast_autotune.llm.likeness import KINDS, Map
+from forecast_autotune.llm.similarity import KINDS, Map
+from forecast_autotune.numerics import NOMINAL
 from forecast_autotune.records import Problem, digest
-from forecast_autotune.surrogates.base import NOMINAL
 
 Array = npt.NDArray[np.float64]
 

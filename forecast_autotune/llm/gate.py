@@ -6,10 +6,9 @@ the wall seconds that those would have taken; it costs what is waited for it. A 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from forecast_autotune.policy import RiskBounded
+from forecast_autotune.numerics import sparse_count
 
 FEWEST = 16
 """Of fewer candidates the first look alone measures a good part: an answer would come too late to matter."""
@@ -74,13 +73,13 @@ class Worth:
 
 MEASURED = 0.17
 """Share of a list that the default policy measures before its risk is accepted (recorded replays)."""
+LEAST_MEASURED = 8.0
+"""... and how many of a short one, whatever its share."""
 
 
 def measurements(candidates: int) -> float:
     """How many of so many candidates the default policy measures, as recorded replays say."""
-    policy = RiskBounded()
-    few = min(candidates, policy.many * math.sqrt(math.sqrt(max(1.0, candidates / policy.many))))
-    return min(float(candidates), max(float(policy.floor), MEASURED * few))
+    return min(float(candidates), max(LEAST_MEASURED, MEASURED * sparse_count(candidates)))
 
 
 def wall_seconds(situation: Situation) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forecast_autotune.results import Decision
+from forecast_autotune.records import Decision
 
 
 def summary(kernel: str, decision: Decision) -> str:

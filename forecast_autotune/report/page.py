@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from html import escape
 
-from forecast_autotune.replay import Report, Row
 from forecast_autotune.report.chart import milliseconds, percent, seconds, sparkline
+from forecast_autotune.tuning.replay import Report, Row
 
 STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #6e7781; --line: #e3e7eb; --paper: #fff; }

@@ -12,8 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from forecast_autotune.replay import Report, Row
 from forecast_autotune.report.chart import bar, milliseconds, percent, seconds, sparkline
+from forecast_autotune.tuning.replay import Report, Row
 
 _NARROW = 110
 """Below so many columns the charts give way to the figures."""

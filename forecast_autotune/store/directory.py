@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forecast_autotune.errors import StoreError
-from forecast_autotune.results import Decision, Measurement, Verdict
+from forecast_autotune.records import Decision, Measurement, Verdict
+from forecast_autotune.records.table import Table
 from forecast_autotune.store.files import (
     Notes,
     append,
@@ -23,7 +24,6 @@ from forecast_autotune.store.files import (
 )
 from forecast_autotune.store.log import MALFORMED, Log, decode, encode
 from forecast_autotune.store.watch import forget
-from forecast_autotune.table import Table
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem

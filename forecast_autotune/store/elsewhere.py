@@ -11,7 +11,7 @@ from forecast_autotune.store.similar import nearness
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem
     from forecast_autotune.store.directory import Directory
-    from forecast_autotune.surrogates.base import Relative
+    from forecast_autotune.surrogates.protocol import Relative
 
 DEVICES = 8
 """At most so many other device classes are looked at."""
@@ -42,7 +42,7 @@ def nearest(problem: Problem, directories: Iterable[Directory]) -> list[Relative
 
     Nothing where the source is not known: times of another kernel must not pass for this one's.
     """
-    from forecast_autotune.surrogates.base import Relative
+    from forecast_autotune.surrogates.protocol import Relative
 
     made: list[Relative] = []
     source = problem.kernel.source_sha256

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.fields import decode_json
-from forecast_autotune.records import SCHEMA, Problem
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import SCHEMA, Measurement, Problem
+from forecast_autotune.records.fields import decode_json
 from forecast_autotune.store.files import Notes, release_lock, take_lock
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)

@@ -21,10 +21,9 @@ from forecast_autotune.store.variants import VariantFiles, with_checks
 from forecast_autotune.store.watch import crashed, watching
 
 if TYPE_CHECKING:
-    from forecast_autotune.records import Candidate, Problem
-    from forecast_autotune.results import Decision, Measurement, Verdict
-    from forecast_autotune.surrogates.base import Relative
-    from forecast_autotune.table import Table
+    from forecast_autotune.records import Candidate, Decision, Measurement, Problem, Verdict
+    from forecast_autotune.records.table import Table
+    from forecast_autotune.surrogates.protocol import Relative
     from forecast_autotune.variants.records import Check, Variant
 
 _VERSION = "v1"
@@ -92,7 +91,7 @@ class Store:
         the distance of `similar.distance`. Then, unless `limit` is 0, the most similar one of the same
         source of each other device class, as far as their logs are quick to read (`elsewhere`).
         """
-        from forecast_autotune.surrogates.base import Relative
+        from forecast_autotune.surrogates.protocol import Relative
 
         with self._mutex:
             directory = self._directory(problem)

@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Candidate, Config, Outcome, Problem
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
 from forecast_autotune.store.files import host_name, problem_file
 
 

@@ -21,8 +21,9 @@ import numpy as np
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.devices import known
 from forecast_autotune.features.listing import Listed
+from forecast_autotune.numerics import NOMINAL
 from forecast_autotune.records import Candidate, Device
-from forecast_autotune.surrogates.base import NOMINAL, Array, Forecasts
+from forecast_autotune.surrogates.protocol import Array, Forecasts
 from forecast_autotune.surrogates.relatives import Kinship
 
 SCHEMA = 3

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.protocol import Array
 
 _NEIGHBOURS = 3
 """Kernels that a distance is the mean of."""

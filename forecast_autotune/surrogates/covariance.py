@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.encode import Encoder
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.protocol import Array
 from forecast_autotune.surrogates.smooth import Smooth
 
 Leaves = npt.NDArray[np.int32]

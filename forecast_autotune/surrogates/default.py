@@ -15,10 +15,10 @@ from pathlib import Path
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Problem
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Forecasts, Query, Relative, Surrogate
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.surrogates.learned import Learned, Model, shipped_model
 from forecast_autotune.surrogates.pooled import Pooled
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
 
 
 class Default:

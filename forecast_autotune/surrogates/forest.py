@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.protocol import Array
 
 _ROWS = 128
 """Rows at a time: what is looked up for them stays in the cache."""

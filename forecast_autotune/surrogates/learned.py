@@ -28,12 +28,12 @@ from forecast_autotune.features.devices import card
 from forecast_autotune.features.listing import Listed
 from forecast_autotune.features.vector import VERSION as VECTOR
 from forecast_autotune.features.vector import vectors
-from forecast_autotune.surrogates.analytic import Analytic, Rows
-from forecast_autotune.surrogates.base import Array, Forecasts, Query
 from forecast_autotune.surrogates.corpus import Corpus, point
 from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
+from forecast_autotune.surrogates.formula import Analytic, Rows
 from forecast_autotune.surrogates.prior import Prior
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 
 LEARNED = Hyper(
     slope=0.248,

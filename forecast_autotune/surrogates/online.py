@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forecast_autotune.results import Verdict
+from forecast_autotune.records import Verdict
 from forecast_autotune.surrogates.calibration import Curve
 
 KNOTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)

@@ -20,13 +20,12 @@ import numpy.typing as npt
 
 from forecast_autotune.features.encode import Encoder
 from forecast_autotune.features.listing import Listed
-from forecast_autotune.records import Candidate, Problem
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Array, Forecasts, Query, Relative
+from forecast_autotune.records import Candidate, Measurement, Problem
+from forecast_autotune.records.table import latest
 from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN, shipped
 from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart, noise
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative
 from forecast_autotune.surrogates.relatives import DENSE, Pool, pool
-from forecast_autotune.table import latest
 
 Rows = npt.NDArray[np.intp]
 

@@ -16,9 +16,9 @@ from forecast_autotune.features.kept import known as kept
 from forecast_autotune.features.kept import read as read_facts
 from forecast_autotune.features.listing import Listed, Units
 from forecast_autotune.features.mute import classes, meta, muted
-from forecast_autotune.features.ttir import Facts
+from forecast_autotune.features.ttir.walk import Facts
 from forecast_autotune.records import Argument, Candidate, Config, Problem
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.protocol import Array
 
 __all__ = ["VERSION", "Prior", "costed", "prior"]
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.records import Candidate, Device, Problem
-from forecast_autotune.surrogates.base import Array, Relative
-from forecast_autotune.table import latest
+from forecast_autotune.records.table import latest
+from forecast_autotune.surrogates.protocol import Array, Relative
 
 Kinship = Literal["none", "far", "near"]
 DENSE = 0.5

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.protocol import Array
 
 _MANY = 4096
 """Pairs from which on it pays to look for rows that share coordinates."""

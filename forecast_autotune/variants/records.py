@@ -24,8 +24,8 @@ from typing import Any
 
 from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
-from forecast_autotune.fields import listed, rest
 from forecast_autotune.records import Config, Extra, digest
+from forecast_autotune.records.fields import listed, rest
 
 SCHEMA = 1
 

@@ -13,7 +13,7 @@ it took for granted, and a call is covered only where all of that holds:
 
 A description of arguments does not tell whether two tensors overlap, and every verification uses separate
 ones. So a signature also names the tensors that the base kernel writes, and whoever launches has to look
-whether one of them overlaps another argument (`forecast_integrations.variants`).
+whether one of them overlaps another argument (`forecast_integrations.triton.variants.loading`).
 """
 
 from __future__ import annotations

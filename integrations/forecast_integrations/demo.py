@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
-from forecast_autotune.results import Decision
+from forecast_autotune.records import Decision
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
-from forecast_integrations.patch import patch_triton, unpatch_triton
-from forecast_integrations.triton import autotune
+from forecast_integrations.triton.decorator import autotune
+from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 
 _TURNS = 5
 """How often the two chosen configs are timed in turns."""
@@ -202,7 +202,7 @@ def _in_turns(runs: Sequence[Callable[[], Any]]) -> list[float]:
 
 
 def _shown(config: Any) -> str:
-    from forecast_integrations.describe import to_config
+    from forecast_integrations.triton.describe import to_config
 
     return str(to_config(config))
 

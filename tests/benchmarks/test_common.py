@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import common
-from forecast_integrations.null_device import NullDevice, null_device
+from forecast_integrations.triton.null_device import NullDevice, null_device
 
 HOST_S = 0.0004
 

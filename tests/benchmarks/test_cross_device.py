@@ -12,10 +12,9 @@ import pytest
 
 from benchmarks import cross_device
 from benchmarks.convert_benchmark_hub import five_digits, thin
-from forecast_autotune.records import Candidate, Config, Device, Kernel, Outcome, Problem
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.records.table import Table, read_lines, write_tables
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.table import Table, read_lines, write_tables
 
 
 def space(device: str, best: int, kernel: str = "conv") -> Table:

@@ -31,14 +31,13 @@ from benchmarks.variant_forecasts import (
     trial,
 )
 from benchmarks.variant_report import Pair, joined, report
-from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Forecasts
+from forecast_autotune.records import Candidate, Config, Measurement, Outcome
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.default import default
+from forecast_autotune.surrogates.language_model.surrogate import LLM
 from forecast_autotune.surrogates.learned import Learned
-from forecast_autotune.surrogates.llm import LLM
-from forecast_autotune.table import Table
-from forecast_integrations.null_device import null_device
+from forecast_autotune.surrogates.protocol import Forecasts
+from forecast_integrations.triton.null_device import null_device
 from tests.llm.words import Said, calibrated, favours
 
 ROOT = Path(__file__).parents[2]

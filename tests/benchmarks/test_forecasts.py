@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import forecasts
-from forecast_autotune.table import read_tables
+from forecast_autotune.records.table import read_tables
 
 
 def test_nothing_is_written_where_the_shipped_tables_will_do(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.kernels import Case, cases, configs, mismatch, reset
 from forecast_autotune.features.trace import trace_many
-from forecast_autotune.features.ttir import facts
-from forecast_integrations.null_device import null_device
+from forecast_autotune.features.ttir.walk import facts
+from forecast_integrations.triton.null_device import null_device
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("kernel_worker.py")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import near
-from forecast_autotune.results import Measurement
-from forecast_autotune.table import Table, write_tables
+from forecast_autotune.records import Measurement
+from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.testing import example_table
 
 

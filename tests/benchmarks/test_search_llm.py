@@ -20,10 +20,9 @@ import pytest
 from benchmarks import llm_serving, search_llm, search_llm_runs
 from benchmarks.search_llm import contest, retimed, summary
 from benchmarks.search_llm_runs import Run, Running, command, covered, known, over, row, searched
-from forecast_autotune.cli import parser
+from forecast_autotune.commands import grammar
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.open import writer
-from forecast_autotune.llm.writing import Told, Writer
+from forecast_autotune.llm.writers import Told, Writer
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.events import (
@@ -38,6 +37,7 @@ from forecast_harness.search.events import (
 )
 from forecast_harness.search.log import Log
 from forecast_harness.search.records import Context, Judged, Kind, Node, Spent, Target
+from forecast_integrations.models.open import writer
 from tests.llm import tiny_models
 
 TARGET = Target(Kind.PACK, "softmax", "t", "triton", "run", "Compute it.")
@@ -54,7 +54,7 @@ OPTIONS = Namespace(
 def parsed(run: Run, a: Namespace = OPTIONS) -> Namespace:
     words = command(run, a, "http://127.0.0.1:9", 99.0, Path("out"))
     assert words[:3] == [sys.executable, "-m", "forecast_autotune"]
-    return parser.build().parse_args(words[3:])
+    return grammar.build().parse_args(words[3:])
 
 
 def test_arms_differ_in_who_decides_and_in_nothing_that_is_paid_for() -> None:

@@ -26,11 +26,10 @@ from benchmarks.search_sources import replayed, surrogates
 from benchmarks.source_pool import BASE, sampled, tables
 from benchmarks.source_recording import record
 from benchmarks.source_replay import ARMS, NestedJudge, Reader, Recorded, replay
-from forecast_autotune.records import Candidate, Config, Device, Kernel, Outcome, Problem, digest
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Array, Forecasts, Query
+from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem, digest
+from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.surrogates.learned import shipped_model
-from forecast_autotune.table import Table, write_tables
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 from forecast_harness.search.events import Job
 from forecast_harness.search.forecasters.tracing import promising
 from forecast_harness.search.records import Node, Settings

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from benchmarks.train_forecaster import main, variants_report
-from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE, read
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.table import Table, write_tables
+from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.splits import kernel_of
 from forecast_train.llm.build import Recipe, examples
 from tests.llm.tiny_models import config

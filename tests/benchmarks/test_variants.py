@@ -18,7 +18,7 @@ import pytest
 from benchmarks import check_variants, variants
 from benchmarks.variants import Source
 from forecast_autotune.variants.records import Origin, Variant
-from forecast_integrations.describe import kernel_record
+from forecast_integrations.triton.describe import kernel_record
 
 ROOT = Path(__file__).parents[2]
 ALL = variants.sources()

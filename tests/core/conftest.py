@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.table import Table, write_tables
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuner import Task, tune
+from forecast_autotune.tuning.loop import Task, tune
 
 
 @pytest.fixture

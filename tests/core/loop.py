@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.policy import Policy
-from forecast_autotune.records import Candidate, Outcome
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import Candidate, Decision, Measurement, Outcome
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Forecasts, Query
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuner import Task, tune
+from forecast_autotune.tuning.loop import Task, tune
 
 
 class Bench(TableMeasurer):

@@ -15,7 +15,7 @@ import torch
 
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.entry import Entry
-from forecast_integrations.variants import import_text
+from forecast_integrations.triton.variants.loading import import_text
 
 Call = tuple[dict[str, Any], Callable[[dict[str, Any]], tuple[int, ...]], dict[str, Any], list[str]]
 """Arguments by name, grid of the parameters, meta-parameters, names of what is written."""

@@ -5,8 +5,17 @@ Imported by the processes that `test_store_torture.py` starts as well, so that a
 
 from __future__ import annotations
 
-from forecast_autotune.records import Candidate, Config, Device, Evidence, Kernel, Outcome, Problem
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import (
+    Candidate,
+    Config,
+    Decision,
+    Device,
+    Evidence,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
 
 
 def problem(name: str = "k") -> Problem:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forecast_autotune.records import Argument, Candidate, Config, Device, Evidence, Kernel, Outcome, Problem
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Decision,
+    Device,
+    Evidence,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
 
 H200 = Device("NVIDIA H200", "cuda", "90")
 A100 = Device("NVIDIA A100-SXM4-80GB", "cuda", "80")

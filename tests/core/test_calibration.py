@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.numerics import NOMINAL
 from forecast_autotune.records import Candidate, Config, Device
-from forecast_autotune.replay import load, replay
-from forecast_autotune.replay import shipped as recorded
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates import calibration
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import NOMINAL, Forecasts
 from forecast_autotune.surrogates.calibration import (
     AWAY,
     FAMILIAR,
@@ -42,8 +40,11 @@ from forecast_autotune.surrogates.calibration import (
     parse,
     shipped,
 )
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_autotune.testing import example_table, query_of
+from forecast_autotune.tuning.replay import load, replay
+from forecast_autotune.tuning.replay import shipped as recorded
 
 H200 = Device("NVIDIA H200", "cuda", "90")
 STRANGE = Device("made up", "cuda")

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune import __version__
-from forecast_autotune.cli import main
-from forecast_autotune.cli.show import first_forecasts, holds
-from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.commands import main
+from forecast_autotune.commands.show import first_forecasts, holds
+from forecast_autotune.records import Candidate, Config, Decision, Measurement, Outcome
+from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.table import Table, write_tables
 from forecast_autotune.testing import example_table
 from tests.core.commands import Capture, command, needs_triton, python, shown
 
@@ -40,7 +39,7 @@ def test_version_and_help(capsys: Capture) -> None:
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_help_and_version_load_nothing_heavy(argument: str) -> None:
     code = (
-        "import sys; from forecast_autotune.cli import main; status = main(sys.argv[1:]);"
+        "import sys; from forecast_autotune.commands import main; status = main(sys.argv[1:]);"
         "print(sorted({'numpy', 'torch', 'triton', 'rich', 'matplotlib'} & set(sys.modules)), status)"
     )
     done = python("-c", code, argument)
@@ -211,9 +210,9 @@ def test_the_demo_needs_a_device(capsys: Capture) -> None:
 
 NULL_DEMO = """
 import gc, sys
-from forecast_autotune.cli import main
+from forecast_autotune.commands import main
 from forecast_integrations import demo
-from forecast_integrations.null_device import null_device
+from forecast_integrations.triton.null_device import null_device
 
 every = demo.configs()
 assert len(every) == len({str(c) for c in every}) == 72

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.cli import main
+from forecast_autotune.commands import main
+from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.store import Store
-from forecast_autotune.table import Table, read_tables
 from forecast_autotune.testing import example_table
 from tests.core.commands import Capture, command, needs_triton, shown
 

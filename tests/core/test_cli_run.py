@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.cli import main
-from forecast_autotune.cli.parser import split_run
-from forecast_autotune.cli.run import Tally
-from forecast_autotune.records import Candidate, Config, Evidence
-from forecast_autotune.results import Cost, Decision
+from forecast_autotune.commands import main
+from forecast_autotune.commands.program import split_run
+from forecast_autotune.records import Candidate, Config, Cost, Decision, Evidence
+from forecast_integrations.commands.run import Tally
 from tests.core.commands import Capture, command, needs_triton, python
 
 pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
@@ -161,7 +160,7 @@ def test_without_triton_and_torch_there_is_nothing_to_run(tmp_path: Path) -> Non
     code = (
         "import importlib.util as u, sys; find = u.find_spec;"
         "u.find_spec = lambda name, *a: None if name in ('triton', 'torch') else find(name, *a);"
-        "from forecast_autotune.cli import main; sys.exit(main(['run', 'x.py']))"
+        "from forecast_autotune.commands import main; sys.exit(main(['run', 'x.py']))"
     )
     done = python("-c", code)
     assert done.returncode == 1

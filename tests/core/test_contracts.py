@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.measuring import Measurer
 from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded
 from forecast_autotune.records import Candidate
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Surrogate
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.testing import (
     MeasurerContract,
     PolicyContract,
@@ -21,6 +20,7 @@ from forecast_autotune.testing import (
     TableMeasurer,
     example_table,
 )
+from forecast_autotune.tuning.measuring import Measurer
 
 
 class TestAnalytic(SurrogateContract):

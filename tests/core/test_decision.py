@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Candidate, Config, Evidence, Kernel, Problem
-from forecast_autotune.results import Cost, Decision
+from forecast_autotune.records import Candidate, Config, Cost, Decision, Evidence, Kernel, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.records import Device, Problem
-from forecast_autotune.surrogates.base import Query, Relative
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.default import Default, default, same_sizes
 from forecast_autotune.surrogates.learned import shipped_model
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 
 

@@ -48,7 +48,7 @@ def test_every_extra_that_is_named_exists() -> None:
 
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])
 def test_what_doctor_misses_is_in_the_extra_it_names(kind: str) -> None:
-    from forecast_autotune.cli.doctor_model import _NEEDED, _REMEDY
+    from forecast_integrations.commands.doctor_model import _NEEDED, _REMEDY
 
     (extra,) = NAMED.findall(_REMEDY[kind])
     assert set(_NEEDED[kind]) - {"torch"} <= packages(extra), "torch is the user's own"

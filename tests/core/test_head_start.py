@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.policy import Fixed
-from forecast_autotune.records import Candidate
-from forecast_autotune.results import Decision
+from forecast_autotune.records import Candidate, Decision
 from forecast_autotune.settings import Settings
-from forecast_autotune.simulated import TIMING_S, TableMeasurer
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.testing import example_table
-from forecast_autotune.tracing import HANDFUL
-from forecast_autotune.tuner import Task, tune
+from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.simulation import TIMING_S, TableMeasurer
+from forecast_autotune.tuning.tracing import HANDFUL
 from tests.core.loop import Bench, Told, constant
 
 WIDE = example_table([2**k for k in range(2, 14)])

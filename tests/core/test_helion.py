@@ -9,7 +9,7 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Device, Outcome
-from forecast_autotune.store.helion import import_helion, is_helion
+from forecast_autotune.store.exchange.helion import import_helion, is_helion
 from tests.core.commands import command
 
 DEVICE = Device("NVIDIA H100")

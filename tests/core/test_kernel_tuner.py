@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.cli import main
+from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Device
+from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
-from forecast_autotune.store.kernel_tuner import device_named, import_kernel_tuner, is_kernel_tuner
-from forecast_autotune.table import write_tables
+from forecast_autotune.store.exchange.kernel_tuner import device_named, import_kernel_tuner, is_kernel_tuner
 from forecast_autotune.testing import example_table
 from tests.core.commands import Capture, shown
 

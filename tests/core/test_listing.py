@@ -10,7 +10,7 @@ import pytest
 
 from forecast_autotune.features.encode import Encoder
 from forecast_autotune.features.listing import Column, Listed, grouped
-from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.records import Candidate, Config
 
 REGULAR = [

@@ -11,12 +11,12 @@ import pytest
 
 from forecast_autotune.features.listing import Listed
 from forecast_autotune.features.mute import PAIRS, classes, meta, muted
-from forecast_autotune.features.ttir import assignment_of
-from forecast_autotune.features.ttir_facts import Facts
+from forecast_autotune.features.ttir.facts import Facts
+from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem
 from forecast_autotune.surrogates.learned import Learned, shipped_model
 from forecast_autotune.surrogates.prior import prior
-from forecast_autotune.tracing import ALL, NEXT, Traces
+from forecast_autotune.tuning.tracing import ALL, NEXT, Traces
 
 Spaced = tuple[Problem, list[Candidate], dict[Candidate, tuple[int, ...]]]
 TILES, ORDERS = [16, 32, 64, 128, 256], range(1, 9)
@@ -174,7 +174,7 @@ def test_forests_that_walk_each_distinct_row_once_say_the_same(
     spaced: Spaced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forecast_autotune.surrogates import learned
-    from forecast_autotune.surrogates.base import Query
+    from forecast_autotune.surrogates.protocol import Query
 
     problem, candidates, grids = spaced
     model = shipped_model()

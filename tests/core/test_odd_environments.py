@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.cli import main
+from forecast_autotune.commands import main
 from forecast_autotune.errors import NothingLaunches, SettingsError
-from forecast_autotune.records import Outcome
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Measurement, Outcome
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuner import Task, tune
+from forecast_autotune.tuning.loop import Task, tune
 
 NOBODY = "~nobody-of-this-name/cache"
 Capture = pytest.CaptureFixture[str]

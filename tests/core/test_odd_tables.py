@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-import forecast_autotune.replay as replaying
-from forecast_autotune.cli import main
+import forecast_autotune.tuning.replay as replaying
+from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
-from forecast_autotune.replay import Report, load, replay, replay_one, shipped
+from forecast_autotune.records.table import Table, read_tables, table_lines
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.table import Table, read_tables, table_lines
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.testing import TableMeasurer, example_table
+from forecast_autotune.tuning.replay import Report, load, replay, replay_one, shipped
 
 Change = Callable[[dict[str, Any]], object]
 

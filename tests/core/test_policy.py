@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forecast_autotune.measuring import Spent
 from forecast_autotune.policy import (
     REFUSED,
     Exhaustive,
@@ -19,10 +18,9 @@ from forecast_autotune.policy import (
     exhausted,
     stated_risk,
 )
-from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Spent
 from forecast_autotune.settings import Budget
-from forecast_autotune.surrogates.base import Forecasts
+from forecast_autotune.surrogates.protocol import Forecasts
 
 NAMES = [Candidate(Config.of({"N": n})) for n in range(40)]
 

@@ -13,11 +13,10 @@ import pytest
 
 from forecast_autotune.features.listing import Listed
 from forecast_autotune.policy import State, stated_risk
-from forecast_autotune.records import Candidate, Config, Device, Kernel, Outcome, Problem
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Forecasts, Query, Relative
+from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN
 from forecast_autotune.surrogates.pooled import Pooled, averaged, group_of_pool
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.testing import SurrogateContract
 
 NAMES = Listed(

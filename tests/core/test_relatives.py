@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome, Problem
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Relative
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
+from forecast_autotune.surrogates.protocol import Relative
 from forecast_autotune.surrogates.relatives import DENSE, ENOUGH, device_distance, kinship, pool
 
 TARGET = Device("GPU 0", "cuda")

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.cli import main
+from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
 from forecast_autotune.records import Problem
-from forecast_autotune.replay import Report, load, relatives_of, replay
+from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.simulated import ALONE, exhaustive_seconds
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.table import Table, write_tables
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.replay import Report, load, relatives_of, replay
+from forecast_autotune.tuning.simulation import ALONE, exhaustive_seconds
 
 ROW_KEYS = {
     "id",

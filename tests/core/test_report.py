@@ -12,11 +12,11 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console, RenderableType
 
-from forecast_autotune.replay import Report, Row
 from forecast_autotune.report import chart
 from forecast_autotune.report.page import page
 from forecast_autotune.report.plot import MissingPlotLibrary, median_path, png
 from forecast_autotune.report.table import checklist, explanation, replay_panel, replay_table, store_table
+from forecast_autotune.tuning.replay import Report, Row
 
 
 def row(label: str = "matmul/64", path: tuple[float, ...] = (1.5, 0.4, 0.01), **changes: object) -> Row:

@@ -8,14 +8,14 @@ import pytest
 
 from forecast_autotune.features.listing import Listed
 from forecast_autotune.records import HOOKED, Candidate
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.calibration import per_source
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.table import Table
 from forecast_autotune.testing import TableMeasurer
-from forecast_autotune.tuner import Task, tune
+from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.replay import load, shipped
 
 MATMUL = "matmul"
 GAIN = 0.8

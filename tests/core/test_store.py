@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Device, Evidence, Outcome, Problem
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import Decision, Device, Evidence, Measurement, Outcome, Problem
+from forecast_autotune.records.table import latest, read_tables
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import device_directory, kernel_directory, problem_file
 from forecast_autotune.store.similar import distance, features
-from forecast_autotune.table import latest, read_tables
 from tests.core.stored import A100, H200, decided, log_of, measured, problem
 
 # --- measurements ---

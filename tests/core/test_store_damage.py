@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecast_autotune.records import Candidate, Config, Outcome, Problem
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import take_lock
 from forecast_autotune.store.log import encode

@@ -12,7 +12,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store, elsewhere
 from forecast_autotune.surrogates.default import default
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuner import Task, tune
+from forecast_autotune.tuning.loop import Task, tune
 from tests.core.loop import Bench
 from tests.core.stored import A100, measured, problem
 

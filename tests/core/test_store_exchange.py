@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.errors import StoreError
-from forecast_autotune.records import Candidate, Config, Outcome, Problem
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
+from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.store import Store, StoreWarning
-from forecast_autotune.store.export import write_parquet
-from forecast_autotune.store.triton_cache import import_triton_cache
-from forecast_autotune.table import Table, read_tables, write_tables
+from forecast_autotune.store.exchange.parquet import write_parquet
+from forecast_autotune.store.exchange.triton_cache import import_triton_cache
 from tests.core.stored import A100, H200, decided, measured, problem
 
 # --- everything: tables, clear, import ---
@@ -188,7 +187,7 @@ import sys
 sys.modules["pyarrow"] = None  # as good as not installed
 from pathlib import Path
 from forecast_autotune.errors import StoreError
-from forecast_autotune.store.export import write_parquet
+from forecast_autotune.store.exchange.parquet import write_parquet
 try:
     write_parquet(Path(sys.argv[1]), [])
 except StoreError as error:

@@ -11,15 +11,23 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features.ttir import assignment_key
-from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome, Problem
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.analytic import Analytic, distance
-from forecast_autotune.surrogates.base import LEVELS, Forecasts, Query, Relative
+from forecast_autotune.features.ttir.walk import assignment_key
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
 from forecast_autotune.surrogates.covariance import Hyper
+from forecast_autotune.surrogates.formula import Analytic, distance
 from forecast_autotune.surrogates.prior import Prior
-from forecast_autotune.task import checked, flat
+from forecast_autotune.surrogates.protocol import LEVELS, Forecasts, Query, Relative
 from forecast_autotune.testing import example_table, query_of
+from forecast_autotune.tuning.task import checked, flat
 
 NAMES = [Candidate(Config.of({"N": n})) for n in range(4)]
 

@@ -15,10 +15,21 @@ from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features import kept
-from forecast_autotune.records import Argument, Candidate, Config, Device, Evidence, Kernel, Outcome, Problem
-from forecast_autotune.replay import load
-from forecast_autotune.results import Cost, Decision, Measurement
-from forecast_autotune.table import Table, latest, read_tables, write_tables
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Cost,
+    Decision,
+    Device,
+    Evidence,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
+from forecast_autotune.records.table import Table, latest, read_tables, write_tables
+from forecast_autotune.tuning.replay import load
 
 # Lone surrogates are no text: no UTF-8 file can hold them.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

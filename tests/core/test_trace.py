@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from forecast_autotune.features.trace import trace, trace_many
-from forecast_autotune.features.ttir import FeatureError, facts
-from forecast_autotune.features.ttir_parse import parse
-from forecast_autotune.features.ttir_tensors import walk
+from forecast_autotune.features.ttir.parser import parse
+from forecast_autotune.features.ttir.tensors import walk
+from forecast_autotune.features.ttir.walk import FeatureError, facts
 from forecast_autotune.records import Argument
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-import triton.language as tl  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
 
 SCALE = tl.constexpr(3)
 

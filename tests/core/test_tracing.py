@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from forecast_autotune.features.ttir import assignment_key
+from forecast_autotune.features.ttir.walk import assignment_key
 from forecast_autotune.records import Candidate, Config
-from forecast_autotune.tracing import ALL, HANDFUL, NEXT, SPREAD, Traces, spread
+from forecast_autotune.tuning.tracing import ALL, HANDFUL, NEXT, SPREAD, Traces, spread
 
 
 def blocks(count: int, warps: Sequence[int] = (4,)) -> list[Candidate]:

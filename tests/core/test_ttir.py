@@ -6,7 +6,8 @@ import textwrap
 
 import pytest
 
-from forecast_autotune.features.ttir import (
+from forecast_autotune.features.ttir.parser import parse, parse_type, strip_locations
+from forecast_autotune.features.ttir.walk import (
     ASSUMED_EXTENT,
     DEFAULT_TRIPS,
     Facts,
@@ -14,7 +15,6 @@ from forecast_autotune.features.ttir import (
     assignment_key,
     facts,
 )
-from forecast_autotune.features.ttir_parse import parse, parse_type, strip_locations
 from forecast_autotune.records import Argument
 
 NAMED = """\

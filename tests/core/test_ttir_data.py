@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.features.ttir import ASSUMED_EXTENT, Facts, facts
+from forecast_autotune.features.ttir.walk import ASSUMED_EXTENT, Facts, facts
 from forecast_autotune.records import Argument
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-import triton.language as tl  # noqa: E402
+import triton.language as tl
 
-from forecast_autotune.features.trace import trace  # noqa: E402
+from forecast_autotune.features.trace import trace
 
 
 @pytest.fixture(autouse=True)

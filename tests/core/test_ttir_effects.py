@@ -8,15 +8,15 @@ import pytest
 
 from forecast_autotune.features.cost import Constants, Costs, Table, costs
 from forecast_autotune.features.devices import card
-from forecast_autotune.features.ttir import Facts
+from forecast_autotune.features.ttir.walk import Facts
 from forecast_autotune.records import Config, Device
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-import triton.language as tl  # noqa: E402
+import triton.language as tl
 
-from tests.core.traced import gathered, read  # noqa: E402
+from tests.core.traced import gathered, read
 
 F16, F32, I32 = torch.float16, torch.float32, torch.int32
 H200 = card(Device("NVIDIA H200", "cuda", "90"))

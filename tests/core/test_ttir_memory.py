@@ -6,16 +6,16 @@ import pytest
 
 from forecast_autotune.features.cost import Costs, Table, costs
 from forecast_autotune.features.devices import card
-from forecast_autotune.features.ttir import ASSUMED_EXTENT, Facts
-from forecast_autotune.features.ttir_memory import WARPS
+from forecast_autotune.features.ttir.memory import WARPS
+from forecast_autotune.features.ttir.walk import ASSUMED_EXTENT, Facts
 from forecast_autotune.records import Config, Device
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-import triton.language as tl  # noqa: E402
+import triton.language as tl
 
-from tests.core.traced import gathered, read  # noqa: E402
+from tests.core.traced import gathered, read
 
 F16, F32, I32 = torch.float16, torch.float32, torch.int32
 

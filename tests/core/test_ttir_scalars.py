@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forecast_autotune.features.ttir_parse import parse
-from forecast_autotune.features.ttir_scalars import (
+from forecast_autotune.features.ttir.parser import parse
+from forecast_autotune.features.ttir.scalars import (
     SAMPLES,
     Environment,
     bind,

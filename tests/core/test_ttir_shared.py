@@ -10,17 +10,17 @@ import pytest
 
 from forecast_autotune.features.cost import Table, costs, shared_bytes
 from forecast_autotune.features.devices import card
-from forecast_autotune.features.ttir import Facts, facts
+from forecast_autotune.features.ttir.walk import Facts, facts
 from forecast_autotune.records import Config, Device
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-import triton.language as tl  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
-from forecast_autotune.features.trace import trace  # noqa: E402
+from forecast_autotune.features.trace import trace
 
 HOPPER = GPUTarget("cuda", 90, 32)
 

@@ -15,15 +15,14 @@ import pytest
 
 from forecast_autotune.errors import FrozenMiss
 from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded
-from forecast_autotune.records import Candidate, Evidence, Outcome
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Forecasts, Query
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuner import CLOSE, Task, fingerprint, tune
+from forecast_autotune.tuning.loop import CLOSE, Task, fingerprint, tune
 from tests.core.loop import TABLE, Bench, Told, constant, decide, outcomes
 
 # --- the store ---

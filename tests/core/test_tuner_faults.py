@@ -13,14 +13,13 @@ import pytest
 
 from forecast_autotune.errors import NothingLaunches
 from forecast_autotune.policy import Exhaustive
-from forecast_autotune.records import Candidate, Evidence, Outcome
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Evidence, Measurement, Outcome
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Forecasts, Query
-from forecast_autotune.table import Table
-from forecast_autotune.tuner import Task, tune
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.tuning.loop import Task, tune
 from tests.core.loop import TABLE, Bench, Told, constant, decide, outcomes
 
 # --- failures ---

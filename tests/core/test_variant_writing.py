@@ -9,7 +9,7 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Device
 from forecast_autotune.variants import Origin
-from forecast_autotune.variants.writing import Brief, prompt, read_answer, write
+from forecast_harness.variants.writing import Brief, prompt, read_answer, write
 from tests.core.varied import BASE, NOTE, SHA, SUM, arguments
 
 CALLS = [arguments(4096, dtype="float16")]

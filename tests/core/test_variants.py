@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Candidate, Config, Kernel, Problem
 from forecast_autotune.variants import Variant, admission, admitted, covers, signature_of
-from forecast_autotune.variants.grids import Launch, fitted, sizes_of
 from forecast_autotune.variants.signature import INTERPRETER, span, strided, structure, written
-from forecast_autotune.variants.sizes import Sizes
+from forecast_harness.variants.grids import Launch, fitted, sizes_of
+from forecast_harness.variants.sizes import Sizes
 from tests.core.varied import CPU, H200, SUM, arguments, check, problem, variant
 
 # --- what a check holds for ---
@@ -332,7 +332,7 @@ def test_a_formula_says_when_it_lacks_a_parameter() -> None:
 
 def test_only_another_source_has_ir_of_its_own() -> None:
     from forecast_autotune.features.listing import Listed
-    from forecast_autotune.features.ttir import assignment_of
+    from forecast_autotune.features.ttir.walk import assignment_of
 
     config = Config.of({"B": 2, "A": 1})
     assert assignment_of(Candidate(config)) == "A=1,B=2"

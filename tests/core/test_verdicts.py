@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecast_autotune.cli import main
-from forecast_autotune.cli.calibration import coverage, reliability
+from forecast_autotune.commands import main
+from forecast_autotune.commands.calibration import coverage, reliability
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Problem
-from forecast_autotune.results import Decision, Verdict
+from forecast_autotune.records import Decision, Problem, Verdict
+from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.base import Forecasts, Query
 from forecast_autotune.surrogates.calibration import Curve
 from forecast_autotune.surrogates.online import KNOTS, Corrected, correction
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Forecasts, Query
 from tests.core.commands import Capture
 from tests.core.loop import TABLE, Bench, Told, decide
 from tests.core.stored import A100, H200, decided, problem

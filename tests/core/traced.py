@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from forecast_autotune.features.trace import trace
-from forecast_autotune.features.ttir import Facts, facts
+from forecast_autotune.features.ttir.walk import Facts, facts
 from forecast_autotune.records import Argument
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forecast_autotune.cli import main
+from forecast_autotune.commands import main
 from forecast_harness.bench import Entry, bench
 from forecast_harness.packs import Solution, load, load_solution, solution_from
 from forecast_harness.sandbox.api import Job, Lane, Limits, Status

@@ -14,12 +14,11 @@ import pytest
 
 pytest.importorskip("triton")
 
-from forecast_autotune.cli import main
-from forecast_autotune.records import Candidate, Config, Device, Outcome, Problem
-from forecast_autotune.results import Measurement
+from forecast_autotune.commands import main
+from forecast_autotune.records import Candidate, Config, Device, Measurement, Outcome, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Variant
-from forecast_autotune.variants.kernel_file import import_file
+from forecast_harness.variants.kernel_file import import_file
 from tests.core.commands import Capture, shown
 from tests.harness.variant_kernels import tensor
 
@@ -207,7 +206,7 @@ def test_calls_that_were_recorded_when_the_kernel_was_tuned(tmp_path: Path, caps
     good = write(tmp_path, "good.py", GOOD)
     assert variants(f"{path}:double", "--from", good) == 1
     assert "how is double called?" in capsys.readouterr().err
-    from forecast_integrations.describe import kernel_record
+    from forecast_integrations.triton.describe import kernel_record
 
     record = kernel_record(import_file(path).double.fn)
     arguments = [tensor("x", 1000), tensor("out", 1000)]

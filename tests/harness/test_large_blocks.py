@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import Pack, load, solution_from  # noqa: E402
-from forecast_harness.packs.schema import Workload  # noqa: E402
-from forecast_harness.sandbox.api import Job, Lane, Limits, Status  # noqa: E402
-from forecast_harness.verify.needs import sizes  # noqa: E402
-from forecast_harness.verify.plan import Plan  # noqa: E402
-from forecast_harness.verify.run import verify  # noqa: E402
+from forecast_harness.packs import Pack, load, solution_from
+from forecast_harness.packs.schema import Workload
+from forecast_harness.sandbox.api import Job, Lane, Limits, Status
+from forecast_harness.verify.needs import sizes
+from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.run import verify
 
 LIMITS = Limits(wall_s=60, trusted_s=60)
 SOFTMAX = load("softmax").with_(workloads=(Workload("some", {"M": 512, "N": 1024}),))

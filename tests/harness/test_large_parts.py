@@ -12,22 +12,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_autotune.errors import RecordError  # noqa: E402
-from forecast_harness.packs import load  # noqa: E402
-from forecast_harness.packs.load import builtin_names  # noqa: E402
-from forecast_harness.packs.schema import Format, Workload  # noqa: E402
-from forecast_harness.sandbox import wire  # noqa: E402
-from forecast_harness.sandbox.api import Answer, Array, Limits  # noqa: E402
-from forecast_harness.verify.arena import build  # noqa: E402
-from forecast_harness.verify.digest import Digest, all_of, gaps  # noqa: E402
-from forecast_harness.verify.drift import bits  # noqa: E402
-from forecast_harness.verify.effort import Effort  # noqa: E402
-from forecast_harness.verify.foreign import problem_of  # noqa: E402
-from forecast_harness.verify.held import Held  # noqa: E402
-from forecast_harness.verify.launches import Launcher, Reply  # noqa: E402
-from forecast_harness.verify.needs import MOST_BYTES, limits_for, sizes  # noqa: E402
-from forecast_harness.verify.problem import Draw  # noqa: E402
-from forecast_harness.verify.resident import Resident  # noqa: E402
+from forecast_autotune.errors import RecordError
+from forecast_harness.packs import load
+from forecast_harness.packs.load import builtin_names
+from forecast_harness.packs.schema import Format, Workload
+from forecast_harness.sandbox import wire
+from forecast_harness.sandbox.api import Answer, Array, Limits
+from forecast_harness.verify.arena import build
+from forecast_harness.verify.digest import Digest, all_of, gaps
+from forecast_harness.verify.drift import bits
+from forecast_harness.verify.effort import Effort
+from forecast_harness.verify.foreign import problem_of
+from forecast_harness.verify.held import Held
+from forecast_harness.verify.launches import Launcher, Reply
+from forecast_harness.verify.needs import MOST_BYTES, limits_for, sizes
+from forecast_harness.verify.problem import Draw
+from forecast_harness.verify.resident import Resident
 
 
 def generator(seed: int = 0) -> Any:

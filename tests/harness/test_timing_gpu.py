@@ -10,12 +10,12 @@ pytestmark = pytest.mark.gpu
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import load, solution_from  # noqa: E402
-from forecast_harness.sandbox.api import Lane  # noqa: E402
-from forecast_harness.timing import device  # noqa: E402
-from forecast_harness.timing.replay import Inputs  # noqa: E402
-from forecast_harness.verify.plan import Plan  # noqa: E402
-from forecast_harness.verify.run import verify  # noqa: E402
+from forecast_harness.packs import load, solution_from
+from forecast_harness.sandbox.api import Lane
+from forecast_harness.timing import device
+from forecast_harness.timing.replay import Inputs
+from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.run import verify
 
 
 class Vector(Inputs):

@@ -11,15 +11,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_autotune.errors import RecordError  # noqa: E402
-from forecast_autotune.records import Outcome  # noqa: E402
-from forecast_harness.packs.parts import LAYOUTS, VALUES  # noqa: E402
-from forecast_harness.verify.arena import GUARD, build, changed, strides  # noqa: E402
-from forecast_harness.verify.draws import draw, nearly_same  # noqa: E402
-from forecast_harness.verify.screen import screen  # noqa: E402
-from forecast_harness.verify.skeleton import filled, skeleton  # noqa: E402
-from forecast_harness.verify.tolerance import Expected, expected, mismatch  # noqa: E402
-from forecast_harness.verify.verdict import Code, Judgement, Reason, Verdict  # noqa: E402
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Outcome
+from forecast_harness.packs.parts import LAYOUTS, VALUES
+from forecast_harness.verify.arena import GUARD, build, changed, strides
+from forecast_harness.verify.draws import draw, nearly_same
+from forecast_harness.verify.screen import screen
+from forecast_harness.verify.skeleton import filled, skeleton
+from forecast_harness.verify.tolerance import Expected, expected, mismatch
+from forecast_harness.verify.verdict import Code, Judgement, Reason, Verdict
 
 
 def generator(seed: int = 0) -> Any:

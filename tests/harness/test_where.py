@@ -13,20 +13,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import load, solution_from  # noqa: E402
-from forecast_harness.packs.load import builtin_names  # noqa: E402
-from forecast_harness.packs.schema import Format, Pack, Workload  # noqa: E402
-from forecast_harness.sandbox.api import Answer, Array, Lane, Limits  # noqa: E402
-from forecast_harness.verify import effort  # noqa: E402
-from forecast_harness.verify import problem as problems  # noqa: E402
-from forecast_harness.verify.draws import draw  # noqa: E402
-from forecast_harness.verify.effort import Spent  # noqa: E402
-from forecast_harness.verify.foreign import problem_of  # noqa: E402
-from forecast_harness.verify.launches import Launcher  # noqa: E402
-from forecast_harness.verify.plan import Plan  # noqa: E402
-from forecast_harness.verify.problem import Case, Draw  # noqa: E402
-from forecast_harness.verify.run import verify  # noqa: E402
-from forecast_harness.verify.where import Where  # noqa: E402
+from forecast_harness.packs import load, solution_from
+from forecast_harness.packs.load import builtin_names
+from forecast_harness.packs.schema import Format, Pack, Workload
+from forecast_harness.sandbox.api import Answer, Array, Lane, Limits
+from forecast_harness.verify import effort
+from forecast_harness.verify import problem as problems
+from forecast_harness.verify.draws import draw
+from forecast_harness.verify.effort import Spent
+from forecast_harness.verify.foreign import problem_of
+from forecast_harness.verify.launches import Launcher
+from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.problem import Case, Draw
+from forecast_harness.verify.run import verify
+from forecast_harness.verify.where import Where
 
 DEVICE = "cpu:0"
 """The host under another name: it takes the way of a device."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants import Origin, Provenance, Variant
-from forecast_autotune.variants.grids import Launch, sizes_of
+from forecast_harness.variants.grids import Launch, sizes_of
 from forecast_harness.variants.subject import Subject
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"

@@ -25,7 +25,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def device(clean_environment: None) -> Iterator[Any]:
     """The active null device; the tests' kernels are fastest with 4 warps and 3 stages."""
-    from forecast_integrations.null_device import null_device
+    from forecast_integrations.triton.null_device import null_device
     from tests.integrations.null import by_launch_options
 
     with null_device(by_launch_options) as made:

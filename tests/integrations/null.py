@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from forecast_autotune.records import Candidate
+from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
-from forecast_autotune.table import Table
 
 
 @triton.jit

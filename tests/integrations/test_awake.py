@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from forecast_integrations import awake
+from forecast_integrations.triton.timer import awake
 
 
 def test_a_device_is_busy_for_as_long_as_asked_and_waited_for() -> None:

@@ -11,14 +11,14 @@ import torch
 import triton
 
 from forecast_autotune import autotune
-from forecast_autotune.measuring import Measurer
 from forecast_autotune.records import Candidate
 from forecast_autotune.testing import MeasurerContract
-from forecast_integrations import describe
-from forecast_integrations.call import Call
-from forecast_integrations.children import Children
-from forecast_integrations.compile_fork import ForkPool
-from forecast_integrations.triton_timer import TritonMeasurer
+from forecast_autotune.tuning.measuring import Measurer
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.compile.children import Children
+from forecast_integrations.triton.compile.fork import ForkPool
+from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from tests.integrations.null import binaries, blocks, double, fresh, launch
 
 MANY = (16, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

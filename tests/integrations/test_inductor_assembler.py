@@ -16,7 +16,7 @@ from triton.backends.nvidia import compiler
 
 from forecast_autotune import disable_torch_compile, enable_torch_compile
 from forecast_autotune.store import Store
-from forecast_integrations.inductor.assembler import VARIABLE, Assembler
+from forecast_integrations.inductor.hooks.assembler import VARIABLE, Assembler
 
 
 @pytest.fixture

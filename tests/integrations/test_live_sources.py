@@ -12,12 +12,12 @@ import triton
 
 from forecast_autotune.llm.calibration import path_for, write
 from forecast_autotune.llm.gate import Situation, Worth
-from forecast_autotune.surrogates.base import Forecasts, Query
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.serving import asking, opened
-from forecast_integrations import describe
-from forecast_integrations.lazily import LazySources
-from forecast_integrations.variants import Function
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.surrogates.selection import asking, opened
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.lazily import LazySources
+from forecast_integrations.triton.variants.loading import Function
 from tests.integrations.null import double, fresh, twice
 from tests.integrations.test_variants_live import FAST, call, checked, record, tuned
 from tests.llm.faulty_server import FaultyServer

@@ -10,10 +10,10 @@ import torch
 
 from forecast_autotune.records import Argument
 from forecast_autotune.variants.entry import Entry
-from forecast_autotune.variants.mechanical import variants_of
-from forecast_integrations.describe import arguments
-from forecast_integrations.null_device import null_device
-from forecast_integrations.variants import import_text
+from forecast_harness.rewrites.triton import variants_of
+from forecast_integrations.triton.describe import arguments
+from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.variants.loading import import_text
 from tests.core.mechanical_sources import ENTRY, EVERY, SIMPLE_TILES
 from tests.core.mechanical_worker import CALLS
 

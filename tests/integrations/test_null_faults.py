@@ -18,10 +18,10 @@ from forecast_autotune import autotune
 from forecast_autotune.errors import NothingLaunches
 from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
-from forecast_integrations.call import Call
-from forecast_integrations.compile_fork import ForkPool
-from forecast_integrations.compile_threads import ThreadPool
-from forecast_integrations.null_device import null_device
+from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.compile.fork import ForkPool
+from forecast_integrations.triton.compile.threads import ThreadPool
+from forecast_integrations.triton.null_device import null_device
 from tests.integrations.null import (
     blocks,
     by_launch_options,

@@ -11,7 +11,7 @@ import triton
 from triton.runtime.autotuner import Autotuner
 
 from forecast_autotune import autotune, patch_triton, unpatch_triton
-from forecast_integrations import engine
+from forecast_integrations.triton import engine
 from tests.integrations.null import binaries, blocks, configs, double, fresh, launch, tables
 
 ATTRIBUTES = {"best_config", "configs_timings", "bench_time", "cache", "configs", "fn", "keys", "arg_names"}

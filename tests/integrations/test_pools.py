@@ -13,13 +13,14 @@ import triton
 import triton.language as tl
 
 from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_integrations import describe, triton_compile
-from forecast_integrations.call import Call
-from forecast_integrations.children import answers
-from forecast_integrations.compile_fork import ForkPool
-from forecast_integrations.compile_threads import ThreadPool
-from forecast_integrations.null_device import null_device
-from forecast_integrations.trace import tracer
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.compile import pool
+from forecast_integrations.triton.compile.children import answers
+from forecast_integrations.triton.compile.fork import ForkPool
+from forecast_integrations.triton.compile.threads import ThreadPool
+from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.trace import tracer
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
@@ -52,22 +53,22 @@ def compile_one(candidate: Candidate) -> None:
 @pytest.mark.parametrize(("how", "kind"), [("auto", ForkPool), ("fork", ForkPool), ("threads", ThreadPool)])
 def test_the_setting_chooses_the_pool(how: str, kind: type[Any]) -> None:
     with null_device():
-        pool = triton_compile.make_pool(compile_one, 2, 10.0, how)
-        assert type(pool) is kind
-        pool.close()
+        made = pool.make_pool(compile_one, 2, 10.0, how)
+        assert type(made) is kind
+        made.close()
 
 
 def test_a_huge_process_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_compile, "_FORK_BELOW", 1)
+    monkeypatch.setattr(pool, "_FORK_BELOW", 1)
     with null_device():
-        pool = triton_compile.make_pool(compile_one, 2, 10.0, "auto")
-        assert type(pool) is ThreadPool
-        pool.close()
+        made = pool.make_pool(compile_one, 2, 10.0, "auto")
+        assert type(made) is ThreadPool
+        made.close()
 
 
 def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six quick compilations show what is usual; the seventh is not waited for."""
-    monkeypatch.setattr("forecast_integrations.compile_fork._STRAGGLER_S", 0.3)
+    monkeypatch.setattr("forecast_integrations.triton.compile.fork._STRAGGLER_S", 0.3)
     pool = ForkPool(compile_one, 4, 50.0, patient=False)
     pool.submit([*QUICK, SLOW])
     found = {done.candidate: done.outcome for done in (pool.next() for _ in range(7))}
@@ -76,7 +77,7 @@ def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_patient_pool_waits_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forecast_integrations.compile_fork._STRAGGLER_S", 0.0)
+    monkeypatch.setattr("forecast_integrations.triton.compile.fork._STRAGGLER_S", 0.0)
     pool = ForkPool(compile_one, 4, 50.0, patient=True)
     pool.submit([*QUICK, SLOW])
     found = [pool.next() for _ in QUICK]

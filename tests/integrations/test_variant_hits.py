@@ -13,11 +13,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
-from forecast_autotune.variants.sizes import Sizes
-from forecast_integrations import describe
+from forecast_harness.variants.sizes import Sizes
 from forecast_integrations.device import current_device
-from forecast_integrations.guard import overlapping
-from forecast_integrations.variants import VariantConfig
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.variants.guard import overlapping
+from forecast_integrations.triton.variants.loading import VariantConfig
 from tests.integrations.null import fresh
 
 SLOW = [triton.Config({"BLOCK": b}, num_warps=1, num_stages=1) for b in (64, 128)]

@@ -15,11 +15,11 @@ from forecast_autotune.errors import SettingsError, VariantError
 from forecast_autotune.records import Config, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
-from forecast_autotune.variants.sizes import Sizes
-from forecast_integrations import describe
+from forecast_harness.variants.sizes import Sizes
 from forecast_integrations.device import current_device
-from forecast_integrations.guard import overlapping
-from forecast_integrations.variants import VariantConfig, load
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.variants.guard import overlapping
+from forecast_integrations.triton.variants.loading import VariantConfig, load
 from tests.integrations.null import double, fresh, tables, twice
 
 SLOW = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=1) for w in (1, 2)]

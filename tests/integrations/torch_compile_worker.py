@@ -15,14 +15,14 @@ import triton
 
 torch.utils._triton.has_triton = lambda: True
 
-import torch._dynamo  # noqa: E402
-from torch._higher_order_ops import triton_kernel_wrap  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-from torch.library import wrap_triton  # noqa: E402
+import torch._dynamo
+from torch._higher_order_ops import triton_kernel_wrap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.library import wrap_triton
 
-from forecast_autotune import Space, autotune, patch_triton  # noqa: E402
-from forecast_integrations.null_device import null_device  # noqa: E402
-from tests.integrations.null import by_launch_options, double, fresh  # noqa: E402
+from forecast_autotune import Space, autotune, patch_triton
+from forecast_integrations.triton.null_device import null_device
+from tests.integrations.null import by_launch_options, double, fresh
 
 
 def tuners() -> dict[str, Any]:

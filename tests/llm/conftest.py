@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forecast_autotune.llm import transport
+from forecast_integrations.models.http import transport
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from forecast_autotune.llm.backend import Usage
 from forecast_autotune.llm.bins import BINS, Label
-from forecast_autotune.llm.guards import Breaker, Deadline, Ledger
-from forecast_autotune.llm.transport import Transport
+from forecast_integrations.models.http.guards import Breaker, Deadline, Ledger
+from forecast_integrations.models.http.transport import Transport
 
 PREFIX = "You forecast how long a kernel runs.\n" + BINS.table() + "\n\n"
 _NUMBERED = re.compile(r"^(\d+)\. (.+)$", re.MULTILINE)

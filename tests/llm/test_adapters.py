@@ -11,9 +11,9 @@ import pytest
 
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE, find
-from forecast_autotune.llm.open import backend
 from forecast_autotune.llm.prompt import FORECAST
 from forecast_autotune.llm.spec import ADAPTERS, parsed
+from forecast_integrations.models.open import backend
 
 SHIPPED = sorted(ADAPTERS.iterdir())
 MOST_BYTES = 15_000_000

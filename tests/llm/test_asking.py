@@ -9,7 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forecast_autotune.llm.asking import (
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.prompt import shown
+from forecast_autotune.records import Argument, Candidate, Config, Device, Measurement, Outcome, Problem
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.default import default
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.question import (
     FAILED,
     RELATIVE_FAILED,
     RELATIVE_TIMED,
@@ -20,18 +26,11 @@ from forecast_autotune.llm.asking import (
     question,
     worth_asking,
 )
-from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.open import backend
-from forecast_autotune.llm.prompt import shown
-from forecast_autotune.records import Argument, Candidate, Config, Device, Outcome, Problem
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Query, Relative
-from forecast_autotune.surrogates.default import default
-from forecast_autotune.surrogates.llm import LLM
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.language_model.surrogate import LLM
+from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.testing import query_of
+from forecast_autotune.tuning.replay import load, shipped
+from forecast_integrations.models.open import backend
 from tests.llm.words import TABLE
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.llm import cache
 from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, Label
-from forecast_autotune.llm.cache import Cached, Kept
+from forecast_integrations.models import cache
+from forecast_integrations.models.cache import Cached, Kept
 from tests.llm.faulty_server import PREFIX, suffixes, truth
 
 

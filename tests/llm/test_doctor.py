@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.cli import main
-from forecast_autotune.cli.doctor_model import KEY, NAME, WORTH
+from forecast_autotune.commands import main
 from forecast_autotune.llm.calibration import FILE, Weight, path_for, write
-from forecast_autotune.surrogates.serving import opened
+from forecast_autotune.surrogates.selection import opened
+from forecast_integrations.commands.doctor_model import KEY, NAME, WORTH
 from tests.llm.faulty_server import FaultyServer, Handler
 from tests.llm.words import calibrated
 

@@ -14,15 +14,14 @@ from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import Calibration, Weight
 from forecast_autotune.llm.gate import Situation, Worth
-from forecast_autotune.records import Candidate, Config
-from forecast_autotune.results import Consulted
+from forecast_autotune.records import Candidate, Config, Consulted
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Forecasts, Relative
-from forecast_autotune.surrogates.blend import PRIOR_ODDS, Blend, disagreement, mixed
 from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.ensemble import Ensemble
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.blend import PRIOR_ODDS, Blend, disagreement, mixed
+from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+from forecast_autotune.surrogates.protocol import Forecasts, Relative
 from forecast_autotune.testing import SurrogateContract, query_of
 from tests.core.loop import Bench, decide
 from tests.llm.words import (

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from forecast_autotune.features.listing import Listed
-from forecast_autotune.llm.desk import Ticket
 from forecast_autotune.llm.gate import Worth
-from forecast_autotune.surrogates.base import Query
-from forecast_autotune.surrogates.blend import PRIOR_ODDS
+from forecast_autotune.surrogates.language_model.background import Ticket
+from forecast_autotune.surrogates.language_model.blend import PRIOR_ODDS
+from forecast_autotune.surrogates.protocol import Query
 from forecast_autotune.testing import query_of
 from tests.llm.words import TABLE, Said, ensemble, equal, favours, plain
 

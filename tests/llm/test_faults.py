@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.llm import exchange
 from forecast_autotune.llm.backend import Answer, LLMError
-from forecast_autotune.llm.backends.chat import Chat
-from forecast_autotune.llm.backends.completions import Completions
-from forecast_autotune.llm.backends.served import Served
-from forecast_autotune.llm.backends.systemone import SystemOne
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.cache import Cached
-from forecast_autotune.llm.guards import Breaker
-from forecast_autotune.llm.transport import Transport
+from forecast_integrations.models.cache import Cached
+from forecast_integrations.models.http import client
+from forecast_integrations.models.http.chat import Chat
+from forecast_integrations.models.http.completions import Completions
+from forecast_integrations.models.http.decisions import SystemOne
+from forecast_integrations.models.http.guards import Breaker
+from forecast_integrations.models.http.served import Served
+from forecast_integrations.models.http.transport import Transport
 from tests.llm import faults, faulty_server
 from tests.llm.faults import BODIES, BROKEN, STALLS, STATUSES
 from tests.llm.faulty_server import MASS, PREFIX, Fault, FaultyServer, transport_to, truth
@@ -60,7 +60,7 @@ def right(answer: Answer, asked: list[str], honest_mass: float) -> Counter[str]:
 @pytest.fixture
 def key(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_KEY", KEY)
-    monkeypatch.setattr(exchange, "LARGEST", 2**20)
+    monkeypatch.setattr(client, "LARGEST", 2**20)
     return KEY
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.guards import (
+from forecast_autotune.llm.parallel import side_by_side
+from forecast_integrations.models.http.guards import (
     Breaker,
     CircuitOpen,
     Deadline,
@@ -18,7 +19,7 @@ from forecast_autotune.llm.guards import (
     Prices,
     breaker,
 )
-from forecast_autotune.llm.transport import Refused, Transport, side_by_side
+from forecast_integrations.models.http.transport import Refused, Transport
 from tests.llm import faults
 from tests.llm.faults import ERROR, OK, saying, script
 from tests.llm.faulty_server import Fault, FaultyServer, ask, transport_to

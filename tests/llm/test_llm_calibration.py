@@ -24,8 +24,8 @@ from forecast_autotune.llm.calibration import (
     read,
     write,
 )
-from forecast_autotune.llm.likeness import Map
 from forecast_autotune.llm.prompt import FORECAST
+from forecast_autotune.llm.similarity import Map
 
 FULL = Calibration(
     "transformers:some/model+adapter",

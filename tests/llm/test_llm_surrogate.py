@@ -12,8 +12,8 @@ from forecast_autotune.llm.backend import Answer, LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import Calibration, Monotone
 from forecast_autotune.records import Device, Kernel
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.llm import LLM, SILENT_SD, View
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.surrogate import LLM, SILENT_SD, View
 from forecast_autotune.testing import SurrogateContract, query_of
 from tests.llm.words import TABLE, Said, calibrated, favours, nothing, same
 

@@ -15,11 +15,11 @@ pytest.importorskip("transformers")
 import torch
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.llm import local
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.backends.loading import Source
-from forecast_autotune.llm.local import Local
-from forecast_autotune.llm.open import writer
+from forecast_integrations.models.open import writer
+from forecast_integrations.models.transformers import writer as module
+from forecast_integrations.models.transformers.loading import Source
+from forecast_integrations.models.transformers.writer import Local
 from tests.llm import tiny_models
 
 LONG_S = 300.0
@@ -104,7 +104,7 @@ def test_who_waits_shares_a_pass_and_gets_texts_of_its_own(model: str) -> None:
 def test_a_pass_has_so_many_rows_and_no_caller_is_forgotten(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "ROWS", 4)
+    monkeypatch.setattr(module, "ROWS", 4)
     write = Told(model)
     found = meanwhile(write, [(p, 3) for p in "abc"] + [("large", 9)])
     assert [len(texts) for texts in found if isinstance(texts, list)] == [3, 3, 3, 9]

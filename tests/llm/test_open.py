@@ -11,16 +11,16 @@ import pytest
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import Backend, LLMError, Usage
-from forecast_autotune.llm.backends.chat import Chat
-from forecast_autotune.llm.backends.completions import Completions
-from forecast_autotune.llm.backends.served import Served
-from forecast_autotune.llm.backends.systemone import SystemOne
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.cache import Cached
-from forecast_autotune.llm.guards import Limits, Prices
-from forecast_autotune.llm.open import backend, writer
 from forecast_autotune.llm.spec import parsed
 from forecast_autotune.settings import Settings
+from forecast_integrations.models.cache import Cached
+from forecast_integrations.models.http.chat import Chat
+from forecast_integrations.models.http.completions import Completions
+from forecast_integrations.models.http.decisions import SystemOne
+from forecast_integrations.models.http.guards import Limits, Prices
+from forecast_integrations.models.http.served import Served
+from forecast_integrations.models.open import backend, writer
 from tests.llm.faulty_server import PREFIX, FaultyServer, suffixes
 
 URL = "http://127.0.0.1:1/v1"
@@ -77,7 +77,7 @@ def test_addresses(text: str, base: str, root: str) -> None:
 def test_models_in_this_process() -> None:
     """Nothing is loaded, or even imported, before it is asked."""
     program = (
-        "import sys\nfrom forecast_autotune.llm.open import backend\n"
+        "import sys\nfrom forecast_integrations.models.open import backend\n"
         "for text in sys.argv[1:]: print(backend(text).name)\n"
         "print(sorted({'torch', 'transformers', 'vllm', 'peft'} & set(sys.modules)))"
     )

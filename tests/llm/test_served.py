@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from forecast_autotune.llm.backend import Answer, Backend, LLMError
-from forecast_autotune.llm.backends.chat import Chat
-from forecast_autotune.llm.backends.completions import Completions
-from forecast_autotune.llm.backends.served import Served
-from forecast_autotune.llm.backends.systemone import SystemOne
 from forecast_autotune.llm.bins import BINS, Label
 from forecast_autotune.llm.prompt import PAIR
+from forecast_integrations.models.http.chat import Chat
+from forecast_integrations.models.http.completions import Completions
+from forecast_integrations.models.http.decisions import SystemOne
+from forecast_integrations.models.http.served import Served
 from tests.llm.faulty_server import (
     MASS,
     PREFIX,

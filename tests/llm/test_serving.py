@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.cli import main
-from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.commands import main
+from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.llm.calibration import FILE, path_for, read, write
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import default
-from forecast_autotune.surrogates.ensemble import Ensemble
-from forecast_autotune.surrogates.serving import opened, places, serving
-from forecast_autotune.table import Table, write_tables
+from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+from forecast_autotune.surrogates.selection import opened, places, serving
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.splits import kernel_of
 from tests.core.loop import Bench, decide
 from tests.llm.faults import stall
@@ -113,7 +113,8 @@ def test_a_server_that_stalls_does_not_change_the_decision(tmp_path: Path) -> No
 
 
 def test_surrogates_load_no_torch() -> None:
-    modules = ("surrogates.serving", "surrogates.ensemble", "llm.asking", "llm.gate", "llm.calibration")
+    rooms = "surrogates.language_model"
+    modules = ("surrogates.factory", f"{rooms}.ensemble", f"{rooms}.questions", "llm.gate", "llm.calibration")
     program = "import sys\n" + "\n".join(f"import forecast_autotune.{m}" for m in modules)
     program += "\nprint(sorted({'torch', 'triton', 'transformers', 'jinja2'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -123,7 +124,7 @@ def test_surrogates_load_no_torch() -> None:
 def test_without_a_model_none_of_it_is_loaded() -> None:
     program = (
         "import sys\nfrom forecast_autotune.settings import Settings\n"
-        "from forecast_autotune.surrogates.serving import serving\nserving(Settings())\n"
+        "from forecast_autotune.surrogates.selection import serving\nserving(Settings())\n"
         "print([m for m in sys.modules if m.startswith('forecast_autotune.llm')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -19,10 +19,10 @@ pytest.importorskip("peft")
 import torch
 
 from forecast_autotune.llm.backend import Backend, LLMError
-from forecast_autotune.llm.backends import ways
-from forecast_autotune.llm.backends.decoder import Tree
-from forecast_autotune.llm.backends.transformers import Transformers
 from forecast_autotune.llm.bins import BINS, Label
+from forecast_integrations.models.transformers import ways
+from forecast_integrations.models.transformers.backend import Transformers
+from forecast_integrations.models.transformers.decoder import Tree
 from tests.llm import tiny_models
 from tests.llm.tiny_models import PREFIX, suffixes
 
@@ -305,7 +305,7 @@ def test_time_limits_hold_between_passes(saved: Saved, monkeypatch: pytest.Monke
         return read(self, *given)
 
     monkeypatch.setattr(Tree, "read", slow)
-    monkeypatch.setattr("forecast_autotune.llm.backends.transformers.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("forecast_integrations.models.transformers.backend.time.monotonic", lambda: clock[0])
     answer = backend.forecast(PREFIX, suffixes(20), BINS.labels, timeout_s=4.5)
     assert answer.answered.sum() == 5, "the pass that began in time is finished"
     assert answer.trouble == ("the time was over before the model had read all candidates",)

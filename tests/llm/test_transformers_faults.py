@@ -20,10 +20,10 @@ import torch
 import transformers
 
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.backends import loading
-from forecast_autotune.llm.backends.transformers import Transformers
-from forecast_autotune.llm.backends.ways import warm
 from forecast_autotune.llm.bins import BINS
+from forecast_integrations.models.transformers import loading
+from forecast_integrations.models.transformers.backend import Transformers
+from forecast_integrations.models.transformers.ways import warm
 from tests.llm import tiny_models
 from tests.llm.tiny_models import PREFIX, suffixes
 
@@ -92,7 +92,7 @@ import socket, sys
 def none(*given):
     raise OSError("no network: " + repr(given))
 socket.socket.connect = socket.getaddrinfo = none
-from forecast_autotune.llm.backends.transformers import Transformers
+from forecast_integrations.models.transformers.backend import Transformers
 backend = Transformers("me/model", "me/lora", device="cpu")
 backend.prepare()
 print(backend.name, backend.diagnostics()["way"])
@@ -162,8 +162,8 @@ def test_no_memory_for_a_pass_makes_smaller_passes(folder: str) -> None:
     program = """
 import json, resource, sys
 import numpy as np
-from forecast_autotune.llm.backends import decoder
-from forecast_autotune.llm.backends.transformers import Transformers
+from forecast_integrations.models import decoder
+from forecast_integrations.models.transformers.backend import Transformers
 from forecast_autotune.llm.bins import BINS
 from tests.llm.tiny_models import PREFIX, suffixes
 
@@ -200,7 +200,7 @@ print(json.dumps({"passes": passes, "difference": difference, "trouble": answer.
 
 
 def test_a_candidate_beyond_all_memory_is_left_out(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forecast_autotune.llm.backends.decoder import Tree
+    from forecast_integrations.models.transformers.decoder import Tree
 
     read = Tree.read
     asked: list[int] = []
@@ -318,9 +318,9 @@ def test_children_forked_while_a_model_loads_do_not_hang(folder: str) -> None:
     program = """
 import json, sys, threading
 import torch
-from forecast_autotune.llm.backends.transformers import Transformers
+from forecast_integrations.models.transformers.backend import Transformers
 from forecast_autotune.llm.bins import BINS
-from forecast_integrations.children import answers
+from forecast_integrations.triton.compile.children import answers
 from tests.llm.tiny_models import PREFIX, suffixes
 
 backend, asked = Transformers(sys.argv[1], device="cpu"), []
@@ -365,7 +365,7 @@ print(json.dumps({"forked": forked, "answered": answered, "asked": len(asked)}))
 
 def test_importing_the_backend_loads_no_model_library() -> None:
     program = (
-        "import sys, forecast_autotune.llm.backends.transformers as t; t.Transformers('a');"
+        "import sys, forecast_integrations.models.transformers.backend as t; t.Transformers('a');"
         "print(sorted({'torch', 'transformers', 'peft', 'tokenizers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.llm import exchange
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.exchange import key_for
-from forecast_autotune.llm.guards import (
-    Breaker,
-    Deadline,
-    Ledger,
-)
-from forecast_autotune.llm.transport import Refused, Transport, Unusable, side_by_side
+from forecast_autotune.llm.parallel import side_by_side
+from forecast_autotune.llm.replies import Unusable
+from forecast_integrations.models.http import client
+from forecast_integrations.models.http.client import key_for
+from forecast_integrations.models.http.guards import Breaker, Deadline, Ledger
+from forecast_integrations.models.http.transport import Refused, Transport
 from tests.llm import faults
 from tests.llm.faults import ERROR, OK, saying, script
 from tests.llm.faulty_server import Fault, FaultyServer, Handler, ask, transport_to
@@ -148,7 +146,7 @@ def test_more_requests_than_slots_wait_for_each_other() -> None:
 
 
 def test_a_reply_beyond_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "LARGEST", 1000)
+    monkeypatch.setattr(client, "LARGEST", 1000)
     with FaultyServer(script(saying("x" * 2000))) as server:
         with pytest.raises(LLMError, match="at most 1000 are read"):
             ask(transport_to(server, attempts=1))

@@ -16,9 +16,9 @@ import pytest
 
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.open import backend, writer
 from forecast_autotune.llm.prompt import PAIR
 from forecast_autotune.settings import Settings
+from forecast_integrations.models.open import backend, writer
 from tests.llm.vllm_server import PREFIX, Naive, Server, in_process, random_adapter, serving, suffixes
 
 WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS", "")
@@ -67,7 +67,7 @@ def test_probabilities_are_those_of_transformers(server: Server, naive: Naive, t
 
 def test_text_instead_of_tokens(server: Server, naive: Naive) -> None:
     """A server without /tokenize is sent text; labels are found among the 20 likeliest tokens."""
-    from forecast_autotune.llm.backends.completions import Completions
+    from forecast_integrations.models.http.completions import Completions
 
     prefix, asked = (
         "Letters of the alphabet, one after the other: A B C D E F G H I",

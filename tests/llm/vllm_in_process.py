@@ -10,8 +10,8 @@ import sys
 import time
 
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.backends.vllm import VLLM
 from forecast_autotune.llm.bins import BINS
+from forecast_integrations.models.vllm import VLLM
 
 
 def main() -> None:

@@ -17,12 +17,12 @@ from forecast_autotune.llm.bins import BINS, Label
 from forecast_autotune.llm.calibration import Calibration, Monotone, Scope, Weight
 from forecast_autotune.llm.gate import Situation, Worth
 from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Forecasts, Query
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.ensemble import Ensemble
-from forecast_autotune.surrogates.llm import LLM
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+from forecast_autotune.surrogates.language_model.surrogate import LLM
+from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import example_table
 
 Array = npt.NDArray[np.float64]

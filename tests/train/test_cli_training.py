@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.cli import main
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.commands import main
+from forecast_autotune.records.table import write_tables
 from forecast_autotune.surrogates.learned import Model
-from forecast_autotune.table import write_tables
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.llm.examples import read
 from forecast_train.llm.runs import write_json
 from forecast_train.surrogate.fit import Recipe, fit_model

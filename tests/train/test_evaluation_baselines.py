@@ -10,12 +10,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from forecast_autotune.records import Candidate, Config, Outcome, Problem
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Surrogate
-from forecast_autotune.table import Table
+from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.baselines import MedianConfig, Nearest, Roofline, chosen, methods, with_seed
 from forecast_train.evaluation.learners import MissingLearningLibrary, raw_features
 from forecast_train.evaluation.metrics import spearman

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forecast_autotune.llm.bins import BINS, Bins
 from forecast_autotune.llm.prompt import Reference, Subject, forecast_prompt
-from forecast_autotune.surrogates.base import Forecasts
+from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_autotune.testing import example_table
 from forecast_train.evaluation.binned import ece, labels_of, recovered, scored, stated_bins
 

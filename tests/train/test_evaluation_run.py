@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.cli import main
+from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Kernel, Problem
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
-from forecast_autotune.table import Table, write_tables
+from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation import evaluate, methods, summarize
 from forecast_train.evaluation.judge import Case
 from forecast_train.evaluation.rows import Row

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from forecast_autotune.records import Device, Kernel, Problem
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.table import Table
+from forecast_autotune.records.table import Table
 from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.splits import (
     KINDS,
     Fold,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.table import Table
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.splits import family_of, identities
 from forecast_train.llm.believing import by_formula, crosswise, for_sides
 from forecast_train.surrogate.errors import FitError

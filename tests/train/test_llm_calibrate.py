@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import Calibration, Weight
-from forecast_autotune.replay import load, replay_one, shipped
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.analytic import Analytic
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.ensemble import Ensemble
-from forecast_autotune.surrogates.llm import LLM
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+from forecast_autotune.surrogates.language_model.surrogate import LLM
 from forecast_autotune.testing import query_of
+from forecast_autotune.tuning.replay import load, replay_one, shipped
 from forecast_train.evaluation.models import alone, methods_of, together
 from forecast_train.evaluation.oracles import Oracle
 from forecast_train.evaluation.splits import SplitError, kernel_of

@@ -12,8 +12,8 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS, Bins
 from forecast_autotune.records import Outcome
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.table import Table
+from forecast_autotune.records.table import Table
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.splits import LeakageError, SplitError, family_of
 from forecast_train.llm.build import Recipe, examples
 from forecast_train.llm.card import card, summary

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.splits import family_of
 from forecast_train.llm.build import Recipe, examples
 from forecast_train.llm.dialogue import fastest, forecast_messages, order_messages, stated

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.llm.backends.tokens import Tokens
-from forecast_autotune.llm.backends.transformers import Transformers
 from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.tokens import Tokens
+from forecast_integrations.models.transformers.backend import Transformers
 from forecast_train.llm.examples import Asked, Example, Origin, write
 from forecast_train.llm.grpo import GrpoRun, Rollouts
 from forecast_train.llm.packing import Packing, sequences

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.replay import load, other_shapes, shipped
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import NOMINAL, Forecasts, Query, Surrogate
+from forecast_autotune.numerics import NOMINAL
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import (
     FAR,
     FEW,
@@ -28,8 +27,10 @@ from forecast_autotune.surrogates.calibration import (
     Calibration,
     class_of,
 )
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.surrogates.relatives import KIN, distance
-from forecast_autotune.table import Table
+from forecast_autotune.tuning.replay import load, other_shapes, shipped
 from forecast_train.evaluation.splits import SplitError, family_of, identities
 from forecast_train.surrogate.calibrate import _met, calibrate, chance, collect, report, shortened, table
 from forecast_train.surrogate.curves import KNOTS, Seen, fit, platt, risks, scores

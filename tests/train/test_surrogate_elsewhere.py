@@ -7,10 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from forecast_autotune.records import Candidate, Config, Device, Kernel, Outcome, Problem
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import INFORMED, POOLED, UNINFORMED, Calibration
-from forecast_autotune.table import Table
 from forecast_train.evaluation.splits import SplitError
 from forecast_train.surrogate.elsewhere import TOLERANCES, calibrate_elsewhere, jobs_of, played
 

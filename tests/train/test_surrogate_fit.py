@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import AWAY, FAMILIAR, INFORMED, LONG, STRANGE
 from forecast_autotune.surrogates.corpus import Corpus
 from forecast_autotune.surrogates.forest import Forest
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.surrogates.learned import Learned, Model
 from forecast_autotune.surrogates.prior import Prior, prior
-from forecast_autotune.table import Table
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.surrogate import fit, fit_model
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import Recipe, summed

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from forecast_autotune.replay import load, shipped
-from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, together
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.splits import identities
 from forecast_train.surrogate import hyper
 from forecast_train.surrogate.errors import FitError

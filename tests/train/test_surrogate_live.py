@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.cli import main
+from forecast_autotune.commands import main
 from forecast_autotune.features import kept
-from forecast_autotune.features.ttir import assignment_of
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.features.ttir.walk import assignment_of
+from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.analytic import Analytic
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.surrogates.prior import prior
-from forecast_autotune.table import Table, read_tables, write_tables
 from forecast_autotune.testing import TableMeasurer
-from forecast_autotune.tuner import Task, tune
+from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.evaluation.splits import kernel_of
 from forecast_train.surrogate.fit import Recipe, fit_model
 from forecast_train.surrogate.online import held_out, refresh
@@ -124,18 +124,18 @@ def test_without_facts_a_live_store_teaches_nothing(store: Path, tmp_path: Path)
 )
 def test_facts_of_another_version_and_damaged_ones_count_as_none(store: Path, spoil: Any) -> None:
     table = next(iter(Store(store).tables()))
-    spoilt = replace(table.problem, extra={kept.FIELD: spoil(table.problem.extra[kept.FIELD])})
+    spoilt = replace(table.problem, extra={kept.FACTS: spoil(table.problem.extra[kept.FACTS])})
     assert kept.informed(table.problem)
     assert not kept.informed(spoilt)
     assert not prior(spoilt, list(table.by_candidate()), table.grids(), {}).informed
 
 
 def test_one_damaged_unit_leaves_the_others(store: Path) -> None:
-    table = max(Store(store).tables(), key=lambda t: len(t.problem.extra[kept.FIELD]["units"]))
-    facts = table.problem.extra[kept.FIELD]
+    table = max(Store(store).tables(), key=lambda t: len(t.problem.extra[kept.FACTS]["units"]))
+    facts = table.problem.extra[kept.FACTS]
     first, *rest = facts["units"]
     spoilt = {**facts, "units": [[*first[:2], {"ops": None}], *rest]}
-    assert len(kept.known(replace(table.problem, extra={kept.FIELD: spoilt}))) == len(rest) > 0
+    assert len(kept.known(replace(table.problem, extra={kept.FACTS: spoilt}))) == len(rest) > 0
 
 
 def test_facts_add_up_over_decisions_and_go_with_the_store(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_harvest_keeps_its_texts_and_no_facts(tmp_path: Path) -> None:
     decide(table, store, mode=Mode.EXHAUSTIVE, max_measurements=None)
     found = next(iter(store.tables()))
     assert found.problem.ttir
-    assert kept.FIELD not in found.problem.extra
+    assert kept.FACTS not in found.problem.extra
 
 
 def test_a_stored_decision_and_a_store_that_keeps_no_facts_write_none(tmp_path: Path) -> None:

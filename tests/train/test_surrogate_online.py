@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.replay import load, shipped
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.learned import Model
-from forecast_autotune.table import Table
+from forecast_autotune.tuning.replay import load, shipped
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import Recipe, fit_model
 from forecast_train.surrogate.online import (
@@ -122,7 +122,7 @@ def test_scores_are_zero_for_an_oracle_and_noise_is_no_reason() -> None:
         def forecast(self, query):  # type: ignore[no-untyped-def]
             import numpy as np
 
-            from forecast_autotune.surrogates.base import Forecasts
+            from forecast_autotune.surrogates.protocol import Forecasts
 
             rows = next(t for t in TABLES if t.problem.id == query.problem.id).by_candidate()
             slow = np.array([rows[c].ms if rows[c].ok else 1e9 for c in query.candidates])

@@ -264,7 +264,7 @@ class Pack:
 
 def parse(text: str, what: str) -> Any:
     """JSON text -> object, without NaN. Raises `RecordError` naming the file."""
-    from forecast_autotune.fields import decode_json
+    from forecast_autotune.records.fields import decode_json
 
     try:
         return decode_json(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError, StoreError
-from forecast_autotune.fields import decode_json
+from forecast_autotune.records.fields import decode_json
 from forecast_autotune.store.files import flush_to_disk, write_whole
 from forecast_harness.search.events import Event, from_json
 from forecast_harness.search.log import decoded, encode

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.fields import listed, number, whole
+from forecast_autotune.records.fields import listed, number, whole
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ import torch
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
 from forecast_autotune.variants.contract import contract
-from forecast_autotune.variants.grids import fitted
 from forecast_autotune.variants.signature import places, span
 from forecast_harness.sandbox.api import Array
 from forecast_harness.sandbox.tensors import pack
 from forecast_harness.variants.drawing import Drawn, FromFile, GridOf, heuristics_of, with_heuristics
+from forecast_harness.variants.grids import fitted
 from forecast_harness.variants.subject import Subject
 
 _SEED = 20

@@ -80,7 +80,7 @@ def trace(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[s
     from triton.backends.compiler import GPUTarget
 
     from forecast_autotune.features.trace import trace as traced
-    from forecast_autotune.features.ttir_parse import FeatureError
+    from forecast_autotune.features.ttir.parser import FeatureError
 
     entry: Entry = state["entries"][0]
     target = GPUTarget("cuda", int(payload["arch"]), 32)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from forecast_autotune.errors import RecordError, StoreError
-from forecast_autotune.fields import decode_json
+from forecast_autotune.records.fields import decode_json
 from forecast_autotune.store.files import host_name, release_lock, take_lock, write_whole
 from forecast_harness.search import codec
 from forecast_harness.search.events import Event, Started, from_json, to_json

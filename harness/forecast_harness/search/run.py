@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.task import now
+from forecast_autotune.tuning.task import now
 from forecast_harness.search.answers import Answers
 from forecast_harness.search.archives import open_archive
 from forecast_harness.search.decide import RESERVE, key, pending

@@ -131,7 +131,7 @@ def _kernel(file: str, name: str, device: str) -> tuple[Target, tuple[Node, ...]
     if device == "cpu":
         raise SettingsError(f"{file}:{name}: {NO_KERNELS_ON_CPU}")
     # Imports the user's file, which needs triton and runs the user's own code.
-    from forecast_autotune.cli.kernel_calls import Target as Called
+    from forecast_harness.variants.targets import Target as Called
 
     called = Called.of(f"{file}:{name}")
     subjects = called.subjects(Store.default())

@@ -16,11 +16,11 @@ import torch
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Argument, Config, Scalar
 from forecast_autotune.variants.entry import extent
-from forecast_autotune.variants.grids import Formula, Switch, fitted
-from forecast_autotune.variants.kernel_file import import_file, kernel_of
 from forecast_autotune.variants.signature import places, span, structure
-from forecast_autotune.variants.sizes import Sizes, largest
+from forecast_harness.variants.grids import Formula, Switch, fitted
+from forecast_harness.variants.kernel_file import import_file, kernel_of
 from forecast_harness.variants.reference import Memory, gaps, view
+from forecast_harness.variants.sizes import Sizes, largest
 from forecast_harness.variants.subject import Subject
 from forecast_harness.verify.draws import draw
 
@@ -324,7 +324,7 @@ def _described(name: str, value: torch.Tensor) -> Argument:
 
 
 def _plain(name: str, value: Any, constexpr: bool) -> Argument:
-    """As `forecast_integrations.describe` has it; what cannot travel as JSON is refused."""
+    """As `forecast_integrations.triton.describe` has it; what cannot travel as JSON is refused."""
     if value is None:
         return Argument(name, "none")
     if not isinstance(value, bool | int | float | str):

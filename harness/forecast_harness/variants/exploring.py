@@ -12,7 +12,6 @@ import torch
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
 from forecast_autotune.variants.signature import in_class, signature_of
-from forecast_autotune.variants.sizes import Size, Sizes
 from forecast_harness.variants.drawing import (
     Drawn,
     FromFile,
@@ -23,6 +22,7 @@ from forecast_harness.variants.drawing import (
     with_heuristics,
 )
 from forecast_harness.variants.reference import BaseFails, Memory, Ran, Reference, gaps
+from forecast_harness.variants.sizes import Size, Sizes
 from forecast_harness.variants.subject import Subject, Survey
 from forecast_harness.variants.tolerance import same
 

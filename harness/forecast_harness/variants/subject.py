@@ -8,8 +8,8 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config
-from forecast_autotune.variants.grids import Launch
-from forecast_autotune.variants.sizes import Sizes
+from forecast_harness.variants.grids import Launch
+from forecast_harness.variants.sizes import Sizes
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.policy import Policy
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.base import Surrogate
-from forecast_autotune.task import now
-from forecast_integrations.inductor.assembler import Assembler
-from forecast_integrations.inductor.patches import Patches
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.tuning.task import now
+from forecast_integrations.inductor.hooks.assembler import Assembler
+from forecast_integrations.inductor.hooks.patches import Patches
 from forecast_integrations.inductor.serving import FORECAST_LIMIT_S, ROUNDS, Serving, open_store
 from forecast_integrations.inductor.tally import Tally
 
@@ -98,8 +98,8 @@ def enable_torch_compile(
     Returns a context manager; leaving it ends the service, as `disable_torch_compile` does. Raises
     `SettingsError` for values that break a setting's rule and ImportError without torch.
     """
-    from forecast_integrations.inductor import hooks
-    from forecast_integrations.inductor import pointwise as generated
+    from forecast_integrations.inductor.hooks import pointwise as generated
+    from forecast_integrations.inductor.hooks import selection
 
     settings = Settings.from_environment().with_(
         mode=mode,
@@ -125,9 +125,9 @@ def enable_torch_compile(
     with _MUTEX:
         before = current()
         if "selection" not in _patches:
-            _patches["selection"] = hooks.install(current)
+            _patches["selection"] = selection.install(current)
         if "user kernels" not in _patches and importlib.util.find_spec("triton") is not None:
-            from forecast_integrations.inductor import user_kernels
+            from forecast_integrations.inductor.hooks import user_kernels
 
             _patches["user kernels"] = user_kernels.install(current)
         if settings.inductor_pointwise and "generated" not in _patches:
@@ -151,8 +151,8 @@ def autoload_torch_compile() -> None:
 
 def autoload_generated() -> None:
     """The part that a compile worker needs, where importing the rest of Inductor would cost seconds."""
-    from forecast_integrations.inductor import pointwise as generated
-    from forecast_integrations.inductor.surrogate import default
+    from forecast_integrations.inductor.choices.surrogate import default
+    from forecast_integrations.inductor.hooks import pointwise as generated
 
     settings = Settings.from_environment()
     with _MUTEX:

@@ -8,8 +8,8 @@ import warnings
 from typing import Any
 
 from forecast_autotune.numerics import one_thread
-from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
-from forecast_autotune.task import checked
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
+from forecast_autotune.tuning.task import checked
 
 _KEPT = 256
 """Answers remembered: the layers of a model ask the same question over and over."""

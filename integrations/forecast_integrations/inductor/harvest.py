@@ -7,12 +7,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forecast_autotune.records import Outcome, Problem
-from forecast_autotune.results import Measurement
-from forecast_autotune.task import now
-from forecast_integrations.inductor.features import describe
+from forecast_autotune.records import Measurement, Outcome, Problem
+from forecast_autotune.tuning.task import now
+from forecast_integrations.inductor.choices.features import describe
+from forecast_integrations.inductor.choices.records import candidate_of, problem_of
 from forecast_integrations.inductor.pruning import Operation, search_of
-from forecast_integrations.inductor.records import candidate_of, problem_of
 from forecast_integrations.inductor.serving import Serving
 
 PROTOCOL = "inductor"

@@ -21,9 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome, Problem, Scalar
-from forecast_autotune.results import Measurement
-from forecast_autotune.table import Table, filed
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+    Scalar,
+)
+from forecast_autotune.records.table import Table, filed
 
 CACHE_PROTOCOL = "inductor-cache"
 """Timing protocol of the cache: Inductor's benchmarker, whatever it was then."""
@@ -151,7 +160,7 @@ def _device(named: object, backend: str) -> Device:
     if importlib.util.find_spec("torch") is not None:
         import torch
 
-        from forecast_integrations.inductor.records import device_of
+        from forecast_integrations.inductor.choices.records import device_of
 
         count = torch.cuda.device_count() if backend == "cuda" else 0
         here = [torch.device(backend, i) for i in range(count)] if count else []

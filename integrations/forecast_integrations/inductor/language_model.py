@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune.records import digest
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
 from forecast_autotune.surrogates.default import Default, default
-from forecast_integrations.inductor import surrogate as inductor
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
+from forecast_integrations.inductor.choices import surrogate as inductor
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.gate import Situation, Worth
-    from forecast_autotune.surrogates.ensemble import Ensemble
+    from forecast_autotune.surrogates.language_model.ensemble import Ensemble
 
 GENERATED = "inductor_"
 """How the names of generated kernels begin. Compile workers choose their configs too, and have no model."""
@@ -140,8 +140,8 @@ class Beside:
 
     def _made(self) -> tuple[Ensemble, Ensemble] | None:
         """The model as it is asked, and as it was heard before `until`; None where it cannot be used."""
-        from forecast_autotune.llm.cache import Kept
-        from forecast_autotune.surrogates.serving import asking, opened
+        from forecast_autotune.surrogates.selection import asking, opened
+        from forecast_integrations.models.cache import Kept
 
         s = self.settings
         asked = partial(

@@ -9,7 +9,13 @@ from typing import Any
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
-from forecast_integrations.inductor.records import bare, candidate_of, is_extern, problem_of, template_choice
+from forecast_integrations.inductor.choices.records import (
+    bare,
+    candidate_of,
+    is_extern,
+    problem_of,
+    template_choice,
+)
 from forecast_integrations.inductor.search import LEAST, Search
 from forecast_integrations.inductor.serving import Serving
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
+from forecast_integrations.inductor.choices.records import bare, candidate_of
 from forecast_integrations.inductor.pruning import MARK, Pool, conclude, search_of
-from forecast_integrations.inductor.records import bare, candidate_of
 from forecast_integrations.inductor.search import Search
 from forecast_integrations.inductor.serving import Serving
 

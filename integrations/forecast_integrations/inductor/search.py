@@ -9,12 +9,11 @@ from typing import Any
 from forecast_autotune.features.listing import Listed
 from forecast_autotune.numerics import one_thread
 from forecast_autotune.policy import REFUSED, State
-from forecast_autotune.records import Candidate, Evidence, Problem
-from forecast_autotune.results import Cost, Decision, Measurement, Plan
+from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, Plan, Problem
+from forecast_autotune.records.table import latest
 from forecast_autotune.settings import Mode
-from forecast_autotune.surrogates.base import Forecasts, Query
-from forecast_autotune.table import latest
-from forecast_autotune.task import Task, now
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.tuning.task import Task, now
 from forecast_integrations.inductor.serving import Serving
 
 LEAST = 2

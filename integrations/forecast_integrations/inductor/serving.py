@@ -11,7 +11,7 @@ from forecast_autotune.policy import Policy, RiskBounded
 from forecast_autotune.records import digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.asking import Asker, Complaint
 from forecast_integrations.inductor.tally import Tally

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from forecast_autotune.results import Decision
+from forecast_autotune.records import Decision
 
 LISTENERS: list[Callable[[str, Decision], None]] = []
-"""Called with the operation and its decision, as `forecast_integrations.engine.LISTENERS`."""
+"""Called with the operation and its decision, as `forecast_integrations.triton.engine.LISTENERS`."""
 
 
 @dataclass

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from forecast_autotune.records import Problem
-from forecast_autotune.results import Decision, Measurement
+from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.base import Relative
+from forecast_autotune.surrogates.protocol import Relative
 
 _RELATIVES = 8
 _ASKED = 64

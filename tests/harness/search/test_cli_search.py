@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.cli import main, parser
-from forecast_autotune.cli.search import again
+from forecast_autotune.commands import grammar, main
+from forecast_harness.commands.search import again
 from forecast_harness.search.events import Finished, Resumed, Stopped
 from forecast_harness.search.log import encode, read
 from tests.core.commands import Capture, shown
@@ -87,10 +87,10 @@ def test_a_folder_with_something_else_in_it_is_left_alone(capsys: Capture, tmp_p
     ],
 )
 def test_the_command_that_goes_on_means_the_same_search(line: str) -> None:
-    options = parser.build().parse_args(["search", *shlex.split(line), "--out", "elsewhere"])
+    options = grammar.build().parse_args(["search", *shlex.split(line), "--out", "elsewhere"])
     words = shlex.split(again(options, Path("my searches/a")))
     assert words[0] == "forecast-autotune"
-    repeated = vars(parser.build().parse_args(words[1:]))
+    repeated = vars(grammar.build().parse_args(words[1:]))
     assert repeated.pop("resume") is True
     assert repeated.pop("out") == "my searches/a"
     before = vars(options)

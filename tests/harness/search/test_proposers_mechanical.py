@@ -8,12 +8,12 @@ import pytest
 
 from forecast_autotune.variants.contract import contract
 from forecast_harness.packs.load import load
+from forecast_harness.rewrites.torch import rewrites_of
+from forecast_harness.rewrites.torch.protocol import Facts
 from forecast_harness.sandbox.api import Lane, Limits
 from forecast_harness.search.proposers import open_proposer
 from forecast_harness.search.proposers.cuda_rewrites import constants_of
 from forecast_harness.search.proposers.facts import facts_of_pack
-from forecast_harness.search.proposers.torch_rewrites import rewrites_of
-from forecast_harness.search.proposers.torch_rewrites.protocol import Facts
 from forecast_harness.search.records import Kind, Target
 from forecast_harness.search.targets import solution_of
 from forecast_harness.verify.plan import Plan

@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from forecast_harness.search.proposers.torch_rewrites import REWRITES, rewrites_of
-from forecast_harness.search.proposers.torch_rewrites.protocol import Facts
+from forecast_harness.rewrites.torch import REWRITES, rewrites_of
+from forecast_harness.rewrites.torch.protocol import Facts
 
 
 def made(body: str, rewrite: str, facts: Facts | None = None, parameters: str = "x, y, z") -> list[str]:

@@ -15,15 +15,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import inductor_baselines as baselines  # noqa: E402
-from benchmarks.inductor_harvest import Harvest  # noqa: E402
-from benchmarks.inductor_problems import FIT, HELD_OUT, Problem, leaks, problems  # noqa: E402
-from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome  # noqa: E402
-from forecast_autotune.records import Problem as Record  # noqa: E402
-from forecast_autotune.results import Measurement  # noqa: E402
-from forecast_autotune.surrogates.base import Query  # noqa: E402
-from forecast_autotune.table import Table, read_tables  # noqa: E402
-from forecast_integrations.inductor.surrogate import default  # noqa: E402
+from benchmarks import inductor_baselines as baselines
+from benchmarks.inductor_harvest import Harvest
+from benchmarks.inductor_problems import FIT, HELD_OUT, Problem, leaks, problems
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+)
+from forecast_autotune.records import Problem as Record
+from forecast_autotune.records.table import Table, read_tables
+from forecast_autotune.surrogates.protocol import Query
+from forecast_integrations.inductor.choices.surrogate import default
 
 ROOT = Path(__file__).parents[3]
 H200 = Device("NVIDIA H200", arch="90", multiprocessors=132, shared_memory_bytes=232448)

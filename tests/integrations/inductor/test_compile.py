@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from forecast_autotune.llm.calibration import Scope, path_for, write
-from forecast_autotune.surrogates.serving import opened
-from forecast_autotune.task import now
+from forecast_autotune.surrogates.selection import opened
+from forecast_autotune.tuning.task import now
 from tests.llm.faults import no_http, stall, truncate
 from tests.llm.faulty_server import FaultyServer
 from tests.llm.words import calibrated

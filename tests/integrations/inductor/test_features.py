@@ -8,14 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._inductor import ir  # noqa: E402
-from torch._inductor.codegen.subgraph import SubgraphChoiceCaller  # noqa: E402
-from torch._inductor.kernel.mm import aten_addmm, aten_mm, mm_template, persistent_tma_mm_template  # noqa: E402
-from torch._inductor.kernel_inputs import MMKernelInputs  # noqa: E402
-from torch._inductor.kernel_template_choice import KernelTemplateChoice  # noqa: E402
-from torch._inductor.template_heuristics.params import DictKernelTemplateParams  # noqa: E402
+from torch._inductor import ir
+from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
+from torch._inductor.kernel.mm import aten_addmm, aten_mm, mm_template, persistent_tma_mm_template
+from torch._inductor.kernel_inputs import MMKernelInputs
+from torch._inductor.kernel_template_choice import KernelTemplateChoice
+from torch._inductor.template_heuristics.params import DictKernelTemplateParams
 
-from forecast_integrations.inductor.features import describe  # noqa: E402
+from forecast_integrations.inductor.choices.features import describe
 
 DEVICE = torch.device("cuda:0")
 TILE = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "EVEN_K": True, "ALLOW_TF32": False}

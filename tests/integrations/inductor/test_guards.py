@@ -14,21 +14,23 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from torch._inductor import codecache, config  # noqa: E402
-from torch._inductor.choices import InductorChoices  # noqa: E402
-from torch._inductor.kernel import mm  # noqa: E402
-from torch._inductor.kernel_template_choice import KernelTemplateChoice  # noqa: E402
-from torch._inductor.runtime.hints import DeviceProperties, HeuristicType  # noqa: E402
+from torch._inductor import codecache, config
+from torch._inductor.choices import InductorChoices
+from torch._inductor.kernel import mm
+from torch._inductor.kernel_template_choice import KernelTemplateChoice
+from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
 
-from forecast_autotune.records import Candidate  # noqa: E402
-from forecast_autotune.surrogates.base import Query  # noqa: E402
-from forecast_integrations.inductor import harvest, hooks, pointwise, records  # noqa: E402
-from forecast_integrations.inductor.asking import Asker, Complaint  # noqa: E402
-from forecast_integrations.inductor.pruning import Operation, before_compilation  # noqa: E402
-from forecast_integrations.inductor.records import is_extern  # noqa: E402
-from forecast_integrations.inductor.serving import Serving  # noqa: E402
-from tests.integrations.inductor.graphs import H200, Believing, graph, product_inputs, serving  # noqa: E402
-from tests.integrations.inductor.test_parts import TWO, a_problem  # noqa: E402
+from forecast_autotune.records import Candidate
+from forecast_autotune.surrogates.protocol import Query
+from forecast_integrations.inductor import harvest
+from forecast_integrations.inductor.asking import Asker, Complaint
+from forecast_integrations.inductor.choices import records
+from forecast_integrations.inductor.choices.records import is_extern
+from forecast_integrations.inductor.hooks import pointwise, selection
+from forecast_integrations.inductor.pruning import Operation, before_compilation
+from forecast_integrations.inductor.serving import Serving
+from tests.integrations.inductor.graphs import H200, Believing, graph, product_inputs, serving
+from tests.integrations.inductor.test_parts import TWO, a_problem
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,7 +56,7 @@ def failing(candidate: Candidate) -> float:
 
 def listed(ours: Serving | None) -> list[Any]:
     """The product's choices as Inductor lists them for CUDA, through the hooks."""
-    patches = hooks.install(lambda: ours)
+    patches = selection.install(lambda: ours)
     try:
         with config.patch(max_autotune=True):
             found: list[Any] = InductorChoices().get_template_configs(
@@ -123,7 +125,7 @@ def test_rules_that_cannot_be_named_share_no_compiled_graph(monkeypatch: pytest.
 
     monkeypatch.setattr(codecache, "FxGraphHashDetails", Details)
     ours: Serving | None = serving(policy=Unspeakable())
-    patches = hooks.install(lambda: ours)
+    patches = selection.install(lambda: ours)
     try:
         with pytest.warns(RuntimeWarning, match="no words"):
             names = [vars(Details())["forecast_autotune"] for _ in range(2)]
@@ -165,11 +167,11 @@ def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_failures
 
     def outer(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
         clock.errors["mine"] = "OutOfResources: outside"
-        hooks._autotuning(inner, lambda: ours)(self, "mm", [], None, None, "key", [], None)
+        selection._autotuning(inner, lambda: ours)(self, "mm", [], None, None, "key", [], None)
         found.append(dict(clock.errors))
         return {}
 
-    hooks._autotuning(outer, lambda: ours)(None, "mm", [], None, None, "key", [], None)
+    selection._autotuning(outer, lambda: ours)(None, "mm", [], None, None, "key", [], None)
     assert found == [{"mine": "OutOfResources: outside"}]
     assert clock.errors == {}
 

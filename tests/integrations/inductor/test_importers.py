@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.cli import main
+from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Config, Outcome
+from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
-from forecast_autotune.table import write_tables
 from forecast_autotune.testing import example_table
 from forecast_integrations.inductor.importers import (
     import_cache,

@@ -15,13 +15,13 @@ import pytest
 pytest.importorskip("torch")
 
 from forecast_autotune.llm.calibration import Scope, path_for, write
-from forecast_autotune.records import Candidate, Kernel, Outcome, Problem
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.base import Forecasts, Query
-from forecast_autotune.surrogates.serving import opened
-from forecast_integrations.inductor import language_model, surrogate
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.surrogates.selection import opened
+from forecast_integrations.inductor import language_model
+from forecast_integrations.inductor.choices import surrogate
 from forecast_integrations.inductor.search import Search
 from forecast_integrations.inductor.serving import Serving
 from tests.integrations.inductor.graphs import LATER

@@ -15,24 +15,34 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from torch._dynamo.source import ConstantSource  # noqa: E402
-from torch._inductor.runtime import triton_heuristics  # noqa: E402
-from torch._inductor.runtime.hints import DeviceProperties, HeuristicType  # noqa: E402
-from torch.fx.experimental.symbolic_shapes import DimDynamic  # noqa: E402
+from torch._dynamo.source import ConstantSource
+from torch._inductor.runtime import triton_heuristics
+from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-from forecast_autotune.errors import SettingsError  # noqa: E402
-from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome, Problem  # noqa: E402
-from forecast_autotune.results import Measurement  # noqa: E402
-from forecast_autotune.settings import Mode  # noqa: E402
-from forecast_autotune.store import Store  # noqa: E402
-from forecast_autotune.surrogates.base import Forecasts, Query  # noqa: E402
-from forecast_integrations.inductor import api, pointwise, records  # noqa: E402
-from forecast_integrations.inductor.asking import Asker, Complaint  # noqa: E402
-from forecast_integrations.inductor.harvest import outcome_of  # noqa: E402
-from forecast_integrations.inductor.patches import Patches  # noqa: E402
-from forecast_integrations.inductor.records import described, problem_of, scalar  # noqa: E402
-from forecast_integrations.inductor.view import View  # noqa: E402
-from tests.integrations.inductor.graphs import graph, node, serving  # noqa: E402
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
+from forecast_autotune.settings import Mode
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_integrations.inductor import api
+from forecast_integrations.inductor.asking import Asker, Complaint
+from forecast_integrations.inductor.choices import records
+from forecast_integrations.inductor.choices.records import described, problem_of, scalar
+from forecast_integrations.inductor.harvest import outcome_of
+from forecast_integrations.inductor.hooks import pointwise
+from forecast_integrations.inductor.hooks.patches import Patches
+from forecast_integrations.inductor.view import View
+from tests.integrations.inductor.graphs import graph, node, serving
 
 TWO = [Candidate(Config.of({"i": i})) for i in range(2)]
 

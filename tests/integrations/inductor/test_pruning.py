@@ -11,26 +11,30 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._inductor.kernel_template_choice import KernelTemplateChoice  # noqa: E402
-from torch._inductor.select_algorithm import ExternKernelChoice, NoValidChoicesError  # noqa: E402
-from torch._inductor.template_heuristics.params import DictKernelTemplateParams  # noqa: E402
+from torch._inductor.kernel_template_choice import KernelTemplateChoice
+from torch._inductor.select_algorithm import ExternKernelChoice, NoValidChoicesError
+from torch._inductor.template_heuristics.params import DictKernelTemplateParams
 
-from forecast_autotune.policy import RiskBounded  # noqa: E402
-from forecast_autotune.records import Candidate, Outcome  # noqa: E402
-from forecast_autotune.results import Measurement  # noqa: E402
-from forecast_autotune.settings import Mode  # noqa: E402
-from forecast_autotune.store import Store  # noqa: E402
-from forecast_integrations.inductor import records, rounds  # noqa: E402
-from forecast_integrations.inductor.harvest import measurement  # noqa: E402
-from forecast_integrations.inductor.pruning import (  # noqa: E402
+from forecast_autotune.policy import RiskBounded
+from forecast_autotune.records import (
+    Candidate,
+    Measurement,
+    Outcome,
+)
+from forecast_autotune.settings import Mode
+from forecast_autotune.store import Store
+from forecast_integrations.inductor import rounds
+from forecast_integrations.inductor.choices import records
+from forecast_integrations.inductor.choices.records import candidate_of, is_extern, problem_of
+from forecast_integrations.inductor.harvest import measurement
+from forecast_integrations.inductor.pruning import (
     Operation,
     before_code_generation,
     before_compilation,
     search_of,
 )
-from forecast_integrations.inductor.records import candidate_of, is_extern, problem_of  # noqa: E402
-from forecast_integrations.inductor.serving import Serving  # noqa: E402
-from tests.integrations.inductor.graphs import (  # noqa: E402
+from forecast_integrations.inductor.serving import Serving
+from tests.integrations.inductor.graphs import (
     H200,
     graph,
     product_choices,

@@ -17,28 +17,28 @@ pytest.importorskip("triton")
 if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 13):
     pytest.skip("rendering without a device is put together for torch 2.13", allow_module_level=True)
 
-from torch._inductor import ir  # noqa: E402
-from torch._inductor.codecache import PyCodeCache  # noqa: E402
-from torch._inductor.graph import GraphLowering  # noqa: E402
-from torch._inductor.kernel.bmm import bmm_template  # noqa: E402
-from torch._inductor.kernel.conv import conv2d_template  # noqa: E402
-from torch._inductor.kernel.mm import mm_template, persistent_tma_mm_template  # noqa: E402
-from torch._inductor.kernel.mm_plus_mm import mm_plus_mm_template  # noqa: E402
-from torch._inductor.runtime.hints import DeviceProperties  # noqa: E402
-from torch._inductor.utils import fresh_cache  # noqa: E402
-from torch._inductor.virtualized import V  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch._inductor import ir
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.graph import GraphLowering
+from torch._inductor.kernel.bmm import bmm_template
+from torch._inductor.kernel.conv import conv2d_template
+from torch._inductor.kernel.mm import mm_template, persistent_tma_mm_template
+from torch._inductor.kernel.mm_plus_mm import mm_plus_mm_template
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.utils import fresh_cache
+from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from forecast_autotune.features.trace import trace  # noqa: E402
-from forecast_autotune.features.ttir import facts  # noqa: E402
-from forecast_autotune.features.ttir_memory import coalesced  # noqa: E402
-from forecast_autotune.records import Argument, Device, Kernel, Problem  # noqa: E402
-from forecast_integrations.inductor.features import describe  # noqa: E402
-from forecast_integrations.inductor.geometry import geometry  # noqa: E402
-from forecast_integrations.inductor.records import candidate_of  # noqa: E402
-from forecast_integrations.inductor.templates import closed  # noqa: E402
-from forecast_integrations.null_device import null_device  # noqa: E402
-from tests.integrations.null import by_launch_options  # noqa: E402
+from forecast_autotune.features.trace import trace
+from forecast_autotune.features.ttir.memory import coalesced
+from forecast_autotune.features.ttir.walk import facts
+from forecast_autotune.records import Argument, Device, Kernel, Problem
+from forecast_integrations.inductor.choices.features import describe
+from forecast_integrations.inductor.choices.geometry import geometry
+from forecast_integrations.inductor.choices.records import candidate_of
+from forecast_integrations.inductor.choices.templates import closed
+from forecast_integrations.triton.null_device import null_device
+from tests.integrations.null import by_launch_options
 
 M, N, K = 4096, 2048, 1024
 DEVICE = torch.device("cuda:0")

@@ -12,23 +12,24 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._dynamo.utils import counters  # noqa: E402
-from torch._inductor import config  # noqa: E402
-from torch._inductor.choices import InductorChoices  # noqa: E402
-from torch._inductor.kernel_template_choice import KernelTemplateChoice  # noqa: E402
-from torch._inductor.select_algorithm import ExternKernelChoice, get_algorithm_selector_cache  # noqa: E402
-from torch._inductor.template_heuristics.params import DictKernelTemplateParams  # noqa: E402
-from torch._inductor.utils import fresh_cache  # noqa: E402
-from torch._inductor.virtualized import V  # noqa: E402
+from torch._dynamo.utils import counters
+from torch._inductor import config
+from torch._inductor.choices import InductorChoices
+from torch._inductor.kernel_template_choice import KernelTemplateChoice
+from torch._inductor.select_algorithm import ExternKernelChoice, get_algorithm_selector_cache
+from torch._inductor.template_heuristics.params import DictKernelTemplateParams
+from torch._inductor.utils import fresh_cache
+from torch._inductor.virtualized import V
 
-from forecast_autotune.records import Candidate, Outcome  # noqa: E402
-from forecast_autotune.settings import Mode  # noqa: E402
-from forecast_autotune.store import Store  # noqa: E402
-from forecast_integrations.inductor import hooks, tally  # noqa: E402
-from forecast_integrations.inductor.patches import Patches  # noqa: E402
-from forecast_integrations.inductor.records import candidate_of  # noqa: E402
-from forecast_integrations.inductor.serving import Serving  # noqa: E402
-from tests.integrations.inductor.graphs import graph, product_inputs, serving  # noqa: E402
+from forecast_autotune.records import Candidate, Outcome
+from forecast_autotune.settings import Mode
+from forecast_autotune.store import Store
+from forecast_integrations.inductor import tally
+from forecast_integrations.inductor.choices.records import candidate_of
+from forecast_integrations.inductor.hooks import selection
+from forecast_integrations.inductor.hooks.patches import Patches
+from forecast_integrations.inductor.serving import Serving
+from tests.integrations.inductor.graphs import graph, product_inputs, serving
 
 COUNT, BROKEN = 8, 1
 
@@ -66,7 +67,7 @@ def number(choice: Any) -> int:
 @contextlib.contextmanager
 def hooked(ours: Serving | None) -> Iterator[tuple[list[Any], Any, Any]]:
     """Choices as a lowering makes them, with their inputs and layout, while the hooks are in place."""
-    patches = hooks.install(lambda: ours)
+    patches = selection.install(lambda: ours)
     try:
         inputs = product_inputs(32, 32, 32, device="cpu")
         layout = inputs.output_layout(flexible=False)
@@ -209,7 +210,7 @@ def test_the_exhaustive_space_is_in_force_only_while_configs_are_listed(
             return str(config.max_autotune_gemm_search_space)
 
     patches, ours = Patches(), serving(believed, **settings)
-    patches.replace(Listing, "get_template_configs", lambda f: hooks._template_configs(f, lambda: ours))
+    patches.replace(Listing, "get_template_configs", lambda f: selection._template_configs(f, lambda: ours))
     assert Listing().get_template_configs() == space
     assert config.max_autotune_gemm_search_space == "DEFAULT"
 

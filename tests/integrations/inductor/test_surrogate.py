@@ -12,15 +12,23 @@ import pytest
 
 from forecast_autotune.features.devices import card
 from forecast_autotune.features.vector import vectors
-from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Outcome, Problem
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Forecasts, Query, Relative, Surrogate
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
 from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.learned import Model
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
 from forecast_autotune.testing import SurrogateContract
-from forecast_integrations.inductor.geometry import Attention, Convolution, Product, bits, geometry
-from forecast_integrations.inductor.surrogate import LearnedTemplates, Templates, default
+from forecast_integrations.inductor.choices.geometry import Attention, Convolution, Product, bits, geometry
+from forecast_integrations.inductor.choices.surrogate import LearnedTemplates, Templates, default
 
 H200 = Device("NVIDIA H200", arch="90", multiprocessors=132, shared_memory_bytes=232448)
 ATEN = Candidate(Config.of({}, num_warps=1, num_stages=1), "aten::mm")

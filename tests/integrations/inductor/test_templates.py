@@ -11,15 +11,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from triton import language as tl  # noqa: E402
+from triton import language as tl
 
-from forecast_autotune.features.trace import trace  # noqa: E402
-from forecast_autotune.features.ttir import Facts, facts  # noqa: E402
-from forecast_autotune.features.ttir_memory import coalesced  # noqa: E402
-from forecast_autotune.records import Candidate, Config  # noqa: E402
-from forecast_integrations.inductor.geometry import Attention, Convolution, Operand, Product  # noqa: E402
-from forecast_integrations.inductor.templates import attention_facts, closed, complete  # noqa: E402
-from tests.integrations.inductor import templates, templates_other  # noqa: E402
+from forecast_autotune.features.trace import trace
+from forecast_autotune.features.ttir.memory import coalesced
+from forecast_autotune.features.ttir.walk import Facts, facts
+from forecast_autotune.records import Candidate, Config
+from forecast_integrations.inductor.choices.geometry import Attention, Convolution, Operand, Product
+from forecast_integrations.inductor.choices.templates import attention_facts, closed, complete
+from tests.integrations.inductor import templates, templates_other
 
 SMS = 132
 TILES = [(64, 128, 32), (128, 64, 64), (32, 256, 16), (16, 32, 128), (128, 128, 128), (256, 16, 256)]

@@ -14,13 +14,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from benchmarks import torch_compile_models as models  # noqa: E402
-from benchmarks import torch_compile_tuning as tuning  # noqa: E402
-from benchmarks.torch_compile_children import Child, Rows, stream  # noqa: E402
-from benchmarks.torch_compile_tuning import Pinned  # noqa: E402
-from forecast_autotune.records import Candidate, Config  # noqa: E402
-from forecast_autotune.surrogates.base import Query  # noqa: E402
-from tests.integrations.inductor.test_parts import a_problem  # noqa: E402
+from benchmarks import torch_compile_models as models
+from benchmarks import torch_compile_tuning as tuning
+from benchmarks.torch_compile_children import Child, Rows, stream
+from benchmarks.torch_compile_tuning import Pinned
+from forecast_autotune.records import Candidate, Config
+from forecast_autotune.surrogates.protocol import Query
+from tests.integrations.inductor.test_parts import a_problem
 
 VENDOR = Candidate(Config.of({}, num_warps=1, num_stages=1), "aten::mm")
 SMALL, LARGE = (Candidate(Config.of({"BLOCK_M": n}), "triton::mm") for n in (32, 128))

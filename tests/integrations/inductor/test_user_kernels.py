@@ -14,16 +14,16 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from forecast_autotune import autotune  # noqa: E402
-from forecast_autotune.records import Outcome  # noqa: E402
-from forecast_autotune.settings import Settings  # noqa: E402
-from forecast_autotune.store import Store  # noqa: E402
-from forecast_autotune.task import now  # noqa: E402
-from forecast_integrations.inductor import user_kernels  # noqa: E402
-from forecast_integrations.inductor.serving import Serving  # noqa: E402
-from forecast_integrations.inductor.surrogate import default  # noqa: E402
-from forecast_integrations.null_device import null_device  # noqa: E402
-from tests.integrations.null import by_launch_options, double, fresh  # noqa: E402
+from forecast_autotune import autotune
+from forecast_autotune.records import Outcome
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.tuning.task import now
+from forecast_integrations.inductor.choices.surrogate import default
+from forecast_integrations.inductor.hooks import user_kernels
+from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.triton.null_device import null_device
+from tests.integrations.null import by_launch_options, double, fresh
 
 ROOT = Path(__file__).parents[3]
 BLOCKS = (32, 128, 256, 512, 1024)

@@ -19,22 +19,22 @@ import triton
 
 torch.utils._triton.has_triton = lambda: True
 
-import torch._dynamo  # noqa: E402
-from torch._higher_order_ops.triton_kernel_wrap import (  # noqa: E402
+import torch._dynamo
+from torch._higher_order_ops.triton_kernel_wrap import (
     kernel_side_table,
     triton_kernel_wrapper_mutation,
 )
-from torch._inductor import codecache, ir  # noqa: E402
-from torch._inductor.codegen.wrapper import PythonWrapperCodegen  # noqa: E402
-from torch._inductor.runtime import triton_heuristics  # noqa: E402
+from torch._inductor import codecache, ir
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.runtime import triton_heuristics
 
-import forecast_autotune  # noqa: E402
-from forecast_autotune import Space, autotune  # noqa: E402
-from forecast_autotune.store import Store  # noqa: E402
-from forecast_autotune.surrogates.base import Forecasts, Query  # noqa: E402
-from forecast_integrations.inductor import user_kernels  # noqa: E402
-from forecast_integrations.null_device import null_device  # noqa: E402
-from tests.integrations.null import by_launch_options, double, fresh  # noqa: E402
+import forecast_autotune
+from forecast_autotune import Space, autotune
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_integrations.inductor.hooks import user_kernels
+from forecast_integrations.triton.null_device import null_device
+from tests.integrations.null import by_launch_options, double, fresh
 
 SPACE = Space({"BLOCK": [32, 128, 256, 512, 1024]}, num_warps=[1, 2, 4, 8])
 

@@ -24,7 +24,7 @@ from torch._inductor.utils import fresh_cache
 import forecast_autotune
 from forecast_autotune.records import Candidate
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.base import Forecasts, Query
+from forecast_autotune.surrogates.protocol import Forecasts, Query
 
 SPLITS = (1, 2, 4, 8, 16)
 

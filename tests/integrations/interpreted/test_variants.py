@@ -11,8 +11,8 @@ import triton
 from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.signature import INTERPRETER
-from forecast_autotune.variants.sizes import Sizes
-from forecast_integrations import describe
+from forecast_harness.variants.sizes import Sizes
+from forecast_integrations.triton import describe
 from tests.integrations.interpreted.kernels import double
 from tests.integrations.interpreted.support import Vector, blocks, grid
 
@@ -160,7 +160,7 @@ def test_a_variant_under_heuristics_of_the_base() -> None:
     found = describe.kernel_record(under)
     assert found.source_sha256 == base.source_sha256
 
-    from forecast_integrations.variants import load
+    from forecast_integrations.triton.variants.loading import load
 
     loaded = load(variant, under, lambda args, kwargs: True)
     loaded.run(*vector.args, grid=grid, warmup=False, BLOCK=128)

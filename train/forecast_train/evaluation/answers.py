@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forecast_autotune.records import Candidate, Problem, digest
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import Array, Forecasts, Query
-from forecast_autotune.table import Table, latest
+from forecast_autotune.records import Candidate, Measurement, Problem, digest
+from forecast_autotune.records.table import Table, latest
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 from forecast_train.evaluation.metrics import Rows
 
 LEVEL_SD = 2.0

@@ -16,13 +16,13 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from forecast_autotune.features.devices import card
-from forecast_autotune.features.ttir import FeatureError, assignment_of, facts
+from forecast_autotune.features.ttir.walk import FeatureError, assignment_of, facts
 from forecast_autotune.records import Argument, Candidate
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Array, Forecasts, Query, Surrogate
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.covariance import Hyper
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.surrogates.prior import VERSION, prior
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Surrogate
 from forecast_train.evaluation.answers import RARE, VAGUE_SD, Belief, answer, by_kernel, log_times, lots
 from forecast_train.evaluation.learners import boosting, cold_gp, cold_trees
 from forecast_train.evaluation.splits import nearest

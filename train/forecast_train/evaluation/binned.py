@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.surrogates.base import Forecasts
+from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.metrics import Array, Rows
 from forecast_train.llm.rewards import brier, crps

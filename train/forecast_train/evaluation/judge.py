@@ -11,14 +11,13 @@ from functools import cached_property
 import numpy as np
 
 from forecast_autotune.policy import RiskBounded, State
-from forecast_autotune.records import Candidate
-from forecast_autotune.replay import replay_one
-from forecast_autotune.results import Measurement, Plan
+from forecast_autotune.records import Candidate, Measurement, Plan
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.base import Forecasts, Query, Relative, Surrogate
 from forecast_autotune.surrogates.prior import prior
-from forecast_autotune.table import Table
-from forecast_autotune.task import checked
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
+from forecast_autotune.tuning.replay import replay_one
+from forecast_autotune.tuning.task import checked
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.binned import Binned, labels_of, scored, stated_bins
 from forecast_train.evaluation.metrics import Array

@@ -15,8 +15,8 @@ import numpy as np
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.features.encode import Encoder
 from forecast_autotune.records import Candidate, Scalar, digest
-from forecast_autotune.surrogates.base import Array, Forecasts, Query, Surrogate
-from forecast_autotune.table import Table
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Surrogate
 from forecast_train.evaluation.answers import RARE, VAGUE_SD, Belief, answer, log_times, lots, own
 from forecast_train.evaluation.metrics import Rows
 from forecast_train.evaluation.splits import kernel_of

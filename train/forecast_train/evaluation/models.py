@@ -12,11 +12,11 @@ import numpy as np
 
 from forecast_autotune.llm.calibration import Calibration
 from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Forecasts, Query, Surrogate
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.ensemble import Ensemble
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_train.evaluation.answers import VAGUE_SD, Belief, answer
 from forecast_train.evaluation.baselines import Fit
 from forecast_train.llm.calibrate import calibrate

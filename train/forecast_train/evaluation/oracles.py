@@ -17,7 +17,7 @@ from forecast_autotune.llm.backend import Answer, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, Label
 from forecast_autotune.llm.prompt import Reference, Subject, forecast_prompt, shown
 from forecast_autotune.records import digest
-from forecast_autotune.table import Table
+from forecast_autotune.records.table import Table
 
 Array = npt.NDArray[np.float64]
 Character = Literal["honest", "liar", "blind"]

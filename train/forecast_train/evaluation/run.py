@@ -16,8 +16,8 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.table import Table, table_lines
 from forecast_train.evaluation.baselines import Fit, chosen, with_seed
 from forecast_train.evaluation.judge import Case, judge
 from forecast_train.evaluation.rows import Row

@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias, get_args
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Problem
-from forecast_autotune.replay import other_shapes
-from forecast_autotune.surrogates.base import Relative
-from forecast_autotune.table import Table
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.protocol import Relative
+from forecast_autotune.tuning.replay import other_shapes
 
 LeaveOut: TypeAlias = Literal["family", "hand", "kernel", "shape", "device"]
 KINDS: tuple[LeaveOut, ...] = get_args(LeaveOut)

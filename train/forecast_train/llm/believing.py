@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.table import Table
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_train.evaluation.splits import family_groups, without
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import fit

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forecast_autotune.features.listing import Listed
-from forecast_autotune.llm.asking import Question, question
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.records import Candidate, digest
-from forecast_autotune.replay import other_shapes
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Query, Relative
-from forecast_autotune.table import Table
+from forecast_autotune.records import Candidate, Measurement, digest
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.question import Question, question
+from forecast_autotune.surrogates.protocol import Query, Relative
+from forecast_autotune.tuning.replay import other_shapes
 from forecast_train.evaluation.splits import family_of, hand_of, kernel_of, source_hash
 from forecast_train.llm.believing import Believe, by_formula
 from forecast_train.llm.examples import Asked, Example, Origin

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.llm.calibration import LEAST, POOLED, Calibration, Monotone, Pace, Scope, Weight
-from forecast_autotune.llm.likeness import Map
-from forecast_autotune.surrogates.base import NOMINAL
-from forecast_autotune.surrogates.blend import disagreement
+from forecast_autotune.llm.similarity import Map
+from forecast_autotune.numerics import NOMINAL
 from forecast_autotune.surrogates.covariance import Hyper
+from forecast_autotune.surrogates.language_model.blend import disagreement
 from forecast_train.evaluation.binned import labels_of
 from forecast_train.evaluation.splits import SplitError
 from forecast_train.llm.hearing import Heard

@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forecast_autotune.llm.backends.chat import json_in, weights
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.transport import Unusable
+from forecast_autotune.llm.replies import Unusable, json_in, weights
 from forecast_train.llm.examples import Asked, Example
 from forecast_train.llm.rewards import Stated
 

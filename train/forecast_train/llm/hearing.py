@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.listing import Listed
-from forecast_autotune.llm.asking import Question, formula_question, worth_asking
 from forecast_autotune.llm.backend import Backend
-from forecast_autotune.llm.likeness import kind_of, place_of
+from forecast_autotune.llm.similarity import kind_of, place_of
 from forecast_autotune.records import digest
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Query
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.question import Question, formula_question, worth_asking
 from forecast_autotune.surrogates.prior import Prior
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Query
 from forecast_train.evaluation.splits import family_of, folds, kernel_of
 from forecast_train.surrogate.fit import fit
 
@@ -176,7 +176,7 @@ class Posed:
         """The model's answer beside the truth. Raises `LLMError`."""
         prompt, problem = self.question.prompt, self.table.problem
         answer = backend.forecast(prompt.prefix, prompt.suffixes, prompt.labels, timeout_s=timeout_s)
-        place = place_of(self.before, self.candidates, problem.device)
+        place = place_of(self.before.facts, self.before.costs, self.candidates, problem.device)
         log2_ms = np.array(self.table.log2_ms())
         usage = answer.usage
         return Heard(
@@ -186,7 +186,7 @@ class Posed:
             family_of(problem),
             problem.device.slug,
             problem.kernel.language,
-            kind_of(self.before),
+            kind_of(self.before.facts),
             None if place is None else tuple(place.tolist()),
             self.before.mean,
             self.before.p_fail,

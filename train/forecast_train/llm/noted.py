@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import Calibration
-from forecast_autotune.results import Measurement
-from forecast_autotune.table import Table
+from forecast_autotune.records import Measurement
+from forecast_autotune.records.table import Table
 from forecast_train.evaluation.splits import family_of, kernel_of
 from forecast_train.llm.calibrate import calibrate
 from forecast_train.llm.hearing import Heard

@@ -1,6 +1,6 @@
 """An example as one sequence: the prefix once, every candidate behind it, none seeing another.
 
-Training reads as forecasting does (`forecast_autotune.llm.backends`): the same tokens, positions that
+Training reads as forecasting does (`forecast_integrations.models`): the same tokens, positions that
 continue from the prefix for every suffix, and the labels' logits at each suffix' last token.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.llm.backends.tokens import Tokens
 from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.tokens import Tokens
 from forecast_train.llm.examples import Example
 
 Ids = npt.NDArray[np.int64]

@@ -13,21 +13,21 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from forecast_autotune.llm.asking import Question
 from forecast_autotune.llm.backend import Answer, LLMError, Usage
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import Calibration
 from forecast_autotune.llm.gate import Situation, Worth
 from forecast_autotune.llm.prompt import Prompt
-from forecast_autotune.replay import replay_one
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Query, Surrogate
 from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.ensemble import Ensemble
-from forecast_autotune.surrogates.llm import LLM, View
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+from forecast_autotune.surrogates.language_model.question import Question
+from forecast_autotune.surrogates.language_model.surrogate import LLM, View
 from forecast_autotune.surrogates.prior import Prior
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Query, Surrogate
+from forecast_autotune.tuning.replay import replay_one
 from forecast_train.evaluation.splits import folds
 from forecast_train.llm.calibrate import calibrate
 from forecast_train.llm.hearing import Heard, Learn

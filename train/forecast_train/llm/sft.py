@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import transformers
 
-from forecast_autotune.llm.backends.tokens import Tokens
 from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.tokens import Tokens
 from forecast_train.llm import losses
 from forecast_train.llm.examples import Example, read, side_path
 from forecast_train.llm.packing import Packing, sequences

@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import Literal, TypeAlias, get_args
 
 from forecast_autotune.records import digest
-from forecast_autotune.table import Table
+from forecast_autotune.records.table import Table
 from forecast_train.evaluation.splits import LeakageError, SplitError, family_of, identities, kernel_of
 
 By: TypeAlias = Literal["family", "device", "time"]

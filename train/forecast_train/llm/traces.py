@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.table import read_lines
+from forecast_autotune.records.table import read_lines
 
 
 @dataclass(frozen=True)

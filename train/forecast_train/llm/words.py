@@ -16,7 +16,7 @@ import numpy as np
 
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import Calibration
-from forecast_autotune.surrogates.base import Forecasts
+from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.binned import Binned, labels_of, recovered, scored, stated_bins
 from forecast_train.evaluation.bootstrap import DRAWS, cluster_bootstrap, paired_bootstrap

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from forecast_autotune.numerics import NOMINAL
 from forecast_autotune.policy import RiskBounded
-from forecast_autotune.records import Device, Problem, digest
-from forecast_autotune.results import Measurement
-from forecast_autotune.surrogates.base import NOMINAL, Array, Relative, Surrogate
+from forecast_autotune.records import Device, Measurement, Problem, digest
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import (
     GROUPS,
     OWN,
@@ -31,8 +31,8 @@ from forecast_autotune.surrogates.calibration import (
     group_of,
     width_class,
 )
+from forecast_autotune.surrogates.protocol import Array, Relative, Surrogate
 from forecast_autotune.surrogates.relatives import kinship
-from forecast_autotune.table import Table
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.splits import Fold, folds, nearest
 from forecast_train.surrogate.curves import Seen, fit

@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from forecast_autotune.surrogates.base import NOMINAL, Array
+from forecast_autotune.numerics import NOMINAL
 from forecast_autotune.surrogates.calibration import (
     GROUPS,
     OWN,
@@ -24,6 +24,7 @@ from forecast_autotune.surrogates.calibration import (
     class_of,
     width_class,
 )
+from forecast_autotune.surrogates.protocol import Array
 from forecast_train.surrogate.observe import Step
 
 KNOTS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.records import digest
-from forecast_autotune.replay import relatives_of
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.base import Relative
 from forecast_autotune.surrogates.pooled import Pooled, group_of_pool
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Relative
+from forecast_autotune.tuning.replay import relatives_of
 from forecast_train.evaluation.splits import SplitError, family_of
 from forecast_train.surrogate.calibrate import report
 from forecast_train.surrogate.curves import Seen, fit

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from forecast_autotune.features.devices import card
 from forecast_autotune.features.vector import vectors
 from forecast_autotune.records import Candidate, Problem
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.corpus import Corpus
 from forecast_autotune.surrogates.covariance import Hyper
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.learned import LEARNED, Learned, Model
 from forecast_autotune.surrogates.prior import Prior, prior
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Array
 from forecast_train.surrogate.errors import FitError
 
 

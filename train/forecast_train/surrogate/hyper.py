@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.encode import Encoder
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Array, Query
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.covariance import Hyper, together
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_train.evaluation.splits import family_groups, family_of, without
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import Recipe, fit

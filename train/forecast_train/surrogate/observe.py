@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forecast_autotune.policy import RiskBounded, State
-from forecast_autotune.records import Candidate
-from forecast_autotune.replay import replay_one
-from forecast_autotune.results import Measurement, Plan
+from forecast_autotune.records import Candidate, Measurement, Plan
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.base import Array, Relative, Surrogate
 from forecast_autotune.surrogates.calibration import per_source
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Array, Relative, Surrogate
+from forecast_autotune.tuning.replay import replay_one
 
 WITHIN = 0.05
 """The tolerance that P(within) is checked at."""

@@ -19,10 +19,10 @@ import numpy as np
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.kept import informed
 from forecast_autotune.records import digest
-from forecast_autotune.surrogates.analytic import Analytic
-from forecast_autotune.surrogates.base import Query
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.formula import Analytic
 from forecast_autotune.surrogates.learned import Learned, Model
-from forecast_autotune.table import Table
+from forecast_autotune.surrogates.protocol import Query
 from forecast_train.evaluation.splits import kernel_of
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import Recipe, fit_model

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.records.table import dump_line, read_lines
 from forecast_autotune.store.files import write_whole
-from forecast_autotune.table import dump_line, read_lines
 from forecast_train.surrogate.curves import Seen
 from forecast_train.surrogate.observe import Step
 

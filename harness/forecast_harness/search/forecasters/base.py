@@ -21,10 +21,10 @@ def open_forecaster(spec: str, target: Target) -> Forecaster | None:
     if spec == "none":
         return None
     if spec.startswith("llm:"):
-        from forecast_autotune.llm.open import backend
+        from forecast_autotune.llm.providers import provider
         from forecast_harness.search.forecasters.llm import Model
 
-        return Model(backend(spec.removeprefix("llm:")), _plain("auto", target))
+        return Model(provider().backend(spec.removeprefix("llm:")), _plain("auto", target))
     return _plain(spec, target)
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.protocol import Array
 from forecast_autotune.variants.records import Origin
 from forecast_harness.search.novelty import canonical
 from forecast_harness.search.records import Node

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forecast_autotune.records import Outcome
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.protocol import Array
 from forecast_harness.search.events import Forecasted, Question
 from forecast_harness.search.forecasters import describing
 from forecast_harness.search.forecasters.process import fit

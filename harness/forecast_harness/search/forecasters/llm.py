@@ -26,7 +26,7 @@ from forecast_autotune.llm.prompt import (
     shown_variant,
 )
 from forecast_autotune.records import Device, Kernel, Problem
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.protocol import Array
 from forecast_harness.search.events import Forecasted, Question
 from forecast_harness.search.interfaces import Forecaster
 from forecast_harness.search.records import Belief, Judged, Node, Spent

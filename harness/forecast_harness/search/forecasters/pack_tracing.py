@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.features.ttir import assignment_key, assignment_of
+from forecast_autotune.features.ttir.walk import assignment_key, assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
-from forecast_autotune.surrogates.base import Array, Query
 from forecast_autotune.surrogates.default import default
+from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_harness.packs.schema import Format
 from forecast_harness.sandbox.api import Job, Lane, Limits, Status
 from forecast_harness.search.forecasters.timings import Timing, measurement, remember

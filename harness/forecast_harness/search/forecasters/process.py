@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forecast_autotune.surrogates.base import Array
+from forecast_autotune.surrogates.protocol import Array
 
 _LEAST = 1e-8
 _NEGLIGIBLE = 0.01

@@ -6,8 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
-from forecast_autotune.records import Candidate, Outcome
-from forecast_autotune.results import Measurement
+from forecast_autotune.records import Candidate, Measurement, Outcome
 
 REMEMBERED = 256
 """Timings that are kept, the latest: the work of a forecast grows with the cube of their number."""

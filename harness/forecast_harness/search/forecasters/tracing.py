@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
-from forecast_autotune.features.ttir import assignment_of
+from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
-from forecast_autotune.surrogates.base import Array, Query
 from forecast_autotune.surrogates.default import default
-from forecast_autotune.tracing import spread
+from forecast_autotune.surrogates.protocol import Array, Query
+from forecast_autotune.tuning.tracing import spread
 from forecast_harness.sandbox.api import Job, Lane, Limits, Status
 from forecast_harness.search.forecasters.timings import Timing, measurement, remember
 from forecast_harness.search.records import Node, Target

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from forecast_harness.search.proposers.torch_rewrites.registry import Made
+from forecast_harness.rewrites.torch.registry import Made
 
 _CONSTANTS = re.compile(
     r"(?P<before>(?:^[ \t]*#define[ \t]+(?P<defined>[A-Z_][A-Z0-9_]*)[ \t]+"

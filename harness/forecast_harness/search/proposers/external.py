@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_autotune.fields import decode_json, listed, number, whole
+from forecast_autotune.records.fields import decode_json, listed, number, whole
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.packs.schema import Language
 from forecast_harness.search import codec

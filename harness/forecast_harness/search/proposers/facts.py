@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forecast_harness.packs.schema import Format, Pack
-from forecast_harness.search.proposers.torch_rewrites.protocol import Facts
+from forecast_harness.rewrites.torch.protocol import Facts
 from forecast_harness.search.records import Kind, Target
 
 

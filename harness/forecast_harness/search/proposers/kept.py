@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forecast_autotune.fields import decode_json, number, whole
 from forecast_autotune.records import digest
+from forecast_autotune.records.fields import decode_json, number, whole
 from forecast_autotune.store.files import write_whole
 from forecast_harness.search.records import Spent
 

@@ -25,9 +25,9 @@ from functools import partial
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.open import answers_directory, writer
+from forecast_autotune.llm.parallel import side_by_side
+from forecast_autotune.llm.providers import answers_directory, provider
 from forecast_autotune.llm.spec import parsed
-from forecast_autotune.llm.transport import side_by_side
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.events import Proposed, Request
@@ -65,7 +65,7 @@ class LLM:
         self._author = f"{model} ({', '.join(how)})" if how else model
         self._target = target
         self._heard = threading.local()
-        self._write = writer(text, settings=settings, told=self._hear)
+        self._write = provider().writer(text, settings=settings, told=self._hear)
         asked = f"{spec.kind}:{spec.place}?{sorted(spec.options.items())}"
         self._kept = Kept(answers_directory(settings) / FOLDER, asked)
 

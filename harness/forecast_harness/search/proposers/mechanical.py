@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.rewrites.torch.code import Code
+from forecast_harness.rewrites.torch.constants import crossed
+from forecast_harness.rewrites.torch.registry import Made, rewrites_of
 from forecast_harness.search.events import Proposed, Request
 from forecast_harness.search.proposers import cuda_rewrites, triton_rewrites
 from forecast_harness.search.proposers.facts import facts_of
 from forecast_harness.search.proposers.making import Draft, identity_of, new_nodes, salt
-from forecast_harness.search.proposers.torch_rewrites.code import Code
-from forecast_harness.search.proposers.torch_rewrites.constants import crossed
-from forecast_harness.search.proposers.torch_rewrites.registry import Made, rewrites_of
 from forecast_harness.search.records import Kind, Node, Target
 
 _KEPT = 64

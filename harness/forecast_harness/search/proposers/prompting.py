@@ -12,11 +12,11 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_autotune.variants.writing import IDEAS as KERNEL_IDEAS
 from forecast_harness.packs.expressions import evaluate
 from forecast_harness.packs.schema import Definition, Format, Pack
 from forecast_harness.search.events import Request
 from forecast_harness.search.records import Judged, Kind, Node, Target
+from forecast_harness.variants.writing import IDEAS as KERNEL_IDEAS
 
 VERSION = "2"
 STYLES = ("rewrite", "diff", "crossover", "repair", "profile")

@@ -1,4 +1,4 @@
-"""Rewrites of Triton sources: those of `forecast_autotune.variants.mechanical`, for kernels and for modules
+"""Rewrites of Triton sources: those of `forecast_harness.rewrites.triton`, for kernels and for modules
 that launch their own.
 
 A kernel target is launched by others, so a variant may bring its own configs. A pack's solution launches its
@@ -15,12 +15,12 @@ from typing import Any
 from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
-from forecast_autotune.variants.mechanical import variants_of
 from forecast_autotune.variants.records import Variant
-from forecast_harness.search.proposers.torch_rewrites.code import Code
-from forecast_harness.search.proposers.torch_rewrites.constants import scatter
-from forecast_harness.search.proposers.torch_rewrites.protocol import Facts
-from forecast_harness.search.proposers.torch_rewrites.registry import Made
+from forecast_harness.rewrites.torch.code import Code
+from forecast_harness.rewrites.torch.constants import scatter
+from forecast_harness.rewrites.torch.protocol import Facts
+from forecast_harness.rewrites.torch.registry import Made
+from forecast_harness.rewrites.triton import variants_of
 from forecast_harness.variants.subject import Subject
 
 LIMIT = 96

@@ -1,0 +1,241 @@
+"""`doctor`: what this installation can do, what it cannot, and the remedy."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune import frameworks, plugins
+from forecast_autotune.commands.checks import GROUP, Check, shown_settings
+from forecast_autotune.commands.output import Output
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.settings import Settings, user_directory
+from forecast_autotune.store import Store, StoreWarning
+from forecast_autotune.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+OLDEST_TRITON = (3, 4)
+
+
+def doctor(options: argparse.Namespace, output: Output) -> int:
+    """Run all checks; exit status 1 when one of them fails."""
+    settings, checks = _settings()
+    root = _root(options)
+    checks = [
+        Check("forecast-autotune", "ok", f"{__version__}, Python {platform.python_version()}"),
+        *_packages(),
+        _cores(settings),
+        checks[0],
+        *([] if root is None else _store(root)),
+        _guarded("surrogate", _surrogate),
+        *_added(settings, options.network),
+        _guarded("replay tables", _tables),
+    ]
+    failed = any(check.status == "fail" for check in checks)
+    rows = shown_settings(settings)
+    data = {
+        "ok": not failed,
+        "checks": [asdict(check) for check in checks],
+        "settings": [dict(zip(("variable", "value", "meaning"), row, strict=True)) for row in rows],
+    }
+    output.emit(data, *([] if output.as_json else _shown(checks, rows)))
+    return int(failed)
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    """A check that breaks is a finding, not the end of the examination."""
+    try:
+        return check()
+    except Exception as error:
+        return Check(
+            name,
+            "fail",
+            f"{type(error).__name__}: {error}",
+            "reinstall: pip install --force-reinstall forecast-autotune",
+        )
+
+
+def _settings() -> tuple[Settings, list[Check]]:
+    try:
+        settings = Settings.from_environment()
+    except SettingsError as error:
+        return Settings(), [
+            Check("settings", "fail", str(error), "unset the variable, or give it a value of its rule")
+        ]
+    names = {row[0] for row in settings.describe()}
+    given = sorted(name for name in os.environ if name in names)
+    strange = sorted(
+        name for name in os.environ if name.startswith("FORECAST_AUTOTUNE") and name not in names
+    )
+    if strange:
+        return settings, [
+            Check("settings", "warn", f"unknown: {', '.join(strange)}", "see the list below for the names")
+        ]
+    return settings, [Check("settings", "ok", f"set: {', '.join(given)}" if given else "all defaults")]
+
+
+def _root(options: argparse.Namespace) -> Path | None:
+    """The directory that `show` and tuning use; None for a variable that the settings' check refuses."""
+    if options.store is not None:
+        return Store.default(user_directory(options.store)).root
+    try:
+        return Store.default().root
+    except SettingsError:
+        return None
+
+
+def _packages() -> Iterator[Check]:
+    import importlib
+
+    remedies = {
+        "numpy": ("fail", "pip install numpy"),
+        "torch": ("warn", "install torch for your GPU: https://pytorch.org/get-started"),
+        "triton": ("warn", "pip install 'forecast-autotune[triton]'"),
+        "matplotlib": ("warn", "for `replay --plot`: pip install 'forecast-autotune[plot]'"),
+        "pyarrow": ("warn", "for `export --format parquet`: pip install 'forecast-autotune[parquet]'"),
+    }
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name, (status, remedy) in remedies.items():
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            yield Check(name, status, "not installed", remedy)
+            continue
+        if name == "triton" and _release(installed) < OLDEST_TRITON:
+            yield Check(name, "fail", f"{installed} is older than 3.4", "pip install -U triton")
+            continue
+        if name in ("numpy", "torch", "triton"):
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                yield Check(name, "fail", f"{installed} does not load: {error!r}"[:300], f"reinstall {name}")
+                continue
+        yield Check(name, "ok", installed)
+    yield _accelerator()
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def _accelerator() -> Check:
+    remedy = "kernels cannot be timed here: use `forecast-autotune replay`, or FORECAST_AUTOTUNE_MODE=skip"
+    if "torch" not in sys.modules or "triton" not in sys.modules:
+        return Check("accelerator", "warn", "unknown without torch and triton", remedy)
+    try:
+        found = frameworks.triton().accelerators()
+    except Exception as error:
+        return Check("accelerator", "fail", f"{error!r}"[:300], "check the driver: nvidia-smi or rocm-smi")
+    return Check("accelerator", "ok", found) if found else Check("accelerator", "warn", "none", remedy)
+
+
+def _cores(settings: Settings) -> Check:
+    count = settings.worker_count()
+    if count == 1:
+        return Check("compile threads", "warn", "1", "candidates compile one after another: allow more cores")
+    return Check("compile threads", "ok", str(count))
+
+
+def _store(root: Path) -> Iterator[Check]:
+    from forecast_autotune.store.files import release_lock, take_lock
+
+    remedy = "point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory; without one nothing is kept"
+    probe = root / f".doctor-{os.getpid()}"
+    lock_path = root / f".doctor-{os.getpid()}.lock"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"ok")
+        probe.unlink()
+    except OSError as error:
+        yield Check("store", "fail", f"{root} is not writable: {error.strerror}", remedy)
+        return
+    files = [path for path in (root / "v1").rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files) / 1e6
+    yield Check("store", "ok", f"{root}, {len(files)} files, {size:.1f} MB")
+    yield _variants(root)
+    lock = take_lock(lock_path, 1.0, 0.01)
+    release_lock(lock)
+    lock_path.unlink(missing_ok=True)
+    if lock is None:
+        yield Check(
+            "store locks",
+            "warn",
+            "not supported by this file system",
+            "two processes may tune the same problem",
+        )
+    else:
+        yield Check("store locks", "ok", "work")
+
+
+def _variants(root: Path) -> Check:
+    """How many variants there are, and for how many a check has passed."""
+    store = Store(root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)  # shown as part of this line
+        found = store.variants()
+    bases = len({v.base_sha256 for v in found})
+    passed = sum(any(c.passed for c in v.checks) for v in found)
+    detail = f"{len(found)} of {bases} kernel sources, {passed} verified" if found else "none"
+    if store.problems_reported:
+        remedy = "remove the files: " + "; ".join(store.problems_reported[:3])
+        return Check("variants", "warn", f"{detail}; {len(store.problems_reported)} unreadable", remedy)
+    return Check("variants", "ok", detail)
+
+
+def _surrogate() -> Check:
+    from forecast_autotune.surrogates.default import default
+    from forecast_autotune.testing import example_table, query_of
+
+    surrogate, query = default(), query_of(example_table())
+    begin = time.perf_counter()
+    count = len(surrogate.forecast(query))
+    spent = 1000 * (time.perf_counter() - begin)
+    return Check(
+        "surrogate", "ok", f"{surrogate.name}/{surrogate.version}: {count} candidates in {spent:.0f} ms"
+    )
+
+
+def _added(settings: Settings, network: bool) -> Iterator[Check]:
+    """Rows of other packages; one that breaks is a finding, too."""
+    for name in plugins.names(GROUP):
+        try:
+            yield from plugins.load(GROUP, name)(settings, network)
+        except Exception as error:
+            yield Check(name, "warn", f"{type(error).__name__}: {error}"[:300], "see above, or reinstall")
+
+
+def _tables() -> Check:
+    from forecast_autotune.tuning.replay import shipped
+
+    found = shipped()
+    if not found:
+        return Check(
+            "replay tables",
+            "warn",
+            "none in this installation",
+            "`replay` needs TABLE files, as `export` writes them",
+        )
+    size = sum(path.stat().st_size for path in found) / 1e6
+    return Check("replay tables", "ok", f"{len(found)} files, {size:.1f} MB")
+
+
+def _shown(checks: list[Check], settings: list[tuple[str, str, str]]) -> list[RenderableType]:
+    from rich.text import Text
+
+    from forecast_autotune.report.table import checklist, settings_table
+
+    failed = sum(check.status == "fail" for check in checks)
+    verdict = Text(f"{failed} failed", "bold red") if failed else Text("ready", "bold green")
+    lines = checklist((check.status, check.name, check.detail, check.remedy) for check in checks)
+    return [lines, "", settings_table(settings), "", verdict]

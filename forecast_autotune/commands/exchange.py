@@ -1,0 +1,214 @@
+"""`export`, `import` and `clear`: measurements out of the store, into it, and gone."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune import frameworks, plugins
+from forecast_autotune.commands.output import Failure, Output, Usage
+from forecast_autotune.commands.show import open_store
+from forecast_autotune.records import Device
+from forecast_autotune.records.table import Table, read_tables, write_tables
+from forecast_autotune.settings import user_directory
+from forecast_autotune.store.exchange.helion import import_helion, is_helion
+from forecast_autotune.store.exchange.kernel_tuner import device_named, import_kernel_tuner, is_kernel_tuner
+from forecast_autotune.store.exchange.triton_cache import import_triton_cache
+from forecast_autotune.store.variants import unchecked
+from forecast_autotune.variants import Variant
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from forecast_autotune.store import Store
+
+
+IMPORTERS = "forecast_autotune.importers"
+"""Entries are functions (path, device's name) -> tables, or None for a file that is not theirs."""
+
+
+def export(options: argparse.Namespace, output: Output) -> int:
+    """Write tables to a file or to stdout."""
+    name: str = options.file
+    form = options.format or ("parquet" if name.endswith(".parquet") else "jsonl")
+    if name == "-" and form == "parquet":
+        raise Usage("parquet is not written to stdout: give FILE")
+    if name == "-" and output.as_json:
+        raise Usage("the table itself goes to stdout, which --json needs: give FILE")
+    path = Path(name)
+    if name != "-" and not path.absolute().parent.is_dir():
+        raise Usage(f"{name}: there is no directory {path.parent}")
+    store = open_store(options)
+    tables = list(store.tables(options.kernel, options.device))
+    variants = [] if form == "parquet" else store.variants_of(options.kernel)
+    if form == "parquet":
+        from forecast_autotune.store.exchange.parquet import write_parquet
+
+        count = write_parquet(path, tables)
+    else:
+        if name == "-" and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as the format has it, whatever the terminal's
+        count = write_tables(path, tables, [v.to_json() for v in variants])
+    shown = f"{_counted(count, 'measurement')} of {_counted(len(tables), 'problem')}{_also(len(variants))}"
+    if name == "-":
+        output.remark(shown)
+        return 0
+    data = {"file": name, "format": form, "problems": len(tables), "measurements": count}
+    output.emit({**data, "variants": len(variants)}, f"wrote {shown}", _plain(name))
+    return 0
+
+
+def import_(options: argparse.Namespace, output: Output) -> int:
+    """Read table files and other tuners' timings; add what the store does not hold."""
+    if not options.files and options.triton_cache is None:
+        raise Usage(
+            "nothing to import: give table files, cache files of Kernel Tuner or Inductor, logs of Helion, a "
+            "Triton cache directory, or --triton-cache"
+        )
+    files = [Path(name) for name in options.files]
+    caches = [path for path in files if path.is_dir()]
+    if options.triton_cache is not None:
+        caches.append(_triton_cache(options.triton_cache))
+    for cache in caches:
+        if not cache.is_dir():
+            raise Usage(f"{cache} is no directory: name the Triton cache, as in TRITON_CACHE_DIR")
+    variants: list[Variant] = []
+
+    def other(data: dict[str, Any]) -> None:
+        if data.get("type") == "variant":
+            variants.append(Variant.from_json(data))
+
+    tables = [t for path in files if not path.is_dir() for t in tables_of(path, options.device_name, other)]
+    if caches:
+        device = _device(options.device_name)
+        tables += [table for cache in caches for table in import_triton_cache(cache, device)]
+    store = open_store(options)
+    found = sum(len(table.measurements) for table in tables)
+    added = store.import_tables(tables)
+    for variant in unchecked(variants):
+        store.put_variant(variant)
+    store.sync()
+    _check_saved(store)
+    counts = {"problems": len(tables), "measurements": found, "added": added, "variants": len(variants)}
+    data = {**counts, "store": str(store.root)}
+    new = (
+        f"added {_counted(added, 'measurement')} of {_counted(len(tables), 'problem')}{_also(len(variants))}"
+    )
+    known = "" if found == added else f"; {found - added} known already"
+    output.emit(data, new + known, _plain(str(store.root)))
+    return 0
+
+
+def tables_of(
+    path: Path, device: str | None, other: Callable[[dict[str, Any]], None] | None = None
+) -> list[Table]:
+    """The tables of one file: ours, Kernel Tuner's, Helion's or Inductor's; standard input is always ours.
+
+    `device` says where another tool measured; `other` gets the lines of our files that are of other types.
+    """
+    if str(path) == "-":
+        return read_tables(path, other)
+    if is_helion(path):
+        return import_helion(path, device_named(device) if device else None)
+    if is_kernel_tuner(path):
+        return [import_kernel_tuner(path, device_named(device) if device else None)]
+    for name in plugins.names(IMPORTERS):
+        found: list[Table] | None = plugins.load(IMPORTERS, name)(path, device)
+        if found is not None:
+            return found
+    return read_tables(path, other)
+
+
+def clear(options: argparse.Namespace, output: Output) -> int:
+    """Remove measurements and decisions, or variants instead, after asking."""
+    if options.variants:
+        return _clear_variants(options, output)
+    store = open_store(options)
+    tables = list(store.tables(options.kernel, options.device))
+    count = sum(len(table.measurements) for table in tables)
+    decisions = sum(1 for _ in store.decisions(options.kernel, options.device))
+    if not options.yes and (count or decisions) and not _agreed(tables, count, decisions, store, output):
+        output.remark("nothing removed")
+        return 1
+    removed = store.clear(options.kernel, options.device)
+    data = {"measurements": removed, "decisions": decisions, "store": str(store.root)}
+    output.emit(
+        data,
+        f"removed {_counted(removed, 'measurement')} and {_counted(decisions, 'decision')}",
+        _plain(str(store.root)),
+    )
+    return 0
+
+
+def _clear_variants(options: argparse.Namespace, output: Output) -> int:
+    if options.device:
+        raise Usage("variants belong to no device: leave --device out")
+    store = open_store(options)
+    found = store.variants_of(options.kernel)
+    what = f"{_counted(len(found), 'variant')} from {store.root}"
+    if found and not options.yes and not _asked(what, output):
+        output.remark("nothing removed")
+        return 1
+    removed = store.clear_variants(options.kernel)
+    data = {"variants": removed, "store": str(store.root)}
+    output.emit(data, f"removed {_counted(removed, 'variant')}", _plain(str(store.root)))
+    return 0
+
+
+def _agreed(tables: list[Table], count: int, decisions: int, store: Store, output: Output) -> bool:
+    kernels = len({table.problem.kernel.name for table in tables})
+    what = (
+        f"{_counted(count, 'measurement')} of {_counted(kernels, 'kernel')} and "
+        f"{_counted(decisions, 'decision')} from {store.root}"
+    )
+    return _asked(what, output)
+
+
+def _asked(what: str, output: Output) -> bool:
+    if output.as_json or not sys.stdin.isatty():
+        raise Usage(f"this would remove {what}: pass --yes where nobody can be asked")
+    print(f"Remove {what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _triton_cache(given: str) -> Path:
+    return user_directory(given or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache")
+
+
+def _device(name: str | None) -> Device:
+    if name:
+        return Device(name)
+    remedy = "say where the cache was measured: --device-name 'NVIDIA H100 80GB HBM3', for example"
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None:
+        raise Usage(f"the device cannot be asked without torch and triton; {remedy}")
+    triton = frameworks.triton()
+    if not triton.has_device():
+        raise Usage(f"there is no accelerator here; {remedy}")
+    return triton.current_device()
+
+
+def _check_saved(store: Store) -> None:
+    unsaved = [note for note in store.problems_reported if "cannot write" in note]
+    if unsaved:
+        raise Failure(unsaved[0])
+
+
+def _also(variants: int) -> str:
+    return f" and {_counted(variants, 'variant')}" if variants else ""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _plain(text: str) -> Text:
+    """A path as dim text: never read as markup."""
+    from rich.text import Text
+
+    return Text(text, style="dim")

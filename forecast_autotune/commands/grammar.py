@@ -1,0 +1,184 @@
+"""The grammar of the command line, and of the core's own commands."""
+
+from __future__ import annotations
+
+import argparse
+
+from forecast_autotune import plugins
+from forecast_autotune.commands.registry import GROUP, Commands, Parser, filters, store_option
+from forecast_autotune.version import __version__
+
+ORDER = (
+    "run",
+    "replay",
+    "eval",
+    "train",
+    "show",
+    "explain",
+    "export",
+    "import",
+    "clear",
+    "verify",
+    "bench",
+    "variants",
+    "search",
+    "doctor",
+    "demo",
+)
+"""As `--help` lists them; commands of other packages follow by name."""
+
+
+def build() -> argparse.ArgumentParser:
+    """The parser of all commands; the result names the `entry` to call."""
+    parser = Parser(
+        prog="forecast-autotune",
+        description="Tune Triton kernels by forecast: measure only the configs a forecast is unsure about.",
+    )
+    parser.add_argument("--version", action="version", version=f"forecast-autotune {__version__}")
+    commands = Commands(parser, "commands", "COMMAND")
+    own = {
+        "replay": _replay,
+        "show": _show,
+        "explain": _explain,
+        "export": _export,
+        "import": _import,
+        "clear": _clear,
+        "doctor": _doctor,
+    }
+    others = plugins.names(GROUP)
+    for name in (*ORDER, *(n for n in others if n not in ORDER)):
+        if name in own:
+            own[name](commands)
+        elif name in others:
+            plugins.load(GROUP, name)(commands)
+    return parser
+
+
+def _replay(commands: Commands) -> None:
+    replay = commands.add(
+        "replay",
+        "forecast_autotune.commands.replay:replay",
+        "run the tuner against recorded tables instead of a GPU",
+    )
+    replay.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
+    replay.add_argument(
+        "--policy",
+        choices=("default", "exhaustive", "random", "first"),
+        default="default",
+        help="what to measure",
+    )
+    replay.add_argument(
+        "--max-measurements",
+        type=int,
+        metavar="N",
+        help="most candidates per problem (random, first: exactly so many; default: 10 %%, at least 3)",
+    )
+    replay.add_argument("--tolerance", type=float, metavar="SHARE", help="accepted regret, 0.02 is 2 %%")
+    replay.add_argument("--risk", type=float, metavar="P", help="accepted probability of a larger regret")
+    replay.add_argument("--seed", type=int, help="seed of random policies")
+    replay.add_argument(
+        "--prior",
+        choices=("none", "tuned", "shapes", "devices"),
+        default="none",
+        help="known beforehand: nothing, or the kernel's other problems in the same tables",
+    )
+    replay.add_argument(
+        "--surrogate",
+        choices=("analytic", "default"),
+        default="analytic",
+        help="the untrained formula with its update, or what ships (it was fitted to the shipped tables)",
+    )
+    replay.add_argument("--workers", type=int, default=16, metavar="N", help="simulated compile threads")
+    replay.add_argument(
+        "--llm", metavar="SPEC", help="a language model beside the surrogate, as in FORECAST_AUTOTUNE_LLM"
+    )
+    replay.add_argument(
+        "--leave-out",
+        choices=("family", "hand", "kernel", "shape", "device"),
+        help="fit the surrogate without one of these at a time, and score it beside the baselines",
+    )
+    replay.add_argument("--baselines", metavar="A,B", help="with --leave-out: which (default: all)")
+    replay.add_argument("--seeds", type=int, metavar="N", help="with --leave-out: repetitions (default: 5)")
+    replay.add_argument("--jobs", type=int, metavar="N", help="with --leave-out: processes (default: 1)")
+    replay.add_argument("--plot", metavar="FILE", help="also draw a picture (.png) or a page (.html)")
+
+
+def _show(commands: Commands) -> None:
+    show = commands.add(
+        "show", "forecast_autotune.commands.show:show", "list what the store holds, per kernel and device"
+    )
+    show.add_argument(
+        "--calibration",
+        action="store_true",
+        help="instead: stated risks and intervals against what later measurements found",
+    )
+    filters(show)
+
+
+def _explain(commands: Commands) -> None:
+    explain = commands.add(
+        "explain", "forecast_autotune.commands.show:explain", "say why a kernel got its configs"
+    )
+    explain.add_argument("kernel", metavar="KERNEL", help="the kernel's name")
+    explain.add_argument(
+        "--key",
+        nargs="+",
+        default=[],
+        metavar="VALUE",
+        help="only keys that hold these values, in this order",
+    )
+    explain.add_argument("--top", type=int, default=8, metavar="N", help="list so many of the fastest")
+    store_option(explain)
+
+
+def _export(commands: Commands) -> None:
+    export = commands.add(
+        "export", "forecast_autotune.commands.exchange:export", "write stored measurements as a table"
+    )
+    export.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help=".jsonl, .jsonl.gz or .parquet; - is stdout"
+    )
+    export.add_argument("--format", choices=("jsonl", "parquet"), help="default: by the file's name")
+    filters(export)
+
+
+def _import(commands: Commands) -> None:
+    imports = commands.add(
+        "import", "forecast_autotune.commands.exchange:import_", "add tables of others to the store"
+    )
+    imports.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="tables, caches of Kernel Tuner, Inductor, Triton (its directory), Helion's .csv; - is stdin",
+    )
+    imports.add_argument(
+        "--triton-cache",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="import Triton's *.autotune.json (default: TRITON_CACHE_DIR, else ~/.triton/cache)",
+    )
+    imports.add_argument(
+        "--device-name",
+        metavar="NAME",
+        help="where a cache was measured (default: the one it names, else this device)",
+    )
+    store_option(imports)
+
+
+def _clear(commands: Commands) -> None:
+    clear = commands.add(
+        "clear", "forecast_autotune.commands.exchange:clear", "remove measurements and decisions"
+    )
+    filters(clear)
+    clear.add_argument("--variants", action="store_true", help="instead: other sources of kernels")
+    clear.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _doctor(commands: Commands) -> None:
+    doctor = commands.add(
+        "doctor", "forecast_autotune.commands.doctor:doctor", "check this installation, and say what to do"
+    )
+    store_option(doctor)
+    doctor.add_argument("--network", action="store_true", help="also contact the language model's server")

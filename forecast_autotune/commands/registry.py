@@ -1,0 +1,71 @@
+"""Commands and who carries them out: every package adds its own, and each is loaded when it is called.
+
+A package registers a function `add(commands)` in the group `forecast_autotune.commands`, one per command.
+It describes the command's grammar and names its entry, `package.module:function`; that function gets the
+parsed options and an `Output` and returns the exit status. Grammars load neither rich nor numpy: `--help`
+must be instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pkgutil
+from typing import Any, NoReturn
+
+from forecast_autotune.commands.output import Output, Usage
+
+GROUP = "forecast_autotune.commands"
+
+
+class Parser(argparse.ArgumentParser):
+    """`argparse` without abbreviations, and with errors that `main` prints."""
+
+    def __init__(self, **options: Any) -> None:
+        # Abbreviations would change their meaning with every option that is added later.
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Leave printing to `main`, so that all errors look alike."""
+        raise Usage(f"{message} (`{self.prog} --help` explains)")
+
+
+class Commands:
+    """The commands of a parser, or the subcommands of a command."""
+
+    def __init__(self, parser: argparse.ArgumentParser, title: str, metavar: str) -> None:
+        self._parsers = parser.add_subparsers(title=title, metavar=metavar, required=True)
+
+    def add(self, name: str, entry: str, text: str, **options: Any) -> argparse.ArgumentParser:
+        """Add a command; `entry` is `package.module:function`, and `options` go to its parser."""
+        parser: argparse.ArgumentParser = self._parsers.add_parser(
+            name, help=text, description=text, **options
+        )
+        parser.set_defaults(entry=entry)
+        parser.add_argument("--json", action="store_true", help="print one JSON object to stdout")
+        return parser
+
+    def group(self, name: str, text: str, title: str, metavar: str) -> Commands:
+        """Add a command that has subcommands."""
+        return Commands(self._parsers.add_parser(name, help=text), title, metavar)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out a parsed command; its exit status."""
+    entry = pkgutil.resolve_name(options.entry)
+    return int(entry(options, Output(options.json)))
+
+
+def store_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--store`."""
+    parser.add_argument(
+        "--store",
+        metavar="DIR",
+        help="where measurements are kept (default: FORECAST_AUTOTUNE_CACHE_DIR, else the user's cache)",
+    )
+
+
+def filters(parser: argparse.ArgumentParser) -> None:
+    """Add `--store`, `--kernel` and `--device`."""
+    store_option(parser)
+    parser.add_argument("--kernel", metavar="TEXT", help="only kernels whose name contains this")
+    parser.add_argument("--device", metavar="TEXT", help="only devices whose name contains this")

@@ -1,0 +1,159 @@
+"""`replay`: what the tuner would have decided on recorded tables, in seconds and without a GPU.
+
+With `--leave-out`, the surrogate is fitted anew for every family (hand, kernel, shape, device) without
+it, and all baselines are scored beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune import plugins
+from forecast_autotune.commands.output import Output, Usage, at_least_one
+from forecast_autotune.commands.tables import recorded
+from forecast_autotune.policy import Exhaustive, Fixed, Policy
+from forecast_autotune.records.table import Table
+from forecast_autotune.report.table import replay_panel, replay_table
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.tuning.replay import Report
+from forecast_autotune.tuning.replay import replay as replay_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forecast_autotune.surrogates.protocol import Surrogate
+    from forecast_autotune.tuning.replay import Row
+
+REPLAYS = "forecast_autotune.replays"
+_PICTURES = (".png", ".html", ".htm")
+
+
+def replay(options: argparse.Namespace, output: Output) -> int:
+    """Replay tables, print the report, and draw it if asked to."""
+    picture = None if options.plot is None else _picture_path(options.plot)
+    at_least_one(options, "workers")
+    _check_left_out(options)
+    policy, settings = _policy(options), _settings(options)
+    tables = recorded(options)
+    if options.leave_out is not None:
+        return int(plugins.load(REPLAYS, "leave-out")(tables, options, settings, policy, output))
+    report = _replay(tables, options, settings, policy, output)
+    plain = not output.as_json and output.console.options.ascii_only
+    width = 0 if output.as_json else output.console.width
+    shown = () if output.as_json else (replay_table(report, width=width, plain=plain), replay_panel(report))
+    output.emit(report.to_json(), *shown)
+    if picture is not None:
+        # Last, as it may fail: the figures took longer to get.
+        _draw(report, picture)
+        output.remark(f"drawn: {picture}")
+    return 0
+
+
+def _picture_path(name: str) -> Path:
+    path = Path(name)
+    if path.suffix.lower() not in _PICTURES:
+        raise Usage(f"--plot {name}: the name must end in .png (a picture) or .html (a page)")
+    if not path.absolute().parent.is_dir():
+        raise Usage(f"--plot {name}: there is no directory {path.parent}")
+    return path
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    given = options.max_measurements
+    fixed = options.policy in ("random", "first")
+    return Settings.from_environment().with_(
+        mode=Mode.TUNE,
+        tolerance=options.tolerance,
+        risk=options.risk,
+        seed=options.seed,
+        # For a fixed count this is the count; as a budget too, it would end the search for one that runs.
+        max_measurements=None if fixed else given,
+    )
+
+
+def _policy(options: argparse.Namespace) -> Callable[[Table], Policy | None]:
+    given, name = options.max_measurements, options.policy
+    if given is not None and given < 1:
+        raise Usage(f"--max-measurements must be at least 1, got {given}")
+    if name == "default":
+        return lambda table: None
+    if name == "exhaustive":
+        return lambda table: Exhaustive()
+
+    def fixed(table: Table) -> Policy:
+        count = given or max(3, math.ceil(0.1 * len(table.by_candidate())))
+        return Fixed(count, random=name == "random")
+
+    return fixed
+
+
+def _check_left_out(options: argparse.Namespace) -> None:
+    if options.leave_out is None:
+        for name in ("jobs", "seeds", "baselines"):
+            if getattr(options, name) is not None:
+                raise Usage(f"--{name} belongs to --leave-out: give both, or neither")
+        return
+    at_least_one(options, "jobs", "seeds")
+    plain = options.prior == "none" and options.plot is None and options.surrogate == "analytic"
+    if not plain or options.llm is not None:
+        raise Usage(
+            "--leave-out says itself what is known (shape: the kernel's other shapes), fits the learned "
+            "surrogate and draws nothing: leave out --prior, --surrogate, --plot and --llm (`eval` has it)"
+        )
+
+
+def _replay(
+    tables: list[Table],
+    options: argparse.Namespace,
+    settings: Settings,
+    policy: Callable[[Table], Policy | None],
+    output: Output,
+) -> Report:
+    from forecast_autotune.surrogates.default import Default, default
+    from forecast_autotune.surrogates.formula import Analytic
+    from forecast_autotune.surrogates.selection import asking
+
+    # The shipped model has seen the shipped tables: of them only the untrained formula is an honest replay.
+    surrogate: Surrogate = default() if options.surrogate == "default" else Analytic()
+    if options.llm is not None:
+        # Seconds are not real here: it is taken for loaded, and waited for.
+        plain = surrogate if isinstance(surrogate, Default) else Default(surrogate)
+        surrogate = asking(
+            plain,
+            options.llm,
+            cache=settings.cache_dir,
+            timeout_s=settings.llm_timeout_s,
+            workers=options.workers,
+            patient=True,
+        )
+    with output.progress("replaying", len(tables)) as progress:
+        played = itertools.count(1)
+
+        def done(row: Row) -> None:
+            progress(next(played), len(tables), row.label)
+
+        return replay_tables(
+            tables,
+            surrogate=surrogate,
+            policy=policy,
+            settings=settings,
+            prior=options.prior,
+            workers=options.workers,
+            progress=done,
+        )
+
+
+def _draw(report: Report, path: Path) -> None:
+    from forecast_autotune.report.plot import png
+
+    picture = png(report)
+    if path.suffix.lower() == ".png":
+        path.write_bytes(picture)
+        return
+    from forecast_autotune.report.page import page
+
+    path.write_text(page(report, picture), encoding="utf-8")

@@ -1,0 +1,197 @@
+"""`show` and `explain`: what the store holds, and why a kernel got its configs."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from forecast_autotune.commands.output import Failure, Output, Usage
+from forecast_autotune.records import Candidate, Decision, Measurement, Problem
+from forecast_autotune.records.table import Table, latest
+from forecast_autotune.settings import user_directory
+from forecast_autotune.store import Store
+
+_Z90 = 1.6448536269514722
+"""Half the width of a normal's central 90 %, in standard deviations."""
+
+
+def open_store(options: argparse.Namespace) -> Store:
+    """The store of `--store`, else the environment's."""
+    return Store.default(None if options.store is None else user_directory(options.store))
+
+
+def show(options: argparse.Namespace, output: Output) -> int:
+    """One line per kernel and device."""
+    if options.calibration:
+        from forecast_autotune.commands.calibration import calibration
+
+        return calibration(options, output)
+    store = open_store(options)
+    rows = summarize(
+        store.tables(options.kernel, options.device), store.decisions(options.kernel, options.device)
+    )
+    data = {"store": str(store.root), "kernels": rows}
+    if output.as_json:
+        output.emit(data)
+        return 0
+    from rich.text import Text
+
+    from forecast_autotune.report.table import store_table
+
+    place = Text(f"store: {store.root}", style="dim")
+    if rows:
+        output.emit(data, store_table(rows), place)
+    else:
+        what = "nothing that matches" if options.kernel or options.device else "nothing yet"
+        output.emit(data, Text(f"the store holds {what}"), place)
+    return 0
+
+
+def summarize(tables: Iterator[Table], decisions: Iterator[tuple[Problem, Decision]]) -> list[dict[str, Any]]:
+    """Counts per (kernel, device slug), sorted by both."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    seen: dict[tuple[str, str], set[str]] = {}
+
+    def group(problem: Problem) -> dict[str, Any]:
+        name = (problem.kernel.name, problem.device.slug)
+        known = seen.setdefault(name, set())
+        known.add(problem.id)
+        found = groups.setdefault(
+            name,
+            {
+                "kernel": problem.kernel.name,
+                "device": problem.device.name,
+                "problems": 0,
+                "decided": 0,
+                "candidates": 0,
+                "ok": 0,
+                "failed": 0,
+                "best_ms": None,
+                "last": "",
+            },
+        )
+        found["problems"] = len(known)
+        return found
+
+    for table in tables:
+        row, counted = group(table.problem), table.by_candidate().values()
+        times = [m.ms for m in counted if m.ok]
+        row["candidates"] += len(counted)
+        row["ok"] += len(times)
+        row["failed"] += len(counted) - len(times)
+        row["best_ms"] = min([*times, *([] if row["best_ms"] is None else [row["best_ms"]])], default=None)
+        row["last"] = max([row["last"], *(m.at for m in table.measurements)])
+    for problem, _ in decisions:
+        group(problem)["decided"] += 1
+    return [groups[name] for name in sorted(groups)]
+
+
+def explain(options: argparse.Namespace, output: Output) -> int:
+    """Decision, evidence and forecasts of every problem of a kernel."""
+    if options.top < 1:
+        raise Usage(f"--top must be at least 1, got {options.top}")
+    store = open_store(options)
+    problems, measured, decided = _known(store)
+    chosen = [p for p in problems.values() if p.kernel.name == options.kernel]
+    if not chosen:
+        raise Failure(_unknown_kernel(options.kernel, {p.kernel.name for p in problems.values()}, store))
+    matching = [p for p in chosen if holds(p.key, options.key)]
+    if not matching:
+        keys = sorted({" ".join(p.key) for p in chosen})
+        raise Failure(
+            f"kernel {options.kernel} has no key that holds {' '.join(options.key)}; stored keys: "
+            + "; ".join(keys[:8])
+        )
+    found = [_entry(p, measured.get(p.id, []), decided.get(p.id)) for p in matching]
+    data = {"kernel": options.kernel, "problems": found}
+    if output.as_json:
+        output.emit(data)
+        return 0
+    from forecast_autotune.report.table import explanation
+
+    output.emit(data, *(explanation(entry, options.top) for entry in found))
+    return 0
+
+
+def _known(store: Store) -> tuple[dict[str, Problem], dict[str, list[Measurement]], dict[str, Decision]]:
+    problems: dict[str, Problem] = {}
+    measured: dict[str, list[Measurement]] = {}
+    decided: dict[str, Decision] = {}
+    for table in store.tables():
+        problems[table.problem.id] = table.problem
+        measured[table.problem.id] = table.measurements
+    for problem, decision in store.decisions():
+        problems[problem.id] = problem
+        decided[problem.id] = decision
+    return problems, measured, decided
+
+
+def _unknown_kernel(name: str, names: set[str], store: Store) -> str:
+    if not names:
+        return f"the store at {store.root} holds no kernel yet: run something tuned first, or give --store"
+    lower = {n.lower(): n for n in names}
+    near = difflib.get_close_matches(name.lower(), lower, n=5, cutoff=0.4)
+    near += [n for n in sorted(lower) if name.lower() in n and n not in near]
+    listed = [lower[n] for n in near] or sorted(names)[:8]
+    return (
+        f"the store holds no kernel named {name!r}; {'nearest' if near else 'it holds'}: {', '.join(listed)}"
+    )
+
+
+def holds(key: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether a problem's key contains the wanted values, in their order; `torch.` may be left out."""
+    values = iter(key)
+    return all(any(part in (value, value.removeprefix("torch.")) for value in values) for part in wanted)
+
+
+def _entry(problem: Problem, rows: Sequence[Measurement], decision: Decision | None) -> dict[str, Any]:
+    """One problem of `explain --json`: measurements sorted, fastest first, failures last."""
+    forecasts = first_forecasts(rows)
+    listed = sorted(latest(rows).values(), key=lambda m: (not m.ok, m.median_ms or 0.0, str(m.candidate)))
+    return {
+        "problem": problem.id,
+        "kernel": problem.kernel.name,
+        "key": list(problem.key),
+        "device": problem.device.name,
+        "decision": None
+        if decision is None
+        else {**decision.to_json(), "candidate": decision.chosen.id, "shown": str(decision.chosen)},
+        "measurements": [
+            {
+                "candidate": m.candidate.id,
+                "shown": str(m.candidate),
+                "outcome": str(m.outcome),
+                "median_ms": m.median_ms,
+                "at": m.at,
+                "message": str(m.extra.get("message", "")),
+                "forecast": forecasts.get(m.candidate),
+            }
+            for m in listed
+        ],
+    }
+
+
+def first_forecasts(rows: Sequence[Measurement]) -> dict[Candidate, dict[str, float]]:
+    """What was forecast of each candidate right before it was first measured, in milliseconds.
+
+    `low_ms` and `high_ms` bound the central 90 %. A candidate measured without a forecast is left out.
+    """
+    found: dict[Candidate, dict[str, float]] = {}
+    for m in rows:
+        noted = m.extra.get("forecast")
+        if m.candidate in found or not isinstance(noted, Mapping):
+            continue
+        values = [noted.get(name) for name in ("log2_ms", "sd", "p_fail")]
+        # A table from elsewhere may carry anything under this name.
+        if not all(isinstance(v, int | float) and abs(v) < 60 for v in values):
+            continue
+        point, sd, p_fail = (float(v) for v in values if v is not None)
+        found[m.candidate] = {
+            "ms": 2.0**point,
+            "low_ms": 2.0 ** (point - _Z90 * sd),
+            "high_ms": 2.0 ** (point + _Z90 * sd),
+            "p_fail": p_fail,
+        }
+    return found

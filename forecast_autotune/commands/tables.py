@@ -1,0 +1,21 @@
+"""The tables that a command was given, or those inside the package."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune.commands.output import Failure
+from forecast_autotune.tuning.replay import load, shipped
+
+if TYPE_CHECKING:
+    from forecast_autotune.records.table import Table
+
+
+def recorded(options: argparse.Namespace) -> list[Table]:
+    """Raises `Failure` when there are none, and `RecordError` for a file that is no table."""
+    paths = [Path(name) for name in options.tables] or shipped()
+    if not paths:
+        raise Failure("this installation ships no recorded tables: give TABLE files, for example of `export`")
+    return load(paths)

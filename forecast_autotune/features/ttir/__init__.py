@@ -1,0 +1,1 @@
+"""Facts of a kernel read from its Triton IR text, without compiling it."""

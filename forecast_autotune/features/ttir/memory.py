@@ -1,0 +1,286 @@
+"""How loads and stores reach the first-level cache: vector width, instructions, and the lines they touch.
+
+Triton lays each access out by rules that TTIR already decides (its axis analysis and coalescing pass, 3.4
+to 3.9): a thread holds as many neighbouring elements as the widest access of that shape could move in 16
+bytes. An access that is not aligned, masked unevenly or strided moves them one by one instead, with its
+lanes that far apart, and every instruction then touches many lines of the cache for little of each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_autotune.features.ttir.parser import Block, Op, Type
+from forecast_autotune.features.ttir.scalars import Value, predicate
+from forecast_autotune.features.ttir.tensors import WHOLE, Strides
+
+WARPS = (1, 2, 4, 8, 16, 32)
+"""Numbers of warps for which accesses are counted: TTIR is the same for all of them."""
+ALIGNED = 16
+"""What Triton specialises arguments on: pointers in bytes, and integers that are multiples of it."""
+LANES, LINE, SECTOR = 32, 128, 32
+"""Threads of a warp, bytes of a cache line and of the part of it that memory writes at once."""
+VECTOR = 8
+"""Neighbouring elements that a thread holds of what it loaded, as a rule."""
+ODD = (0, 1)
+"""The stride of a mask whose neighbours may all differ."""
+_WIDEST = 16
+"""Bytes that one thread moves at once."""
+_MOST = 1 << 20
+_MERGED, _APART = 512.0, 4096.0
+"""Bytes of other stores between two to one sector: so few, and they arrive as one; so many, and never."""
+_HINT = re.compile(r"tt\.divisibility = (?:dense<\[?)?(\d+)")
+_START = re.compile(r"start = (\d+)")
+_SAME = frozenset(
+    (
+        *("tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.bitcast"),
+        *("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "arith.index_castui"),
+    )
+)
+_LEAST = frozenset(
+    (
+        *("arith.addi", "arith.subi", "arith.remsi", "arith.remui", "arith.select"),
+        *("arith.minsi", "arith.maxsi", "arith.minui", "arith.maxui"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Touch:
+    """A load or store of a tile, as its layout sees it."""
+
+    shape: tuple[int, ...]
+    steps: tuple[int | None, ...]
+    """Elements in memory from one to the next, by dimension; None: unknown."""
+    axis: int
+    """The dimension along which threads follow one another."""
+    run: int
+    """Elements that lie next to each other."""
+    element: float
+    """Bytes."""
+    wide: int
+    """Neighbouring elements that one thread could move at once if no mask parted them ..."""
+    vector: int
+    """... and that it does move."""
+    store: bool
+
+
+def divisor(
+    op: Op, known: Mapping[str, int], strides: Mapping[str, Strides], values: Mapping[str, Value]
+) -> int:
+    """The power of two that the compiler sees to divide an integer or a pointer (in bytes).
+
+    Of a tensor: every element that a run of neighbours begins with.
+    """
+    if "tt.divis" in op.text and (hint := _HINT.search(op.text)) is not None:
+        return _power(int(hint.group(1)))
+    name = op.name
+    of = [known.get(operand, 1) for operand in op.operands]
+    if name == "arith.constant":
+        value = values.get(op.results[0])
+        return _power(value) if isinstance(value, int) else 1
+    if name == "tt.make_range":
+        start = range_start(op)
+        return 1 if start is None else _power(start)
+    if not of:
+        return 1
+    if name in _SAME:
+        return of[0]
+    if name in _LEAST:
+        return min(of[-2:])
+    if name == "tt.addptr":
+        return min(of[0], of[1] * _pointed(op.inputs[0]))
+    if name in ("arith.muli", "arith.shli") and len(of) == 2:
+        runs = [any(step == 1 for step, _ in strides.get(operand, ())) for operand in op.operands]
+        if name == "arith.shli":
+            by = values.get(op.operands[1])
+            of[1] = 1 << min(20, by) if isinstance(by, int) and by >= 0 else 1
+        # Of a run only the beginning is known; its other elements are odd as often as not.
+        return min(_MOST, (1 if runs[0] else of[0]) * (1 if runs[1] else of[1]))
+    return 1
+
+
+def range_start(op: Op) -> int | None:
+    """The first number of a `tt.make_range`; None for text that does not say."""
+    found = _START.search(op.text)
+    return int(found.group(1)) if found else None
+
+
+def growth(
+    name: str,
+    yielded: str,
+    body: Block,
+    known: Mapping[str, int],
+    strides: Mapping[str, Strides],
+    values: Mapping[str, Value],
+) -> int:
+    """The divisor of what a loop adds to the carried value `name` in an iteration; 1 if that is not seen."""
+    if yielded == name:
+        return _MOST
+    found = dict(known)
+    for op in body.ops:
+        if yielded in op.results:
+            added = [operand for operand in op.operands if operand != name]
+            if op.name not in ("arith.addi", "tt.addptr") or len(added) != 1:
+                return 1
+            return found.get(added[0], 1) * _pointed(op.inputs[0])
+        if len(op.outputs) == 1 and op.outputs[0].kind == "int":
+            found[op.results[0]] = divisor(op, found, strides, values)
+    return 1
+
+
+def compared(op: Op, known: Mapping[str, int], strides: Mapping[str, Strides]) -> Strides:
+    """Over how many neighbours a comparison has one answer as the compiler sees it, like `strides`."""
+    left, right = (strides.get(operand) for operand in op.operands)
+    if left is None or right is None or len(left) != len(right):
+        return (ODD,) * len(op.outputs[0].shape)
+    even = min(known.get(operand, 1) for operand in op.operands) if predicate(op) in ("lt", "ge") else 1
+    return tuple(
+        (0, min(over, under) if a == 0 and b == 0 else even if {a, b} == {0, 1} else 1)
+        for (a, over), (b, under) in zip(left, right, strict=True)
+    )
+
+
+def touch(
+    pointer: Type,
+    steps: Strides | None,
+    run: tuple[int, int | None],
+    divides: int,
+    mask: Strides | None,
+    store: bool,
+) -> Touch:
+    """An access through a tensor of pointers.
+
+    `run` is what `ttir_tensors.contiguous` says of it, `divides` the divisor of its pointers in bytes and
+    `mask` the strides of its mask; None where there is none.
+    """
+    shape, element = pointer.shape, _pointed(pointer)
+    axis = run[1] if run[1] is not None else max(len(shape) - 1, 0)
+    wide = max(1, min(_below(run[0]), divides // element, _WIDEST // element))
+    even = WHOLE
+    if mask is not None and axis < len(mask):
+        step, over = mask[axis]
+        even = over if step == 0 else 1
+    given = tuple(step for step, _ in steps) if steps is not None else (None,) * len(shape)
+    return Touch(shape, given, axis, run[0], element, wide, min(wide, _below(even)), store)
+
+
+def counted(touches: Mapping[Touch, float]) -> dict[str, float]:
+    """Instructions of all warps and the lines that they touch, per number of warps, as fields of `Facts`.
+
+    `touches` says how often the mean program makes each access. Where a tile has fewer elements than there
+    are threads, loads are made more than once and stores are not.
+    """
+    widest: dict[tuple[tuple[int, ...], int], int] = {}
+    for one in touches:
+        key = one.shape, one.axis
+        widest[key] = max(widest.get(key, 1), one.wide)
+    found = {f"{what}_{warps}": 0.0 for what in ("accesses", "lines") for warps in WARPS}
+    for one, times in touches.items():
+        elements = math.prod(one.shape)
+        asked = one.wide if one.store else widest[one.shape, one.axis]
+        lines: dict[tuple[int, int], float] = {}
+        for warps in WARPS:
+            most = _below(elements // (LANES * warps))
+            apart, vector = min(most, asked), min(most, one.vector)
+            if (apart, vector) not in lines:
+                lines[apart, vector] = _lines(one, apart)
+            made = times * max(0.0 if one.store else float(warps), elements / LANES / vector)
+            found[f"accesses_{warps}"] += made
+            found[f"lines_{warps}"] += made * lines[apart, vector]
+    return found
+
+
+def partial_bytes(touches: Mapping[Touch, float]) -> float:
+    """Bytes of the sectors that stores of the mean program write in parts, each part counted as a sector.
+
+    Memory reads such a sector before it writes it (error correction). A store that leaves gaps is completed
+    by rows whose place was loaded (tokens in a page), or where the gaps are less than a sector by the store
+    of what lies between: if not much else is stored in the meantime. Rows that are merely short are completed
+    by the programs beside them, at about the same time.
+    """
+    return math.fsum(times * _partial(one) for one, times in touches.items() if one.store)
+
+
+def _partial(one: Touch) -> float:
+    elements, whole = math.prod(one.shape), SECTOR / one.element
+    step = one.steps[one.axis]
+    if elements == 1 or one.run > 1 or step == 0:
+        return 0.0
+    together = max(1.0, min(whole / abs(step), elements)) if step else 1.0
+    unknown = [size for size, step in zip(one.shape, one.steps, strict=True) if step is None]
+    rows = math.prod(unknown) / (one.shape[one.axis] if step is None else 1)
+    together *= min(whole / together, rows) ** _merged(one.shape[one.axis] * one.element)
+    if step and abs(step) < whole:
+        together *= min(whole / together, abs(step)) ** _merged(elements * one.element)
+    return SECTOR * elements / together if together < whole else 0.0
+
+
+def _merged(between: float) -> float:
+    """Share of two stores to one sector that arrive as one, with so many bytes stored between them."""
+    return min(1.0, max(0.0, math.log(_APART / max(between, 1.0)) / math.log(_APART / _MERGED)))
+
+
+def exchanged(
+    reductions: Mapping[tuple[tuple[int, ...], int], float], touches: Mapping[Touch, float]
+) -> dict[str, float]:
+    """Elements that warps exchange in reductions and scans, per number of warps, as fields of `Facts`.
+
+    `reductions` has how often the mean program makes each, by shape and dimension. Threads are spread over
+    the dimensions after that one first, each with as many neighbours as it loads at once; the warps that are
+    left share the results. An element counts by the share of a warp's lanes that meet in one bank of shared
+    memory.
+    """
+    found = {f"exchanged_{warps}": 0.0 for warps in WARPS}
+    widest: dict[tuple[int, ...], int] = {}
+    for one in touches:
+        widest[one.shape] = max(widest.get(one.shape, 1), one.wide)
+    for (shape, axis), times in reductions.items():
+        inner, vector = math.prod(shape[axis + 1 :]), widest.get(shape, VECTOR)
+        for warps in WARPS if inner > 1 else ():
+            sharing = min(float(warps), float(shape[axis]), vector * LANES * warps / inner)
+            if sharing > 1:
+                meeting = min(1.0, vector * sharing / LANES)
+                found[f"exchanged_{warps}"] += times * meeting * sharing * math.prod(shape) / shape[axis]
+    return found
+
+
+def coalesced(nbytes: float) -> dict[str, Any]:
+    """The same fields for accesses of which only the bytes are known: whole lines, 16 bytes per thread."""
+    each = {"accesses": nbytes / LANES / _WIDEST, "lines": nbytes / LINE}
+    return {f"{what}_{warps}": each[what] for what in each for warps in WARPS}
+
+
+def _lines(one: Touch, apart: int) -> float:
+    """Lines that one instruction of a warp touches, its lanes `apart` elements from each other."""
+    lanes, found = float(LANES), 1.0
+    for place in (one.axis, *(n for n in reversed(range(len(one.shape))) if n != one.axis)):
+        held = apart if place == one.axis else 1
+        here = min(lanes, max(1.0, one.shape[place] / held))
+        step = one.steps[place]
+        gap = LINE if step is None else min(LINE, abs(step) * held * one.element)
+        found *= max(1.0, here * gap / LINE)
+        lanes /= here
+        if lanes <= 1:
+            break
+    return found
+
+
+def _pointed(type_: Type) -> int:
+    """Bytes of what a pointer points at; 1 for anything else."""
+    return max(1, type_.pointee.bits // 8) if type_.pointee is not None else 1
+
+
+def _power(number: float) -> int:
+    """The largest power of two that divides an integer."""
+    whole = int(number)
+    return min(_MOST, whole & -whole) if whole else _MOST
+
+
+def _below(number: int) -> int:
+    """The largest power of two that is not above a number; 1 for less."""
+    return 1 << (max(1, min(number, _MOST)).bit_length() - 1)

@@ -1,0 +1,48 @@
+"""A TTIR text, parsed once: a kernel that is called at another shape is read from the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from forecast_autotune.features.ttir import tensors
+from forecast_autotune.features.ttir.parser import Function, Op, parse
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """The functions of a text, and those facts that are the same for all arguments and grids."""
+
+    functions: Mapping[str, Function]
+    _chains: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @cached_property
+    def kernel(self) -> Function:
+        """The function that is launched."""
+        return next((f for f in self.functions.values() if f.public), next(iter(self.functions.values())))
+
+    @cached_property
+    def live_bytes(self) -> float:
+        """See `ttir_tensors.live_bytes`."""
+        return tensors.live_bytes(self.kernel.blocks)
+
+    @cached_property
+    def ops(self) -> int:
+        """Operations of all functions."""
+        blocks = [block for function in self.functions.values() for block in function.blocks]
+        return sum(1 for _ in tensors.walk(blocks))
+
+    def chains(self, loop: Op | None) -> tuple[int, int]:
+        """Stages and loads on the longest path through a loop's body; of the kernel without one."""
+        if id(loop) not in self._chains:
+            blocks = self.kernel.blocks if loop is None else [b for region in loop.regions for b in region]
+            found = tensors.serial_chain(blocks), tensors.serial_chain(blocks, tensors.LOADS)
+            self._chains[id(loop)] = found
+        return self._chains[id(loop)]
+
+
+@lru_cache(maxsize=128)  # of some 80 kB each
+def module(text: str) -> Module:
+    """The module of a text; whoever reads it changes nothing in it. Raises `FeatureError` like `parse`."""
+    return Module(parse(text))

@@ -1,0 +1,276 @@
+"""Constant propagation over the scalar integers of a TTIR function.
+
+A value is a plain number when every program computes the same one, and a tuple of `SAMPLES` numbers
+when it depends on the program id: one per sampled program. The samples lie symmetrically in the
+grid, so whatever is linear in a program id keeps its exact mean, and a loop bound that a causal mask
+makes different for every program contributes its mean trip count.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from forecast_autotune.features.ttir.parser import Block, Function, Op, Type
+    from forecast_autotune.records import Argument
+
+SAMPLES = 8
+Value: TypeAlias = float | tuple[float, ...]
+"""One number for all programs, or one per sampled program. Integers stay integers."""
+Environment: TypeAlias = dict[str, Value]
+
+# Another order of the samples per axis: programs on a diagonal of the grid would tie the axes together.
+_ORDERS = (
+    (0, 1, 2, 3, 4, 5, 6, 7),
+    (2, 5, 0, 7, 3, 6, 1, 4),
+    (5, 0, 6, 3, 1, 4, 7, 2),
+    (0, 3, 6, 7, 5, 1, 4, 2),
+)
+ITERATIONS = 3
+"""An axis of `program_ids` besides those of the grid: iterations of a loop that encloses another."""
+ROWS, SIZE = ".rows", ".size"
+"""After a pointer parameter's name: the first dimension of its tensor, among what `bind` gives."""
+_UNNAMED = re.compile(r"%arg\d+")
+
+
+_Known = TypeVar("_Known")
+
+
+def lift(function: Callable[..., float], *values: Value) -> Value:
+    """Apply a function per sampled program; stays one number when all values are one number."""
+    if not any(isinstance(value, tuple) for value in values):
+        return function(*values)
+    columns = [value if isinstance(value, tuple) else (value,) * SAMPLES for value in values]
+    return tuple(function(*column) for column in zip(*columns, strict=True))
+
+
+def mean(value: Value) -> float:
+    """Mean over programs."""
+    return sum(value) / len(value) if isinstance(value, tuple) else float(value)
+
+
+def program_ids(axis: int, extent: int) -> Value:
+    """Program ids along one grid axis, one per sample: evenly spread and symmetric around the middle."""
+    if extent <= 1:
+        return 0
+    low = [int((place + 0.5) * extent / SAMPLES) for place in range(SAMPLES // 2)]
+    places = low + [extent - 1 - n for n in reversed(low)]
+    return tuple(places[n] for n in _ORDERS[axis])
+
+
+def _quotient(a: float, b: float) -> float:
+    """C division for integers; means of integers (fractions) are floored."""
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return math.floor(a / b)
+
+
+def _ceiling(a: float, b: float) -> float:
+    return -(-a // b) if isinstance(a, int) and isinstance(b, int) else math.ceil(a / b)
+
+
+def _bits(function: Callable[[int, int], int]) -> Callable[[float, float], float]:
+    return lambda a, b: function(int(a), int(b))
+
+
+_BINARY: dict[str, Callable[[float, float], float]] = {
+    "addi": lambda a, b: a + b,
+    "subi": lambda a, b: a - b,
+    "muli": lambda a, b: a * b,
+    "divsi": _quotient,
+    "divui": _quotient,
+    "floordivsi": lambda a, b: a // b,
+    "ceildivsi": _ceiling,
+    "ceildivui": _ceiling,
+    "remsi": lambda a, b: a - b * _quotient(a, b),
+    "remui": lambda a, b: a - b * _quotient(a, b),
+    "minsi": min,
+    "minui": min,
+    "maxsi": max,
+    "maxui": max,
+    "andi": _bits(lambda a, b: a & b),
+    "ori": _bits(lambda a, b: a | b),
+    "xori": _bits(lambda a, b: a ^ b),
+    "shli": _bits(lambda a, b: a << min(b, 63)),
+    "shrsi": _bits(lambda a, b: a >> b),
+    "shrui": _bits(lambda a, b: a >> b),
+}
+_COMPARE: dict[str, Callable[[float, float], float]] = {
+    "eq": lambda a, b: int(a == b),
+    "ne": lambda a, b: int(a != b),
+    "lt": lambda a, b: int(a < b),
+    "le": lambda a, b: int(a <= b),
+    "gt": lambda a, b: int(a > b),
+    "ge": lambda a, b: int(a >= b),
+}
+_SAME = frozenset(
+    (
+        *("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "arith.index_castui"),
+        *("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.unsplat"),
+    )
+)
+_CONSTANT = re.compile(r"(?:dense<)?(-?\d+|true|false)>?\s*$")
+
+
+def evaluate(op: Op, known: Mapping[str, Value], grid: Sequence[int] | None) -> Value | None:
+    """The integer an operation computes, or None. A tensor whose elements are all equal counts too."""
+    name = op.name
+    if name == "arith.constant":
+        found = _CONSTANT.search(op.text)
+        if found is None or op.outputs[0].kind != "int":
+            return None
+        digits = found.group(1)
+        return int(digits == "true") if digits in ("true", "false") else int(digits)
+    if name in ("tt.get_program_id", "tt.get_num_programs"):
+        axis = "xyz".find(op.text.strip()[:1])
+        if grid is None or axis < 0:
+            return None
+        extent = int(grid[axis]) if axis < len(grid) else 1
+        return extent if name == "tt.get_num_programs" else program_ids(axis, extent)
+    if name in _SAME:
+        return known.get(op.operands[0])
+    values = [known.get(operand) for operand in op.operands]
+    if any(value is None for value in values) or not name.startswith("arith."):
+        return None
+    given = [value for value in values if value is not None]
+    short = name[6:]
+    try:
+        if short in _BINARY and len(given) == 2:
+            return lift(_BINARY[short], *given)
+        if short == "cmpi":
+            return lift(_COMPARE[predicate(op)], *given)
+        if short == "select":
+            return lift(lambda chosen, a, b: a if chosen else b, *given)
+    except (ArithmeticError, ValueError, KeyError):
+        # Division by a zero that only this sample sees, a negative shift: the value is unknown.
+        return None
+    return None
+
+
+def predicate(op: Op) -> str:
+    """What an `arith.cmpi` asks, without the sign: `lt`, `ge`, `eq`, ..."""
+    return op.text.split(",")[0].strip()[-2:]
+
+
+def trips(lower: Value | None, upper: Value | None, step: Value | None) -> Value | None:
+    """Iterations of a loop; a bound that is already a mean is not rounded up again. None when unknown."""
+    if lower is None or upper is None or step is None:
+        return None
+
+    def count(start: float, stop: float, stride: float) -> float:
+        if stride <= 0:
+            return 0
+        if all(float(n).is_integer() for n in (start, stop, stride)):
+            return max(0, _ceiling(int(stop - start), int(stride)))
+        return max(0.0, (stop - start) / stride)
+
+    return lift(count, lower, upper, step)
+
+
+def counter(before: Block, after: Block) -> tuple[str, str, str] | None:
+    """(counter, end, step) of a `while counter < end` loop whose body adds `step`; None for any other.
+
+    `before` holds the condition, `after` the body. The counter is named as in `before`, where its
+    value is the one it starts from.
+    """
+    if not before.ops or not after.ops or not before.ops[-1].operands:
+        return None
+    asked, *passed = before.ops[-1].operands
+    compared = next((op for op in before.ops if asked in op.results), None)
+    if compared is None or compared.name != "arith.cmpi" or len(compared.operands) != 2:
+        return None
+    name, end = compared.operands
+    if name not in before.arguments or predicate(compared) not in ("lt", "le", "ne"):
+        return None
+    place = before.arguments.index(name)
+    yielded = after.ops[-1].operands
+    inner = [b for b, given in zip(after.arguments, passed, strict=False) if given == name]
+    maker = next((op for op in after.ops if place < len(yielded) and yielded[place] in op.results), None)
+    if maker is None or maker.name != "arith.addi" or not inner:
+        return None
+    steps = [operand for operand in maker.operands if operand not in inner]
+    return (name, end, steps[0]) if len(steps) == 1 else None
+
+
+def renamed(known: Mapping[str, _Known], given: Mapping[str, str]) -> dict[str, _Known]:
+    """What is known of a call's operands, by the names that the callee has for them."""
+    return {to: known[by] for to, by in given.items() if by in known}
+
+
+def bind(function: Function, arguments: Sequence[Argument]) -> Environment:
+    """Values of a kernel's integer parameters, by SSA name.
+
+    Parameters are matched by name; in the `%arg0` form by position, where constexpr and None
+    arguments and (usually) integers equal to 1 have no parameter, and a tensor descriptor has
+    several. Nothing is bound when the positions do not fit.
+    """
+    block = function.blocks[0]
+    if any(_UNNAMED.fullmatch(name) is None for name in block.arguments):
+        return _by_name(block.arguments, arguments)
+    present = [a for a in arguments if a.kind not in ("constexpr", "none")]
+    return _by_position(block.arguments, block.types, present)
+
+
+def _by_name(names: Sequence[str], arguments: Sequence[Argument]) -> Environment:
+    bound: Environment = {}
+    for argument in arguments:
+        name = f"%{argument.name}"
+        if isinstance(argument.value, int):
+            bound[name] = int(argument.value)
+        for part, sizes in (("shape", argument.shape), ("stride", argument.stride)):
+            bound |= {f"{name}.{part}.{place}": size for place, size in enumerate(sizes)}
+        if argument.shape and f"{name}.shape.0" not in names:
+            bound |= _extents(name, argument)
+    told = [whole + part for whole in names for part in ("", ROWS, SIZE)]
+    return {name: bound[name] for name in told if name in bound}
+
+
+def _extents(name: str, argument: Argument) -> Environment:
+    """What is bound beside a pointer: the first dimension and the elements of the tensor it points at."""
+    return {f"{name}{ROWS}": argument.shape[0], f"{name}{SIZE}": math.prod(argument.shape)}
+
+
+def _by_position(names: Sequence[str], types: Sequence[Type], arguments: Sequence[Argument]) -> Environment:
+    """Align parameters and arguments by kind; the first alignment that uses up both wins."""
+    dead: set[tuple[int, int]] = set()
+
+    def align(place: int, index: int) -> Environment | None:
+        if index == len(arguments):
+            return {} if place == len(names) else None
+        if (place, index) in dead:
+            return None
+        argument = arguments[index]
+        for taken, bound in _fits(argument, names[place:], types[place:]):
+            rest = align(place + taken, index + 1)
+            if rest is not None:
+                return {**bound, **rest}
+        dead.add((place, index))
+        return None
+
+    return align(0, 0) or {}
+
+
+def _fits(argument: Argument, names: Sequence[str], types: Sequence[Type]) -> list[tuple[int, Environment]]:
+    """The ways in which one argument may take parameters: (how many, what they are bound to)."""
+    value = argument.value
+    ways: list[tuple[int, Environment]] = []
+    if value == 1 and not isinstance(value, bool | float):
+        ways.append((0, {}))
+    if not types:
+        return ways
+    kind = types[0].kind
+    if argument.kind == "tensor":
+        if kind == "block":
+            sizes = (*argument.shape, *argument.stride)
+            if len(types) > len(sizes) and all(t.kind == "int" for t in types[1 : len(sizes) + 1]):
+                ways.append((len(sizes) + 1, dict(zip(names[1:], sizes, strict=False))))
+        if kind in ("block", "pointer"):
+            ways.append((1, _extents(names[0], argument) if argument.shape else {}))
+    elif isinstance(value, int) and kind == "int":
+        ways.append((1, {names[0]: int(value)}))
+    elif not isinstance(value, int):
+        ways.append((1, {}))
+    return ways

@@ -1,0 +1,360 @@
+"""What a TTIR function will keep in shared memory: the parts, before warps and stages are known.
+
+The rules are those of Triton's pipeliner and layout passes (3.4 to 3.9), checked against what they
+allocated for the benchmark kernels. Which parts a config keeps, and how often, is `cost.shared_bytes`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from forecast_autotune.features.ttir.parser import Block, Op
+from forecast_autotune.features.ttir.tensors import (
+    ATOMICS,
+    DOTS,
+    JOINING,
+    LOADS,
+    STORES,
+    joined,
+    nested,
+    walk,
+)
+
+_VIEWS = frozenset(("tt.trans", "tt.reshape"))
+_CASTS = frozenset(
+    (
+        *("arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui"),
+        *("arith.extsi", "arith.extui", "arith.trunci", "arith.bitcast", "tt.fp_to_fp", "tt.bitcast"),
+    )
+)
+_STAGES = re.compile(r"tt\.num_stages = (\d+)")
+_ORDER = re.compile(r"array<i32: ([\d, ]+)>")
+_ASYNC_BITS = 32
+"""The narrowest access that hardware copies into shared memory by itself."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How one load or store walks through memory."""
+
+    run: int
+    """Elements that lie next to each other."""
+    axis: int | None
+    """The dimension along which they do; None when it cannot be seen, or for less than two dimensions."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Bytes by role; those of loops are of the loop that keeps most."""
+
+    direct_bytes: float = 0.0
+    """Loads of a loop that are dot operands as they are, possibly transposed."""
+    indirect_bytes: float = 0.0
+    """Loads of a loop that reach a dot through casts or arithmetic, or as addresses."""
+    direct_once_bytes: float = 0.0
+    """Loaded dot operands of a loop that are alive at once when nothing is loaded ahead."""
+    resident_bytes: float = 0.0
+    """Dot operands of a loop that were loaded before it or computed, and pass through shared memory."""
+    chained_bytes: float = 0.0
+    """Left operands of a loop's dots that were computed in registers: free for warp-group products alone."""
+    cast_bytes: float = 0.0
+    """Right operands computed element by element from loads: warp-group products need a copy,
+    which lives no longer than its product; the largest."""
+    crosswise_bytes: float = 0.0
+    """Operands of a loop's dots, of 8 or 32 bits, that lie in memory along another dimension than the one
+    that is summed over: warp-group products read those the other way only, so each iteration turns them."""
+    load_levels: float = 0.0
+    """Loads that wait for each other on the way to a dot: 2 when one gives the address of another."""
+    loop_stages: float = 0.0
+    """Stages that the source asks for at this loop; 0 when it leaves them to the config."""
+    streamed_bytes: float = 0.0
+    """Loads of a loop without dots whose source asks for stages."""
+    streamed_load_bytes: float = 0.0
+    """The largest of them."""
+    straight_dot_bytes: float = 0.0
+    """Operands of a dot outside of all loops, the most over such dots."""
+    turned_bytes: float = 0.0
+    """The largest tile that is stored along another dimension than it was loaded along."""
+    reduced_bytes: float = 0.0
+    """What reductions leave, in 4-byte words at least: warps exchange this much each; the most over them."""
+    reduced_length: float = 1.0
+    """Elements that this reduction joins into one."""
+    reduced_across: float = 0.0
+    """Its results, where it is not along the last dimension: threads are spread over those first."""
+    reduced_inside: float = 0.0
+    """1 when this reduction runs while the loop above keeps its buffers."""
+
+
+def shared(blocks: Sequence[Block], accesses: Mapping[int, Access]) -> Shared:
+    """The parts of a function's shared memory. `accesses` are those seen so far, by `id` of the operation."""
+    every = list(walk(blocks))
+    makers = {result: op for op in every for result in op.results}
+    loops = [op for op in every if op.name in ("scf.for", "scf.while")]
+    inside: set[int] = set()
+    busy: set[int] = set()
+    best: dict[str, float] = {}
+    for loop in loops:
+        body = list(walk(list(nested(loop)), into_loops=False))
+        inside |= {id(op) for op in body}
+        found = _loop(loop, body, makers, accesses)
+        if _weight(found) > _weight(best):
+            # A product's layout keeps each row within a warp: reductions next to it exchange nothing.
+            best, busy = found, {id(op) for op in body} if "streamed_bytes" in found else set()
+    straight = [op for op in every if op.name in DOTS and id(op) not in inside]
+    return Shared(
+        **best,
+        **_reduced(every, busy),
+        straight_dot_bytes=max((_operand_bytes(op) for op in straight), default=0.0),
+        turned_bytes=_turned(every, accesses),
+    )
+
+
+def chained(blocks: Sequence[Block]) -> list[Op]:
+    """The dots whose result reaches another dot, as Triton's layout pass follows it.
+
+    That is through operations and into the regions of those, but not out of a region or an iteration.
+    """
+    before: dict[str, frozenset[int]] = {}
+    found: set[int] = set()
+    dots = []
+    for op in walk(blocks):  # in program order: the names of one region come again in another beside it
+        reached = frozenset[int]()
+        for name in (*op.operands, *op.inits):
+            if name in before:
+                reached |= before[name]
+        if op.name in DOTS:
+            found |= reached
+            dots.append(op)
+            reached |= {id(op)}
+        inside = [name for block in nested(op) for name in block.arguments] if op.regions else []
+        for name in (*op.results, *inside):
+            if reached:
+                before[name] = reached
+            else:
+                before.pop(name, None)
+    return [dot for dot in dots if id(dot) in found]
+
+
+def _weight(parts: Mapping[str, float]) -> float:
+    """What a loop keeps with three stages, to find the one that keeps most."""
+    ahead = 2.0 / max(1.0, parts.get("load_levels", 1.0))
+    loaded = sum(parts.get(f"{name}_bytes", 0.0) for name in ("direct", "indirect", "streamed"))
+    return ahead * loaded + sum(parts.get(f"{name}_bytes", 0.0) for name in ("resident", "chained"))
+
+
+def _inputs(dot: Op) -> list[str]:
+    return dot.operands[:2] if dot.name == "tt.dot" else dot.operands[:-1]
+
+
+def _operand_bytes(dot: Op) -> float:
+    names = dict(zip(_inputs(dot)[:2], dot.inputs, strict=False))
+    return math.fsum(t.nbytes for t in names.values())
+
+
+def _loop(
+    loop: Op, body: Sequence[Op], makers: Mapping[str, Op], accesses: Mapping[int, Access]
+) -> dict[str, float]:
+    """The parts that one loop keeps; empty when it has neither dots nor stages of its own."""
+    asked = _STAGES.search(loop.text)
+    stages = float(asked.group(1)) if asked else 0.0
+    local = {result: op for op in body for result in op.results}
+    loads = [op for op in body if op.name in LOADS and op.outputs and op.outputs[0].tensor]
+    copied = [op for op in loads if _asynchronous(op, accesses)]
+    dots = [op for op in body if op.name in DOTS]
+    if not dots:
+        if not asked:
+            return {}
+        return {
+            "streamed_bytes": math.fsum(op.outputs[0].nbytes for op in copied),
+            "streamed_load_bytes": max((op.outputs[0].nbytes for op in copied), default=0.0),
+            "loop_stages": stages,
+        }
+    levels = _levels(dots, local)
+    direct: dict[int, float] = {}
+    resident: dict[str, float] = {}
+    chained: dict[str, float] = {}
+    cast, crosswise = 0.0, 0.0
+    last: dict[int, int] = {}
+    for order, dot in enumerate(dots):
+        for place, (name, type_) in enumerate(zip(_inputs(dot), dot.inputs, strict=False)):
+            root, changed = _root(name, local, makers)
+            maker = local.get(root)
+            if maker is not None and maker.name in LOADS:
+                last[id(maker)] = order
+                if place < 2 and type_.bits != 16 and _crosswise(name, place, local, accesses):
+                    crosswise += type_.nbytes
+                if changed and place:
+                    cast = max(cast, type_.nbytes)
+                elif not changed:
+                    direct[id(maker)] = maker.outputs[0].nbytes
+            elif _elementwise(root, local):
+                if place:
+                    cast = max(cast, type_.nbytes)
+            elif place == 0 and _in_registers(root, changed, local, makers):
+                chained[root] = type_.nbytes
+            else:
+                resident[root] = type_.nbytes
+    reached = [op for op in copied if id(op) in levels and id(op) not in direct]
+    return {
+        "direct_bytes": math.fsum(direct.values()),
+        "indirect_bytes": math.fsum(op.outputs[0].nbytes for op in reached),
+        "direct_once_bytes": _at_once(body, last),
+        "resident_bytes": math.fsum(resident.values()),
+        "chained_bytes": math.fsum(chained.values()),
+        "cast_bytes": cast,
+        "crosswise_bytes": crosswise,
+        "load_levels": float(max(levels.values(), default=0)),
+        "loop_stages": stages,
+    }
+
+
+def _asynchronous(load: Op, accesses: Mapping[int, Access]) -> bool:
+    access = accesses.get(id(load))
+    return access is None or access.run * load.outputs[0].bits >= _ASYNC_BITS
+
+
+def _root(name: str, local: Mapping[str, Op], makers: Mapping[str, Op]) -> tuple[str, bool]:
+    """Where a dot operand comes from, seen through views and casts; and whether there was a cast."""
+    cast = False
+    while (op := local.get(name) or makers.get(name)) is not None and op.name in _VIEWS | _CASTS:
+        cast = cast or op.name in _CASTS
+        name = op.operands[0]
+    return name, cast
+
+
+def _crosswise(name: str, place: int, local: Mapping[str, Op], accesses: Mapping[int, Access]) -> bool:
+    """Whether the dot operand at `place` was loaded along another dimension than the dot sums over."""
+    turns = 0
+    while (op := local.get(name)) is not None and op.name in _VIEWS | _CASTS:
+        turns += op.name == "tt.trans"
+        name = op.operands[0]
+    access = accesses.get(id(op)) if op is not None else None
+    if op is None or access is None or access.axis is None or len(op.outputs[0].shape) != 2:
+        return False
+    summed = 1 - place  # of the left operand [M, K] the second dimension, of the right one [K, N] the first
+    return (access.axis + turns) % 2 != summed
+
+
+def _in_registers(root: str, cast: bool, local: Mapping[str, Op], makers: Mapping[str, Op]) -> bool:
+    """Whether a left operand can stay in registers: carried, from a dot, or computed before the loop."""
+    if root not in local:
+        before = makers.get(root)
+        return before is None or cast or before.name not in LOADS
+    seen, left = {root}, [root]
+    while left:
+        op = local.get(left.pop())
+        if op is None:
+            continue
+        if op.name in DOTS:
+            return True
+        fresh = [name for name in op.operands if name not in seen] if op.name not in LOADS else []
+        seen.update(fresh)
+        left += fresh
+    return False
+
+
+def _elementwise(root: str, local: Mapping[str, Op]) -> bool:
+    """Whether an operand is computed element by element from loads, which then take its layout."""
+    seen, left = {root}, [root]
+    while left:
+        op = local.get(left.pop())
+        if op is None:
+            return False
+        if op.name in LOADS or op.name in ("arith.constant", "tt.splat"):
+            continue
+        if not op.name.startswith(("arith.", "math.")) and op.name not in _CASTS:
+            return False
+        fresh = [name for name in op.operands if name not in seen]
+        seen.update(fresh)
+        left += fresh
+    return True
+
+
+def _levels(dots: Sequence[Op], local: Mapping[str, Op]) -> dict[int, int]:
+    """Loads that dot operands depend on, by `id`: how many loads lie on the way, themselves included."""
+    levels: dict[int, int] = {}
+    left = [(name, 0) for dot in dots for name in _inputs(dot)]
+    seen: dict[str, int] = {}
+    while left:
+        name, level = left.pop()
+        op = local.get(name)
+        if op is None or seen.get(name, -1) >= level or op.name in DOTS:
+            continue
+        seen[name] = level
+        if op.name in LOADS and op.outputs[0].tensor:
+            level += 1
+            levels[id(op)] = max(levels.get(id(op), 0), level)
+        left += [(operand, level) for operand in op.operands]
+    return levels
+
+
+def _at_once(body: Sequence[Op], last: Mapping[int, int]) -> float:
+    """Most bytes of loaded dot operands between their loads and their last dots; `last` counts dots."""
+    alive: dict[int, tuple[int, float]] = {}
+    most, order = 0.0, -1
+    for op in body:
+        if op.name in DOTS:
+            order += 1
+            most = max(most, math.fsum(size for until, size in alive.values() if until >= order))
+        elif id(op) in last:
+            alive[id(op)] = last[id(op)], op.outputs[0].nbytes
+    return most
+
+
+def _reduced(every: Sequence[Op], busy: Set[int]) -> dict[str, float]:
+    """The parts about the reduction that exchanges most; `busy` are the operations of the fullest loop."""
+    best: dict[str, float] = {}
+    most = 0.0
+    for op in every:
+        if op.name not in JOINING or not op.inputs[0].shape:
+            continue
+        shape, axis = joined(op)
+        length, results = shape[axis], op.inputs[0].elements // shape[axis]
+        words = math.fsum(max(t.bits, 32) / 8 for t in op.inputs) * results
+        if words * min(length, 4) > most:
+            most = words * min(length, 4)
+            best = {
+                "reduced_bytes": words,
+                "reduced_length": float(length),
+                "reduced_across": float(results) if axis < len(shape) - 1 else 0.0,
+                "reduced_inside": float(id(op) in busy),
+            }
+    return best
+
+
+def _turned(every: Sequence[Op], accesses: Mapping[int, Access]) -> float:
+    """Bytes of the largest tile that changes its fastest dimension between its load and its store."""
+    seen = {access.axis for access in accesses.values() if access.axis is not None}
+    if not seen or (len(seen) == 1 and not any(op.name == "tt.trans" for op in every)):
+        return 0.0
+    axes: dict[str, int | None] = {}
+    most = 0.0
+    for op in every:
+        access = accesses.get(id(op))
+        along = access.axis if access is not None else None
+        if op.name in LOADS and op.results:
+            axes[op.results[0]] = along
+        elif (op.name in STORES or op.name in ATOMICS) and len(op.operands) > 1 and op.inputs:
+            pointed = op.name in ("tt.store", "tt.atomic_rmw", "tt.atomic_cas")
+            loaded = axes.get(op.operands[1] if pointed else op.operands[-1])
+            if along is not None and loaded is not None and loaded != along:
+                most = max(most, op.inputs[0].loaded().nbytes)
+        elif op.results:
+            axis = _axis(op, axes)
+            axes.update(dict.fromkeys(op.results, axis))
+    return most
+
+
+def _axis(op: Op, axes: Mapping[str, int | None]) -> int | None:
+    """The fastest dimension of what an operation gives, by those of its operands; None when it has none."""
+    known = [axis for name in op.operands if (axis := axes.get(name)) is not None]
+    if not known:
+        return None
+    if op.name == "tt.trans":
+        found = _ORDER.search(op.text)
+        order = [int(n) for n in found.group(1).split(",")] if found else None
+        return order.index(known[0]) if order is not None and known[0] in order else None
+    return known[0] if op.name.startswith(("arith.", "math.")) or op.name in _CASTS else None

@@ -1,0 +1,54 @@
+"""Language models by specification: what a provider offers, and the one that is registered.
+
+Backends need torch, vLLM or a network, so they live in other packages and are found as the entry `default`
+of the group `forecast_autotune.models`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from forecast_autotune import plugins
+from forecast_autotune.llm.backend import Backend
+from forecast_autotune.llm.writers import Told, Writer, untold
+from forecast_autotune.settings import Settings
+
+GROUP = "forecast_autotune.models"
+WRITING_S = 300.0
+"""Default time limit of one call of a writer."""
+
+
+class Provider(Protocol):
+    """Opens models; nothing is loaded, and no server asked, before a model is used."""
+
+    def backend(self, text: str, *, settings: Settings | None = None, cached: bool = True) -> Backend:
+        """The backend that a specification names. Raises `SettingsError`."""
+        ...
+
+    def writer(
+        self,
+        text: str,
+        *,
+        settings: Settings | None = None,
+        timeout_s: float = WRITING_S,
+        told: Told = untold,
+    ) -> Writer:
+        """A function from (prompt, n) to up to n texts. Raises `SettingsError`."""
+        ...
+
+
+def provider() -> Provider:
+    """The registered provider. Raises `PluginError` where there is none."""
+    found: Provider = plugins.load(GROUP, "default")
+    return found
+
+
+def answers_directory(settings: Settings) -> Path:
+    """Where answers of models are kept: `llm` below the cache directory."""
+    root = settings.cache_dir
+    if root is None:
+        import platformdirs
+
+        root = platformdirs.user_cache_path("forecast-autotune", appauthor=False)
+    return root / "llm"

@@ -1,0 +1,67 @@
+"""Parts that other packages add to the core, found by entry point and loaded when they are first asked for.
+
+The core imports none of the packages that build on it. They register under these groups:
+
+| group | an entry is |
+|---|---|
+| `forecast_autotune.commands` | a function that adds commands to the command line's grammar |
+| `forecast_autotune.checks` | a function that `doctor` calls for more rows |
+| `forecast_autotune.importers` | a function that reads another tool's file into tables |
+| `forecast_autotune.models` | a module with the functions of `llm.providers.Provider` |
+| `forecast_autotune.frameworks` | a module with the functions of `frameworks.Framework` |
+| `forecast_autotune.replays` | a way to replay tables, by its name on the command line |
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import PluginError
+
+DISTRIBUTION = "forecast-autotune"
+_PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+
+
+def names(group: str) -> list[str]:
+    """Names of what is registered in a group, in alphabetical order."""
+    return sorted(_registered(group))
+
+
+def load(group: str, name: str) -> Any:
+    """The object behind an entry, imported now.
+
+    Raises `PluginError` for a name that nobody registered, and whatever the import raises.
+    """
+    found = _registered(group)
+    if name not in found:
+        there = ", ".join(sorted(found)) or "nothing"
+        raise PluginError(
+            f"nothing is registered as {name!r} under {group} (there is: {there}): "
+            f"reinstall {DISTRIBUTION}, or install the package that brings it"
+        )
+    return found[name].load()
+
+
+@cache
+def _registered(group: str) -> dict[str, EntryPoint]:
+    """Entries by name; in a source checkout ours are read from its pyproject.toml, which is never stale."""
+    checkout = _of_checkout(group)
+    others = [
+        e for e in entry_points(group=group) if not checkout or e.dist is None or e.dist.name != DISTRIBUTION
+    ]
+    return {entry.name: entry for entry in (*others, *checkout)}
+
+
+def _of_checkout(group: str) -> EntryPoints:
+    if not _PROJECT.is_file():
+        return EntryPoints()
+    import tomllib
+
+    project = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("project", {})
+    if project.get("name") != DISTRIBUTION:
+        return EntryPoints()
+    listed = project.get("entry-points", {}).get(group, {})
+    return EntryPoints(EntryPoint(name, value, group) for name, value in listed.items())

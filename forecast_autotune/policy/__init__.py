@@ -1,0 +1,7 @@
+"""Forecasts -> Plan: what to measure next, and when to stop. Sees no clock, no store, no model."""
+
+from forecast_autotune.policy.baselines import Exhaustive, Fixed
+from forecast_autotune.policy.risk_bounded import RiskBounded
+from forecast_autotune.policy.state import REFUSED, Policy, State, exhausted, stated_risk
+
+__all__ = ["REFUSED", "Exhaustive", "Fixed", "Policy", "RiskBounded", "State", "exhausted", "stated_risk"]

@@ -1,0 +1,140 @@
+"""The default policy: measure what most probably wins, stop when the risk of stopping is accepted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.numerics import DENSE, median, sparse_count
+from forecast_autotune.policy.state import State, stated_risk
+from forecast_autotune.records import Plan, digest
+from forecast_autotune.surrogates.protocol import Array
+
+
+@dataclass(frozen=True)
+class RiskBounded:
+    """Measure the candidates that most probably beat the incumbent; stop when the risk is accepted.
+
+    The batch is chosen greedily by expected improvement over joint samples (the sampled form of
+    q-EI, Ginsbourger et al. 2010), so near-copies of a chosen candidate add little and the batch
+    spreads by itself, which also lets a wrong forecast be escaped.
+    """
+
+    first: float = 0.03
+    """Share of candidates in the first round. Small: what a round teaches is worth more than its size."""
+    least: int = 3
+    """Fewest candidates in the first round."""
+    share: float = 0.30
+    """Share of candidates measured at most, unless the budget says otherwise. Few decisions get there: half
+    end within 0.16, as their risk is accepted (recorded replays)."""
+    floor: int = 8
+    """... but never capped below this many."""
+    many: int = DENSE
+    """Beyond this many candidates both shares count for the fourth root of the rest; see `sparse_count`."""
+    cheap: float = 3.0
+    """Factor on the gain of a candidate that is compiled already: expected improvement per cost."""
+    draws: int = 2048
+    """Joint draws per plan. A quarter of them leave the small chances that late rounds live on to luck."""
+    glance: int = 512
+    """... while nothing has been measured: the first compilation waits, and nothing is so fine there."""
+    considered: int = 256
+    """Joint draws are taken for the most promising rows only; the rest cannot win."""
+    name: str = "risk"
+
+    def of(self, share: float, candidates: int) -> int:
+        """A share of the candidates as a number, with the fourth-root rule beyond `many`."""
+        return math.ceil(share * sparse_count(candidates, self.many))
+
+    def cap(self, state: State) -> int:
+        """Most measurements for this decision."""
+        if state.budget.measurements is not None:
+            return state.budget.measurements
+        return max(self.floor, self.of(self.share, len(state.forecasts)))
+
+    def plan(self, state: State) -> Plan:
+        """One round; see the class."""
+        rows, samples = self._promising(state)
+        risk = stated_risk(state, rows, samples)
+        seen = sum(m.ok for m in state.measured.values())
+        total = len(state.forecasts)
+        room = min(state.room(), max(self.cap(state) - state.new, int(state.stuck())), len(rows))
+        if not len(rows):
+            return Plan((), "every candidate that can launch is measured", risk)
+        enough = min(self.least, total)
+        if seen >= enough and risk <= state.risk:
+            return self._audit(state, risk, rows)
+        if room <= 0:
+            return Plan((), f"budget reached with {risk:.0%} risk left", risk)
+        if state.new == 0 and not seen:
+            wanted = max(self.least, self.of(self.first, total))
+            reason = "first look: the best forecasts, without near-copies"
+        else:
+            wanted = max(1, self.of(self.first / 2, total))
+            if total > self.many:
+                # A long list takes many rounds, and none should leave cores idle.
+                wanted = max(wanted, min(state.workers, self.of(2 * self.first, total)))
+            reason = f"{risk:.0%} risk that a better one is untried"
+        wanted = min(wanted, room)
+        names = state.forecasts.candidates
+        weight = np.array([self.cheap if names[int(i)] in state.ready else 1.0 for i in rows])
+        picked = self._greedy(state, samples, weight, min(max(wanted, state.workers), len(rows)))
+        measure, later = picked[:wanted], picked[wanted:]
+        return Plan(
+            tuple(names[rows[i]] for i in measure),
+            reason,
+            risk,
+            prefetch=tuple(names[rows[i]] for i in later),
+        )
+
+    def _promising(self, state: State) -> tuple[npt.NDArray[np.intp], Array]:
+        forecasts, rows = state.forecasts, state.pending()
+        if len(rows) > self.considered:
+            optimistic = forecasts.optimistic()[rows]
+            rows = np.sort(rows[np.argsort(optimistic, kind="stable")[: self.considered]])
+        if not len(rows):
+            return rows, np.zeros((1, 0))
+        draws = self.draws if state.measured else min(self.draws, self.glance)
+        samples = forecasts.samples(rows, draws, state.seed)
+        failing = np.random.default_rng(state.seed + 1).random(samples.shape) < forecasts.p_fail[rows]
+        return rows, np.where(failing, np.inf, samples)
+
+    def _greedy(self, state: State, samples: Array, weight: Array, count: int) -> list[int]:
+        best = state.best()
+        # Before the first measurement every draw competes with its own typical candidate.
+        finite = np.where(np.isfinite(samples), samples, np.nanmax(samples[np.isfinite(samples)], initial=0))
+        bar = np.full(len(samples), best) if math.isfinite(best) else median(finite, axis=1)
+        columns = np.ascontiguousarray(samples.T)
+        gain = weight * np.maximum(0.0, bar - columns).mean(axis=1)
+        known = np.zeros(len(gain), dtype=np.intp)
+        """How many picks each gain takes into account."""
+        picked: list[int] = []
+        while len(picked) < count:
+            choice = int(np.argmax(gain))
+            if gain[choice] > 0.0 and known[choice] < len(picked):
+                # A lower bar only ever lowers a gain (lazy greedy, Minoux 1978): most need no second look.
+                gain[choice] = weight[choice] * np.maximum(0.0, bar - columns[choice]).mean()
+                known[choice] = len(picked)
+                continue
+            if gain[choice] <= 0.0:
+                # Nothing is expected to improve: take the best forecasts left, in order.
+                order = np.argsort(finite.mean(axis=0), kind="stable")
+                choice = next(int(i) for i in order if int(i) not in picked)
+            picked.append(choice)
+            gain[choice] = -1.0
+            bar = np.minimum(bar, columns[choice])
+        return picked
+
+    def _audit(self, state: State, risk: float, rows: npt.NDArray[np.intp]) -> Plan:
+        done = f"{risk:.0%} risk of more than {state.tolerance:.1%} regret is accepted"
+        if state.audit <= 0 or state.audited:
+            return Plan((), done, risk)
+        drawn = np.random.default_rng([state.seed, int(digest(state.problem), 16)])
+        chance = drawn.random(len(state.forecasts))
+        names = tuple(state.forecasts.candidates[int(i)] for i in rows if chance[i] < state.audit)
+        names = names[: state.room()]
+        if not names:
+            return Plan((), done, risk)
+        return Plan(names, f"audit of {len(names)} trusted candidates", risk, (), names, state.audit)

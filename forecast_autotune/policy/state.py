@@ -1,0 +1,108 @@
+"""What a policy looks at (`State`), what it is (`Policy`), and the risk that it states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.features.listing import Listed
+from forecast_autotune.records import Candidate, Measurement, Outcome, Plan, Spent
+from forecast_autotune.settings import Budget
+from forecast_autotune.surrogates.protocol import Array, Forecasts
+
+REFUSED = 0.9
+"""A candidate whose probability of failing is at least this is refused before compiling."""
+
+
+@dataclass(frozen=True)
+class State:
+    """All a policy may look at."""
+
+    forecasts: Forecasts
+    measured: Mapping[Candidate, Measurement]
+    """Labels known of this problem's candidates, stored ones included."""
+    new: int = 0
+    """How many were measured for this decision."""
+    round: int = 0
+    workers: int = 1
+    tolerance: float = 0.02
+    risk: float = 0.10
+    budget: Budget = Budget()
+    spent: Spent = Spent()
+    audit: float = 0.0
+    audited: bool = False
+    """The audit share of this decision has been drawn."""
+    seed: int = 0
+    ready: Collection[Candidate] = ()
+    """Candidates that an earlier decision has compiled: measuring them costs little."""
+    problem: str = ""
+    """The problem's id: two problems with equally many candidates must not draw the same audits."""
+
+    def best(self) -> float:
+        """log2(milliseconds) of the incumbent; +inf when nothing has run."""
+        return min((math.log2(m.ms) for m in self.measured.values() if m.ok), default=math.inf)
+
+    def pending(self) -> npt.NDArray[np.intp]:
+        """Rows not measured, without the refused ones unless nothing else is left to try."""
+        unknown = ~Listed.of(self.forecasts.candidates).among(self.measured)
+        fit = unknown & (self.forecasts.p_fail < REFUSED)
+        if not fit.any() and math.isinf(self.best()):
+            return np.flatnonzero(unknown)
+        return np.flatnonzero(fit)
+
+    def stuck(self) -> bool:
+        """Every candidate tried so far failed by its own fault: no limit may end the decision here.
+
+        A launch needs a config that works, so until there is one, candidates are tried one by one as
+        Triton would. Faults of the harness end that: more of them would follow.
+        """
+        faults = any(m.outcome is Outcome.INFRASTRUCTURE for m in self.measured.values())
+        return math.isinf(self.best()) and not faults
+
+    def room(self) -> int:
+        """How many more candidates the budget allows (all when there is no limit, one when stuck)."""
+        least = int(self.stuck())
+        if exhausted(self.budget, self.spent):
+            return least
+        limit = self.budget.measurements
+        return len(self.forecasts) if limit is None else max(least, limit - self.new)
+
+
+def exhausted(budget: Budget, spent: Spent) -> bool:
+    """Whether the seconds of a budget are used up."""
+    return (budget.seconds is not None and spent.wall_s >= budget.seconds) or (
+        budget.gpu_seconds is not None and spent.timing_s >= budget.gpu_seconds
+    )
+
+
+class Policy(Protocol):
+    """Decides what to measure next. A pure function of the state: same state, same plan."""
+
+    @property
+    def name(self) -> str:
+        """Short name, for reports."""
+        ...
+
+    def plan(self, state: State) -> Plan:
+        """The next round; an empty `measure` ends the decision."""
+        ...
+
+
+def stated_risk(state: State, rows: npt.NDArray[np.intp], samples: Array) -> float:
+    """P(some candidate of `rows` is faster than the incumbent by more than the tolerance).
+
+    `samples` [k, len(rows)] are joint draws of log2(milliseconds), +inf where the draw failed. The
+    share of draws is weighed by the surrogate and then calibrated. 1.0 while nothing has been measured.
+    """
+    best = state.best()
+    if math.isinf(best):
+        return 1.0
+    if not len(rows):
+        return 0.0
+    share = float((samples.min(axis=1) < best - math.log2(1 + state.tolerance)).mean())
+    return state.forecasts.calibrate(state.forecasts.weigh(share))

@@ -1,0 +1,47 @@
+"""What all records share: the format's version, plain values, and stable names for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from forecast_autotune.errors import RecordError
+
+SCHEMA = 1
+"""Version written into every `problem` and `measurement` line of a table."""
+
+Scalar: TypeAlias = int | float | bool | str | None
+"""A value that JSON, a config and a hash all agree on."""
+
+Extra: TypeAlias = Mapping[str, Any]
+
+_PLAIN = (bool, int, str)
+
+
+def plain(value: object) -> Scalar:
+    """Reduce a meta-parameter's value to something JSON can hold; other types become their `str`."""
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)
+
+
+def digest(*parts: object) -> str:
+    """A stable 24-hex-digit name for JSON-able parts; equal parts give equal names everywhere."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def check_line(data: object, kind: str) -> None:
+    """Refuse a table line that is not an object of this `type` and a schema we can read."""
+    if not isinstance(data, Mapping) or data.get("type") != kind:
+        raise RecordError(f'expected a line of type "{kind}", got {data!r:.80}')
+    schema = data.get("schema", SCHEMA)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise RecordError(
+            f"line has schema {schema!r}, this release reads up to {SCHEMA}: upgrade forecast-autotune"
+        )

@@ -1,0 +1,150 @@
+"""What can be tried (`Config`, `Candidate`), what became of it (`Outcome`), and `Evidence` of a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records.base import Scalar, digest, plain
+from forecast_autotune.records.fields import whole
+
+
+class Outcome(StrEnum):
+    """What became of one candidate that was tried for real. Only `OK` has a time."""
+
+    OK = "ok"
+    OUT_OF_RESOURCES = "out_of_resources"
+    """More shared memory, registers or threads than the device has."""
+    COMPILE_ERROR = "compile_error"
+    RUNTIME_ERROR = "runtime_error"
+    INCORRECT = "incorrect"
+    TIMEOUT = "timeout"
+    INFRASTRUCTURE = "infrastructure"
+    """The harness failed, not the candidate: never a label, never a reason to skip it later."""
+
+    @property
+    def is_label(self) -> bool:
+        """Whether a surrogate may learn from it and a later process may rely on it."""
+        return self is not Outcome.INFRASTRUCTURE
+
+
+class Evidence(StrEnum):
+    """What a decision rests on."""
+
+    MEASURED = "measured"
+    """The chosen candidate was timed for this decision."""
+    FORECAST = "forecast"
+    """The chosen candidate was never timed; the surrogate chose it."""
+    STORED = "stored"
+    """An earlier decision or earlier measurements were enough; nothing was timed now."""
+    ONLY = "only"
+    """There was one candidate, so there was nothing to decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Launch and meta-parameters of one candidate, the JSON-able twin of `triton.Config`.
+
+    `kwargs` holds sorted (name, value) pairs, so equal configs are equal keys whatever the order in
+    which a user spelled them.
+    """
+
+    kwargs: tuple[tuple[str, Scalar], ...] = ()
+    num_warps: int = 4
+    num_stages: int = 3
+    num_ctas: int = 1
+    maxnreg: int | None = None
+    ir_override: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        kwargs: Mapping[str, object],
+        *,
+        num_warps: int = 4,
+        num_stages: int = 3,
+        num_ctas: int = 1,
+        maxnreg: int | None = None,
+        ir_override: str | None = None,
+    ) -> Config:
+        """Build a config from a mapping of meta-parameters (any order, any value type)."""
+        pairs = tuple(sorted([(str(name), plain(value)) for name, value in kwargs.items()]))
+        return cls(pairs, num_warps, num_stages, num_ctas, maxnreg, ir_override)
+
+    def parameters(self) -> dict[str, Scalar]:
+        """Every meta-parameter and launch option by name, as `triton.Config.all_kwargs` gives them."""
+        launch: dict[str, Scalar] = {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "num_ctas": self.num_ctas,
+            "maxnreg": self.maxnreg,
+            "ir_override": self.ir_override,
+        }
+        return {**dict(self.kwargs), **{k: v for k, v in launch.items() if v is not None}}
+
+    def to_json(self) -> dict[str, Any]:
+        """The `config` object of a measurement line."""
+        data: dict[str, Any] = {
+            "kwargs": dict(self.kwargs),
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "num_ctas": self.num_ctas,
+            "maxnreg": self.maxnreg,
+        }
+        if self.ir_override is not None:
+            data["ir_override"] = self.ir_override
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Config:
+        """Read a `config` object; missing launch options take Triton's defaults. Raises `RecordError`."""
+        kwargs, override = data.get("kwargs", {}), data.get("ir_override")
+        if not isinstance(kwargs, Mapping):
+            raise RecordError(f"config.kwargs must be an object, not {type(kwargs).__name__}")
+        if not isinstance(override, str | None):
+            raise RecordError(f"config.ir_override must be a text or null, not {override!r:.40}")
+        names = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+        options = {k: whole(data[k], f"config.{k}") for k in names if data.get(k) is not None}
+        return cls.of(kwargs, ir_override=override, **options)
+
+    def __str__(self) -> str:
+        shown = [f"{name}={value}" for name, value in self.kwargs]
+        shown += [f"warps={self.num_warps}", f"stages={self.num_stages}"]
+        if self.num_ctas != 1:
+            shown.append(f"ctas={self.num_ctas}")
+        if self.maxnreg is not None:
+            shown.append(f"maxnreg={self.maxnreg}")
+        return " ".join(shown)
+
+
+HOOKED = "base hook "
+"""How the variant of a candidate is named whose config differs from another in its `pre_hook` alone."""
+
+
+def of_base(variant: str) -> bool:
+    """Whether candidates of this variant run the user's own source; configs that differ in hooks alone do."""
+    return variant == "base" or variant.startswith(HOOKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A (variant, config) pair not yet judged. `variant` is `base` for the user's own source."""
+
+    config: Config
+    variant: str = "base"
+
+    def __str__(self) -> str:
+        return str(self.config) if self.variant == "base" else f"{self.variant}: {self.config}"
+
+    @property
+    def of_base(self) -> bool:
+        """Whether it runs the user's own source; see `of_base`."""
+        return of_base(self.variant)
+
+    @property
+    def id(self) -> str:
+        """A stable name, used where a candidate is a JSON key."""
+        return digest(self.variant, self.config.to_json())

@@ -1,0 +1,220 @@
+"""What the loop plans and decides: `Plan`, `Cost`, `Verdict`, `Decision`.
+
+A decision that rests on nothing cannot claim to be measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records.base import SCHEMA, check_line
+from forecast_autotune.records.candidate import Candidate, Config, Evidence
+from forecast_autotune.records.fields import number
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds used so far by a measurer."""
+
+    compile_s: float = 0.0
+    """Sum over candidates."""
+    timing_s: float = 0.0
+    compiled: int = 0
+    wall_s: float = 0.0
+    """Wall (or, in replay, simulated wall) seconds."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which candidates to measure next, and why. An empty `measure` means: stop, trust the rest."""
+
+    measure: tuple[Candidate, ...]
+    reason: str
+    """A sentence a user can read."""
+    risk: float
+    """P(the regret of what would be chosen now exceeds the tolerance), as the forecasts have it."""
+    prefetch: tuple[Candidate, ...] = ()
+    """Worth compiling on idle cores because the next round probably wants them."""
+    audit: tuple[Candidate, ...] = ()
+    """Members of `measure` that are there by chance, not by merit, to check the forecasts."""
+    audit_probability: float = 0.0
+
+
+@dataclass(frozen=True)
+class Consulted:
+    """A language model's part in forecasts."""
+
+    model: str
+    """Kind, model and adapter."""
+    prompt: str = ""
+    """Version of the prompt."""
+    calibration: str = ""
+    """Mark of the calibration that its answer went through."""
+    weight: float = 0.0
+    """Share of the way from the learned forecast to its own that was gone, on the average of both beliefs."""
+    tokens: int = 0
+    """Of prompts and answers together."""
+    seconds: float = 0.0
+    """Wall seconds that it worked; others may have worked at the same time."""
+    money: float = 0.0
+    trouble: str = ""
+    """Why it was not heard although it was asked; empty otherwise."""
+
+    def __str__(self) -> str:
+        if self.trouble:
+            return f"without {self.model}: {self.trouble}"
+        return f"{self.model} at weight {self.weight:.2f}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a decision took, in seconds of wall time unless said otherwise."""
+
+    wall_s: float = 0.0
+    forecast_s: float = 0.0
+    """Tracing, features, forecasts and planning."""
+    compile_s: float = 0.0
+    """Sum over candidates; runs in parallel, so it may exceed `wall_s`."""
+    timing_s: float = 0.0
+    compiled: int = 0
+    llm_s: float = 0.0
+    """Seconds that a language model worked; compilations may have gone on at the same time."""
+    llm_tokens: int = 0
+    llm_money: float = 0.0
+    """In the currency of the configured prices."""
+
+    def asked(self, consulted: Consulted | None) -> Cost:
+        """The same with what a language model took, if one was asked."""
+        if consulted is None:
+            return self
+        return replace(self, llm_s=consulted.seconds, llm_tokens=consulted.tokens, llm_money=consulted.money)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers by name."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What later measurements said of a stated risk; probabilities and shares in [0, 1]."""
+
+    surrogate: str
+    """`name/version` of whose risk it was."""
+    shipped: float
+    """The risk by the surrogate's own calibration."""
+    stated: float
+    """The risk as it was stated: corrected by what this store had seen until then."""
+    beaten: bool
+    """Whether one of those measured beat the choice by more than the tolerance."""
+    share: float
+    """Of the candidates that had been trusted, how many were measured afterwards."""
+
+    def __post_init__(self) -> None:
+        bounded = (self.shipped, self.stated, self.share)
+        if not all(0.0 <= p <= 1.0 for p in bounded) or self.share <= 0.0:
+            raise RecordError(
+                f"a verdict needs probabilities and a share above 0, all at most 1, got {bounded}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; `from_json` reads it back."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """Read one verdict. Raises `RecordError`, `KeyError`, `TypeError` or `ValueError` for another."""
+        values = [float(data[name]) for name in ("shipped", "stated", "share")]
+        return cls(str(data["surrogate"]), values[0], values[1], bool(data["beaten"]), values[2])
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was chosen, on what evidence, with what stated risk, and what it cost."""
+
+    problem: str
+    chosen: Candidate
+    evidence: Evidence
+    reason: str
+    stated_risk: float
+    tolerance: float
+    candidates: int
+    measured: int
+    """Candidates timed or found failing for this decision."""
+    known: int = 0
+    """Candidates whose measurement came from the store."""
+    trusted: int = 0
+    """Candidates decided without a measurement, except the refused ones."""
+    refused: int = 0
+    """Candidates never compiled because they cannot launch."""
+    median_ms: float | None = None
+    saved_s: float = 0.0
+    """Estimated seconds that measuring every candidate one by one would have taken on top."""
+    cost: Cost = Cost()
+    settings: str = ""
+    """Digest of candidates and settings the decision depends on; a stored one must match."""
+    at: str = ""
+    rounds: tuple[str, ...] = ()
+    """The plans' reasons, in order."""
+    surrogate: str = ""
+    """`name/version` of whose risk is stated."""
+    shipped_risk: float | None = None
+    """The stated risk before what this store has seen corrected it."""
+    verdicts: tuple[Verdict, ...] = ()
+    """On risks that were stated of this problem, audits included; oldest first."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; `from_json` reads it back."""
+        return {
+            "type": "decision",
+            "schema": SCHEMA,
+            "problem": self.problem,
+            "variant": self.chosen.variant,
+            "config": self.chosen.config.to_json(),
+            "evidence": str(self.evidence),
+            "cost": self.cost.to_json(),
+            "rounds": list(self.rounds),
+            "surrogate": self.surrogate,
+            "shipped_risk": self.shipped_risk,
+            "verdicts": [v.to_json() for v in self.verdicts],
+            **{name: getattr(self, name) for name in _DECISION_PLAIN},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Decision:
+        """Read a stored decision. Raises `RecordError` if it is not one."""
+        check_line(data, "decision")
+        try:
+            return cls(
+                problem=str(data["problem"]),
+                chosen=Candidate(Config.from_json(data["config"]), str(data.get("variant", "base"))),
+                evidence=Evidence(data["evidence"]),
+                cost=Cost(**data.get("cost", {})),
+                rounds=tuple(str(r) for r in data.get("rounds", ())),
+                surrogate=str(data.get("surrogate") or ""),
+                shipped_risk=number(data.get("shipped_risk"), "shipped_risk"),
+                verdicts=tuple(Verdict.from_json(v) for v in data.get("verdicts", ())),
+                **{name: data[name] for name in _DECISION_PLAIN},
+            )
+        except RecordError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RecordError(f"decision is malformed: {error!r}") from error
+
+
+_DECISION_PLAIN = (
+    "reason",
+    "stated_risk",
+    "tolerance",
+    "candidates",
+    "measured",
+    "known",
+    "trusted",
+    "refused",
+    "median_ms",
+    "saved_s",
+    "settings",
+    "at",
+)

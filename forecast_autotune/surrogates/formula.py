@@ -1,0 +1,286 @@
+"""The surrogate of this release: an untrained cost formula, corrected by what has been measured.
+
+log2(time) = formula + intercept + slope terms + smooth residual over the configs' coordinates: a
+Gaussian process (Rasmussen & Williams 2006, ch. 2) whose prior mean is the formula. The slope terms
+let measurements scale the formula, or one of its parts, away when it is wrong; measurements of the
+same kernel at other shapes enter as correlated observations with intercepts of their own, so a
+similar shape teaches much and a different regime little. numpy only: importing scikit-learn alone
+would cost more than all forecasts of a decision together.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.features.devices import known as device_known
+from forecast_autotune.features.encode import Encoder
+from forecast_autotune.features.listing import Listed
+from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
+from forecast_autotune.records.table import latest
+from forecast_autotune.surrogates.calibration import group_of, shipped
+from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart, noise
+from forecast_autotune.surrogates.prior import VERSION, Prior, prior
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative
+from forecast_autotune.surrogates.relatives import Kinship, distance, kinship
+
+Rows = npt.NDArray[np.intp]
+_REACH = 1.0
+"""Doublings of a part of the cost up to which its slope counts in full; further ones count ever less."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Observed residuals: own rows first, then the relatives'."""
+
+    inputs: Inputs
+    residual: Array
+    group: npt.NDArray[np.intp]
+    """0 for this problem, 1.. for each relative."""
+    correlation: Array
+    """Of each group's residual with this problem's, [groups]."""
+    kinship: Kinship
+    """See `relatives.kinship`."""
+    best: float
+    """log2 milliseconds of this problem's fastest; +inf when nothing has run."""
+
+
+@dataclass(frozen=True)
+class _Related:
+    """What the relatives have to say. Nothing of it changes while one problem is tuned."""
+
+    about: tuple[object, ...]
+    """What it was made of; strong references, so that no other object can take their identity."""
+    inputs: list[Inputs]
+    residual: list[Array]
+    correlation: list[float]
+    kinship: Kinship
+    """See `relatives.kinship`."""
+
+
+class Analytic:
+    """Formula + Gaussian-process update; see the module."""
+
+    name = "analytic"
+    version = f"{VERSION}-gp-3"
+    trees = 0
+    """Trees whose leaves `before` gives."""
+
+    def __init__(self, hyper: Hyper | None = None, *, relatives: int = 4, rows: int = 64) -> None:
+        self.hyper = hyper or Hyper()
+        self.covariance = Covariance(self.hyper)
+        self.relatives = relatives
+        self.rows = rows
+        self._heard: _Related | None = None
+        """Of the latest question: a decision asks many, and would read its relatives anew each time."""
+
+    def forecast(self, query: Query) -> Forecasts:
+        """Forecast all candidates; never raises for odd problems, it widens instead."""
+        query = replace(query, candidates=Listed.of(query.candidates))
+        return self.answer(query, self.before(query))
+
+    def answer(self, query: Query, before: Prior) -> Forecasts:
+        """The forecast that follows from what is believed before anything was measured."""
+        candidates = Listed.of(query.candidates)
+        encoder = Encoder.of(candidates)
+        inputs, believed = self.inputs(candidates, before, encoder)
+        floor = float(before.mean.min())
+        known = self._observations(query, candidates.row, encoder, before, believed, inputs)
+        scale = self._scale(query.problem, before)
+        p_fail = _failures(before, candidates.row, inputs.points, query.measured)
+        smooth = self.covariance.residual(known.inputs, known.inputs)
+        tilt = self.covariance.tilt(known.inputs, known.inputs)
+        if len(known.residual):
+            scale = self._fit_scale(known, smooth, tilt, scale)
+        kernel = self.covariance(inputs, known.inputs, scale)
+        oo = self._tied(known, scale**2 * smooth + tilt)
+        oo[np.diag_indices_from(oo)] += self.hyper.noise**2
+        cross = kernel * known.correlation[known.group] + self.hyper.intercept**2 * (known.group == 0)
+        factor = np.linalg.cholesky(oo) if len(oo) else np.zeros((0, 0))
+        # Inverted once: with thousands of candidates, two solves per candidate would cost twice as much.
+        inverse = np.linalg.inv(factor) if len(oo) else factor
+        half, white = inverse @ cross.T, inverse @ known.residual
+        mean = believed + half.T @ white
+        own = self.covariance.diagonal(inputs, scale)
+        # Facts that were interpolated from neighbours are worth less.
+        loose = (scale * self.hyper.rough) ** 2 * np.where(before.exact | (not before.informed), 0.0, 8.0)
+        variance = np.maximum(own + self.hyper.intercept**2 - (half**2).sum(axis=0), 1e-8) + loose
+
+        anchored = math.isfinite(known.best)
+        floor = known.best if anchored else floor
+        common = 0.0 if anchored else self.hyper.intercept
+        variance -= common**2
+
+        def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
+            block = self.covariance(inputs[rows], inputs[rows], scale)
+            block = block + self.hyper.intercept**2 - common**2 - half[:, rows].T @ half[:, rows]
+            block[np.diag_indices_from(block)] += loose[rows] + 1e-8
+            drawn = mean[rows] + noise(block, count, generator)
+            # Before anything has run, the level is unknown, but it is the same for all candidates.
+            return self.hyper.expand(drawn, floor) + common * generator.standard_normal((count, 1))
+
+        sd = np.sqrt(np.maximum(variance, 1e-8))
+        # The slow end was squeezed: undo that for the spread as well as for the mean.
+        spread = self.hyper.spread(mean, sd, floor)
+        forecasts = Forecasts(
+            candidates,
+            self.hyper.expand(mean, floor),
+            np.hypot(spread, common),
+            p_fail,
+            sample,
+            self._reason(before, known),
+            self.hyper.expand(mean - 2 * sd, floor) - 2 * common,
+        )
+        count = int((known.group == 0).sum())
+        honest = shipped(f"{self.name}/{self.version}")
+        group = group_of(query.problem.device, before.informed, len(candidates), known.kinship, before.away)
+        return honest.applied(forecasts, group, count)
+
+    def before(self, query: Query) -> Prior:
+        """What is believed of the candidates before anything was measured."""
+        return prior(query.problem, query.candidates, query.grids, query.ttir)
+
+    def inputs(
+        self, candidates: Sequence[Candidate], before: Prior, encoder: Encoder | None = None
+    ) -> tuple[Inputs, Array]:
+        """What the covariance sees of the candidates, and their compressed forecast log2 times [n]."""
+        encoder = encoder or Encoder.of(candidates)
+        believed = self.hyper.compress(before.mean, float(before.mean.min()))
+        points = encoder(candidates) / self.hyper.stretch(encoder)
+        leaves = apart(len(candidates), self.trees) if before.leaves is None else before.leaves
+        # The slope terms multiply centred columns: the formula's total, then its parts. What is doublings
+        # away from all others (a config that spills) is far off, not uncertain by as many doublings.
+        parts = _REACH * np.tanh((before.parts - before.parts.mean(axis=0)) / _REACH)
+        slopes = [(believed - believed.mean())[:, None], parts - parts.mean(axis=0)]
+        return Inputs(points, np.concatenate(slopes, axis=1), leaves), believed
+
+    def _reason(self, before: Prior, known: _Known) -> str:
+        basis = (
+            "cost formula on TTIR" if before.informed else "no TTIR, grid or sizes: config coordinates only"
+        )
+        own = int((known.group == 0).sum())
+        others = len(known.group) - own
+        return f"{basis}; {own} own and {others} related measurements"
+
+    def _scale(self, problem: Problem, before: Prior) -> float:
+        scale = 1.0 if before.informed else self.hyper.uninformed
+        return scale if device_known(problem.device) else scale * self.hyper.unknown_device
+
+    def _observations(
+        self,
+        query: Query,
+        row: Mapping[Candidate, int],
+        encoder: Encoder,
+        before: Prior,
+        believed: Array,
+        inputs: Inputs,
+    ) -> _Known:
+        mine = [m for m in latest(query.measured).values() if m.ok and m.candidate in row]
+        index = np.array([row[m.candidate] for m in mine], dtype=np.intp)
+        times = np.array([math.log2(m.ms) for m in mine])
+        best = float(times.min()) if mine else math.inf
+        others = self._related(query, encoder, before)
+        sizes = [len(mine), *map(len, others.residual)]
+        return _Known(
+            Inputs.joined([inputs[index], *others.inputs]),
+            np.concatenate([self.hyper.compress(times, best) - believed[index], *others.residual]),
+            np.repeat(np.arange(len(sizes)), sizes),
+            np.array([1.0, *others.correlation]),
+            others.kinship,
+            best,
+        )
+
+    def _related(self, query: Query, encoder: Encoder, before: Prior) -> _Related:
+        """Inputs and residuals of relatives that ran something, and how far theirs go with this problem's.
+
+        Remembered for as long as the very same belief and relatives are asked about, if these cannot grow.
+        """
+        about, last = (query.problem, before, *query.relatives), self._heard
+        if last is not None and len(last.about) == len(about) and all(map(operator.is_, last.about, about)):
+            return last
+        used = list(query.relatives)[: self.relatives]
+        found = _Related(about, [], [], [], kinship(query.problem, used))
+        for relative in used:
+            rows = sorted((m for m in latest(relative.measurements).values() if m.ok), key=lambda m: m.ms)
+            if len(rows) > self.rows:  # keep the fast half whole, thin the slow tail
+                keep = self.rows // 2
+                rows = rows[:keep] + rows[keep :: max(1, (len(rows) - keep) // keep)][:keep]
+            if not rows:
+                continue
+            there = self._relative_prior(relative, rows, before, query.ttir)
+            seen = np.array([math.log2(m.ms) for m in rows])
+            given, expected = self.inputs([m.candidate for m in rows], there, encoder)
+            found.inputs.append(given)
+            found.residual.append(self.hyper.compress(seen, float(seen.min())) - expected)
+            away = distance(query.problem, relative.problem) / self.hyper.reach
+            found.correlation.append(self.hyper.relative * math.exp(-away))
+        self._heard = found if all(isinstance(r.measurements, tuple) for r in query.relatives) else None
+        return found
+
+    def _relative_prior(
+        self, relative: Relative, rows: Sequence[Measurement], before: Prior, ttir: Mapping[str, str]
+    ) -> Prior:
+        """Formula and parts at the relative's own problem, or flat where this problem's are not known.
+
+        A store keeps no IR, except of a harvest: the same assignments have the same here, to be read with
+        the relative's arguments and grids.
+        """
+        names = [m.candidate for m in rows]
+        grids = {m.candidate: m.grid for m in rows if m.grid is not None}
+        texts = {**ttir, **relative.problem.ttir}
+        there = self.before(Query(relative.problem, names, grids, ttir=texts))
+        if there.informed == before.informed:
+            return there
+        zero = np.zeros(len(rows))
+        return replace(there, mean=zero, parts=np.zeros((len(rows), before.parts.shape[1])), leaves=None)
+
+    def _tied(self, known: _Known, base: Array) -> Array:
+        same = known.group[:, None] == known.group[None, :]
+        across = known.correlation[known.group]
+        # Two relatives are tied through this problem: their correlation is the product of both ties.
+        tie = np.where(same, 1.0, across[:, None] * across[None, :])
+        return np.asarray(base * tie + self.hyper.intercept**2 * same)
+
+    def _fit_scale(self, known: _Known, smooth: Array, tilt: Array, scale: float) -> float:
+        """The residual's size that explains the measurements best, within a factor of four."""
+        best, choice = -math.inf, scale
+        for factor in (0.5, 0.7, 1.0, 1.4, 2.0):
+            matrix = self._tied(known, (scale * factor) ** 2 * smooth + tilt)
+            matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2
+            root = np.linalg.cholesky(matrix)
+            white = np.linalg.solve(root, known.residual)
+            # A log-normal prior of one doubling keeps few measurements from shrinking the doubt.
+            likelihood = -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
+            likelihood -= 0.5 * math.log2(factor) ** 2 / 0.5
+            if likelihood > best:
+                best, choice = likelihood, scale * factor
+        return choice
+
+
+def _failures(
+    before: Prior, row: Mapping[Candidate, int], points: Array, measured: Sequence[Measurement]
+) -> Array:
+    """P(failure) after what was seen: shared memory is monotone, other failures spread to neighbours."""
+    p_fail = before.p_fail.copy()
+    for m in latest(measured).values():
+        i = row.get(m.candidate)
+        if i is None:
+            continue
+        if m.ok:
+            if before.informed:
+                p_fail[before.shared <= before.shared[i]] *= 0.5
+            continue
+        if m.outcome is Outcome.OUT_OF_RESOURCES and before.informed and before.shared[i] > 0:
+            worse = before.shared >= before.shared[i]
+            p_fail[worse] = np.maximum(p_fail[worse], 0.95)
+        near = np.exp(-((points - points[i]) ** 2).sum(axis=1))
+        p_fail = np.maximum(p_fail, 0.9 * near)
+    for m in latest(measured).values():
+        if m.candidate in row:
+            p_fail[row[m.candidate]] = 0.0 if m.ok else 1.0
+    return p_fail

@@ -1,0 +1,162 @@
+"""What a language model says, in the learned surrogate's belief: how far it is followed, and how long.
+
+The arithmetic of `ensemble`: pure functions, no model and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.features.encode import Encoder
+from forecast_autotune.features.listing import Listed
+from forecast_autotune.llm.calibration import Weight
+from forecast_autotune.records import Candidate
+from forecast_autotune.surrogates.covariance import Hyper
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.learned import Learned
+from forecast_autotune.surrogates.prior import Prior
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
+
+Rows = npt.NDArray[np.intp]
+
+PRIOR_ODDS = 0.7
+"""Log odds, before anything was measured, that the model's part belongs into the forecast at all: 2 to 1."""
+
+
+class Blend(Analytic):
+    """An analytic surrogate whose prior mean is moved by what a language model said of some candidates.
+
+    Made for one forecast: it remembers what is believed of relatives.
+    """
+
+    def __init__(
+        self,
+        base: Analytic,
+        informed: bool,
+        moved: Mapping[Candidate, float],
+        weight: Weight,
+        remains: float = 1.0,
+    ) -> None:
+        """`moved` is the disagreement of the model with `base`, log2, by candidate; see `Calibration`."""
+        # Without IR the forest has nothing to read and its hyperparameters mislead: see `Learned.answer`.
+        speaker = base if informed or not isinstance(base, Learned) else Analytic()
+        h = speaker.hyper
+        sizes = {name: remains * getattr(h, name) for name in ("additive", "joint", "rough", "forest")}
+        hyper = replace(h, part_slopes=(*h.part_slopes, weight.sd), **sizes)
+        super().__init__(hyper, relatives=base.relatives, rows=base.rows)
+        self.name, self.version, self.trees = speaker.name, speaker.version, speaker.trees
+        self.informed = informed
+        self.base, self.moved, self.weight, self.remains = base, moved, weight, remains
+        self._plain: dict[tuple[str, tuple[Candidate, ...]], Prior] = {}
+
+    def without(self) -> Blend:
+        """The belief that has none of the model in it."""
+        made = Blend(self.base, self.informed, self.moved, Weight())
+        made._plain = self._plain  # the same relatives, believed of alike
+        return made
+
+    def before(self, query: Query) -> Prior:
+        """The belief of `base`, moved; of a relative too, as its residuals are of the same belief."""
+        key = query.problem.id, tuple(query.candidates)
+        if key not in self._plain:
+            self._plain[key] = self.base.before(query)
+        plain = self._plain[key]
+        column = np.array([self.moved.get(c, 0.0) for c in query.candidates])
+        floor = float(plain.mean.min())
+        bent = self.hyper.compress(plain.mean, floor) + self.weight.mean * column
+        parts = np.concatenate([plain.parts, column[:, None]], axis=1)
+        leaves = plain.leaves if self.trees else None
+        return replace(plain, mean=self.hyper.expand(bent, floor), parts=parts, leaves=leaves)
+
+    def evidence(self, query: Query, before: Prior) -> float:
+        """Log likelihood of what was measured under this belief, of this problem and its relatives."""
+        candidates = Listed.of(query.candidates)
+        encoder = Encoder.of(candidates)
+        inputs, believed = self.inputs(candidates, before, encoder)
+        known = self._observations(query, candidates.row, encoder, before, believed, inputs)
+        if not len(known.residual):
+            return 0.0
+        smooth = self.covariance.residual(known.inputs, known.inputs)
+        tilt = self.covariance.tilt(known.inputs, known.inputs)
+        scale = self._fit_scale(known, smooth, tilt, self._scale(query.problem, before))
+        matrix = self._tied(known, scale**2 * smooth + tilt)
+        matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2
+        root = np.linalg.cholesky(matrix)
+        white = np.linalg.solve(root, known.residual)
+        return -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
+
+
+def disagreement(learned: Array, stated: Array, trust: Array, hyper: Hyper) -> Array:
+    """How much slower than the learned forecast a model expects each candidate to be, log2, [n].
+
+    `learned` and `stated` [n] are log2 milliseconds, `trust` [n] is 0 where the model said nothing. Slow ends
+    are compressed as in the process; levels are aligned at the fast end, as neither knows the problem's.
+    """
+    told = trust > 0
+    if not told.any():
+        return np.zeros(len(trust))
+    mine = hyper.compress(learned, float(learned.min())) - float(learned.min())
+    floor = float(stated[told].min())
+    theirs = hyper.compress(stated, floor) - floor
+    # A candidate counts as much as it may matter: those that both call slow decide nothing.
+    weight = trust * 2.0 ** -(mine + theirs)
+    gap = theirs - mine
+    return np.where(told, trust * (gap - float(weight @ gap) / float(weight.sum())), 0.0)
+
+
+def belief(query: Query, blend: Blend) -> float:
+    """P(the model's part belongs into the forecast), after what was measured.
+
+    Bayesian model comparison with the belief that has none of it (Kass & Raftery 1995). The slope term alone
+    would only ever shrink the weight of a model that is plainly wrong here.
+    """
+    without = blend.without()
+
+    def gain(known: Query) -> float:
+        return blend.evidence(known, blend.before(known)) - without.evidence(known, without.before(known))
+
+    odds = PRIOR_ODDS
+    if query.measured:
+        # How well relatives are explained is no evidence: the model was shown some of them.
+        odds += gain(query) - (gain(replace(query, measured=())) if query.relatives else 0.0)
+    return 1.0 / (1.0 + math.exp(-min(max(odds, -30.0), 30.0)))
+
+
+def mixed(first: Forecasts, second: Forecasts, share: float) -> Forecasts:
+    """Both forecasts of the same candidates, the first with probability `share` (model averaging).
+
+    A draw comes from one of them as a whole, so what is measured next hedges between the two.
+    """
+
+    def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
+        chosen = generator.random(count) < share
+        seeds = generator.integers(2**31, size=2)
+        one, other = (f.samples(rows, count, int(s)) for f, s in zip((first, second), seeds, strict=True))
+        return np.where(chosen[:, None], one, other)
+
+    mean = share * first.mean + (1.0 - share) * second.mean
+    apart = share * (1.0 - share) * (first.mean - second.mean) ** 2
+    return replace(
+        first,
+        mean=mean,
+        sd=np.sqrt(share * first.sd**2 + (1.0 - share) * second.sd**2 + apart),
+        p_fail=share * first.p_fail + (1.0 - share) * second.p_fail,
+        sampler=sample,
+        low=np.minimum(first.optimistic(), second.optimistic()),
+    )
+
+
+def failing(learned: Array, stated: Array, told: npt.NDArray[np.bool_], weight: float) -> Array:
+    """P(failure) at a weighted mean of both log odds, where the model said anything; [n] each.
+
+    Whoever is sure that a candidate fails may well be unsure of how long it would run.
+    """
+    share = weight * told
+    mine, theirs = (np.clip(p, 0.002, 0.995) for p in (learned, stated))
+    odds = (1.0 - share) * np.log(mine / (1.0 - mine)) + share * np.log(theirs / (1.0 - theirs))
+    return np.where(share > 0, 1.0 / (1.0 + np.exp(-odds)), learned)

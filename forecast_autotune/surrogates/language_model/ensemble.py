@@ -1,0 +1,243 @@
+"""The shipped surrogate and a language model together, where asking is worth its latency.
+
+The model's disagreement with the learned forecast moves the prior mean that the Gaussian process of
+`analytic` starts from, by a weight from the model's calibration, and is one more slope term of it: what is
+measured corrects the weight, and where the two disagree the spread grows, so that the clock decides. What
+comes of that is averaged with the learned forecast alone, by how much better it explains this problem's
+measurements: the first round hedges between the two, and a model that is plainly wrong here is soon not
+heard any more. The model is asked once per decision, without this problem's own measurements, as these are
+counted by the process. It answers in a thread while the first candidates compile; without an answer in
+time, the learned forecast stands alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.features.listing import Listed
+from forecast_autotune.llm.gate import LOADING_S, PER_TOKEN_S, Situation, Worth, judge
+from forecast_autotune.llm.prompt import FORECAST
+from forecast_autotune.numerics import median
+from forecast_autotune.records import Consulted
+from forecast_autotune.records.table import latest
+from forecast_autotune.surrogates.default import Default
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.language_model.background import Ticket
+from forecast_autotune.surrogates.language_model.blend import Blend, belief, disagreement, failing, mixed
+from forecast_autotune.surrogates.language_model.question import MOST
+from forecast_autotune.surrogates.language_model.surrogate import LLM, View, consulted, noted
+from forecast_autotune.surrogates.prior import Prior
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+
+Rows = npt.NDArray[np.intp]
+
+COMPILE_S = 0.5
+"""Seconds to compile a candidate, where no measurement of the kernel says."""
+_KEPT = 8
+"""Questions under way or answered that are remembered; a decision asks one."""
+_REFUTED = 0.01
+"""A model's part that is less probable than this is left out."""
+_PATIENCE = 2
+"""Failures in a row after which a process asks no more."""
+
+
+@dataclass
+class _Asked:
+    """A question of one decision. Strong references, so that no other object can take their identity."""
+
+    about: tuple[object, ...]
+    ticket: Ticket[View]
+    worth: Worth
+    known: int
+    """Measurements of the problem when it was asked."""
+
+    def same(self, about: tuple[object, ...]) -> bool:
+        """Whether it is the question of the same decision."""
+        return all(a is b for a, b in zip(self.about, about, strict=True))
+
+
+class Ensemble:
+    """See the module. A pure function of the query while it waits for its answers (`patient`)."""
+
+    name = "default"
+
+    def __init__(
+        self,
+        plain: Default,
+        model: LLM,
+        *,
+        workers: int = 16,
+        patient: bool = False,
+        gate: Callable[[Situation], Worth] = judge,
+    ) -> None:
+        """`patient`: take the model for loaded and wait for every answer, up to its limit: for replays and
+        evaluations, whose seconds are not real."""
+        self.plain, self.model, self.workers, self.patient, self.gate = plain, model, workers, patient, gate
+        skilled = model.calibration.skilled
+        self.version = f"{plain.version}+{model.version}" if skilled else plain.version
+        self._mutex = threading.Lock()
+        self._busy = threading.Lock()
+        self._asked: deque[_Asked] = deque(maxlen=_KEPT)
+        pace = model.calibration.pace
+        self._per_token_s, self._load_s = pace.per_token_s or PER_TOKEN_S, pace.load_s or LOADING_S
+        self._failures = 0
+        """In a row."""
+        self._said: set[str] = set()
+
+    def forecast(self, query: Query) -> Forecasts:
+        """Forecast all candidates of the query; never raises for what the model does."""
+        query = replace(query, candidates=Listed.of(query.candidates))
+        single = self.plain.single
+        if not isinstance(single, Analytic) or query.provisional or self.plain.pools(query):
+            return self.plain.forecast(query)
+        if not self.model.calibration.skilled:
+            return _told(self.plain.forecast(query), f"language model not asked: {self._useless()}")
+        before = single.before(query)
+        found = self._view(query, before)
+        if isinstance(found, View):
+            return self._blended(query, before, found, single)
+        plain = _told(single.answer(query, before), str(found))
+        return replace(plain, consulted=found) if isinstance(found, Consulted) else plain
+
+    def _blended(self, query: Query, before: Prior, view: View, single: Analytic) -> Forecasts:
+        model, learned = self.model, before.mean
+
+        def note(row: int) -> Mapping[str, object]:
+            said = noted(model, view, row)
+            return {**said, "learned_log2_ms": round(float(learned[row]), 4)} if said else said
+
+        def without(why: str) -> Forecasts:
+            part = replace(consulted(model, view, 0.0), trouble=why)
+            # Noted all the same: a calibration that only saw where the model was right would flatter it.
+            return replace(_told(single.answer(query, before), str(part)), consulted=part, note=note)
+
+        weight = model.calibration.weight(view.kind, view.distance)
+        if not view.heard or weight.mean <= 0.0:
+            return without("; ".join(view.doubts) or f"of no use for kernels of the kind {view.kind}")
+        moved = disagreement(learned, view.log2_ms, view.trust, single.hyper)
+        names = Listed.of(query.candidates)
+        by_name = {names[int(i)]: float(moved[i]) for i in np.flatnonzero(moved)}
+        blend = Blend(single, before.informed, by_name, weight, model.calibration.remains)
+        share = belief(query, blend)
+        if share < _REFUTED:
+            return without("its forecasts were refuted by measurements")
+        prior = blend.before(query)
+        p_fail = failing(prior.p_fail, view.p_fail, view.trust > 0, model.calibration.fail_weight)
+        part = consulted(model, view, share * weight.mean)
+        followed = blend.answer(query, replace(prior, p_fail=p_fail))
+        found = _told(mixed(followed, single.answer(query, before), share), str(part))
+        return replace(found, consulted=part, note=note)
+
+    def _view(self, query: Query, before: Prior) -> View | Consulted | str:
+        """The model's answer; why there is none although it was asked; or that it was not, or not yet."""
+        about = (query.problem, query.candidates, query.relatives, query.ttir)
+        with self._mutex:
+            asked = next((a for a in self._asked if a.same(about)), None)
+            if first := asked is None:
+                if any(not a.ticket.done() for a in self._asked):
+                    # Questions of decisions that are over would pile up behind a model that loads, or hangs.
+                    return "language model not asked: it is still busy with an earlier question"
+                if self._failures >= _PATIENCE:
+                    return f"language model not asked: it failed {self._failures} times in a row"
+                worth = self.gate(self._situation(query))
+                if not worth.ask:
+                    return f"language model not asked: {worth.why}"
+                asked = _Asked(about, self._begin(query, before), worth, len(query.measured))
+                self._asked.append(asked)
+        return self._collected(asked, query, first)
+
+    def _collected(self, asked: _Asked, query: Query, first: bool) -> View | Consulted | str:
+        ticket, worth, limit = asked.ticket, asked.worth, self.model.timeout_s
+        left = limit - ticket.age_s
+        last = self.patient or query.once
+        pays = worth.waits
+        if not first:
+            # By now candidates compile. Whoever waits must gain: not for what takes longer than it is worth.
+            measured = len(query.measured) > asked.known
+            pays = measured and worth.cost_s - ticket.age_s <= worth.worth_s
+        wait = left if last else min(left, worth.worth_s) if pays else 0.0
+        if not ticket.given_up and ticket.done(wait):
+            if ticket.answer is not None:
+                return ticket.answer
+            return self._failed(ticket, f"it failed: {ticket.error}")
+        if ticket.given_up or last or ticket.age_s >= limit:
+            ticket.given_up = True
+            return self._failed(ticket, f"no answer within {limit:g} s")
+        return "language model asked, not answered yet"
+
+    def _failed(self, ticket: Ticket[View], why: str) -> Consulted:
+        name = self.model.backend.name
+        if why not in self._said:
+            self._said.add(why)
+            warnings.warn(
+                f"language model {name}: {why}; decisions go on without it. Raise "
+                "FORECAST_AUTOTUNE_LLM_TIMEOUT where it is slow; FORECAST_AUTOTUNE_LLM= asks none",
+                stacklevel=2,
+            )
+        return Consulted(name, FORECAST, seconds=ticket.age_s, trouble=why)
+
+    def _begin(self, query: Query, before: Prior) -> Ticket[View]:
+        model, backend = self.model, self.model.backend
+
+        def work() -> View:
+            with self._busy:  # one question at a time: two would share a device and time out together
+                try:
+                    begun = time.perf_counter()
+                    if not backend.ready():
+                        backend.prepare()
+                        self._load_s = time.perf_counter() - begun
+                    view = model.view(query, before, own=False)
+                except Exception:
+                    self._failures += 1
+                    raise
+                self._failures = 0
+                if view.usage.prompt_tokens and view.usage.seconds:
+                    self._per_token_s = view.usage.seconds / view.usage.prompt_tokens
+                return view
+
+        return Ticket.begin(work)
+
+    def _situation(self, query: Query) -> Situation:
+        pace = self.model.calibration.pace
+        left = len(query.candidates) - len(latest(query.measured))
+        seen = [m.compile_s for r in query.relatives for m in r.measurements if m.compile_s is not None]
+        per_token = (pace.per_token_s or PER_TOKEN_S) if self.patient else self._per_token_s
+        return Situation(
+            candidates=max(0, left),
+            workers=self.workers,
+            compile_s=float(median(np.array(seen), axis=0)) if seen else COMPILE_S,
+            saved=self.model.calibration.saved,
+            asked=min(len(query.candidates), MOST),
+            per_token_s=per_token,
+            load_s=0.0 if self.patient or self._loaded() else self._load_s,
+            once=query.once,
+            timeout_s=self.model.timeout_s,
+        )
+
+    def _loaded(self) -> bool:
+        try:
+            return self.model.backend.ready()
+        except Exception:
+            return False  # it will fail again where it is asked, and be dealt with there
+
+    def _useless(self) -> str:
+        calibration, name = self.model.calibration, self.model.backend.name
+        if calibration.weights:
+            return "its calibration found no skill in it"
+        text = "it is not calibrated: `forecast-autotune train calibrate-llm` says what it is worth"
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(f"language model {name}: {text}; until then it is not asked", stacklevel=2)
+        return text
+
+
+def _told(forecasts: Forecasts, what: str) -> Forecasts:
+    return replace(forecasts, reason=f"{forecasts.reason}; {what}")

@@ -1,0 +1,240 @@
+"""A query to a surrogate -> a question to a language model: which facts, which neighbours, which reference.
+
+A pure function of its arguments. The suffix of a candidate holds its config, what the cost formula reads
+off it and what another surrogate guesses, some 50 tokens; the prefix holds a reference to compare with and a
+handful of known results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.features.devices import card
+from forecast_autotune.llm.prompt import (
+    Neighbour,
+    Prompt,
+    Reference,
+    Subject,
+    forecast_prompt,
+    guessed,
+    shown,
+    shown_variant,
+    sizes,
+    work_text,
+)
+from forecast_autotune.records import Candidate, Measurement, Problem
+from forecast_autotune.records.table import latest
+from forecast_autotune.surrogates.prior import Prior, prior, tensor_bytes
+from forecast_autotune.surrogates.protocol import Query
+
+Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+
+MOST = 256
+"""Candidates that are asked about; of more, those that are believed to be fastest."""
+HOPELESS = 0.9
+"""A candidate that fails with at least this probability by the formula is not asked about ..."""
+_FAILS = 0.5
+"""... and with at least this one it is guessed to fail."""
+TIMED, FAILED = 6, 2
+"""Own results shown at the most, of either kind."""
+RELATIVES = 2
+"""Other problems of the kernel that are shown ..."""
+RELATIVE_TIMED, RELATIVE_FAILED = 4, 1
+"""... with so many results each."""
+_TIE = 1e-6
+_LEAST_MS = 0.003
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, and what its answer is about."""
+
+    prompt: Prompt
+    rows: Rows
+    """Rows of the query's candidates, one per suffix, ascending."""
+    reference: int | None
+    """Row that times are compared with; None: a measured candidate that is not in the list."""
+    against: str
+    """`Candidate.id` of it."""
+    log2_ms: float
+    """Its time, measured or estimated."""
+    measured: bool
+
+    def ratios(self, log2_ms: Array) -> Array:
+        """log2(time / reference time) of the rows asked about, [len(rows)], for training and scoring.
+
+        `log2_ms` [n] are the true times of all candidates, NaN for failures. An estimated reference counts
+        with its true time if it ran: an error in a problem's level would shift all its labels alike.
+        """
+        true = math.nan if self.reference is None else float(log2_ms[self.reference])
+        level = self.log2_ms if self.measured or math.isnan(true) else true
+        return np.asarray(log2_ms[self.rows] - level)
+
+
+def question(
+    query: Query,
+    before: Prior,
+    believed: Array,
+    *,
+    own: bool = True,
+    most: int = MOST,
+    among: Rows | None = None,
+) -> Question:
+    """Ask for the bins of the candidates that may be fast.
+
+    `before` is the formula's belief (its facts are shown), `believed` [n] the best estimate of log2
+    milliseconds without a language model: it picks the reference where nothing was measured, and the
+    candidates where there are more than `most`; every candidate is shown with its guess. Without `own`, this
+    problem's own measurements are left out: for an answer that is to be updated by them afterwards. `among`
+    asks about these rows only.
+    """
+    measured = list(latest(query.measured).values()) if own else []
+    named, row, log2_ms, timed = _reference(query, believed, before, measured)
+    reference = Reference(log2_ms, shown(named), timed)
+    rows = worth_asking(before, believed, most) if among is None else np.sort(among)
+    facts = _facts(query, before, row)
+    texts = [_text(query, int(i), facts) for i in rows]
+    if np.ptp(believed) > 0:  # else nothing is believed of any candidate
+        texts = [f"{t}\n{_guess(before, believed, row, int(i))}" for t, i in zip(texts, rows, strict=True)]
+    near = [*_own(measured, reference), *_others(query)]
+    moved = sum(map(tensor_bytes, query.problem.arguments))
+    subject = Subject(query.problem, work=work_text(_flops(query, before), moved))
+    prompt = forecast_prompt(subject, texts, reference, near)
+    return Question(prompt, rows, row, named.id, log2_ms, timed)
+
+
+def formula_question(query: Query, *, own: bool, among: Rows, believed: Array | None = None) -> Question:
+    """`question` with the facts of the cost formula, whatever was learned on top of it.
+
+    `believed` [n], log2 milliseconds, is what is guessed, by default the formula's own estimate. A model must
+    be asked as it was trained: by guesses of a surrogate that had seen nothing of the kernel's family.
+    """
+    plain = prior(query.problem, query.candidates, query.grids, query.ttir)
+    return question(query, plain, plain.mean if believed is None else believed, own=own, among=among)
+
+
+def _reference(
+    query: Query, believed: Array, before: Prior, measured: Sequence[Measurement]
+) -> tuple[Candidate, int | None, float, bool]:
+    """(candidate to compare with, its row if it is in the list, its log2 milliseconds, whether measured)."""
+    ran = [m for m in measured if m.ok]
+    if ran:
+        best = min(ran, key=lambda m: (m.ms, m.candidate.id))
+        row = next((i for i, c in enumerate(query.candidates) if c == best.candidate), None)
+        return best.candidate, row, math.log2(best.ms), True
+    cost = believed + 6.0 * before.p_fail
+    tied = np.flatnonzero(cost <= cost.min() + _TIE)
+    # Whatever the order of the list: equal questions must get equal answers.
+    row = min(map(int, tied), key=lambda i: query.candidates[i].id)
+    log2_ms = float(believed[row]) if before.informed else _level(query.problem)
+    return query.candidates[row], row, log2_ms, False
+
+
+def _level(problem: Problem) -> float:
+    """log2 milliseconds of moving every tensor once, where nothing better is known."""
+    moved = sum(map(tensor_bytes, problem.arguments))
+    return math.log2(max(moved / (card(problem.device).memory_gb_s * 1e6), _LEAST_MS))
+
+
+def worth_asking(before: Prior, believed: Array, most: int = MOST) -> Rows:
+    """Rows of the candidates that are not hopeless, and of many those that are believed to be fastest."""
+    fit = np.flatnonzero(before.p_fail < HOPELESS)
+    rows = fit if len(fit) else np.arange(len(believed))
+    if len(rows) > most:
+        rows = rows[np.argsort(believed[rows], kind="stable")[:most]]
+    return np.sort(rows).astype(np.intp)
+
+
+def _text(query: Query, row: int, facts: Sequence[Mapping[str, float]]) -> str:
+    candidate = query.candidates[row]
+    text = shown(candidate, facts[row] if facts else None)
+    source = query.sources.get(candidate.variant)
+    if source is None or candidate.variant == "base":
+        return text
+    return shown_variant(query.problem.kernel.source, source, text)
+
+
+def _guess(before: Prior, believed: Array, reference: int | None, row: int) -> str:
+    level = float(believed.min() if reference is None else believed[reference])
+    return guessed(None if before.p_fail[row] >= _FAILS else float(believed[row]) - level)
+
+
+def _facts(query: Query, before: Prior, reference: int | None) -> list[dict[str, float]]:
+    """Per candidate what the cost formula reads off it; empty where there is no IR."""
+    cost = before.costs
+    if cost is None:
+        return []
+    base = float(cost.total_ms.min()) if reference is None else float(cost.total_ms[reference])
+    columns = {
+        # Against the reference, as the answer is to be.
+        "formula": cost.total_ms / base,
+        # Shares of the whole in percent: they may add up to more, as units overlap.
+        "mem": _percent(cost.memory_ms, cost.total_ms),
+        "dot": _percent(cost.dot_ms, cost.total_ms),
+        "alu": _percent(cost.alu_ms, cost.total_ms),
+        "lat": _percent(cost.latency_ms, cost.total_ms),
+        # Beyond hundreds of them, the last one's filling does not matter.
+        "waves": np.minimum(cost.waves, 999.0),
+        "occ": cost.occupancy,
+        "smemKB": np.round(cost.shared_bytes / 1024.0),
+        "regs": np.minimum(np.round(cost.registers), 999.0),
+    }
+    # What no candidate uses says nothing; every token counts.
+    told = {name: values for name, values in columns.items() if values.any()}
+    return [{name: float(values[i]) for name, values in told.items()} for i in range(len(query.candidates))]
+
+
+def _percent(part: Array, whole: Array) -> Array:
+    return np.asarray(np.round(100.0 * part / whole))
+
+
+def _flops(query: Query, before: Prior) -> float:
+    """FLOPs of all dots of one launch: the median over the candidates."""
+    if before.facts is None or before.costs is None:
+        return 0.0
+    programs = before.costs.waves * before.costs.occupancy * card(query.problem.device).multiprocessors
+    return float(np.median(before.facts["dot_flops"] * programs))
+
+
+def _own(measured: Sequence[Measurement], reference: Reference) -> list[Neighbour]:
+    ran = sorted((m for m in measured if m.ok), key=lambda m: (m.ms, m.candidate.id))
+    failed = sorted((m for m in measured if not m.ok), key=lambda m: m.candidate.id)
+    # The fastest is the reference itself.
+    told = [
+        Neighbour(shown(m.candidate), math.log2(m.ms) - reference.log2_ms) for m in _spread(ran[1:], TIMED)
+    ]
+    return told + [Neighbour(shown(m.candidate), None) for m in _spread(failed, FAILED)]
+
+
+def _others(query: Query) -> list[Neighbour]:
+    """Results at the kernel's other problems, nearest first; each against the fastest there."""
+    told: list[Neighbour] = []
+    for relative in list(query.relatives)[:RELATIVES]:
+        rows = latest(relative.measurements).values()
+        ran = sorted((m for m in rows if m.ok), key=lambda m: (m.ms, m.candidate.id))
+        if not ran:
+            continue
+        where = sizes(relative.problem)
+        if relative.problem.device.slug != query.problem.device.slug:
+            where += f" on {relative.problem.device.name}"
+        best = math.log2(ran[0].ms)
+        told += [
+            Neighbour(shown(m.candidate), math.log2(m.ms) - best, where) for m in _spread(ran, RELATIVE_TIMED)
+        ]
+        failed = sorted((m for m in rows if not m.ok), key=lambda m: m.candidate.id)
+        told += [Neighbour(shown(m.candidate), None, where) for m in _spread(failed, RELATIVE_FAILED)]
+    return told
+
+
+def _spread(rows: Sequence[Measurement], count: int) -> list[Measurement]:
+    """`count` of the rows from first to last, evenly."""
+    if not rows:
+        return []
+    places = np.unique(np.round(np.linspace(0, len(rows) - 1, min(count, len(rows))))).astype(int)
+    return [rows[i] for i in places]

@@ -1,0 +1,191 @@
+"""What a surrogate is asked (`Query`) and what it answers (`Forecasts`).
+
+A surrogate sees no store and no clock: the tuner hands it everything that is known. It must be a
+pure function of the query, so that ranks of a distributed job agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.numerics import NOMINAL
+from forecast_autotune.records import Candidate, Consulted, Measurement, Problem
+
+Array = npt.NDArray[np.float64]
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Probability levels of the quantiles in a `Forecast`."""
+_Z = np.array([-1.6448536269514722, -0.6744897501960817, 0.0, 0.6744897501960817, 1.6448536269514722])
+JOINT = 512
+"""Most candidates that are drawn jointly for `Forecasts.p_within`."""
+_CENTRAL = (0.9, 0.5, 0.5, 0.5, 0.9)
+"""The central interval that each of `LEVELS` is an end of."""
+
+
+@dataclass(frozen=True)
+class Relative:
+    """What is known of the same kernel elsewhere: another shape, dtype, toolchain or source."""
+
+    problem: Problem
+    measurements: Sequence[Measurement]
+
+
+@dataclass(frozen=True)
+class Query:
+    """One question to a surrogate: how fast would these candidates of this problem run?"""
+
+    problem: Problem
+    candidates: Sequence[Candidate]
+    grids: Mapping[Candidate, tuple[int, ...]] = field(default_factory=dict)
+    """Launch grid per candidate, where it is known."""
+    measured: Sequence[Measurement] = ()
+    """This problem's own measurements so far, failures included."""
+    relatives: Sequence[Relative] = ()
+    ttir: Mapping[str, str] = field(default_factory=dict)
+    """TTIR by `features.ttir.assignment_key`; may be empty or partial."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Source by variant, where it is known; the base kernel's is the problem's own."""
+    provisional: bool = False
+    """A guess among a few candidates, to have something to do: the question itself follows at once."""
+    once: bool = False
+    """Nothing will be measured, so there is no later question: what is slow to know is worth waiting for."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The predictive distribution of one candidate: log2 milliseconds, and failure."""
+
+    candidate: Candidate
+    quantiles: tuple[float, ...]
+    """Quantiles of log2(milliseconds), given that it runs, at `LEVELS`."""
+    p_fail: float
+
+    @property
+    def point(self) -> float:
+        """Median of log2(milliseconds)."""
+        return self.quantiles[len(LEVELS) // 2]
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of log2(milliseconds) that a normal with this central 90 % would have."""
+        return (self.quantiles[4] - self.quantiles[0]) / (2 * float(_Z[4]))
+
+
+def _no_note(row: int) -> Mapping[str, object]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """Forecasts of many candidates at once, with their dependence.
+
+    Arrays have shape [n], one entry per candidate: `mean` and `sd` of log2(milliseconds) given that
+    the candidate runs, and `p_fail` in [0, 1]. `draw(k, seed)` gives joint samples [k, n] of
+    log2(milliseconds); the default draws independently.
+    """
+
+    candidates: Sequence[Candidate]
+    mean: Array
+    sd: Array
+    p_fail: Array
+    sampler: Callable[[npt.NDArray[np.intp], int, np.random.Generator], Array] | None = None
+    """Joint samples [k, len(rows)] for the given rows; None means independent."""
+    reason: str = ""
+    """Why the surrogate is as sure as it is, or why it abstains; shown to users."""
+    low: Array | None = None
+    """Optimistic bound of log2(milliseconds), about two standard deviations down; None: `mean - 2 sd`."""
+    weigh: Callable[[float], float] = float
+    """Stated risk -> weighed with what else the surrogate knows of this problem. Comes before `calibrate`,
+    which is fitted to what it gives, and is no part of a calibration."""
+    calibrate: Callable[[float], float] = float
+    """Stated risk -> how often it came true on recorded problems; the identity by default."""
+    calibrate_within: Callable[[Array], Array] | None = None
+    """The same for `p_within`; None changes nothing."""
+    factors: tuple[float, ...] = (1.0,) * len(NOMINAL)
+    """What half-widths of a normal's central intervals are multiplied by, per level of `NOMINAL`."""
+    consulted: Consulted | None = None
+    """The language model that was asked, if one was."""
+    group: str = ""
+    """The group of problems whose calibration was applied; "" where none was."""
+    note: Callable[[int], Mapping[str, object]] = _no_note
+    """What to record with a row's measurement besides the forecast itself: JSON, to learn from later."""
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def __getitem__(self, index: int) -> Forecast:
+        stretch = np.interp(_CENTRAL, NOMINAL, self.factors)
+        quantiles = self.mean[index] + self.sd[index] * _Z * stretch
+        return Forecast(self.candidates[index], tuple(float(q) for q in quantiles), float(self.p_fail[index]))
+
+    def interval(self, level: float) -> tuple[Array, Array]:
+        """Ends of the calibrated central intervals of log2(milliseconds), shape [n] each.
+
+        `level` is the nominal coverage, in (0, 1). Raises `ValueError` outside of it.
+        """
+        from statistics import NormalDist  # which a tuning run does not need
+
+        if not 0.0 < level < 1.0:
+            raise ValueError(f"an interval's level lies between 0 and 1, got {level}: 0.9 is 90 %")
+        width = NormalDist().inv_cdf(0.5 + level / 2) * float(np.interp(level, NOMINAL, self.factors))
+        return self.mean - width * self.sd, self.mean + width * self.sd
+
+    def raw(self) -> Forecasts:
+        """The same forecasts without any calibration, to fit one."""
+        plain = (1.0,) * len(NOMINAL)
+        return replace(self, calibrate=float, calibrate_within=None, factors=plain)
+
+    def optimistic(self) -> Array:
+        """The optimistic bound per candidate, shape [n]."""
+        return self.low if self.low is not None else np.asarray(self.mean - 2 * self.sd)
+
+    def samples(self, rows: npt.NDArray[np.intp], count: int, seed: int = 0) -> Array:
+        """Joint samples [count, len(rows)] of log2(milliseconds), the same for the same seed."""
+        generator = np.random.default_rng(seed)
+        if self.sampler is not None:
+            return self.sampler(rows, count, generator)
+        noise = generator.standard_normal((count, len(rows)))
+        return np.asarray(self.mean[rows] + self.sd[rows] * noise)
+
+    def p_within(self, tolerance: float, count: int = 512, seed: int = 0) -> Array:
+        """P(time <= (1 + tolerance) x the fastest of these candidates) per candidate, shape [n].
+
+        The share of joint draws, passed through `calibrate_within`. Beyond `JOINT` candidates only the
+        most promising are drawn, as the cost grows with the cube: the share of the others is 0.
+        """
+        rows = np.sort(np.argsort(self.optimistic(), kind="stable")[:JOINT])
+        drawn = self.samples(rows, count, seed)
+        failed = np.random.default_rng(seed + 1).random(drawn.shape) < self.p_fail[rows]
+        drawn = np.where(failed, np.inf, drawn)
+        limit = drawn.min(axis=1, keepdims=True) + math.log2(1 + tolerance)
+        share = np.zeros(len(self))
+        share[rows] = ((drawn <= limit) & np.isfinite(drawn)).mean(axis=0)
+        return share if self.calibrate_within is None else self.calibrate_within(share)
+
+    def order(self) -> npt.NDArray[np.intp]:
+        """Row numbers from best to worst: expected time, with the probability of failing as a penalty.
+
+        A failure is charged as a slowdown of 2^6, so a candidate that surely fails comes last.
+        """
+        return np.argsort(self.mean + 6.0 * self.p_fail, kind="stable")
+
+
+@runtime_checkable
+class Surrogate(Protocol):
+    """Anything that forecasts without running the candidate."""
+
+    name: str
+    version: str
+
+    def forecast(self, query: Query) -> Forecasts:
+        """Forecast every candidate of the query, in its order.
+
+        Must not raise for odd problems: where nothing can be said, it answers with a wide `sd`.
+        """
+        ...

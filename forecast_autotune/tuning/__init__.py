@@ -1,0 +1,1 @@
+"""One decision from question to answer: the loop, its task, and what plays it without a GPU."""

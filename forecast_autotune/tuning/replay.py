@@ -1,0 +1,277 @@
+"""Run the tuner against recorded tables instead of a GPU, and score what it decides."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.features.ttir.walk import assignment_of
+from forecast_autotune.policy import Policy
+from forecast_autotune.records import Candidate, Measurement, Problem
+from forecast_autotune.records.table import Table, filed, read_tables
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.protocol import Relative, Surrogate
+from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.simulation import TableMeasurer, exhaustive_seconds
+
+PRIORS = ("none", "tuned", "shapes", "devices")
+"""What `relatives_of` may say."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem, replayed."""
+
+    id: str
+    kernel: str
+    label: str
+    candidates: int
+    measured: int
+    regret: float
+    """time(chosen) / time(oracle) - 1 by the table's own times."""
+    stated_risk: float
+    evidence: str
+    chosen: str
+    best_ms: float
+    chosen_ms: float
+    tune_s: float
+    """Simulated wall seconds (compiling in parallel, timing) plus the real seconds of forecasting."""
+    exhaustive_s: float
+    forecast_s: float
+    rounds: int
+    path: tuple[float, ...] = ()
+    """Regret of the incumbent after each measurement."""
+
+
+@dataclass
+class Report:
+    """All rows of a replay and what they add up to."""
+
+    policy: str
+    surrogate: str
+    prior: str
+    tolerance: float
+    risk: float
+    rows: list[Row] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """Figures over all problems; regrets are shares (0.02 is 2 %)."""
+        if not self.rows:
+            return {"problems": 0}
+        regrets = np.array([r.regret for r in self.rows])
+        shares = np.array([r.measured / r.candidates for r in self.rows])
+        beyond = regrets > self.tolerance + 1e-9
+        return {
+            "problems": len(self.rows),
+            "kernels": len({r.kernel for r in self.rows}),
+            "geomean_regret": float(np.exp(np.log1p(regrets).mean()) - 1),
+            "p95_regret": float(np.quantile(regrets, 0.95)),
+            "max_regret": float(regrets.max()),
+            "median_measured_share": float(np.median(shares)),
+            "median_measured": float(np.median([r.measured for r in self.rows])),
+            "beyond_tolerance_share": float(beyond.mean()),
+            "mean_stated_risk": float(np.mean([r.stated_risk for r in self.rows])),
+            "tune_s": float(sum(r.tune_s for r in self.rows)),
+            "exhaustive_s": float(sum(r.exhaustive_s for r in self.rows)),
+            "speedup": float(
+                sum(r.exhaustive_s for r in self.rows) / max(1e-9, sum(r.tune_s for r in self.rows))
+            ),
+            "policy": self.policy,
+            "surrogate": self.surrogate,
+            "prior": self.prior,
+            "tolerance": self.tolerance,
+            "risk": self.risk,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"problems": [...], "summary": {...}}`; the keys are stable."""
+        return {"problems": [asdict(r) for r in self.rows], "summary": self.summary()}
+
+
+def shipped() -> list[Path]:
+    """The recorded tables inside the package."""
+    folder = Path(str(files("forecast_autotune") / "assets" / "tables"))
+    return sorted(folder.glob("*.jsonl.gz"))
+
+
+def load(paths: Iterable[Path]) -> list[Table]:
+    """Tables of all files, those of one problem joined as if they stood in one file.
+
+    Raises `RecordError` when none holds a problem with something to decide.
+    """
+    tables: dict[str, Table] = {}
+    for path in paths:
+        for table in read_tables(path):
+            try:
+                filed(tables, table.problem).measurements.extend(table.measurements)
+            except RecordError as error:
+                raise RecordError(f"{path}: {error}") from error
+    usable = [
+        t
+        for t in tables.values()
+        if len(t.by_candidate()) > 1 and any(m.ok for m in t.by_candidate().values())
+    ]
+    if not usable:
+        raise RecordError("no problem with at least two candidates and one that ran: nothing to replay")
+    return usable
+
+
+class ReplayStore(Store):
+    """An empty memory store whose relatives are chosen by the caller."""
+
+    def __init__(self, relatives: Sequence[Relative]) -> None:
+        super().__init__(None)
+        self._given = list(relatives)
+
+    def relatives(self, problem: Any, limit: int = 8) -> list[Relative]:
+        """The relatives given, whatever the store has seen since."""
+        return self._given[:limit]
+
+
+def _of_kernel(problem: Problem, tables: Iterable[Table]) -> list[Table]:
+    return [t for t in tables if t.problem.kernel.name == problem.kernel.name and t.problem.id != problem.id]
+
+
+def other_shapes(problem: Problem, tables: Iterable[Table]) -> list[Table]:
+    """The tables of the same kernel function on the same device, nearest first; ties keep their order."""
+    from forecast_autotune.surrogates.relatives import distance
+
+    same = [t for t in _of_kernel(problem, tables) if t.problem.device.slug == problem.device.slug]
+    return sorted(same, key=lambda t: distance(problem, t.problem))
+
+
+def relatives_of(
+    table: Table,
+    tables: Sequence[Table],
+    prior: str,
+    tuned: Mapping[str, Sequence[Measurement]] | None = None,
+) -> list[Relative]:
+    """What may be known beforehand of the kernel's other problems, nearest first.
+
+    `none`: nothing. `tuned`: what the tuner itself measured of them on the same device (`tuned`, by problem
+    id). `shapes`: their whole tables on the same device. `devices`: whole tables of the same sizes on other
+    devices. Raises `ValueError` for another word.
+    """
+    if prior not in PRIORS:
+        raise ValueError(f"prior is one of {', '.join(PRIORS)}, got {prior!r}")
+    if prior == "none":
+        return []
+    from forecast_autotune.surrogates.default import same_sizes
+
+    own = table.problem
+    if prior == "devices":
+        away = [t for t in _of_kernel(own, tables) if t.problem.device.slug != own.device.slug]
+        return [Relative(t.problem, tuple(t.measurements)) for t in away if same_sizes(own, t.problem)]
+    same = other_shapes(own, tables)
+    if prior == "shapes":
+        return [Relative(t.problem, tuple(t.measurements)) for t in same]
+    return [Relative(t.problem, (tuned or {}).get(t.problem.id, ())) for t in same]
+
+
+def replay_one(
+    table: Table,
+    *,
+    surrogate: Surrogate,
+    policy: Policy | None,
+    settings: Settings,
+    relatives: Sequence[Relative] = (),
+    workers: int = 16,
+    store: ReplayStore | None = None,
+) -> tuple[Row, list[Measurement]]:
+    """Replay one problem; the surrogate sees nothing of its table but what the policy measures.
+
+    `store` is that of an earlier replay of the same problem, with fewer candidates perhaps: what it measured
+    is known. Returns the score and all measurements in the store.
+    """
+    rows = table.by_candidate()
+    names = list(rows)
+    best = min(m.ms for m in rows.values() if m.ok)
+    measurer = TableMeasurer(table, workers=workers)
+    store = ReplayStore(relatives) if store is None else store
+    texts = table.problem.ttir
+    # The tuner gets the problem without its IR texts and asks for them, as it would live.
+    problem = replace(table.problem, ttir={})
+    task = Task(
+        problem,
+        names,
+        {m.candidate: m.grid for m in table.measurements if m.grid is not None},
+        trace=partial(_texts_of, texts) if texts else None,
+    )
+    begin = time.perf_counter()
+    decision = tune(
+        task, lambda: measurer, store=store, surrogate=surrogate, settings=settings, policy=policy
+    )
+    real = time.perf_counter() - begin
+    seen = store.measurements(problem)
+    path, incumbent = [], math.inf
+    for m in seen:
+        incumbent = min(incumbent, m.ms if m.ok else math.inf)
+        path.append(incumbent / best - 1 if math.isfinite(incumbent) else math.inf)
+    chosen = rows[decision.chosen]
+    chosen_ms = chosen.ms if chosen.ok else math.inf
+    row = Row(
+        id=table.problem.id,
+        kernel=table.problem.kernel.name,
+        label=str(table.problem.extra.get("label") or " ".join(table.problem.key)),
+        candidates=len(names),
+        measured=decision.measured,
+        # A forecast-only choice that cannot run costs the user a full re-tune: charge a tenfold time.
+        regret=chosen_ms / best - 1 if math.isfinite(chosen_ms) else 9.0,
+        stated_risk=decision.stated_risk,
+        evidence=str(decision.evidence),
+        chosen=str(decision.chosen),
+        best_ms=best,
+        chosen_ms=chosen_ms if math.isfinite(chosen_ms) else 10 * best,
+        tune_s=measurer.spent().wall_s + min(real, decision.cost.forecast_s),
+        exhaustive_s=exhaustive_seconds(table),
+        forecast_s=decision.cost.forecast_s,
+        rounds=len(decision.rounds),
+        path=tuple(x if math.isfinite(x) else 9.0 for x in path),
+    )
+    return row, seen
+
+
+def _texts_of(texts: Mapping[str, str], wanted: Sequence[Candidate]) -> dict[str, str]:
+    """The recorded IR of these candidates, as a live tracer would answer."""
+    return {key: texts[key] for key in map(assignment_of, wanted) if key in texts}
+
+
+def replay(
+    tables: Sequence[Table],
+    *,
+    surrogate: Surrogate,
+    policy: Callable[[Table], Policy | None],
+    settings: Settings,
+    prior: str = "none",
+    workers: int = 16,
+    progress: Callable[[Row], None] | None = None,
+) -> Report:
+    """Replay every table. `prior` says what may be known of a kernel's other problems: `relatives_of`."""
+    report = Report(
+        "default", f"{surrogate.name}/{surrogate.version}", prior, settings.tolerance, settings.risk
+    )
+
+    def play(table: Table, relatives: Sequence[Relative]) -> tuple[Row, list[Measurement]]:
+        chosen = policy(table)
+        report.policy = "default" if chosen is None else chosen.name
+        return replay_one(
+            table, surrogate=surrogate, policy=chosen, settings=settings, relatives=relatives, workers=workers
+        )
+
+    tuned = {t.problem.id: play(t, [])[1] for t in tables} if prior == "tuned" else {}
+    for table in tables:
+        row, _ = play(table, relatives_of(table, tables, prior, tuned))
+        report.rows.append(row)
+        if progress is not None:
+            progress(row)
+    return report

@@ -1,0 +1,76 @@
+"""The grammar of `verify`, `bench` and `variants`."""
+
+from __future__ import annotations
+
+import argparse
+
+from forecast_autotune.commands.registry import Commands, store_option
+
+
+def verify(commands: Commands) -> None:
+    """Add `verify`."""
+    parser = commands.add(
+        "verify",
+        "forecast_harness.commands.judge:verify",
+        "judge whether a kernel computes what its problem pack asks",
+    )
+    parser.add_argument("pack", metavar="PACK", help="a shipped pack, a pack's folder or a KernelBench file")
+    parser.add_argument(
+        "solution", nargs="?", metavar="SOLUTION", help="a file or a solution of the pack; none: the pack"
+    )
+    _judged(parser)
+
+
+def bench(commands: Commands) -> None:
+    """Add `bench`."""
+    parser = commands.add(
+        "bench", "forecast_harness.commands.judge:bench", "time verified kernels against each other, in pairs"
+    )
+    parser.add_argument("pack", metavar="PACK", help="a shipped pack, a pack's folder or a KernelBench file")
+    parser.add_argument("solutions", nargs="+", metavar="SOLUTION", help="files, or solutions of the pack")
+    parser.add_argument(
+        "--against", metavar="REF", help="what has to be beaten (default: the first SOLUTION)"
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="most launch seconds of one contest")
+    _judged(parser)
+
+
+def variants(commands: Commands) -> None:
+    """Add `variants`."""
+    parser = commands.add(
+        "variants",
+        "forecast_harness.commands.variants:variants",
+        "make other sources of a kernel, and verify them in a sandbox against it",
+        usage="forecast-autotune variants [options] (KERNEL.py:FN | list | show NAME)",
+        epilog="A verified variant is a candidate where variants= or FORECAST_AUTOTUNE_VARIANTS=store asks "
+        "for it. Without --mechanical, --from and --llm, what the store holds of the kernel is verified.",
+    )
+    parser.add_argument("what", metavar="KERNEL.py:FN", help="a kernel in a file, or `list`, or `show`")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="with show: a variant's name, or its start")
+    parser.add_argument("--mechanical", action="store_true", help="by rewrites that need no model")
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="sources, tables or folders of them",
+    )
+    parser.add_argument("--llm", metavar="SPEC", help="by a language model; as in FORECAST_AUTOTUNE_LLM")
+    parser.add_argument("--n", type=int, default=16, metavar="N", help="how many to ask for (default: 16)")
+    parser.add_argument(
+        "--verify", action=argparse.BooleanOptionalAction, default=True, help="in a sandbox (default: yes)"
+    )
+    parser.add_argument("--kernel", metavar="TEXT", help="with list: only kernels whose name contains this")
+    store_option(parser)
+    parser.add_argument("--device", metavar="N", help="a device's number, or cpu (default: 0, if any)")
+    parser.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
+    parser.add_argument("--cases", type=int, default=12, metavar="N", help="launches with varied inputs")
+
+
+def _judged(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="N", help="a device's number, or cpu (default: 0, if any)")
+    parser.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
+    parser.add_argument("--cases", type=int, default=18, metavar="N", help="launches with varied inputs")
+    parser.add_argument("--language", choices=("torch", "triton", "cuda"), help="default: by the file's text")
+    parser.add_argument("--trace", metavar="FILE", help="append verdicts and times to this .jsonl file")

@@ -1,0 +1,162 @@
+"""`verify` and `bench`: verdicts on kernels, and times one can trust."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune.commands.output import Failure, Output, Usage
+
+if TYPE_CHECKING:
+    from forecast_harness.bench import Entry
+    from forecast_harness.packs import Pack, Solution
+    from forecast_harness.sandbox.api import Lane
+    from forecast_harness.verify.plan import Plan
+    from forecast_harness.verify.verdict import Verdict
+
+_COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
+
+
+def verify(options: argparse.Namespace, output: Output) -> int:
+    """Judge one solution, or without one the pack itself; 0 if accepted."""
+    from forecast_harness.packs import load
+    from forecast_harness.verify.run import refuse
+    from forecast_harness.verify.run import verify as judge
+
+    pack = load(options.pack)
+    solution = None if options.solution is None else _solution(options, pack, options.solution)
+    plan = plan_of(options)
+    with lane_of(options, plan) as lane:
+        refused = refuse(pack, lane)
+        if refused or solution is None:
+            output.emit(
+                {"pack": pack.definition.name, "refused": refused},
+                *_pack_lines(pack, refused),
+            )
+            return 1 if refused else 0
+        verdict = judge(pack, solution, lane, plan=plan)
+        level = lane.level.name
+    data = {**verdict.to_json(), "level": level}
+    _trace(options, [data])
+    output.emit(data, *_verdict_lines(verdict, level))
+    return 0 if verdict.accepted else 1
+
+
+def bench(options: argparse.Namespace, output: Output) -> int:
+    """Time solutions against each other; 0 if at least one could be timed."""
+    from dataclasses import replace
+
+    from forecast_harness.bench import bench as contest
+    from forecast_harness.packs import load
+    from forecast_harness.timing.duel import DEFAULT
+    from forecast_harness.verify.run import refuse
+
+    if options.seconds <= 0:
+        raise Usage(f"--seconds must be positive, got {options.seconds:g}")
+    pack = load(options.pack)
+    plan = plan_of(options)
+    solutions = [_solution(options, pack, name) for name in options.solutions]
+    against = None if options.against is None else _solution(options, pack, options.against)
+    if len(solutions) + (against is not None) < 2:
+        raise Usage("bench needs something to compare: give another SOLUTION, or --against REF")
+    with lane_of(options, plan) as lane:
+        if refused := refuse(pack, lane):
+            raise Failure(f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(refused)}")
+        rules = replace(DEFAULT, seconds=options.seconds)
+        entries = contest(pack, solutions, lane, against=against, plan=plan, rules=rules)
+        level = lane.level.name
+    data = [{**e.to_json(), "type": "contest", "schema": 1, "level": level} for e in entries]
+    _trace(options, data)
+    output.emit({"pack": pack.definition.name, "entries": data}, _table(entries), *_bad(entries))
+    return 0 if any(e.outcome for e in entries) else 1
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """Where candidates run, and how often. Raises `Usage` for a device that is not there."""
+    from forecast_harness.timing import device
+    from forecast_harness.verify.plan import Plan
+
+    if options.cases < 1:
+        raise Usage(f"--cases must be at least 1, got {options.cases}")
+    number = options.device
+    if number is None:
+        number = "0" if device.device_count() else "cpu"
+    if number == "cpu":
+        return Plan(cases=options.cases)
+    if not number.isdigit() or int(number) >= device.device_count():
+        raise Usage(f"--device {number}: the driver knows {device.device_count()} devices; or say cpu")
+    name, uuid = device.identity(int(number))
+    return Plan(cases=options.cases, device="cuda", peaks=device.peaks(name), index=int(number), uuid=uuid)
+
+
+def lane_of(options: argparse.Namespace, plan: Plan) -> Lane:
+    """A lane for this device, at the level asked for. Raises `Usage` for a level there is not."""
+    from forecast_harness.sandbox.api import Lane, Level
+
+    level = None
+    if options.level is not None:
+        names = [found.name for found in Level]
+        if options.level.upper() not in names:
+            raise Usage(f"--level must be one of {', '.join(names).lower()}, got {options.level}")
+        level = Level[options.level.upper()]
+    if plan.device == "cpu":
+        # Without a device Triton kernels can only be interpreted: right or wrong, but no times to learn from.
+        return Lane(level, environment={"TRITON_INTERPRET": "1"})
+    return Lane(level, device=plan.uuid or str(plan.index))
+
+
+def _solution(options: argparse.Namespace, pack: Pack, name: str) -> Solution:
+    from forecast_harness.packs import Language, load_solution
+
+    return load_solution(name, pack, None if options.language is None else Language(options.language))
+
+
+def _trace(options: argparse.Namespace, lines: list[dict[str, Any]]) -> None:
+    if options.trace is not None:
+        with Path(options.trace).open("a") as file:
+            file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+
+
+def _pack_lines(pack: Pack, refused: list[str]) -> list[Any]:
+    from rich.text import Text
+
+    if not refused:
+        names = ", ".join(s.name for s in pack.solutions) or "none"
+        return [Text(f"pack {pack.definition.name} is sound; its solutions: {names}")]
+    lines = [Text(f"pack {pack.definition.name} is refused:", style="red")]
+    return [*lines, *(Text(f"  {reason}") for reason in refused)]
+
+
+def _verdict_lines(verdict: Verdict, level: str = "") -> list[Any]:
+    from rich.text import Text
+
+    word = str(verdict.judgement)
+    line = Text(f"{verdict.solution} on {verdict.pack}: ")
+    line.append(word, style=_COLOURS[word])
+    at = f", sandbox level {level.lower()}" if level else ""
+    line.append(f" ({verdict.trials} launches, {verdict.seconds:.1f} s{at})")
+    found = [
+        Text(f"  {r.code}: {r.detail}" + (f" [launch {r.trial}]" if r.trial else "")) for r in verdict.reasons
+    ]
+    return [line, *found, *(Text(f"  worth a look: {hint}", style="dim") for hint in verdict.hints)]
+
+
+def _table(entries: list[Entry]) -> Any:
+    from rich.table import Table
+
+    works = list(dict.fromkeys(name for e in entries for name in e.labels))
+    table = Table("solution", "outcome", "gain", "blocks")
+    for name in works:
+        table.add_column(f"{name}, us", justify="right")
+    for entry in entries:
+        blocks = "+".join(str(d["blocks"]) for d in entry.duels)
+        gain = "" if entry.gain is None else f"{entry.gain:+.1%}"
+        times = [f"{1e3 * entry.labels[w].median_ms:.1f}" if w in entry.labels else "" for w in works]
+        table.add_row(entry.solution, entry.outcome or str(entry.verdict.judgement), gain, blocks, *times)
+    return table
+
+
+def _bad(entries: list[Entry]) -> list[Any]:
+    return [line for e in entries if not e.verdict.accepted for line in _verdict_lines(e.verdict)]

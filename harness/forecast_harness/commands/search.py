@@ -1,0 +1,299 @@
+"""`search`: look for a faster kernel within a budget, go on with a search, or look at one."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import shlex
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune import frameworks
+from forecast_autotune.commands.output import Failure, Output, Usage, at_least_one
+
+if TYPE_CHECKING:
+    from forecast_harness.search.interfaces import Judge, Proposer
+    from forecast_harness.search.lanes import LocalLanes
+    from forecast_harness.search.records import Context, Settings, Target
+    from forecast_harness.search.report.serve import Server
+    from forecast_harness.search.state import State
+
+_INTERRUPTED = 130
+_LOG = "log.jsonl"
+_REPORT = "report.html"
+
+
+def search(options: argparse.Namespace, output: Output) -> int:
+    """Search, resume or show; 0 if it came to its end, 130 if it was interrupted."""
+    _check(options)
+    if options.show is not None:
+        return _show(options, output)
+    folder = Path(options.out) if options.out is not None else Path(_folder_name(options.target))
+    _check_folder(folder, options.resume)
+    state = _search(options, output, folder)
+    if state.stopped is not None and state.stopped.interrupted:
+        _report(output, state, folder, f"interrupted. To go on: {again(options, folder)}")
+        return _INTERRUPTED
+    _report(output, state, folder, "")
+    if not state.scores:
+        reason = state.stopped.reason if state.stopped is not None else "it did not end"
+        raise Failure(f"nothing could be measured, not even the seed: {reason}")
+    return 0
+
+
+def again(options: argparse.Namespace, folder: Path) -> str:
+    """The command that continues this search: every option that is not at its default, and `--resume`."""
+    from forecast_autotune.commands import grammar
+
+    usual = vars(grammar.build().parse_args(["search", options.target or ""]))
+    words = ["forecast-autotune", "search", options.target or ""]
+    left_out = {"target", "out", "resume", "entry", "rest", "show"}
+    for name, value in vars(options).items():
+        if name in left_out or value == usual.get(name):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, list) else [value]:
+            bare = one is True or (name == "serve" and one == 0)
+            words += [option] if bare else [option, f"{one:g}" if isinstance(one, float) else str(one)]
+    return shlex.join([*words, "--out", str(folder), "--resume"])
+
+
+def _check(options: argparse.Namespace) -> None:
+    if (options.target is None) == (options.show is None):
+        raise Usage("say what to search, as in `forecast-autotune search swiglu`, or `--show DIR`; not both")
+    at_least_one(options, "samples", "k", "parents", "lanes", "tokens")
+    for name in ("gpu_budget", "trials", "gpu_seconds", "seconds", "money"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise Usage(f"--{name.replace('_', '-')} must be more than 0, got {value:g}")
+    if options.serve is not None and not 0 <= options.serve <= 65535:
+        raise Usage(f"--serve takes a port from 0 to 65535, got {options.serve}")
+    if options.ray is not None and options.lanes is not None and options.lanes < 1:
+        raise Usage(f"--lanes must be at least 1, got {options.lanes}")
+
+
+def _folder_name(target: str) -> str:
+    """`search-swiglu` for a pack's name or folder, `search-fn` for `FILE.py:fn`."""
+    last = target.rpartition(":")[2] if ".py:" in target else Path(target).stem
+    return "search-" + (re.sub(r"[^\w.-]+", "-", last).strip("-.") or "target")
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    if (folder / _LOG).exists():
+        if not resume:
+            raise Usage(
+                f"{folder} holds a search already: go on with it by adding --resume, look at it with "
+                f"`forecast-autotune search --show {shlex.quote(str(folder))}`, or name another with --out"
+            )
+    elif resume:
+        raise Usage(
+            f"{folder} holds no search to go on with (no {_LOG}): leave out --resume, or name its --out"
+        )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise Usage(f"{folder} is not empty, and what is in it is no search: name a new folder with --out")
+
+
+def _search(options: argparse.Namespace, output: Output, folder: Path) -> State:
+    from forecast_harness.search.forecasters import open_forecaster
+    from forecast_harness.search.judge import plan_for
+    from forecast_harness.search.report.live import Live
+    from forecast_harness.search.run import search as run
+    from forecast_harness.search.targets import open_target
+
+    device = options.device or ("cuda" if _devices() else "cpu")
+    plan_for(device)  # a device that is not there is told before anything else is tried
+    target, seeds = open_target(options.target, device=device)
+    settings = _settings(options)
+    if not options.resume:
+        _admit(target, device)
+    with contextlib.ExitStack() as stack:
+        proposers = _proposers(settings, target, stack)
+        forecaster = open_forecaster(settings.surrogate, target)
+        if forecaster is not None:
+            stack.callback(forecaster.close)
+        folder.mkdir(parents=True, exist_ok=True)
+        lanes = stack.enter_context(contextlib.closing(_lanes(options, target, device, folder)))
+        server = _server(options, output, folder, stack)
+        watch = Live(
+            output.errors, quiet=options.quiet, lanes=lanes, where="" if server is None else server.url
+        )
+        with watch:
+            return run(
+                target,
+                seeds,
+                settings=settings,
+                context=_context(target.id, device),
+                proposers=proposers,
+                forecaster=forecaster,
+                lanes=lanes,
+                folder=folder,
+                watch=watch,
+            )
+
+
+def _admit(target: Target, device: str) -> None:
+    """Raises `Failure` for a pack that cannot tell right from wrong: what is found with it means nothing."""
+    from forecast_harness.search.interfaces import LaneLost
+    from forecast_harness.search.judge import plan_for
+    from forecast_harness.search.judge_pack import PackJudge
+    from forecast_harness.search.records import Kind
+
+    if target.kind is not Kind.PACK:
+        return
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            judge = PackJudge(target, plan_for(device), Path(scratch))
+            with contextlib.closing(judge):
+                refused = judge.admit()
+    except LaneLost as error:
+        raise Failure(f"no lane works on {device}: {error}") from error
+    if refused:
+        raise Failure(f"pack {target.name} cannot tell right from wrong: {'; '.join(refused)}")
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    from forecast_harness.search.records import Budget, Settings
+
+    specs = [*(options.proposer or []), *(f"llm:{spec}" for spec in options.llm or [])]
+    return Settings(
+        Budget(options.gpu_budget, options.gpu_seconds, options.seconds, options.tokens, options.money),
+        archive=options.archive,
+        proposers=tuple(dict.fromkeys(specs)) or ("mechanical",),
+        surrogate=options.surrogate,
+        parents=options.parents,
+        samples=options.samples,
+        k=options.k,
+        trials=options.trials,
+        seed=options.seed,
+    )
+
+
+def _proposers(settings: Settings, target: Target, stack: contextlib.ExitStack) -> dict[str, Proposer]:
+    """All proposers by names that are unique and can stand before the slash of an arm."""
+    from forecast_harness.search.proposers import open_proposer
+
+    found: dict[str, Proposer] = {}
+    for spec in settings.proposers:
+        proposer = open_proposer(spec, target)
+        stack.callback(proposer.close)
+        name = proposer.name.replace("/", "_")
+        numbered = (f"{name}-{n}" for n in range(2, len(settings.proposers) + 2))
+        found[name if name not in found else next(n for n in numbered if n not in found)] = proposer
+    return found
+
+
+@dataclass(frozen=True)
+class _Opener:
+    """Opens lane `number`'s judge; plain data, so that it can travel to another machine."""
+
+    target: Target
+    device: str
+    folder: Path
+
+    def __call__(self, number: int) -> Judge:
+        from forecast_harness.search.judge import open_judge
+
+        return open_judge(
+            self.target, device=self.device, index=number, folder=self.folder / "lanes" / str(number)
+        )
+
+
+def _lanes(options: argparse.Namespace, target: Target, device: str, folder: Path) -> LocalLanes:
+    from forecast_harness.search.lanes import LocalLanes
+
+    opener = _Opener(target, device, folder.absolute())
+    if options.ray is not None:
+        from forecast_harness.search.ray_lanes import RayLanes
+
+        return RayLanes(opener, address=options.ray, gpus=device == "cuda", most=options.lanes)
+    there = _devices() if device == "cuda" else 0
+    wanted = options.lanes or max(1, there)
+    if device == "cuda" and wanted > there:
+        raise Usage(
+            f"--lanes {wanted}: there are {there} CUDA devices, and two lanes on one would disturb each other"
+        )
+    return LocalLanes(opener, wanted)
+
+
+def _devices() -> int:
+    from forecast_harness.timing.device import device_count
+
+    return device_count()
+
+
+def _context(target: str, device: str) -> Context:
+    from forecast_harness.search.judge import slug_of
+    from forecast_harness.search.records import Context
+    from forecast_harness.verify.run import harness_hash
+
+    return Context(target, (), slug_of(device), _toolchain(device), "", harness_hash())
+
+
+def _toolchain(device: str) -> dict[str, str]:
+    """What else changes how fast a source is: the versions of what compiles it and of what it calls."""
+    if device == "cuda":
+        return frameworks.triton().toolchain()
+    from importlib import metadata
+
+    found = {}
+    for name in ("torch", "numpy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _server(
+    options: argparse.Namespace, output: Output, folder: Path, stack: contextlib.ExitStack
+) -> Server | None:
+    if options.serve is None:
+        return None
+    from forecast_harness.search.report.serve import serve
+
+    server = stack.enter_context(serve(folder, options.serve))
+    output.remark(f"live page: {server.url}")
+    return server
+
+
+def _show(options: argparse.Namespace, output: Output) -> int:
+    """Sum up a folder, bring its report up to date, and serve it until Ctrl-C where that is asked for."""
+    from forecast_harness.search.log import read
+    from forecast_harness.search.state import fold
+
+    folder = Path(options.show)
+    if not (folder / _LOG).is_file():
+        raise Usage(f"{folder} holds no search: there is no {_LOG} in it")
+    state = fold(read(folder / _LOG))
+    if state.started is None:
+        raise Usage(f"{folder / _LOG} is empty: its search has not begun")
+    # Ctrl-C is how serving ends, not a failure.
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        server = _server(options, output, folder, stack)
+        _report(output, state, folder, "")
+        if server is not None:
+            output.remark("serving it until Ctrl-C")
+            threading.Event().wait()
+    return 0
+
+
+def _report(output: Output, state: State, folder: Path, remark: str) -> None:
+    """Write the page, and say what was found."""
+    from rich.text import Text
+
+    from forecast_harness.search.output import summary
+    from forecast_harness.search.report import page
+    from forecast_harness.search.report.summary import lines
+
+    try:
+        (folder / _REPORT).write_text(page(state), encoding="utf-8")
+    except OSError as error:
+        output.remark(f"the report cannot be written: {error}")
+    data = {**summary(state), "folder": str(folder)}
+    found = [*lines(state), ("folder", f"{folder}: best.py, {_REPORT}, {_LOG}")]
+    width = max(len(name) for name, _ in found)
+    output.emit(data, *(Text(f"{name:{width}}  {text}") for name, text in found))
+    if remark:
+        output.remark(remark)

@@ -1,0 +1,104 @@
+"""The grammar of `search`."""
+
+from __future__ import annotations
+
+import argparse
+
+from forecast_autotune.commands.registry import Commands
+
+
+def search(commands: Commands) -> None:
+    """Add `search`."""
+    parser = commands.add(
+        "search",
+        "forecast_harness.commands.search:search",
+        "search for a faster kernel: propose sources, forecast them all, verify and time the promising ones",
+        usage="forecast-autotune search PACK_OR_KERNEL [options] | search --show DIR [--serve [PORT]]",
+        epilog="Ctrl-C ends a search in a folder that --resume continues, and says how. Sources run in a "
+        "sandbox only.",
+    )
+    parser.add_argument(
+        "target",
+        nargs="?",
+        metavar="PACK_OR_KERNEL",
+        help="a shipped pack, a pack's folder, a KernelBench file, or KERNEL.py:FN (needs a GPU)",
+    )
+    _how(parser)
+    _budgets(parser)
+    _where(parser)
+
+
+def _how(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how")
+    group.add_argument(
+        "--proposer",
+        action="append",
+        metavar="SPEC",
+        help="mechanical (default), recorded:DIR, llm:SPEC or external:CMD; several share the budget",
+    )
+    group.add_argument(
+        "--llm",
+        action="append",
+        metavar="SPEC",
+        help="short for --proposer llm:SPEC; as in FORECAST_AUTOTUNE_LLM",
+    )
+    group.add_argument(
+        "--archive",
+        choices=("puct", "islands", "greedy", "beam"),
+        default="puct",
+        help="which sources are developed further (default: puct)",
+    )
+    group.add_argument(
+        "--surrogate",
+        default="auto",
+        metavar="SPEC",
+        help="what forecasts: auto (default), none (measure what comes first) or llm:SPEC",
+    )
+    for name, value, text in (
+        ("samples", 16, "proposals per parent"),
+        ("k", 4, "measurements per parent at most"),
+        ("parents", 2, "sources developed at once"),
+        ("trials", 12, "configs of one source that may be timed"),
+    ):
+        group.add_argument(
+            f"--{name}", type=int, default=value, metavar="N", help=f"{text} (default: {value})"
+        )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: 0)")
+
+
+def _budgets(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("budgets: the search ends at the first that is spent")
+    group.add_argument(
+        "--gpu-budget", type=int, default=200, metavar="N", help="sources measured (default: 200)"
+    )
+    group.add_argument("--gpu-seconds", type=float, metavar="S", help="of the device")
+    group.add_argument("--seconds", type=float, metavar="S", help="of work, also on the CPU")
+    group.add_argument("--tokens", type=int, metavar="N", help="of language models")
+    group.add_argument("--money", type=float, metavar="X", help="US dollars, for models with a price")
+
+
+def _where(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where")
+    group.add_argument(
+        "--out", metavar="DIR", help="the search's folder (default: search-NAME in the current directory)"
+    )
+    group.add_argument("--resume", action="store_true", help="go on with the search in that folder")
+    group.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, if there is one")
+    group.add_argument(
+        "--lanes", type=int, metavar="N", help="sources measured at once (default: one per GPU; 1 on a CPU)"
+    )
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="lanes on a Ray cluster: its address, auto, or local to start one (needs ray)",
+    )
+    group.add_argument(
+        "--serve",
+        nargs="?",
+        const=0,
+        type=int,
+        metavar="PORT",
+        help="show a live page at 127.0.0.1 (default: any free port)",
+    )
+    group.add_argument("--show", metavar="DIR", help="only look at a search's folder, running or finished")
+    group.add_argument("--quiet", action="store_true", help="show nothing until the end")

@@ -1,0 +1,281 @@
+"""`variants`: other sources of a kernel, made by rewrites, people or language models, and verified."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune import frameworks
+from forecast_autotune.commands.output import Failure, Output, Usage, at_least_one
+from forecast_autotune.commands.show import open_store
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records.table import read_tables
+from forecast_autotune.store import Store
+from forecast_autotune.store.variants import unchecked
+from forecast_autotune.tuning.task import now
+from forecast_autotune.variants import Check, Origin, Provenance, Variant
+from forecast_autotune.variants.contract import contract
+from forecast_autotune.variants.signature import INTERPRETER
+from forecast_harness.commands.judge import lane_of, plan_of
+from forecast_harness.variants.targets import Target, covered
+
+if TYPE_CHECKING:
+    from forecast_harness.variants.subject import Subject, Survey
+    from forecast_harness.variants.verify import Verified
+
+_COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
+
+
+def variants(options: argparse.Namespace, output: Output) -> int:
+    """List, show, or make and verify."""
+    if options.what == "list":
+        return _list(options, output)
+    if options.what == "show":
+        return _show(options, output)
+    if options.name is not None:
+        raise Usage(f"{options.name} is one word too many: `variants KERNEL.py:FN`, or `variants show NAME`")
+    return _make(options, output)
+
+
+def _make(options: argparse.Namespace, output: Output) -> int:
+    at_least_one(options, "n", "cases")
+    target, store = Target.of(options.what), open_store(options)
+    made, refused = _made(options, target, store)
+    for variant in made:
+        store.put_variant(variant)
+    asked = bool(options.mechanical or options.sources or options.llm)
+    found = made if asked else store.variants(target.kernel.source_sha256)
+    for text in refused:
+        output.remark(f"refused: {text}")
+    results: list[tuple[Variant, Verified]] = []
+    if options.verify and found:
+        results = _verified(options, output, target, store, found)
+    _check_saved(store)
+    data = {
+        "kernel": target.kernel.name,
+        "base_sha256": target.kernel.source_sha256,
+        "new": [v.name for v in made],
+        "refused": refused,
+        "verified": [
+            {"name": v.name, **r.verdict.to_json(), "checks": [c.to_json() for c in r.checks]}
+            for v, r in results
+        ],
+        "store": str(store.root),
+    }
+    output.emit(data, *_result_lines(target, made, found, results, store))
+    return 0
+
+
+def _made(options: argparse.Namespace, target: Target, store: Store) -> tuple[list[Variant], list[str]]:
+    """New variants, and why others are none."""
+    found: dict[str, Variant] = {}
+    refused: list[str] = []
+    for path in _paths(options.sources):
+        try:
+            found |= {v.name: v for v in _read(path, target)}
+        except RecordError as error:
+            refused.append(f"{path}: {error}")
+    if options.mechanical:
+        from forecast_harness.rewrites.triton import variants_of
+
+        name, sha = target.kernel.name, target.kernel.source_sha256
+        for variant in variants_of(target.text, name, sha, limit=options.n, configs=target.configs):
+            found[variant.name] = variant
+    if options.llm is not None:
+        from forecast_autotune.llm.providers import provider
+        from forecast_harness.variants.writing import write
+
+        written = write(
+            provider().writer(options.llm), _brief(target, store), options.n, author=_author(options.llm)
+        )
+        found |= {v.name: v for v in written.variants}
+        refused += written.refused
+    return list(found.values()), refused
+
+
+def _author(spec: str) -> str:
+    """The model of a specification: without a server's address, and never with a key."""
+    from forecast_autotune.llm.spec import parsed
+
+    known = parsed(spec, writing=True)
+    return str(known.options.get("model") or Path(known.place).name)
+
+
+def _brief(target: Target, store: Store) -> Any:
+    from forecast_harness.variants.writing import Brief
+
+    try:
+        subjects = target.subjects(store)
+    except Failure:
+        subjects = []  # a model may write without knowing the sizes; verification will ask for them
+    devices = [t.problem.device for t in store.tables(target.kernel.name)]
+    calls = [s.calls[0] for s in subjects if s.calls]
+    kernel, device = target.kernel, devices[-1] if devices else None
+    return Brief(kernel.name, kernel.source_sha256, target.text, device, calls, target.configs)
+
+
+def _paths(given: Sequence[str]) -> Iterator[Path]:
+    for name in given:
+        path = Path(name)
+        if path.is_dir():
+            yield from sorted(p for p in path.iterdir() if p.suffix in (".py", ".jsonl", ".gz"))
+        elif path.is_file():
+            yield path
+        else:
+            raise Usage(f"{name}: there is no such file or folder")
+
+
+def _read(path: Path, target: Target) -> Iterator[Variant]:
+    """Variants in one file: a source, or the variant lines of a table. Raises `RecordError`."""
+    kernel = target.kernel
+    base = contract(target.text, kernel.name).parameters
+    if path.suffix != ".py":
+        lines: list[dict[str, Any]] = []
+        read_tables(path, lines.append)
+        listed = [Variant.from_json(data) for data in lines if data.get("type") == "variant"]
+        yield from unchecked(v for v in listed if v.base_sha256 == kernel.source_sha256)
+        return
+    source = path.read_text(encoding="utf-8")
+    promised = contract(source, kernel.name)
+    promised.must_fit(base)
+    origin = Provenance(Origin.HAND, note=f"read from {path.name}", at=now())
+    yield Variant.of(
+        kernel.name,
+        kernel.source_sha256,
+        source,
+        origin,
+        title=path.stem.replace("_", "-"),
+        configs=promised.configs,
+    )
+
+
+def _verified(
+    options: argparse.Namespace, output: Output, target: Target, store: Store, found: Sequence[Variant]
+) -> list[tuple[Variant, Verified]]:
+    """Verify for every kind of call that is known, what has no check on this device yet."""
+    from dataclasses import replace
+
+    from forecast_harness.variants.verify import PLAN, survey, verify
+
+    subjects = target.subjects(store)
+    plan = replace(plan_of(options), timed=PLAN.timed)
+    device = INTERPRETER if plan.device == "cpu" else _slug(plan.index)
+    results: list[tuple[Variant, Verified]] = []
+    surveys: list[Survey] = []
+    with lane_of(options, plan) as lane, output.progress("verifying") as moved:
+        for subject in subjects:
+            if covered(subject, [s.signature for s in surveys]):
+                continue
+            left = [v for v in found if not _checked(v, subject, device)]
+            if not left:
+                continue
+            known = survey(subject, lane, plan=plan)
+            surveys.append(known)
+            for number, variant in enumerate(left):
+                moved(number, len(left), variant.name)
+                result = verify(variant, subject, known, lane, device=device, plan=plan)
+                store.put_variant(variant, result.checks)
+                results.append((variant, result))
+    return results
+
+
+def _checked(variant: Variant, subject: Subject, device: str) -> bool:
+    return covered(subject, [c.signature for c in variant.checks if c.device == device])
+
+
+def _slug(index: int) -> str:
+    return frameworks.triton().device_at(index).slug
+
+
+def _check_saved(store: Store) -> None:
+    if unsaved := [note for note in store.problems_reported if "cannot be written" in note]:
+        raise Failure(unsaved[0])
+
+
+def _result_lines(
+    target: Target,
+    made: Sequence[Variant],
+    found: Sequence[Variant],
+    results: Sequence[tuple[Variant, Verified]],
+    store: Store,
+) -> list[Any]:
+    from rich.text import Text
+
+    lines = [Text(f"{target.kernel.name}: {len(made)} new, {len(found)} looked at, {len(results)} verified")]
+    for variant, result in results:
+        word = str(result.verdict.judgement)
+        line = Text(f"  {variant.name}: ")
+        line.append(word, style=_COLOURS[word])
+        line.append(f" ({result.verdict.trials} launches, {result.verdict.seconds:.1f} s)")
+        lines.append(line)
+        lines += [Text(f"    {r.code}: {r.detail}") for r in result.verdict.reasons[:1]]
+    return [*lines, Text(str(store.root), style="dim")]
+
+
+def _list(options: argparse.Namespace, output: Output) -> int:
+    store = open_store(options)
+    found = store.variants_of(options.kernel)
+    data = {"store": str(store.root), "variants": [_summary(v) for v in found]}
+    if output.as_json:
+        output.emit(data)
+        return 0
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("kernel", "variant", "by", "what", "passed on", "failed on")
+    for v in found:
+        row = _summary(v)
+        columns = (v.kernel, v.name, f"{row['origin']} {row['author']}".strip(), row["note"])
+        table.add_row(*map(Text, columns), *(Text(", ".join(row[n])) for n in ("passed", "failed")))
+    output.emit(data, table if found else "the store holds no variants", Text(str(store.root), style="dim"))
+    return 0
+
+
+def _summary(variant: Variant) -> dict[str, Any]:
+    checks: dict[bool, set[str]] = {True: set(), False: set()}
+    for check in variant.checks:
+        checks[check.passed].add(check.device)
+    made = variant.provenance
+    return {
+        "kernel": variant.kernel,
+        "name": variant.name,
+        "base_sha256": variant.base_sha256,
+        "origin": str(made.origin),
+        "author": made.author,
+        "parent": made.parent,
+        "note": made.note,
+        "passed": sorted(checks[True]),
+        "failed": sorted(checks[False]),
+    }
+
+
+def _show(options: argparse.Namespace, output: Output) -> int:
+    if options.name is None:
+        raise Usage("show needs NAME: `forecast-autotune variants list` lists them")
+    store = open_store(options)
+    known = store.variants()
+    found = [v for v in known if v.name == options.name] or [
+        v for v in known if v.name.startswith(options.name)
+    ]
+    if len(found) != 1:
+        near = ", ".join(v.name for v in (found or known)[:8]) or "none"
+        raise Failure(f"{len(found) or 'no'} variants are called {options.name!r}; there are: {near}")
+    (variant,) = found
+    if output.as_json:
+        output.emit(variant.to_json())
+        return 0
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    facts = [f"{name}: {value}" for name, value in _summary(variant).items() if value]
+    facts += [f"{name}: {value}" for name, value in variant.provenance.to_json().items() if value]
+    lines = [Text(fact) for fact in dict.fromkeys(facts)]
+    lines += [Text(_check_line(c), style="green" if c.passed else "red") for c in variant.checks]
+    output.emit(variant.to_json(), *lines, Syntax(variant.source, "python", background_color="default"))
+    return 0
+
+
+def _check_line(check: Check) -> str:
+    return f"{'passed' if check.passed else 'failed'} on {check.device} at {check.at}: {check.detail}"

@@ -1,0 +1,62 @@
+"""Constants in upper case at the top of a module: other values, and values of another parent."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator, Mapping
+
+from forecast_harness.rewrites.torch.code import Code
+from forecast_harness.rewrites.torch.protocol import Edit, Facts
+
+LEAST, MOST = 1, 1 << 20
+_CROSSED = 16
+"""Most mixtures of two parents' constants."""
+
+
+def constants_of(code: Code) -> Mapping[str, ast.Assign]:
+    """Assignments of plain integers to names in upper case, by name; those assigned once."""
+    found: dict[str, ast.Assign] = {}
+    twice = set()
+    for node in code.tree.body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, node.value
+            if name.isupper() and isinstance(value, ast.Constant) and type(value.value) is int:
+                twice |= {name} & set(found)
+                found[name] = node
+    return {name: node for name, node in found.items() if name not in twice}
+
+
+def values_of(code: Code) -> dict[str, int]:
+    """The constants' values."""
+    return {name: int(ast.literal_eval(node.value)) for name, node in constants_of(code).items()}
+
+
+def with_values(code: Code, values: Mapping[str, int]) -> str:
+    """The source with other values of its constants."""
+    found = constants_of(code)
+    draft = code.copy()
+    for name, value in values.items():
+        draft.twin(found[name]).value = ast.Constant(value)
+    return draft.text()
+
+
+def scatter(code: Code, facts: Facts) -> Iterator[Edit]:
+    """Every constant doubled, halved, and four times as large or small."""
+    for name, value in values_of(code).items():
+        for new in (value * 2, value // 2, value * 4, value // 4):
+            if value > 0 and LEAST <= new <= MOST and new != value:
+                yield Edit(with_values(code, {name: new}), f"{name} = {new} in place of {value}")
+
+
+def crossed(code: Code, other: Code) -> Iterator[Edit]:
+    """A source with constants of another one that has them by the same names, all or some."""
+    mine, theirs = values_of(code), values_of(other)
+    differ = [name for name in mine if name in theirs and mine[name] != theirs[name]]
+    mixtures = itertools.chain.from_iterable(
+        itertools.combinations(differ, count) for count in range(len(differ), 0, -1)
+    )
+    for some in itertools.islice(mixtures, _CROSSED):
+        taken = {name: theirs[name] for name in some}
+        shown = ", ".join(f"{n} = {v}" for n, v in taken.items())
+        yield Edit(with_values(code, taken), f"{shown} of the other parent")

@@ -1,9 +1,0 @@
-"""Rewrites of PyTorch sources without a language model.
-
-Each is small and means to keep what a source computes; what it makes is verified like anything else, and some
-round otherwise. Nothing here imports torch or runs a source.
-"""
-
-from forecast_harness.search.proposers.torch_rewrites.registry import REWRITES, Made, rewrites_of
-
-__all__ = ["REWRITES", "Made", "rewrites_of"]

@@ -1,0 +1,190 @@
+"""A launch grid as a formula, from recorded launches: what a grid function does, told from its results.
+
+A recorded problem keeps the grid of every config it measured, not the function. Most grid functions are
+products of sizes, meta-parameters and rounded-up quotients of the two, so the simplest product that explains
+all recorded launches of a kernel is taken. Whether it is right for other sizes is tried, not believed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from forecast_autotune.records import Argument, Scalar
+from forecast_autotune.records.table import Table
+from forecast_autotune.variants.signature import places
+
+_DEEPEST = 3
+"""Factors of one axis at most."""
+_ROWS = 64
+"""Recorded launches that a formula is made of; all have to agree with it."""
+_REPAIRS = 4
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One recorded launch: sizes by place, meta-parameters by name, the grid."""
+
+    sizes: Mapping[str, int]
+    meta: Mapping[str, Scalar]
+    grid: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """`ceil(over / under)`, of which either product may be empty (1)."""
+
+    over: tuple[str, ...] = ()
+    """Places."""
+    under: tuple[str, ...] = ()
+    """Meta-parameters; without `over` they are multiplied instead."""
+
+    def value(self, sizes: Mapping[str, int], meta: Mapping[str, Scalar]) -> int:
+        """Raises `KeyError` for a name that is not there, `TypeError` for one that is no number."""
+        low = math.prod(_whole(meta[name]) for name in self.under)
+        if not self.over:
+            return low
+        return -(-math.prod(sizes[p] for p in self.over) // max(low, 1))
+
+    def __str__(self) -> str:
+        over, under = "*".join(self.over), "*".join(self.under)
+        return f"cdiv({over}, {under})" if over and under else over or under or "1"
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The grid: one product of factors per axis."""
+
+    axes: tuple[tuple[Factor, ...], ...]
+
+    def __call__(self, arguments: Sequence[Argument], meta: Mapping[str, Scalar]) -> tuple[int, ...]:
+        """The grid of a call. Raises `KeyError` or `TypeError` where a parameter is missing or no number."""
+        return self.on(sizes_of(arguments), meta)
+
+    def on(self, sizes: Mapping[str, int], meta: Mapping[str, Scalar]) -> tuple[int, ...]:
+        """The same from sizes by place."""
+        return tuple(math.prod(f.value(sizes, meta) for f in axis) for axis in self.axes)
+
+    def __str__(self) -> str:
+        return "(" + ", ".join(" * ".join(map(str, axis)) or "1" for axis in self.axes) + ")"
+
+
+def launches(table: Table) -> list[Launch]:
+    """The recorded launches of the base kernel in a table."""
+    problem = table.problem
+    sizes = sizes_of(problem.arguments)
+    constants = {a.name: a.value for a in problem.arguments if a.kind == "constexpr"}
+    found = []
+    for m in table.measurements:
+        grid = m.grid or problem.grid
+        if grid is not None and m.candidate.of_base:
+            found.append(Launch(sizes, {**constants, **dict(m.candidate.config.kwargs)}, grid))
+    return list({(tuple(sorted(x.meta.items(), key=str)), x.grid): x for x in found}.values())
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A formula for each value of a meta-parameter that is no number: an order of axes, say."""
+
+    name: str
+    formulas: Mapping[Scalar, Formula]
+
+    def __call__(self, arguments: Sequence[Argument], meta: Mapping[str, Scalar]) -> tuple[int, ...]:
+        """The grid of a call. Raises `KeyError` or `TypeError` where a parameter is missing or unknown."""
+        return self.formulas[meta[self.name]](arguments, meta)
+
+    def __str__(self) -> str:
+        return " | ".join(f"{self.name}={value}: {formula}" for value, formula in self.formulas.items())
+
+
+def fitted(recorded: Sequence[Launch]) -> Formula | Switch | None:
+    """The simplest formula that explains all of them; None when there is none, or nothing was recorded."""
+    if (found := _fitted(recorded)) is not None or not recorded:
+        return found
+    words = [n for n, v in recorded[0].meta.items() if isinstance(v, bool | str)]
+    for name in words:
+        values = {x.meta.get(name) for x in recorded}
+        parts = {v: _fitted([x for x in recorded if x.meta.get(name) == v]) for v in values}
+        if len(parts) > 1 and None not in parts.values():
+            return Switch(name, {v: part for v, part in parts.items() if part is not None})
+    return None
+
+
+def _fitted(recorded: Sequence[Launch]) -> Formula | None:
+    if not recorded or len({len(x.grid) for x in recorded}) != 1:
+        return None
+    # Not every so many: lists of configs are products, and a step would meet one value again and again.
+    chosen = random.Random(0).sample(recorded, min(_ROWS, len(recorded)))
+    for _ in range(_REPAIRS):
+        atoms = _Atoms(chosen)
+        axes = [atoms.explain(tuple(x.grid[axis] for x in chosen)) for axis in range(len(chosen[0].grid))]
+        found = Formula(tuple(axis for axis in axes if axis is not None))
+        if None in axes:
+            return None
+        wrong = [x for x in recorded if found.on(x.sizes, x.meta) != x.grid]
+        if not wrong:
+            return found
+        chosen = [*chosen, *wrong[:_ROWS]]
+    return None
+
+
+@dataclass
+class _Atoms:
+    """What factors there are, by their values over all recorded launches, simplest first."""
+
+    rows: Sequence[Launch]
+
+    @cached_property
+    def known(self) -> dict[tuple[int, ...], Factor]:
+        found: dict[tuple[int, ...], Factor] = {}
+        for factor in self._all():
+            try:
+                values = tuple(factor.value(x.sizes, x.meta) for x in self.rows)
+            except (KeyError, TypeError):
+                continue
+            if min(values) > 0:
+                found.setdefault(values, factor)
+        return found
+
+    def _all(self) -> Iterator[Factor]:
+        metas = [n for n, v in self.rows[0].meta.items() if isinstance(v, int) and not isinstance(v, bool)]
+        sizes = list(self.rows[0].sizes)
+        yield Factor()
+        yield from (Factor((p,), (n,)) for p in sizes for n in metas)
+        yield from (Factor((p,)) for p in sizes)
+        yield from (Factor((), (n,)) for n in metas)
+        yield from (Factor((p,), (n, m)) for p in sizes for i, n in enumerate(metas) for m in metas[i + 1 :])
+
+    def explain(self, wanted: tuple[int, ...], depth: int = _DEEPEST) -> tuple[Factor, ...] | None:
+        """The shortest product of factors with these values."""
+        for length in range(1, depth + 1):
+            if (found := self._product(wanted, length)) is not None:
+                return found
+        return None
+
+    def _product(self, wanted: tuple[int, ...], length: int) -> tuple[Factor, ...] | None:
+        if length == 1:
+            factor = self.known.get(wanted)
+            return None if factor is None else (factor,)
+        for values, factor in self.known.items():
+            if max(values) == 1 or any(w % v for w, v in zip(wanted, values, strict=True)):
+                continue
+            left = tuple(w // v for w, v in zip(wanted, values, strict=True))
+            if (rest := self._product(left, length - 1)) is not None:
+                return (factor, *rest)
+        return None
+
+
+def sizes_of(arguments: Sequence[Argument]) -> dict[str, int]:
+    """Every size by place, and every tensor's number of elements as `x.numel`."""
+    whole = {f"{a.name}.numel": math.prod(a.shape) for a in arguments if a.kind == "tensor" and a.shape}
+    return {**places(arguments), **whole}
+
+
+def _whole(value: Scalar) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no size")
+    return value

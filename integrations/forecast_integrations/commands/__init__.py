@@ -1,0 +1,1 @@
+"""Commands that need a live framework: `run`, `demo`, and `doctor`'s checks of models."""

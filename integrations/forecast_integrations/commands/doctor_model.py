@@ -1,0 +1,173 @@
+"""`doctor`'s rows on the language model: what is configured, whether all of it is there, what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from forecast_autotune.commands.checks import Check
+from forecast_autotune.errors import ForecastAutotuneError, SettingsError
+from forecast_autotune.settings import Settings
+
+NAME, KEY, WORTH = "language model", "language model's key", "language model's calibration"
+VARIABLE = "FORECAST_AUTOTUNE_LLM"
+NETWORK_S = 5.0
+"""Most seconds that the server is waited for, with `--network`."""
+_NEEDED = {
+    "transformers": ("jinja2", "torch", "transformers", "safetensors"),
+    "vllm": ("jinja2", "torch", "vllm"),
+}
+"""Packages by kind of backend; servers need the first of all alone."""
+_REMEDY = {
+    "transformers": "pip install 'forecast-autotune[transformers]'",
+    "vllm": "pip install 'forecast-autotune[vllm]', or a build for your device: https://docs.vllm.ai",
+}
+_CALIBRATE = f'forecast-autotune train calibrate-llm --llm "${VARIABLE}"'
+
+
+def checks(settings: Settings, network: bool) -> list[Check]:
+    """The rows; a specification that breaks the examination is a finding, not its end."""
+    try:
+        return list(language_model(settings, network=network))
+    except Exception as error:
+        remedy = "decisions are made without it: correct FORECAST_AUTOTUNE_LLM"
+        return [Check(NAME, "warn", f"{type(error).__name__}: {error}"[:300], remedy)]
+
+
+def language_model(settings: Settings, *, network: bool = False) -> Iterator[Check]:
+    """The rows. Nothing is loaded, and no server contacted but with `network`; no key is ever shown."""
+    if not settings.llm:
+        yield Check(NAME, "ok", f"none: {VARIABLE} names one")
+        return
+    from forecast_autotune.llm.spec import parsed
+
+    try:
+        spec = parsed(settings.llm)
+    except SettingsError as error:
+        yield Check(NAME, "warn", str(error), f"decisions are made without it: correct {VARIABLE}")
+        return
+    served = spec.kind not in _NEEDED
+    missing = [p for p in _NEEDED.get(spec.kind, ("jinja2",)) if not _installed(p)]
+    if spec.options.get("adapter") and spec.kind == "transformers" and not _installed("peft"):
+        missing.append("peft")
+    what = f"{spec.options['model']} at {spec.place} ({spec.kind})" if served else f"{spec.kind}:{spec.place}"
+    if missing:
+        remedy = _REMEDY.get(spec.kind, "pip install 'forecast-autotune[llm]'")
+        yield Check(NAME, "warn", f"{what}; not installed: {', '.join(missing)}", remedy)
+    elif served:
+        yield _server(what, spec.place, str(spec.options["model"]), network)
+    else:
+        yield _weights(what, spec.place, str(spec.options.get("adapter") or ""), spec.kind)
+    if served:
+        yield _key(spec.place)
+    yield _calibration(settings)
+
+
+def _installed(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
+
+
+def _server(what: str, place: str, model: str, network: bool) -> Check:
+    if not network:
+        return Check(NAME, "ok", f"{what}; not contacted: --network does")
+    from urllib.parse import urlsplit
+
+    from forecast_integrations.models.http.client import Broken, exchange, key_for
+    from forecast_integrations.models.http.guards import Deadline
+
+    url = f"{place}/models"
+    try:
+        key = key_for(urlsplit(url))
+        headers = {"Accept": "application/json", "Connection": "close"}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        reply = exchange("GET", url, None, headers, Deadline(NETWORK_S))
+    except (Broken, ForecastAutotuneError) as error:
+        return Check(NAME, "warn", f"{what}: {error}", "start the server, or correct its address")
+    if reply.status in (401, 403):
+        remedy = "give its key in FORECAST_AUTOTUNE_LLM_KEY (or OPENAI_API_KEY)"
+        return Check(NAME, "warn", f"{what}: HTTP {reply.status}", remedy)
+    listed = _listed(reply.body) if reply.status == 200 else []
+    if listed and model not in listed:
+        there = ", ".join(listed[:5])
+        return Check(NAME, "warn", f"{what}: it answers, but serves {there}", "correct ?model=NAME")
+    how = "it serves this model" if listed else f"it answers (HTTP {reply.status}), and lists no models"
+    return Check(NAME, "ok", f"{what}: {how}")
+
+
+def _listed(body: bytes) -> list[str]:
+    """Names of the models in an answer of `/models`; none where it is no such answer."""
+    import json
+
+    try:
+        return [str(entry["id"])[:100] for entry in json.loads(body)["data"]]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
+
+
+def _weights(what: str, place: str, adapter: str, kind: str) -> Check:
+    for name, part in ((place, "model"), (adapter, "adapter")):
+        if not name:
+            continue
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            whole = any(p.stat().st_size > 0 for p in folder.glob("*.safetensors"))
+            config = "config.json" if part == "model" else "adapter_config.json"
+            if not whole or not (folder / config).is_file():
+                remedy = f"give a folder with {config} and weights as safetensors"
+                return Check(NAME, "warn", f"{what}; {name} holds no {part}", remedy)
+        elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+            return Check(NAME, "warn", f"{what}; no {part} at {name}", f"correct {VARIABLE}")
+        elif not _fetched(name):
+            there = f"{what}; {name} is not in the hub's cache: it is fetched at its first use"
+            return Check(NAME, "warn", there, f"fetch it beforehand: hf download {name}")
+    return Check(NAME, "ok", f"{what}; {'weights are' if not adapter else 'weights and adapter are'} here")
+
+
+def _fetched(name: str) -> bool:
+    """Whether the hub's cache has it; asks no network."""
+    from forecast_integrations.models.transformers.loading import snapshot
+
+    try:
+        return any(Path(snapshot(name, fetch=False)).glob("*.safetensors"))
+    except (OSError, ValueError, ImportError):
+        return False
+
+
+def _key(place: str) -> Check:
+    import os
+    from urllib.parse import urlsplit
+
+    from forecast_integrations.models.http.client import key_for
+
+    names = ("FORECAST_AUTOTUNE_LLM_KEY", "OPENAI_API_KEY")
+    name = next((n for n in names if os.environ.get(n, "").strip()), "")
+    if not name:
+        return Check(KEY, "ok", f"none is set; a server that needs one gets it from {' or '.join(names)}")
+    try:
+        sent = bool(key_for(urlsplit(place)))
+    except ForecastAutotuneError as error:
+        return Check(KEY, "warn", str(error), f"correct {name}")
+    return Check(KEY, "ok", f"set by {name}{'' if sent else '; this server does not get it'}")
+
+
+def _calibration(settings: Settings) -> Check:
+    from forecast_autotune.llm.calibration import find
+    from forecast_autotune.llm.prompt import FORECAST
+    from forecast_autotune.surrogates.selection import opened, places
+
+    try:
+        name = opened(settings.llm, settings.cache_dir).name
+        where = places(settings.llm, name, settings.cache_dir)
+        found = find(name, FORECAST, where)
+    except (ForecastAutotuneError, ImportError, OSError) as error:
+        return Check(WORTH, "warn", str(error), _CALIBRATE)
+    path = next((p for p in where if p.is_file()), None)
+    if path is None:
+        return Check(WORTH, "warn", "none: the model is not asked before it has one", _CALIBRATE)
+    if not found.skilled:
+        said = f"{path}: no skill was found in it, so it is not asked"
+        return Check(WORTH, "warn", said, "train it: forecast-autotune train llm")
+    where_to = ", ".join(found.scope.devices) or "any device"
+    return Check(WORTH, "ok", f"{path}: saves {found.saved:.0%} of the measurements on {where_to}")

@@ -1,0 +1,243 @@
+"""`run`: any Python program, as `python` would run it, with every tuner in it served by us."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import builtins
+import importlib.util
+import os
+import sys
+import threading
+import types
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.abc import InspectLoader
+from importlib.machinery import PathFinder, SourceFileLoader
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from forecast_autotune import activate
+from forecast_autotune.commands.output import Failure, Output, Usage
+from forecast_autotune.records import Decision
+from forecast_autotune.settings import Settings, user_directory
+
+_VARIABLES = {
+    "mode": "FORECAST_AUTOTUNE_MODE",
+    "tolerance": "FORECAST_AUTOTUNE_TOLERANCE",
+    "risk": "FORECAST_AUTOTUNE_RISK",
+    "max_measurements": "FORECAST_AUTOTUNE_MAX_MEASUREMENTS",
+}
+
+
+@dataclass
+class Tally:
+    """What was decided in this process."""
+
+    decisions: int = 0
+    stored: int = 0
+    """Decided before: nothing was forecast or timed."""
+    candidates: int = 0
+    """Of the fresh decisions."""
+    measured: int = 0
+    seconds: float = 0.0
+    saved_s: float = 0.0
+    _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def hear(self, kernel: str, decision: Decision) -> None:
+        """Count one decision; a listener of `forecast_integrations.triton.engine`."""
+        with self._mutex:
+            self.decisions += 1
+            # A stored decision still carries the cost that it had when it was made.
+            if not decision.measured and decision.evidence != "forecast":
+                self.stored += 1
+                return
+            self.candidates += decision.candidates
+            self.measured += decision.measured
+            self.seconds += decision.cost.wall_s
+            self.saved_s += decision.saved_s
+
+    def line(self) -> str:
+        """One line for a person."""
+        if not self.decisions:
+            return "no kernel had to be tuned"
+        parts = [f"{self.decisions} decision{'s' if self.decisions > 1 else ''}"]
+        if self.stored:
+            parts.append(f"{self.stored} from the store")
+        if self.candidates:
+            parts.append(f"{self.measured} of {self.candidates} candidates measured")
+            parts.append(f"{self.seconds:.1f} s spent")
+        if self.saved_s >= 1:
+            parts.append(f"about {self.saved_s:.0f} s saved")
+        return ", ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers by name."""
+        names = ("decisions", "stored", "candidates", "measured", "seconds", "saved_s")
+        return {name: getattr(self, name) for name in names}
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Run the program; returns its exit status, or lets its SystemExit through."""
+    if all(importlib.util.find_spec(name) is None for name in ("triton", "torch")):
+        raise Failure(
+            "neither triton nor torch is installed in this environment, so there is nothing to serve: "
+            "pip install 'forecast-autotune[triton]'"
+        )
+    _set_environment(options)
+    Settings.from_environment()
+    prepare, execute = _program(options)
+    stdout = _divert_stdout() if output.as_json else None
+    tally = Tally()
+    # At exit, and not behind the program's last line: its threads and exit handlers may tune, too.
+    atexit.register(_report, tally, stdout, os.getpid())
+    activate.install(lambda: _listen(tally))
+    _listen_to_compilations(tally)
+    prepare()
+    return _as_python_would(execute)
+
+
+def _set_environment(options: argparse.Namespace) -> None:
+    """Set the variables, which child processes inherit."""
+    os.environ["FORECAST_AUTOTUNE"] = "1"
+    for name, variable in _VARIABLES.items():
+        if (value := getattr(options, name)) is not None:
+            os.environ[variable] = value
+    if options.store is not None:
+        # The program may change its directory.
+        os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(user_directory(options.store).absolute())
+    if options.summary:
+        os.environ["FORECAST_AUTOTUNE_SUMMARY"] = "1"
+
+
+def _listen(tally: Tally) -> None:
+    from forecast_integrations.triton.engine import LISTENERS
+
+    LISTENERS.append(tally.hear)
+
+
+def _listen_to_compilations(tally: Tally) -> None:
+    # Loads neither torch nor triton, so there is nothing to wait for.
+    from forecast_integrations.inductor.tally import LISTENERS
+
+    LISTENERS.append(tally.hear)
+
+
+def _report(tally: Tally, stdout: IO[str] | None, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a forked child took our exit handlers along
+    try:
+        if stdout is None:
+            print(f"forecast-autotune: {tally.line()}", file=sys.stderr, flush=True)
+        else:
+            import json
+
+            print(json.dumps(tally.to_json()), file=stdout, flush=True)
+    except (BrokenPipeError, ValueError):
+        return  # the program closed the stream, or nobody reads it
+
+
+def _divert_stdout() -> IO[str]:
+    """Give the program stderr as its stdout; returns the real one."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    return os.fdopen(kept, "w", encoding="utf-8")
+
+
+def _program(options: argparse.Namespace) -> tuple[Callable[[], None], Callable[[], None]]:
+    """What sets `sys` up as `python` does, and what then runs the program."""
+    if options.run_module is not None:
+        name = options.run_module
+        if _missing(name):
+            raise Failure(f"no module named {name}: `run -m` takes what `python -m` takes")
+
+        def execute_module() -> None:
+            import runpy
+
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+        return lambda: _set_up("-m", options.rest, Path.cwd()), execute_module
+    path = Path(options.script)
+    if not path.exists():
+        raise Usage(f"can't open file {str(path)!r}: no such file or directory")
+    if not path.is_dir() and not zipfile.is_zipfile(path):
+        first = path.resolve().parent
+        return lambda: _set_up(options.script, options.rest, first), lambda: _run_file(path.absolute())
+    spec = PathFinder.find_spec("__main__", [str(path.absolute())])
+    if spec is None or not isinstance(spec.loader, InspectLoader):
+        raise Failure(f"can't find '__main__' module in {str(path)!r}")
+    found, loader = spec, spec.loader
+
+    def execute_archive() -> None:
+        _as_main(importlib.util.module_from_spec(found), loader.get_code("__main__"))
+
+    return lambda: _set_up(options.script, options.rest, path.absolute()), execute_archive
+
+
+def _set_up(name: str, rest: list[str], first: Path) -> None:
+    sys.argv = [name, *rest]
+    _first_on_path(str(first))
+
+
+def _missing(module: str) -> bool:
+    before = list(sys.path)
+    try:
+        _first_on_path(str(Path.cwd()))
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:
+        return True
+    finally:
+        sys.path[:] = before
+
+
+def _first_on_path(directory: str) -> None:
+    """Replace the entry that Python made for us by the one it would have made for the program."""
+    if not sys.flags.safe_path:
+        sys.path[:1] = [directory]
+
+
+def _run_file(path: Path) -> None:
+    loader = SourceFileLoader("__main__", str(path))
+    main = types.ModuleType("__main__")
+    vars(main).update(__file__=str(path), __loader__=loader, __spec__=None, __cached__=None)
+    _as_main(main, loader.source_to_code(loader.get_data(str(path)), str(path)))
+
+
+def _as_main(main: types.ModuleType, code: types.CodeType | None) -> None:
+    """Run code as `__main__`, and leave the module there.
+
+    `runpy.run_path` would take it away again when the last line is done; exit handlers and threads
+    that live longer could then no longer pickle what the program defines.
+    """
+    sys.modules["__main__"] = main
+    vars(main).setdefault("__builtins__", builtins)
+    exec(code or "", vars(main))
+
+
+def _as_python_would(execute: Callable[[], None]) -> int:
+    """Run, and turn an exception into the traceback and status that `python` would give."""
+    try:
+        execute()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sys.stdout.flush()
+        sys.excepthook(type(error), error.with_traceback(_own_frames_off(error)), error.__traceback__)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _own_frames_off(error: BaseException) -> TracebackType | None:
+    ours = {
+        __file__,
+        "<frozen runpy>",
+        "<frozen importlib._bootstrap>",
+        "<frozen importlib._bootstrap_external>",
+    }
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,1 @@
+"""Inductor's choices in our words: their records, features, and forecasts."""

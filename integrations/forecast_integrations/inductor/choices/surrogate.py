@@ -1,0 +1,319 @@
+"""The surrogate for Inductor's choices: templates in closed form, vendor kernels by their roofline.
+
+Templates go through the same formula, learned residual, Gaussian process and calibration as kernels
+whose TTIR was read. What is no template (ATen, cuBLAS, CUTLASS, decompositions) has no parameters to learn
+from: it is forecast apart, with a wide spread, and tells nothing about the templates' level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.features.cost import Table
+from forecast_autotune.features.devices import Card, card
+from forecast_autotune.features.listing import Listed
+from forecast_autotune.records import Candidate, Measurement
+from forecast_autotune.records.table import latest
+from forecast_autotune.surrogates.covariance import Hyper
+from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.learned import Learned, Model, shipped_model
+from forecast_autotune.surrogates.prior import Prior, costed
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative, Surrogate
+from forecast_integrations.inductor.choices.geometry import (
+    Attention,
+    Convolution,
+    Geometry,
+    Product,
+    geometry,
+)
+from forecast_integrations.inductor.choices.templates import closed, complete
+
+_EFFICIENCY = 0.75
+"""Share of the tensor cores' rate that a vendor library reaches on a large product."""
+_BANDWIDTH = 0.8
+"""... and of the memory's on a thin one."""
+_LAUNCH_MS = 0.004
+_SPREAD = 0.5
+"""Standard deviation of log2(milliseconds) of a roofline: libraries fall off their best by kernel choice."""
+_LEVEL = 0.7
+"""Standard deviation of the formula's own level. Elsewhere only the candidates' order counts and it may be
+anything; here it is compared with a vendor kernel's time, which is usually known first."""
+_NOISE = 0.02
+"""... and of a time that was measured."""
+_MOVED = 0.25
+"""... and of the same kernel at another shape, relative to the roofline."""
+_RATES = {8: 2.0, 32: 0.5, 64: 0.07}
+"""Tensor-core rate by operand bits, as a multiple of the 16-bit one."""
+
+
+def default() -> Surrogate:
+    """The surrogate for Inductor's choices that ships with this release."""
+    model = template_model()
+    if model is None:
+        return Templates(levelled(Hyper()))
+    return LearnedTemplates(model, levelled(model.hyper))
+
+
+def levelled(hyper: Hyper) -> Hyper:
+    """Hyperparameters of the process where templates are compared with vendor kernels."""
+    return replace(hyper, intercept=_LEVEL)
+
+
+@cache
+def template_model() -> Model | None:
+    """What was learned from Inductor's own templates; else from all kernels; None where nothing ships."""
+    path = Path(str(files("forecast_autotune") / "assets" / "inductor.npz"))
+    return Model.load(path) if path.is_file() else shipped_model()
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """One list of candidates, told apart."""
+
+    listed: Listed
+    shape: Geometry | None
+    is_template: npt.NDArray[np.bool_]
+    templates: Listed
+
+
+_NONE: dict[Any, Any] = {}
+"""No grids and no IR: always the same object, by which surrogates know that they were asked this before."""
+
+
+class Templates(Analytic):
+    """Closed form + Gaussian process for templates, a roofline for the rest."""
+
+    name = "inductor"
+    version = f"{Analytic.version}-template-1"
+    inside: Surrogate | None = None
+    """What forecasts candidates of one kind in its place; it is asked for nothing else."""
+    _latest: _Kinds | None = None
+
+    def forecast(self, query: Query) -> Forecasts:
+        """Forecast all choices of one op; never raises for odd problems, it widens instead.
+
+        With no template among them (C++ templates, custom operators), or on a CPU, all of them are
+        treated alike: by the coordinates of their parameters.
+        """
+        shape = geometry(query.problem)
+        device = card(query.problem.device)
+        kinds = self._kinds(query, shape)
+        listed, is_template, names = kinds.listed, kinds.is_template, kinds.templates
+        if shape is None or not len(names):
+            return self._alike(query)
+        inner = replace(
+            query,
+            candidates=names,
+            grids=_NONE,
+            measured=[m for m in query.measured if m.candidate in names.row],
+            relatives=[_templates_of(relative) for relative in query.relatives],
+            ttir=_NONE,
+        )
+        found = self._alike(inner)
+        others = [c for c, template in zip(listed, is_template, strict=True) if not template]
+        if not others:
+            return replace(found, candidates=listed, reason=_reason(found, 0))
+        anchored = any(m.ok for m in latest(inner.measured).values())
+        return _joined(listed, is_template, found, _others(query, others, shape, device), anchored)
+
+    def _kinds(self, query: Query, shape: Geometry | None) -> _Kinds:
+        """The candidates by kind. A decision asks about one list round after round: the latest is kept, and
+        so is what the surrogate below keeps of it."""
+        listed, last = Listed.of(query.candidates), self._latest
+        if last is None or last.listed is not listed or last.shape != shape:
+            is_template = np.array([shape is not None and complete(shape, c) for c in listed], dtype=bool)
+            names = Listed.of(c for c, template in zip(listed, is_template, strict=True) if template)
+            last = self._latest = _Kinds(listed, shape, is_template, names)
+        return last
+
+    def _alike(self, query: Query) -> Forecasts:
+        return super().forecast(query) if self.inside is None else self.inside.forecast(query)
+
+    def before(self, query: Query) -> Prior:
+        """The cost formula on closed-form facts; the usual one where any candidate has none."""
+        listed = Listed.of(query.candidates)
+        shape = geometry(query.problem)
+        if shape is None or not len(listed):
+            return super().before(query)
+        device = card(query.problem.device)
+        units = listed.units({}, None)
+        if not all(complete(shape, listed[int(row)]) for row in units.first):
+            return super().before(query)
+        first = [listed[int(row)] for row in units.first]
+        found = [closed(shape, c.variant, c.config.parameters(), device.multiprocessors) for c in first]
+        known = [one for one in found if one is not None]
+        few = Table.of([one.facts for one in known])
+        table = Table({name: column[units.of] for name, column in few.columns.items()}, few.dots[units.of])
+        launched = [known[unit].grid for unit in units.of]
+        exact = np.ones(len(listed), dtype=bool)
+        configs = [c.config for c in listed]
+        plain = costed(table, launched, configs, device, _unique_bytes(shape), exact)
+        return _unpipelined(plain, np.array([c.num_stages for c in configs]))
+
+
+class LearnedTemplates(Learned, Templates):
+    """The same with a learned residual on the closed-form facts."""
+
+    name = "inductor-learned"
+    version = Templates.version
+
+
+def _unpipelined(plain: Prior, stages: npt.NDArray[np.int_]) -> Prior:
+    """The belief with what one stage costs: a program loads, waits and multiplies in turn.
+
+    Only programs that share the multiprocessor fill the gaps then. A fifth of EXHAUSTIVE has one stage,
+    which hand-written spaces hardly ever contain.
+    """
+    cost = plain.costs
+    if cost is None:
+        return plain
+    in_turn = (cost.memory_ms + cost.dot_ms + cost.alu_ms) / cost.occupancy + cost.latency_ms
+    slower = np.where(stages <= 1, np.maximum(cost.total_ms, in_turn), cost.total_ms)
+    return replace(plain, mean=plain.mean + np.log2(slower / cost.total_ms))
+
+
+def _templates_of(relative: Relative) -> Relative:
+    """The part of a relative that tells about templates; nothing where its own geometry is unknown."""
+    shape = geometry(relative.problem)
+    told = [m for m in relative.measurements if shape is not None and complete(shape, m.candidate)]
+    return Relative(relative.problem, told)
+
+
+@dataclass(frozen=True)
+class _Others:
+    """Forecasts of the n candidates that are no templates."""
+
+    mean: Array
+    """log2(milliseconds), [n]."""
+    sd: Array
+    p_fail: Array
+    known: npt.NDArray[np.bool_]
+    """Which have been tried."""
+
+
+def _others(query: Query, others: Sequence[Candidate], shape: Geometry, device: Card) -> _Others:
+    level = math.log2(roofline_ms(shape, device))
+    here = latest(query.measured)
+    elsewhere: dict[Candidate, list[float]] = {}
+    for relative in query.relatives:
+        there = geometry(relative.problem)
+        if there is None:
+            continue
+        base = math.log2(roofline_ms(there, card(relative.problem.device)))
+        for candidate, m in latest(relative.measurements).items():
+            if m.ok:
+                elsewhere.setdefault(candidate, []).append(math.log2(m.ms) - base)
+    mean, sd, p_fail = (np.zeros(len(others)) for _ in range(3))
+    known = np.zeros(len(others), dtype=bool)
+    for i, candidate in enumerate(others):
+        mean[i], sd[i], p_fail[i] = _one(level, here.get(candidate), elsewhere.get(candidate, []))
+        known[i] = candidate in here
+    return _Others(mean, sd, p_fail, known)
+
+
+def _one(level: float, here: Measurement | None, elsewhere: Sequence[float]) -> tuple[float, float, float]:
+    if here is not None:
+        return (math.log2(here.ms), _NOISE, 0.0) if here.ok else (level, _SPREAD, 1.0)
+    if elsewhere:
+        return level + float(np.median(elsewhere)), math.hypot(_MOVED, _SPREAD / len(elsewhere)), 0.01
+    return level, _SPREAD, 0.01
+
+
+def roofline_ms(shape: Geometry, device: Card) -> float:
+    """Milliseconds of a good kernel: arithmetic or bytes, whichever takes longer, and the launch."""
+    if isinstance(shape, Product):
+        flops, width = shape.flops, max(shape.left.bits, shape.right.bits)
+    elif isinstance(shape, Convolution):
+        taps = math.prod(shape.kernel) * shape.channels
+        pixels = shape.batch * math.prod(shape.out or shape.image)
+        flops, width = 2.0 * pixels * shape.filters * taps, shape.bits
+    else:
+        both = shape.width + shape.value_width
+        flops = 2.0 * shape.batch * shape.heads * shape.queries * shape.keys * both
+        width = shape.bits
+    rate = device.tensor_tflops * 1e9 * _RATES.get(width, 1.0) * _EFFICIENCY
+    moved = _unique_bytes(shape) / (device.memory_gb_s * 1e6 * _BANDWIDTH)
+    return max(flops / rate, moved) + _LAUNCH_MS
+
+
+def _unique_bytes(shape: Geometry) -> float:
+    """Bytes of all operands and the result."""
+    if isinstance(shape, Product):
+        return shape.unique_bytes
+    if isinstance(shape, Attention):
+        queries = shape.heads * shape.queries * (shape.width + shape.value_width)
+        keys = shape.kv_heads * shape.keys * (shape.width + shape.value_width)
+        return shape.batch * (queries + keys) * shape.bits / 8.0
+    size = shape.bits / 8.0
+    taps = math.prod(shape.kernel) * shape.channels * shape.filters
+    image = shape.batch * shape.channels * math.prod(shape.image)
+    result = shape.batch * shape.filters * math.prod(shape.out or shape.image)
+    return (image + taps) * size + result * shape.out_bits / 8.0
+
+
+def _reason(found: Forecasts, others: int) -> str:
+    basis = found.reason.replace("cost formula on TTIR", "cost formula on the templates' closed form")
+    return f"{basis}; {others} by roofline" if others else basis
+
+
+def _joined(
+    listed: Listed,
+    is_template: npt.NDArray[np.bool_],
+    found: Forecasts,
+    others: _Others,
+    anchored: bool,
+) -> Forecasts:
+    """Forecasts of templates and others in the order of `listed`.
+
+    Until a template has run (`anchored`), the level of the formula is unknown. The roofline, which knows
+    as little, goes up and down with the best template's.
+    """
+    place = np.zeros(len(listed), dtype=np.intp)
+    place[is_template] = np.arange(int(is_template.sum()))
+    place[~is_template] = np.arange(int((~is_template).sum()))
+
+    def merged(templates: Array, rest: Array) -> Array:
+        both = np.empty(len(listed))
+        both[is_template], both[~is_template] = templates, rest
+        return both
+
+    leader = int(found.order()[0])
+    shared = np.where(others.known | anchored, 0.0, 1.0)
+
+    def sample(rows: npt.NDArray[np.intp], count: int, generator: np.random.Generator) -> Array:
+        inner = np.append(place[rows[is_template[rows]]], leader)
+        if found.sampler is not None:
+            drawn = found.sampler(inner, count, generator)
+        else:
+            noise = generator.standard_normal((count, len(inner)))
+            drawn = found.mean[inner] + found.sd[inner] * noise
+        values = np.empty((count, len(rows)))
+        values[:, is_template[rows]] = drawn[:, :-1]
+        left = place[rows[~is_template[rows]]]
+        level = (drawn[:, -1:] - found.mean[leader]) * shared[left]
+        spread = others.sd[left] * generator.standard_normal((count, len(left)))
+        values[:, ~is_template[rows]] = others.mean[left] + level + spread
+        return values
+
+    # Never ranked out: as promising as the best template until it has been timed.
+    hopeful = np.minimum(found.optimistic().min(), others.mean - 2 * others.sd)
+    low = np.where(others.known, others.mean - 2 * others.sd, hopeful)
+    return replace(
+        found,
+        candidates=listed,
+        mean=merged(found.mean, others.mean),
+        sd=merged(found.sd, np.hypot(others.sd, shared * found.sd[leader])),
+        p_fail=merged(found.p_fail, others.p_fail),
+        sampler=sample,
+        reason=_reason(found, int((~is_template).sum())),
+        low=merged(found.optimistic(), low),
+    )

@@ -1,0 +1,331 @@
+"""Inductor's templates in closed form: a candidate's parameters and the geometry -> `Facts` and a grid.
+
+The facts are those that `features.ttir.facts` reads from the TTIR of the rendered template (torch 2.11 to
+2.13), without rendering or tracing it: EXHAUSTIVE has 1,875 configs per problem and both cost more than
+the forecast may. Counts of integer operations are sums over tiles whose factors were read off the traces
+of templates of that kind; the tests hold every fact against TTIR, but for how accesses reach the cache:
+those are taken for coalesced, as nearly all of the templates' are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forecast_autotune.features.ttir.memory import coalesced
+from forecast_autotune.features.ttir.walk import Facts
+from forecast_autotune.records import Candidate, Scalar
+from forecast_integrations.inductor.choices.geometry import (
+    Attention,
+    Convolution,
+    Geometry,
+    Operand,
+    Product,
+)
+
+Grid = tuple[int, ...]
+
+TEMPLATE = "triton::"
+"""What the names of templates begin with."""
+_BACKWARD = ("backward", "bwd")
+"""In names of templates of gradients, which have no closed form."""
+_DESCRIPTORS = ("tma", "scaling")
+"""In names of templates that load by tensor descriptors."""
+_ACCUMULATOR = 4.0
+"""Bytes of one element of every template's accumulator."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """One program's facts, and how many programs there are."""
+
+    facts: Facts
+    grid: Grid
+
+
+def closed(
+    geometry: Geometry, template: str, parameters: Mapping[str, Scalar], multiprocessors: int
+) -> Closed | None:
+    """The facts of one candidate of a template (`triton::mm`); None when its parameters are missing.
+
+    `multiprocessors` is what persistent templates launch when their own NUM_SMS is not given.
+    """
+    if isinstance(geometry, Attention):
+        return _attention(geometry, parameters)
+    blocks = [_block(parameters, name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")]
+    m, n, k = blocks
+    if m is None or n is None or k is None:
+        return None
+    if isinstance(geometry, Convolution):
+        return _convolution(geometry, parameters, (m, n, k))
+    return _product(geometry, template.lower(), parameters, (m, n, k), multiprocessors)
+
+
+def complete(geometry: Geometry, candidate: Candidate) -> bool:
+    """Whether a candidate is a template whose parameters are all there, so that `closed` has an answer."""
+    if not candidate.variant.startswith(TEMPLATE) or any(word in candidate.variant for word in _BACKWARD):
+        return False
+    given = dict(candidate.config.kwargs)
+    if isinstance(geometry, Attention):
+        return _block(given, "BLOCK_N") is not None and (
+            "SPLIT_KV" in given or _block(given, "BLOCK_M") is not None
+        )
+    return all(_block(given, name) is not None for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+
+
+def _block(parameters: Mapping[str, Scalar], name: str) -> int | None:
+    value = parameters.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _run(operand: Operand, inner: int, outer: int, limit: int, whole: int) -> float:
+    """Neighbours per access of a tile of `inner` x `outer`, whose memory runs along `inner`.
+
+    `whole` is the operand's own length along `inner`: a tile as long as it goes on into the next row.
+    `limit` is how far an index goes before it wraps around.
+    """
+    along = min(inner, max(1, limit))
+    return float(along * outer if operand.dense and along == inner == whole else along)
+
+
+def _product(
+    p: Product, template: str, parameters: Mapping[str, Scalar], blocks: tuple[int, int, int], sms: int
+) -> Closed:
+    m, n, k = blocks
+    tiles = -(-p.m // m) * -(-p.n // n)
+    steps = -(-p.k // k)
+    persistent = "persistent" in template or "scaling" in template or "grouped" in template
+    descriptors = any(word in template for word in _DESCRIPTORS)
+    grid: Grid = (tiles, p.batch, 1) if p.batch > 1 else (tiles, 1, 1)
+    rounds = 1.0
+    if persistent:
+        programs = _block(parameters, "NUM_SMS") or sms
+        grouped = "grouped" in template
+        grid = (programs if grouped else min(programs, tiles * p.batch), 1, 1)
+        rounds = tiles * p.batch / grid[0]
+    trips = rounds * steps * p.terms
+    a, b, c = float(m * k), float(k * n), float(m * n)
+    left, right = a * p.left.bits / 8.0, b * p.right.bits / 8.0
+    mixed = p.left.bits != p.right.bits
+    in_loop = "main_loop_scaling" in template
+    cast = b if mixed and p.right.bits < p.left.bits else a if mixed else 0.0
+    bias = c * p.bias_bits / 8.0
+    stored = c * p.out_bits / 8.0
+    loaded = trips * (left + right) + rounds * bias
+    moved = loaded + rounds * stored
+
+    run_left = _run(p.left, k, m, k, p.k) if p.left.rows else _run(p.left, m, k, p.m, p.m)
+    run_right = _run(p.right, n, k, p.n, p.n) if p.right.rows else _run(p.right, k, n, k, p.k)
+    run_out = float(c) if n == p.n else float(n)
+    contiguous = trips * (left * run_left + right * run_right) + rounds * (bias * n + stored * run_out)
+    masked = rounds * (bias + stored) + (0.0 if descriptors or p.k % k == 0 else trips * (left + right))
+
+    elementwise = rounds * (c if p.out_bits != 32 else 0.0) + trips * cast
+    elementwise += rounds * (c * (p.bias_bits != 32) + c if bias else 0.0)
+    elementwise += trips * 2.0 * (a + b) if in_loop else 0.0
+    turned = a * (not p.left.rows) + b * (not p.right.rows) if descriptors else 0.0
+    # Batched and summed products advance tiles of pointers, the others compute them anew in each step.
+    batched = not persistent and (p.batch > 1 or "bmm" in template)
+    carried = batched or p.terms > 1
+    live = _ACCUMULATOR * c + left + right + (4.0 * (a + b) if carried else 0.0)
+    # The narrower operand grows to the other's width, in place.
+    live += cast * abs(p.left.bits - p.right.bits) / 8.0
+    fed = left + right
+    direct = 0.0 if in_loop else fed - (right if cast == b and mixed else left if mixed else 0.0)
+    dotted = max(p.left.bits, p.right.bits)
+    across = (a * (not p.left.rows) + b * p.right.rows) * dotted / 8.0
+    return Closed(
+        Facts(
+            load_bytes=loaded,
+            store_bytes=rounds * stored,
+            load_ops=2.0 * trips + (rounds if bias else 0.0),
+            store_ops=rounds,
+            dot_flops=2.0 * m * n * k * trips,
+            dot_ops=trips,
+            dot_input_bits=float(p.left.bits),
+            dot_shapes=((m, n, k, 1.0),),
+            elementwise=elementwise,
+            integer_ops=_integers(p, blocks, trips, rounds, batched, descriptors),
+            conversions=trips * turned,
+            pipelined_bytes=fed,
+            pipelined_dot_bytes=0.0 if in_loop else fed,
+            largest_tile=max(a, b, c),
+            live_bytes=max(live, 2.0 * _ACCUMULATOR * c if bias else 0.0),
+            accumulator_bytes=_ACCUMULATOR * c,
+            loop_trips=trips / p.terms,
+            iterations=trips,
+            loop_entries=rounds * p.terms,
+            loop_depth=2 if persistent else 1,
+            serial_chain=2.0,
+            load_chain=1.0,
+            mean_contiguous=contiguous / moved,
+            masked_share=masked / moved,
+            direct_bytes=direct,
+            indirect_bytes=fed - direct,
+            direct_once_bytes=fed,
+            cast_bytes=b * p.left.bits / 8.0 if cast == b and mixed else 0.0,
+            crosswise_bytes=0.0 if in_loop or dotted == 16 else across,
+            load_levels=1.0,
+            **({} if descriptors else coalesced(loaded + rounds * stored)),
+        ),
+        grid,
+    )
+
+
+def _integers(
+    p: Product, blocks: tuple[int, int, int], trips: float, rounds: float, batched: bool, descriptors: bool
+) -> float:
+    """Elements through integer, boolean and pointer arithmetic of one program."""
+    m, n, k = blocks
+    a, b, c = float(m * k), float(k * n), float(m * n)
+    if descriptors:
+        return rounds * (3.0 * c + 3.0 * m + 2.0 * n)
+    masks = 0.0 if p.k % k == 0 else 2.0 * k
+    if batched or p.terms > 1:
+        edge = (5.0 if batched else 3.0) * c + 4.0 * m  # the store also checks the batch's bound
+        edge += m + k if p.left.rows else 2.0 * k
+        edge += 3.0 * n if p.right.rows else 4.0 * n - k
+        return edge + 3.0 * (a + b) + trips * (a + b + masks)
+    scaled = (m if p.left.rows else k) + (k if p.right.rows else n)
+    edge = 3.0 * c + 4.0 * m + 3.0 * n + (n if p.bias_bits else 0.0)
+    return rounds * edge + trips * (2.0 * (a + b) + 2.0 * k + masks + scaled)
+
+
+def _convolution(g: Convolution, parameters: Mapping[str, Scalar], blocks: tuple[int, int, int]) -> Closed:
+    m, n, k = blocks
+    groups = _block(parameters, "GROUPS") or 1
+    channels, filters = max(1, g.channels // groups), max(1, g.filters // groups)
+    pixels = g.batch * math.prod(g.result(parameters))
+    grid = (-(-pixels // m), -(-filters // n), groups)
+    steps = float(math.prod(g.kernel) * -(-channels // k))
+    a, b, c = float(m * k), float(k * n), float(m * n)
+    left, right, stored = a * g.bits / 8.0, b * g.bits / 8.0, c * g.out_bits / 8.0
+    moved = steps * (left + right) + stored
+    # Channels first: the pixels of a row are neighbours, but only until the row ends.
+    run_left = float(min(k, channels) if g.channels_last else min(m, g.image[-1]))
+    run_right = float(min(k, channels) if g.channels_last else 1)
+    run_out = float(n if g.channels_last else min(m, g.image[-1]))
+    contiguous = steps * (left * run_left + right * run_right) + stored * run_out
+    strided = any(_block(parameters, f"STRIDE_{axis}") not in (None, 1) for axis in "DHW")
+    if g.channels_last:
+        integers, each = 5.0 * c + 3.0 * n, 5.0 * k + 14.0 * m
+    else:
+        integers, each = 4.0 * c + 4.0 * n, 7.0 * k + 13.0 * m
+    each += 3.0 * a + 2.0 * b + n + (2.0 * m if strided else 0.0)
+    integers += 7.0 * m + steps * each
+    return Closed(
+        Facts(
+            load_bytes=steps * (left + right),
+            store_bytes=stored,
+            load_ops=2.0 * steps,
+            store_ops=1.0,
+            dot_flops=2.0 * m * n * k * steps,
+            dot_ops=steps,
+            dot_input_bits=float(g.bits),
+            dot_shapes=((m, n, k, 1.0),),
+            elementwise=c if g.out_bits != 32 else 0.0,
+            integer_ops=integers,
+            pipelined_bytes=left + right,
+            pipelined_dot_bytes=left + right,
+            largest_tile=max(a, b, c),
+            live_bytes=_ACCUMULATOR * c + left + right,
+            accumulator_bytes=_ACCUMULATOR * c,
+            loop_trips=steps,
+            iterations=steps,
+            loop_depth=1,
+            serial_chain=2.0,
+            load_chain=1.0,
+            mean_contiguous=contiguous / moved,
+            masked_share=1.0,
+            direct_bytes=left + right,
+            direct_once_bytes=left + right,
+            load_levels=1.0,
+            **coalesced(steps * (left + right) + stored),
+        ),
+        grid,
+    )
+
+
+def attention_steps(g: Attention, parameters: Mapping[str, Scalar]) -> float:
+    """Blocks of keys that one program goes through.
+
+    What a block mask leaves out is data; a mask with full blocks is taken for a causal one, which leaves
+    half. The assumption is the same for all candidates, so it moves their level, not their order.
+    """
+    n = _block(parameters, "BLOCK_N") or 1
+    steps = max(1.0, math.ceil(g.keys / n) / (_block(parameters, "SPLIT_KV") or 1))
+    return max(1.0, steps / 2.0) if parameters.get("HAS_FULL_BLOCKS") is True else steps
+
+
+def _attention(g: Attention, parameters: Mapping[str, Scalar]) -> Closed | None:
+    n = _block(parameters, "BLOCK_N")
+    decoding = "SPLIT_KV" in parameters
+    # Decoding puts the query heads that share keys into one tile, of 16 rows at least.
+    shared = max(1, g.heads // g.kv_heads)
+    rows = max(16, 1 << max(0, g.queries * shared - 1).bit_length()) if decoding else None
+    m = _block(parameters, "BLOCK_M") or rows
+    if m is None or n is None:
+        return None
+    split = _block(parameters, "SPLIT_KV") or 1
+    grid: Grid = (g.batch, g.kv_heads, split) if decoding else (-(-g.queries // m), g.batch, g.heads)
+    return Closed(attention_facts(g, m, n, attention_steps(g, parameters)), grid)
+
+
+def attention_facts(g: Attention, m: int, n: int, steps: float) -> Facts:
+    """Facts of a program of `m` queries that goes through `steps` blocks of `n` keys."""
+    size = g.bits / 8.0
+    width, value = 1 << (g.width - 1).bit_length(), 1 << (g.value_width - 1).bit_length()
+    scores, output = float(m * n), float(m * value)
+    query, key, values = m * width * size, n * width * size, n * value * size
+    stored = output * size
+    # Two loads of block numbers per step, and one each of the first block and their count.
+    loaded = query + steps * (key + values + 8.0) + 8.0
+    runs = [float(rows * wide if g.dense else wide) for rows, wide in ((m, width), (n, width), (n, value))]
+    contiguous = query * runs[0] + steps * (key * runs[1] + values * runs[2]) + stored * m * value
+    first = 2.0 * m * n * width
+    second = 2.0 * m * n * value
+    if (n, width) == (value, n):
+        shapes: tuple[tuple[int, int, int, float], ...] = ((m, n, width, 1.0),)
+    else:
+        both = ((m, n, width, first / (first + second)), (m, value, n, second / (first + second)))
+        shapes = tuple(sorted(both, key=lambda shape: (-shape[3], shape[:3])))
+    accumulators = _ACCUMULATOR * (output + 2.0 * m)
+    return Facts(
+        load_bytes=loaded,
+        store_bytes=stored,
+        load_ops=4.0 * steps + 3.0,
+        store_ops=1.0,
+        dot_flops=steps * (first + second),
+        dot_ops=2.0 * steps,
+        dot_input_bits=float(g.bits),
+        dot_shapes=shapes,
+        chained_flops=steps * first,
+        chained_rows=float(m),
+        chained_columns=float(n),
+        elementwise=output * (size != 4.0) + steps * (5.0 * scores + 6.0 * m + output),
+        integer_ops=5.0 * output + steps * (scores + 5.0 * n + n * (width + value)),
+        special=output + steps * (scores + m),
+        reduce_elements=2.0 * steps * scores,
+        conversions=steps * n * width,
+        pipelined_bytes=key + values,
+        pipelined_dot_bytes=key + values,
+        largest_tile=max(scores, output, float(m * width), float(n * width), float(n * value)),
+        live_bytes=accumulators + query + 4.0 * scores + values + 4.0 * n,
+        accumulator_bytes=accumulators,
+        loop_trips=steps,
+        iterations=steps,
+        loop_depth=1,
+        serial_chain=4.0,
+        load_chain=1.0,
+        mean_contiguous=contiguous / (loaded + stored),
+        masked_share=(stored + 4.0 * steps) / (loaded + stored),
+        direct_bytes=key + values,
+        direct_once_bytes=max(key, values),
+        resident_bytes=query,
+        chained_bytes=scores * size,
+        load_levels=1.0,
+        reduced_bytes=4.0 * m,
+        reduced_length=float(n),
+        **coalesced(loaded + stored),
+    )

@@ -1,0 +1,61 @@
+"""One assembler for all processes of a compilation.
+
+torch's compile workers assemble with the ptxas of torch's wheel, the process that times the choices with the
+one of Triton's. Where these are of different releases (torch 2.11 for CUDA 13: 13.0 and 12.8), nothing that
+the workers compiled is found in Triton's cache: the parent compiles every choice once more, alone and one
+after the other, 0.3 to 0.4 s each instead of 0.02 s, and times other binaries than those that will run.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from forecast_integrations.inductor.hooks.patches import Patches
+
+VARIABLE = "TRITON_PTXAS_PATH"
+"""Where Triton looks for an assembler first; compile workers set it for themselves."""
+
+
+class Assembler(Patches):
+    """The workers' assembler in this process, until it is restored; none where the user has named one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._path = ""
+
+    def share(self) -> None:
+        """Do as the workers do. Nothing happens where this torch brings no assembler."""
+        from torch._inductor.runtime import compile_tasks
+
+        choose: Any = getattr(compile_tasks, "_set_triton_ptxas_path", None)
+        if choose is None:
+            self.missing.append("compile_tasks._set_triton_ptxas_path")
+        elif VARIABLE not in os.environ:
+            _forget(choose)  # torch 2.9 does it once in a process
+            choose()
+            self._path = os.environ.get(VARIABLE, "")
+            _forget_release()
+
+    def restore(self) -> None:
+        """Back to Triton's own, unless somebody has named another since."""
+        if self._path and os.environ.get(VARIABLE) == self._path:
+            del os.environ[VARIABLE]
+            _forget_release()
+        self._path = ""
+        super().restore()
+
+
+def _forget(function: Any) -> None:
+    """What it has answered, where that is kept."""
+    if (clear := getattr(function, "cache_clear", None)) is not None:
+        clear()
+
+
+def _forget_release() -> None:
+    """The assembler's release is a part of Triton's cache keys, and is asked for once."""
+    try:
+        from triton.backends.nvidia import compiler
+    except ImportError:
+        return
+    _forget(getattr(compiler, "get_ptxas_version", None))

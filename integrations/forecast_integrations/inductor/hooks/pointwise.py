@@ -1,0 +1,173 @@
+"""Generated pointwise and reduction kernels: their configs, before a worker compiles them.
+
+`cached_autotune` runs in the compile workers and again in the parent, and both must keep the same configs:
+the choice depends on the configs, the size hints and the surrogate alone, never on the store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from forecast_autotune.policy import State
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
+from forecast_autotune.surrogates.protocol import Query
+from forecast_autotune.tuning.task import now
+from forecast_integrations.inductor.harvest import PROTOCOL
+from forecast_integrations.inductor.hooks.patches import Patches
+from forecast_integrations.inductor.hooks.selection import Current, Function
+from forecast_integrations.inductor.serving import Serving
+
+KINDS = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION")
+_FEW = 2
+"""Lists up to this long are left alone."""
+_SAYS_NOTHING = 1e-9
+"""Forecasts that differ by less, in log2, say nothing: the list is left alone."""
+
+
+def install(current: Current) -> Patches:
+    """Hook the run-time autotuner of generated kernels."""
+    from torch._inductor.runtime import triton_heuristics
+
+    patches = Patches()
+    patches.replace(triton_heuristics, "cached_autotune", lambda f: _cached_autotune(f, current))
+    patches.replace(
+        triton_heuristics.CachingAutotuner, "benchmark_all_configs", lambda f: _benchmark_all(f, current)
+    )
+    return patches
+
+
+def _cached_autotune(original: Function, current: Current) -> Function:
+    def cached_autotune(
+        size_hints: Any, configs: Any, triton_meta: Any, heuristic_type: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        serving = current()
+        if serving is not None and serving.settings.inductor_pointwise and serving.prunes:
+            filename = args[0] if args else kwargs.get("filename")
+            try:
+                kind = getattr(heuristic_type, "name", str(heuristic_type))
+                configs = chosen(serving, size_hints, list(configs), triton_meta, kind, filename)
+            except Exception as error:
+                serving.complain("choose among the configs of a generated kernel", error)
+        return original(size_hints, configs, triton_meta, heuristic_type, *args, **kwargs)
+
+    return cached_autotune
+
+
+def chosen(
+    serving: Serving,
+    size_hints: Any,
+    configs: list[Any],
+    triton_meta: Mapping[str, Any],
+    kind: str,
+    filename: Any,
+) -> list[Any]:
+    """The configs worth compiling, in their order: the plan's, and the first, Inductor's own default.
+
+    All of them where the list is short, where another heuristic owns it, or where the forecasts are all
+    alike.
+    """
+    if kind not in KINDS or len(configs) <= _FEW or not filename:
+        return configs
+    problem = problem_of(size_hints, triton_meta, kind, filename)
+    named = {candidate_of(config): config for config in reversed(configs)}
+    candidates = list(dict.fromkeys(candidate_of(config) for config in configs))
+    forecasts = serving.ask(Query(problem, candidates))
+    if forecasts is None or float(forecasts.mean.max() - forecasts.mean.min()) < _SAYS_NOTHING:
+        return configs
+    s = serving.settings
+    state = State(
+        forecasts, {}, tolerance=s.tolerance, risk=s.risk, budget=s.budget, seed=s.seed, problem=problem.id
+    )
+    kept = {*serving.policy.plan(state).measure, candidates[0]}
+    return [named[c] for c in candidates if c in kept]
+
+
+def problem_of(size_hints: Any, triton_meta: Mapping[str, Any], kind: str, filename: str) -> Problem:
+    """The problem of one generated kernel. Its file is named by the hash of its source."""
+    import torch
+
+    sizes = size_hints.items() if isinstance(size_hints, Mapping) else enumerate(size_hints or ())
+    arguments = [Argument(f"{name}numel", "scalar", value=int(n)) for name, n in sizes]
+    for name, dtype in (triton_meta.get("signature") or {}).items():
+        text = str(dtype)
+        arguments.append(
+            Argument(str(name), "tensor" if text.startswith("*") else "scalar", text.lstrip("*"))
+        )
+    kernel = Kernel(f"inductor_{kind.lower()}", "inductor", source_sha256=PurePath(filename).stem)
+    tools = {"torch": torch.__version__.split("+")[0]}
+    return Problem.of(kernel, arguments, _device(triton_meta.get("device")), toolchain=tools)
+
+
+def _device(properties: Any) -> Device:
+    """The device of Inductor's `DeviceProperties`: a compile worker must not ask the driver."""
+    kind = str(getattr(properties, "type", "unknown"))
+    arch = str(getattr(properties, "cc", "") or "")
+    count = int(getattr(properties, "multi_processor_count", 0) or 0)
+    return Device(
+        name=f"{kind} {arch} with {count} multiprocessors",
+        backend=kind,
+        arch=arch,
+        multiprocessors=count,
+        registers_per_multiprocessor=int(getattr(properties, "regs_per_multiprocessor", 0) or 0),
+        threads_per_multiprocessor=int(getattr(properties, "max_threads_per_multi_processor", 0) or 0),
+        warp_size=int(getattr(properties, "warp_size", 0) or 32),
+    )
+
+
+def candidate_of(config: Any) -> Candidate:
+    """The candidate of one `triton.Config` of a generated kernel."""
+    return Candidate(
+        Config.of(config.kwargs, num_warps=int(config.num_warps), num_stages=int(config.num_stages)),
+        "inductor::generated",
+    )
+
+
+def _benchmark_all(original: Function, current: Current) -> Function:
+    def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        timings = original(self, *args, **kwargs)
+        serving = current()
+        if serving is not None and serving.settings.inductor_pointwise:
+            try:
+                kind = getattr(self.heuristic_type, "name", str(self.heuristic_type))
+                if kind in KINDS and self.filename:
+                    problem = problem_of(self.size_hints, self.triton_meta, kind, self.filename)
+                    save(
+                        serving,
+                        problem,
+                        [(launcher.config, ms, launcher) for launcher, ms in timings.items()],
+                    )
+            except Exception as error:
+                serving.complain("keep the timings of a generated kernel", error)
+        return timings
+
+    return benchmark_all_configs
+
+
+def save(serving: Serving, problem: Problem, timings: Sequence[tuple[Any, float, Any]]) -> None:
+    """File the times (milliseconds) of a generated kernel's (config, time, launcher) triples."""
+    for config, ms, launcher in timings:
+        facts = {"registers": "n_regs", "spills": "n_spills", "shared": "shared"}
+        extra = {
+            ours: v for ours, theirs in facts.items() if (v := getattr(launcher, theirs, None)) is not None
+        }
+        ok = math.isfinite(ms) and ms > 0
+        outcome = Outcome.OK if ok else Outcome.OUT_OF_RESOURCES
+        median = float(ms) if ok else None
+        m = Measurement(
+            problem.id, candidate_of(config), outcome, median, protocol=PROTOCOL, at=now(), extra=extra
+        )
+        serving.view.add(problem, m)
+    serving.view.store.sync()
+    serving.tally.stored(len(timings))

@@ -1,0 +1,1 @@
+"""Language models behind a server: requests, limits, and what their replies say."""

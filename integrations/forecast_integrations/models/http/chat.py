@@ -1,0 +1,222 @@
+"""Verbalised distributions from `/v1/chat/completions`: for models that only chat, reasoning ones included.
+
+Many candidates share one request, so that the prompt is paid for once; each answer carries its candidate's
+number. The reply's form is a JSON schema where the server knows schemas. What comes back is read leniently
+(fences, thoughts, percentages, sums that are not 1) but never silently: rows are made to sum to 1, and the
+sum that the model gave is kept as the answer's mass. Several samples are averaged.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from forecast_autotune.llm.backend import LLMError
+from forecast_autotune.llm.bins import Label
+from forecast_autotune.llm.parallel import side_by_side
+from forecast_autotune.llm.replies import LEAST, MOST, Unusable, json_in, weights
+from forecast_integrations.models.http.served import Asking, Rows, Served, rows
+from forecast_integrations.models.http.transport import Refused, Transport
+
+VERSION = "chat-1"
+"""Of the texts below; part of the backend's name."""
+SYSTEM = "You are a careful forecaster of GPU kernel run times. You reply with JSON and nothing else."
+TASK = """\
+Do this for every numbered candidate below. For each, say how probable each letter is, in percent; leave out
+letters below 1. The percentages of one candidate sum to 100: put them on one or two neighbouring letters
+only if you would bet on it, and spread them as wide as you are unsure. Reply with JSON of this form:
+{"forecasts": [{"id": 1, "distribution": [{"label": "C", "percent": 60}, ...]}, ...]}
+"""
+TOKENS_EACH = 200
+"""Output tokens per candidate: some fifteen letters with their percentages."""
+THOUGHTS = 16384
+"""Output tokens that a reasoning model may need before its answer."""
+_WAYS = 6
+"""Most ways to put one request: fields that a server may not take are left out one by one."""
+_QUESTION = re.compile(r"\n[^\n]{1,40}:\s*$")
+
+
+class Chat(Served):
+    """A model that is asked in words; see the module.
+
+    Args:
+        url, model, batch, transport: see `Served`.
+        samples: answers per candidate, averaged.
+        temperature: by default 1 for several samples, 0 for one, and the server's where `effort` is set.
+        effort: `reasoning_effort` for models that have it: low, medium, high, ...
+        max_tokens: most output tokens per request, thoughts included; by default by need.
+    """
+
+    kind = "chat"
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        batch: int = 16,
+        samples: int = 1,
+        temperature: float | None = None,
+        effort: str = "",
+        max_tokens: int | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        super().__init__(url, model, batch=batch, transport=transport)
+        if temperature is None and not effort:
+            temperature = 1.0 if samples > 1 else 0.0
+        self.samples = samples
+        self._max_tokens = max_tokens
+        self._options: dict[str, Any] = {}
+        if temperature is not None:
+            self._options["temperature"] = temperature
+        if effort:
+            self._options["reasoning_effort"] = effort
+        # All that changes an answer, so that answers can be kept under this name.
+        how = [f"{name}={value}" for name, value in sorted(self._options.items())]
+        self.name = ",".join([f"{self.kind}:{model}", VERSION, f"samples={samples}", f"batch={batch}", *how])
+        self._mutex = threading.Lock()
+        self._refused: dict[str, str | None] = {}
+        """Fields that this server does not take, and what is sent instead."""
+
+    def asker(
+        self, asking: Asking, prefix: str, suffixes: Sequence[str], labels: Sequence[Label]
+    ) -> Callable[[Sequence[str]], Rows]:
+        """A batch is one request per sample."""
+        return partial(self._batch, asking, prefix, labels)
+
+    def say(self, asking: Asking, prompt: str) -> str:
+        """One reply to a prompt, as text. Raises `LLMError`."""
+        messages = [{"role": "user", "content": prompt}]
+        return str(self._say(asking, messages, {}, len(prompt), _content))
+
+    def _batch(self, asking: Asking, prefix: str, labels: Sequence[Label], suffixes: Sequence[str]) -> Rows:
+        shown = [f"{n}. {_QUESTION.sub('', suffix)}" for n, suffix in enumerate(suffixes, start=1)]
+        asked = "\n".join([prefix.rstrip(), "", TASK, *shown])
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+        fields: dict[str, Any] = {"response_format": _form(labels, len(suffixes))}
+        if self._max_tokens is None:
+            thoughts = THOUGHTS if "reasoning_effort" in self._options else 0
+            fields["max_tokens"] = TOKENS_EACH * (len(suffixes) + 1) + thoughts
+
+        def read(data: Any) -> Rows:
+            return _read(_content(data), labels, len(suffixes))
+
+        one = partial(self._say, asking, messages, fields, len(asked), read)
+        return _averaged(side_by_side([one] * self.samples, self.samples))
+
+    def _say(
+        self,
+        asking: Asking,
+        messages: Sequence[Mapping[str, str]],
+        fields: Mapping[str, Any],
+        size: int,
+        read: Callable[[Any], Any],
+    ) -> Any:
+        """Ask, leaving out or renaming what the server says that it does not take."""
+        wanted = {"max_tokens": self._max_tokens or THOUGHTS, **fields, **self._options}
+        if "reasoning_effort" in wanted:
+            self._refused.setdefault("max_tokens", "max_completion_tokens")
+        for _ in range(_WAYS):
+            body: dict[str, Any] = {"model": self.model, "messages": messages}
+            body |= self._accepted(wanted)
+            try:
+                url = f"{self.transport.base}/chat/completions"
+                return asking.post(url, body, read, prompt=size, output=wanted["max_tokens"])
+            except Refused as error:
+                if error.status not in (400, 422) or not self._without(error.said, body):
+                    raise
+        raise LLMError(f"{self.transport.base} takes none of the ways to ask {self.model} for an answer")
+
+    def _accepted(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        body = {}
+        for name, value in wanted.items():
+            instead = self._refused.get(name, name)
+            if name == "response_format" and instead == "json_object":
+                body[name] = {"type": "json_object"}
+            elif instead is not None:
+                body[instead] = value
+        return body
+
+    def _without(self, said: str, body: Mapping[str, Any]) -> bool:
+        """Remember a field that the server complains of; whether there is anything new to try."""
+        form = body.get("response_format", {}).get("type")
+        with self._mutex:
+            if form and ("response_format" in said or "json_schema" in said or "schema" in said):
+                self._refused["response_format"] = "json_object" if form == "json_schema" else None
+                return True
+            if "max_tokens" in body and "max_completion_tokens" in said:
+                self._refused["max_tokens"] = "max_completion_tokens"
+                return True
+            for name in ("temperature", "reasoning_effort"):
+                if name in body and name in said:
+                    self._refused[name] = None
+                    return True
+        return False
+
+
+def _form(labels: Sequence[Label], n: int) -> dict[str, Any]:
+    """Everything is bounded: a small model that is held to a form goes on for as long as the form lets it."""
+
+    def closed(**properties: Any) -> dict[str, Any]:
+        required = list(properties)
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
+
+    letter = {"type": "string", "enum": [label.token for label in labels]}
+    percent = {"type": "integer", "minimum": 0, "maximum": 100}
+    several = {"type": "array", "items": closed(label=letter, percent=percent)}
+    number = {"type": "integer", "minimum": 1, "maximum": n}
+    one = closed(id=number, distribution=several | {"minItems": 1, "maxItems": len(labels)})
+    schema = closed(forecasts={"type": "array", "items": one, "minItems": n, "maxItems": n})
+    return {"type": "json_schema", "json_schema": {"name": "forecasts", "strict": True, "schema": schema}}
+
+
+# --- reading ---
+
+
+def _content(data: Any) -> str:
+    choice = data["choices"][0]
+    message = choice["message"]
+    text = message.get("content")
+    if isinstance(text, list):  # parts, as some servers send them
+        text = "".join(part.get("text", "") for part in text)
+    if not isinstance(text, str) or not text.strip():
+        if choice.get("finish_reason") == "length":
+            raise Unusable("no answer within max_tokens, perhaps for all the thoughts: raise max_tokens")
+        raise Unusable("an empty answer" if not message.get("refusal") else "the model refuses to answer")
+    return text
+
+
+def _read(text: str, labels: Sequence[Label], n: int) -> Rows:
+    answer = json_in(text)
+    listed = answer["forecasts"] if isinstance(answer, dict) else answer
+    given: list[list[Any]] = [[] for _ in range(n)]
+    for entry in (entry for entry in listed if isinstance(entry, dict)):
+        number = entry.get("id")
+        number = int(number) if isinstance(number, str) and number.strip().isdecimal() else number
+        if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= n:
+            given[number - 1].append(entry.get("distribution"))
+    return rows(given, partial(weights, labels=labels), len(labels), least=LEAST, most=MOST)
+
+
+def _averaged(samples: Sequence[Rows | LLMError]) -> Rows:
+    """The mean over samples, row by row over those that have the row. Raises `LLMError` if none has any."""
+    failed = [str(sample) for sample in samples if isinstance(sample, LLMError)]
+    good = [sample for sample in samples if isinstance(sample, Rows)]
+    if not good:
+        raise LLMError("; ".join(dict.fromkeys(failed)))
+    there = np.array([sample.probabilities.sum(axis=1) > 0.5 for sample in good])
+    count = np.maximum(there.sum(axis=0), 1)
+    probabilities = sum(sample.probabilities for sample in good) / count[:, None]
+    mass = sum(sample.mass for sample in good) / count
+    trouble = [reason for sample in good for reason in sample.trouble]
+    return Rows(np.asarray(probabilities), np.asarray(mass), tuple(dict.fromkeys([*failed, *trouble])))

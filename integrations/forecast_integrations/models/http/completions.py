@@ -1,0 +1,202 @@
+"""Label probabilities from `/v1/completions` of a vLLM server, or of another that returns log-probabilities.
+
+vLLM's log-probabilities are of the whole vocabulary even where only some tokens are allowed, so a restricted
+choice would come back with other tokens among its probabilities. Hence nothing is restricted: the labels'
+own tokens are asked for (`logprob_token_ids`, vLLM >= 0.26) and made to sum to 1 here, and what they summed
+to before is the answer's mass.
+
+Prompts are sent as token numbers, prefix and suffixes tokenized apart: "\\n\\n" before the end of a text and
+"\\n\\n" before a letter are different tokens in some vocabularies, and a prefix must end alike for all
+candidates to be computed once. Where the server does not tokenize, text is sent, and labels are looked for
+among the most likely tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from forecast_autotune.llm.backend import LLMError
+from forecast_autotune.llm.bins import Label
+from forecast_autotune.llm.parallel import side_by_side
+from forecast_autotune.llm.replies import Unusable
+from forecast_integrations.models.http.served import Asking, Rows, Served, rows
+from forecast_integrations.models.http.transport import Refused, Transport
+
+TOP = (20, 5)
+"""Likely tokens to ask for: vLLM's most by default, then OpenAI's."""
+_KEPT = 4096
+"""Most texts whose tokens are remembered."""
+_SPACES = " \u2581\u0120"
+"""A leading space as text, in sentencepiece's and in GPT-2's writing."""
+
+Found = dict[str, float | None]
+"""Log-probability by token, as text or as `token_id:123`; None: not a number."""
+
+
+class Completions(Served):
+    """A model whose server tells log-probabilities; see the module."""
+
+    kind = "completions"
+
+    def __init__(self, url: str, model: str, *, batch: int = 64, transport: Transport | None = None) -> None:
+        super().__init__(url, model, batch=batch, transport=transport)
+        self._mutex = threading.Lock()
+        self._tokens: dict[tuple[str, bool], tuple[int, ...]] = {}
+        self._top = TOP[0]
+        self._texts = False
+        """The server does not tokenize."""
+
+    def asker(
+        self, asking: Asking, prefix: str, suffixes: Sequence[str], labels: Sequence[Label]
+    ) -> Callable[[Sequence[str]], Rows]:
+        """Tokenize what was not met before; a batch is one request with many prompts."""
+        ids: list[int] | None = None
+        if not self._texts:
+            try:
+                ids = self._prepared(asking, prefix, suffixes, labels)
+            except _NoTokenizer:
+                self._texts = True
+        return partial(self._batch, asking, prefix, labels, ids)
+
+    # --- tokens ---
+
+    def _prepared(
+        self, asking: Asking, prefix: str, suffixes: Sequence[str], labels: Sequence[Label]
+    ) -> list[int]:
+        """Learn the tokens of all texts; returns the labels' own."""
+        self._tokenized(asking, prefix, opening=True)
+        # What a label follows: the question's last word, the same for all candidates of a prompt.
+        words = list(dict.fromkeys(suffix.split()[-1] for suffix in suffixes if suffix.strip())) or [""]
+        after = {word: [word, *(f"{word} {label.token}" for label in labels)] for word in words}
+        wanted = [*suffixes, *itertools.chain.from_iterable(after.values())]
+        jobs = [partial(self._tokenized, asking, text, opening=False) for text in dict.fromkeys(wanted)]
+        for result in side_by_side(jobs, self.transport.concurrency):
+            if isinstance(result, LLMError):
+                raise result
+        found = set()
+        for texts in after.values():
+            before, *ends = (self._tokenized(asking, text, opening=False) for text in texts)
+            single = all(len(end) == len(before) + 1 and end[:-1] == before for end in ends)
+            found.add(tuple(end[-1] for end in ends) if single else ())
+        (ids, *others) = found
+        if others or len(set(ids)) < len(labels):
+            raise LLMError(
+                f"the labels {[label.token for label in labels]} must be one token each after {words[0]!r}, "
+                f"and for {self.model} on {self.transport.base} they are not: use another model, or kind=chat"
+            )
+        return list(ids)
+
+    def _tokenized(self, asking: Asking, text: str, *, opening: bool) -> tuple[int, ...]:
+        """Token numbers of a text; with `opening`, of a prompt's beginning."""
+        key = (text, opening)
+        if (known := self._tokens.get(key)) is not None:
+            return known
+        body = {"model": self.model, "prompt": text, "add_special_tokens": opening}
+
+        def read(data: Any) -> tuple[int, ...]:
+            tokens = data["tokens"]
+            whole = [t for t in tokens if isinstance(t, int) and not isinstance(t, bool) and t >= 0]
+            if not tokens or len(whole) < len(tokens):
+                raise Unusable("tokens that are no numbers")
+            return tuple(whole)
+
+        try:
+            found = asking.post(f"{self.transport.root}/tokenize", body, read, prompt=0)
+        except Refused as error:
+            # One that has tokenized before does so again: text might be read as other tokens.
+            if error.status in (400, 404, 405, 422, 501) and not self._tokens:
+                raise _NoTokenizer(str(error)) from None
+            raise
+        with self._mutex:
+            if len(self._tokens) >= _KEPT:
+                self._tokens.clear()
+            self._tokens[key] = found
+        return found
+
+    # --- answers ---
+
+    def _batch(
+        self,
+        asking: Asking,
+        prefix: str,
+        labels: Sequence[Label],
+        ids: list[int] | None,
+        suffixes: Sequence[str],
+    ) -> Rows:
+        body: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0}
+        prompts: list[Any]
+        if ids is None:
+            prompts = [prefix + suffix for suffix in suffixes]
+        else:
+            begin = self._tokenized(asking, prefix, opening=True)
+            prompts = [begin + self._tokenized(asking, suffix, opening=False) for suffix in suffixes]
+            body |= {"logprob_token_ids": ids, "return_tokens_as_token_ids": True}
+        # Some servers take one prompt per request: with batch=1 they can be asked, too.
+        body["prompt"] = prompts if len(prompts) > 1 else prompts[0]
+        size = sum(len(prefix) + len(suffix) for suffix in suffixes)
+
+        def read(data: Any) -> Rows:
+            return self._read(data, labels, ids, len(suffixes))
+
+        url = f"{self.transport.base}/completions"
+        while True:
+            asked = self._top
+            try:
+                return asking.post(url, body | {"logprobs": asked}, read, prompt=size, output=len(suffixes))
+            except Refused as error:
+                fewer = [top for top in TOP if top < asked]
+                if "logprobs" not in error.said or not fewer:
+                    raise
+                self._top = fewer[0]
+
+    def _read(self, data: Any, labels: Sequence[Label], ids: list[int] | None, n: int) -> Rows:
+        choices = [choice for choice in data["choices"] if isinstance(choice, dict)]
+        places: dict[int, list[Any]] = {}
+        for choice in choices:
+            index = choice.get("index")
+            if isinstance(index, int) and not isinstance(index, bool):
+                places.setdefault(index, []).append(choice)
+        if choices and all(choice.get("logprobs") is None for choice in choices):
+            raise LLMError(
+                f"{self.transport.base} returns no log-probabilities for {self.model} (transformers serve "
+                "ignores them): use kind=systemone or kind=chat"
+            )
+        read = partial(_weights, labels=labels, ids=ids)
+        found = rows([places.get(index, []) for index in range(n)], read, len(labels))
+        found.mass[:] = np.minimum(found.mass, 1.0)  # the sum of rounded numbers
+        return found
+
+
+class _NoTokenizer(LLMError):
+    """The server has no /tokenize."""
+
+
+def _weights(choice: Any, *, labels: Sequence[Label], ids: list[int] | None) -> list[Any]:
+    """Probability per label, not made to sum to 1; 0 for one that was not among the likely tokens."""
+    top = choice["logprobs"]["top_logprobs"][0]
+    by_text: dict[str, list[Any]] = {}
+    for token, value in top.items():
+        by_text.setdefault(token.lstrip(_SPACES), []).append(value)
+    weights: list[Any] = []
+    for place, label in enumerate(labels):
+        numbered = f"token_id:{ids[place]}" if ids is not None else ""
+        values = [top[numbered]] if numbered in top else by_text.get(label.token, [])
+        weights.append(_probability(values))
+    return weights
+
+
+def _probability(log_probabilities: Sequence[Any]) -> float | None:
+    """Of any of some tokens; None where a server's number is none, or above 1."""
+    total = 0.0
+    for value in log_probabilities:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value <= 0.01:
+            return None
+        total += math.exp(max(value, -9999.0))
+    return total

@@ -1,0 +1,283 @@
+"""JSON requests to a server: retried, bounded in time, number and cost, and never showing the key."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+from forecast_autotune.llm.backend import LLMError, Usage
+from forecast_autotune.llm.replies import Unusable
+from forecast_integrations.models.http.client import Broken, Reply, exchange, key_for
+from forecast_integrations.models.http.guards import (
+    LEDGER,
+    Breaker,
+    Deadline,
+    Ledger,
+    Limits,
+    Prices,
+    breaker,
+)
+
+T = TypeVar("T")
+
+ATTEMPTS = 4
+"""Most attempts at one request."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
+"""Pause before the second attempt, doubled before each further one up to the longest."""
+REDIRECTS = 3
+_AGAIN = frozenset({408, 409, 425, 429})
+_ITS_FAULT = frozenset({400, 404, 405, 413, 414, 415, 422, 501})
+"""Answers of a healthy server to a request it does not like."""
+_SHOWN = 200
+_NOTHING = Usage()
+ODD = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a reply of another shape runs into."""
+
+
+class Refused(LLMError):
+    """The server answered with an error that asking again will not change."""
+
+    def __init__(self, text: str, status: int, said: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.said = said
+        """The beginning of what it said."""
+
+
+class _Failed(Exception):
+    """One attempt failed; the next may not."""
+
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+        """What the server asked us to wait."""
+
+
+class Transport:
+    """Requests to one server. Safe to share between threads.
+
+    Args:
+        url: where the API starts, with its version: `http://127.0.0.1:8000/v1`.
+        concurrency: most requests under way at a time.
+        attempts: most attempts at one request.
+        prices: money per million tokens, for usage and the money limit.
+        limits: what this process may spend; see `Ledger`.
+        shared_breaker: by default the process's breaker for this server.
+        ledger: by default the process's.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        concurrency: int = 8,
+        attempts: int = ATTEMPTS,
+        prices: Prices | None = None,
+        limits: Limits | None = None,
+        shared_breaker: Breaker | None = None,
+        ledger: Ledger = LEDGER,
+    ) -> None:
+        parts = urlsplit(url)
+        self.host = parts.netloc
+        self.origin = f"{parts.scheme}://{parts.netloc}"
+        self.base = self.origin + (parts.path.rstrip("/") or "/v1")
+        self.concurrency = concurrency
+        self.attempts = attempts
+        self.prices = prices or Prices()
+        self.limits = limits or Limits()
+        self.breaker = shared_breaker or breaker(self.origin)
+        self.ledger = ledger
+        self._slots = threading.BoundedSemaphore(concurrency)
+        # Only spreads retries of many processes over time, so it needs no seed.
+        self._chance = random.Random()
+
+    def __repr__(self) -> str:
+        return f"Transport({self.base})"
+
+    @property
+    def root(self) -> str:
+        """Where a vLLM server keeps what is not part of OpenAI's API."""
+        return self.base.removesuffix("/v1")
+
+    def ask(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        read: Callable[[Any], T],
+        *,
+        deadline: Deadline,
+        expected: Usage = _NOTHING,
+    ) -> tuple[T, Usage]:
+        """POST `body` as JSON; returns what `read` makes of the reply, and what it cost.
+
+        Connection errors, replies that are cut off, no JSON or that `read` cannot use (it raises
+        `Unusable`, or fails as on another shape), and the statuses 408, 409, 425, 429 and 5xx are retried
+        within `deadline`, after a jittered, doubling pause or what Retry-After says. `expected` is
+        reserved of the budget, and charged where the reply does not say what was used.
+
+        Raises `LLMError`, of which `Refused` carries the server's status. No message holds the key.
+        """
+        payload = json.dumps(body, allow_nan=False).encode()
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return self._attempt(url, payload, read, deadline, expected)
+            except _Failed as failure:
+                wait = failure.wait_s
+                if wait is None:
+                    longest = min(FIRST_WAIT_S * 2 ** (attempt - 1), LONGEST_WAIT_S)
+                    wait = longest * self._chance.uniform(0.5, 1.0)
+                if attempt == self.attempts or wait >= deadline.left:
+                    tried = "" if attempt == 1 else f" after {attempt} attempts"
+                    raise LLMError(f"{self.base}: {failure}{tried}") from None
+                time.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attempt(
+        self, url: str, payload: bytes, read: Callable[[Any], T], deadline: Deadline, expected: Usage
+    ) -> tuple[T, Usage]:
+        expected = self.prices.of(expected)
+        with self._slot(deadline), self.ledger.spending(expected, self.limits) as bill:
+            self.breaker.admit()
+            started = time.monotonic()
+            try:
+                reply = self._send(url, payload, deadline.sooner(bill.left_s))
+                if not 200 <= reply.status < 300:
+                    raise self._refusal(reply)
+                # From here on the work was done, whatever the reply looks like.
+                bill.cost = expected
+                data = _decoded(reply.body)
+                bill.cost = usage = self.prices.of(_usage(data, expected))
+                try:
+                    found = read(data)
+                except ODD as error:
+                    raise Unusable(f"a reply of another shape ({type(error).__name__})") from None
+            except (Broken, Unusable) as error:
+                if isinstance(error, Broken) and error.sent:
+                    bill.cost = expected
+                reason = self._shown(str(error).encode("utf-8", "replace"))
+                self.breaker.failed(reason)
+                raise _Failed(reason) from None
+            except _Failed as failure:
+                self.breaker.failed(str(failure))
+                raise
+            except Refused as error:
+                if error.status in _ITS_FAULT:
+                    self.breaker.succeeded()
+                else:
+                    self.breaker.failed(str(error))
+                raise
+            except BaseException:
+                self.breaker.withdrawn()
+                raise
+            self.breaker.succeeded()
+        return found, replace(usage, seconds=time.monotonic() - started)
+
+    @contextmanager
+    def _slot(self, deadline: Deadline) -> Iterator[None]:
+        if not self._slots.acquire(timeout=deadline.left):
+            raise LLMError(
+                f"{self.base}: {self.concurrency} requests were under way for all of {deadline.seconds:.3g} s"
+            )
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    def _send(self, url: str, payload: bytes, deadline: Deadline) -> Reply:
+        """POST, following redirects within the server: elsewhere neither key nor prompt is sent."""
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "User-Agent": "forecast-autotune",
+            "Connection": "close",
+        }
+        if key := key_for(urlsplit(url)):
+            headers["Authorization"] = f"Bearer {key}"
+        for _ in range(REDIRECTS + 1):
+            reply = exchange("POST", url, payload, headers, deadline)
+            if not 300 <= reply.status < 400:
+                return reply
+            where = reply.headers.get("location", "")
+            try:
+                url = urljoin(url, where)
+            except ValueError:
+                url = ""
+            if not url.startswith(self.origin + "/") or reply.status not in (307, 308):
+                shown = self._shown(where.encode("utf-8", "replace"))
+                raise Refused(
+                    f"{self.base}: HTTP {reply.status} to {shown or 'nowhere'}, and only redirects (307, "
+                    "308) within the server are followed: give the address that answers",
+                    reply.status,
+                    shown,
+                )
+        raise Refused(f"{self.base}: redirects more than {REDIRECTS} times", 310, "")
+
+    def _refusal(self, reply: Reply) -> Exception:
+        said = self._shown(reply.body)
+        text = f"HTTP {reply.status}{': ' if said else ''}{said}"
+        if reply.status in _AGAIN or (reply.status >= 500 and reply.status not in _ITS_FAULT):
+            return _Failed(text, _retry_after(reply.headers.get("retry-after", "")))
+        if reply.status in (401, 403):
+            text += " (the key comes from FORECAST_AUTOTUNE_LLM_KEY, else OPENAI_API_KEY)"
+        return Refused(f"{self.base}: {text}", reply.status, said)
+
+    def _shown(self, body: bytes) -> str:
+        """The beginning of what a server said, as one line, without the key if it repeats it."""
+        if key := key_for(urlsplit(self.base)):
+            # Before it is cut, so that no part of the key is left at the end.
+            body = body.replace(key.encode(), b"***")
+        text = body[: 16 * _SHOWN].decode("utf-8", "replace")
+        return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_SHOWN]
+
+
+def _null(_: str) -> None:
+    """NaN and infinity are no JSON, yet some servers send them: they become null, which no reader takes."""
+
+
+_decode = json.JSONDecoder(parse_constant=_null).decode
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return _decode(body.decode("utf-8"))
+    except (ValueError, RecursionError):
+        # Not chained: a decoding error holds the whole text.
+        raise Unusable(f"{len(body)} bytes that are not JSON") from None
+
+
+def _usage(data: Any, expected: Usage) -> Usage:
+    """What a reply says was used; what it does not say, or says wrongly, is taken as expected."""
+    said = data.get("usage") if isinstance(data, dict) else None
+    if not isinstance(said, dict):
+        return expected
+
+    def count(fallback: int, value: object) -> int:
+        whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+        return value if whole and isinstance(value, int) else fallback
+
+    details = said.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    prompt = count(expected.prompt_tokens, said.get("prompt_tokens", said.get("input_tokens")))
+    output = count(expected.output_tokens, said.get("completion_tokens", said.get("output_tokens")))
+    return Usage(1, prompt, min(count(0, cached), prompt), output)
+
+
+def _retry_after(text: str) -> float | None:
+    """Seconds to wait, from a number or a date; None where the header says nothing usable."""
+    try:
+        wait = float(text)
+    except ValueError:
+        try:
+            wait = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return wait if 0 <= wait < float("inf") else None

@@ -1,0 +1,284 @@
+"""A language model in this process, by transformers: one forward pass per forecast, nothing is generated.
+
+What all candidates share is read once and kept (`prefixes`), their suffixes are read side by side
+(`decoder`, or `reading` for models it does not know), and the answer is each label's share in the logits
+of the last positions.
+
+A pass cannot be interrupted: the time limit is looked at between passes.
+
+Compiling children may be forked while a model loads or reads in another thread. A child inherits that
+thread's locks as they are, held for ever, but waits for none of them: it runs nothing of torch and imports
+nothing that is still being imported. Weights for a GPU go there directly, so that the host's memory, which
+every fork goes through, stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage, turn
+from forecast_autotune.llm.bins import Label
+from forecast_autotune.llm.tokens import Ids, Tokens
+from forecast_integrations.models.transformers.loading import Source, load, unless_out_of_memory
+from forecast_integrations.models.transformers.prefixes import Prefix, PrefixCache
+from forecast_integrations.models.transformers.reading import Shape, Way, fitting
+from forecast_integrations.models.transformers.ways import choose, warm
+
+Array = npt.NDArray[np.float64]
+
+_USUAL = {"prefix": 1500, "rows": 100, "length": 40}
+"""Tokens and candidates of a usual forecast: what a GPU reads once in `prepare`."""
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A loaded model, and what was found out about it."""
+
+    model: Any
+    tokens: Tokens
+    way: Way
+    refused: dict[str, str]
+    context: int
+    seconds: dict[str, float]
+
+
+class Transformers(Backend):
+    """See `backend.Backend`. Threads may share one: they take turns.
+
+    `model` and `adapter` (LoRA) are folders or names on the Hugging Face hub, which is asked only for what
+    is not on this machine. `device` and `dtype` are found by `loading` if they are not given, and `way` of
+    reading, one of `ways.WAYS`, by `ways.choose`. `threads` are CPU threads while it reads; by default as
+    many as the caller has set. `memory_bytes` limits what a pass takes beside the weights, `cache_bytes`
+    what is kept of prefixes.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        adapter: str | None = None,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        way: str | None = None,
+        threads: int | None = None,
+        memory_bytes: int = 1 << 30,
+        cache_bytes: int = 1 << 29,
+    ) -> None:
+        self.name = f"transformers:{model}" + (f"+{adapter}" if adapter else "")
+        self._source = Source(model, adapter, device, dtype)
+        self._way, self._threads, self._memory = way, threads, float(memory_bytes)
+        self._prefixes = PrefixCache(cache_bytes)
+        self._lock = Lock()
+        self._open: _Open | None = None
+        self._failed = ""
+
+    def ready(self) -> bool:
+        """Whether the model is loaded."""
+        return self._open is not None
+
+    def prepare(self) -> None:
+        """Load, find the quickest way to read that is right, and read once.
+
+        Raises `LLMError` when the model cannot be loaded; it is not tried again before `close`.
+        """
+        with self._lock:
+            self._opened()
+
+    def close(self) -> None:
+        """Give the memory back. A later forecast would load again."""
+        with self._lock:
+            if self._open is not None:
+                self._open = None
+                self._forget()
+            self._failed = ""
+
+    def diagnostics(self) -> dict[str, Any]:
+        """For reports, JSON-able: how it reads and why, on what, seconds of loading, what it keeps."""
+        found: dict[str, Any] = {"name": self.name, "ready": self.ready()}
+        if (it := self._open) is not None:
+            found |= {
+                "way": it.way.name,
+                "refused": dict(it.refused),
+                "device": str(it.model.device),
+                "dtype": str(it.model.dtype).removeprefix("torch."),
+                "seconds": dict(it.seconds),
+                "prefixes": len(self._prefixes),
+                "prefix_bytes": self._prefixes.nbytes,
+                "memory_bytes": self._memory,
+            }
+        return found
+
+    def forecast(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
+    ) -> Answer:
+        """See `backend.Backend.forecast`; loads first where `prepare` has not been called."""
+        begin = time.monotonic()
+        if not suffixes:
+            return Answer(np.zeros((0, len(labels))), np.zeros(0))
+        busy = (
+            f"the model was busy for {timeout_s:.3g} s, loading or reading for another thread: "
+            "call `prepare` earlier, or allow more time"
+        )
+        with turn(self._lock, timeout_s, busy):
+            it = self._opened()
+            with self._settled(it.model):
+                ends = it.tokens.labels(suffixes, labels)
+                rows = it.tokens.suffixes(suffixes)
+                if not all(map(len, rows)):
+                    raise LLMError(
+                        "a suffix must have a token at least: end it with the question's last word"
+                    )
+                past, cached = self._past(it, it.tokens.prefix(prefix), min(map(len, rows)))
+                logits, totals, trouble = self._read(it, past, rows, ends, begin + timeout_s)
+        prompt = len(past) + sum(map(len, rows))
+        usage = Usage(1, prompt, cached, 0, time.monotonic() - begin)
+        return _answer(logits, totals, usage, trouble)
+
+    def _opened(self) -> _Open:
+        if self._failed:
+            raise LLMError(self._failed)
+        if self._open is None:
+            try:
+                self._open = self._loaded()
+            except LLMError as error:
+                self._failed = str(error)
+                raise
+        return self._open
+
+    def _loaded(self) -> _Open:
+        loaded = load(self._source)
+        model, tokens = loaded.model, Tokens(loaded.tokenizer)
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+        begin = time.perf_counter()
+        with self._settled(model):
+            way, refused = choose(model, tokens, self._way)
+            checked = time.perf_counter()
+            if model.device.type == "cuda" and context > sum(_USUAL.values()):
+                warm(way, model, self._memory, **_USUAL)
+        seconds = {
+            "import": loaded.import_s,
+            "load": loaded.load_s,
+            "check": checked - begin,
+            "warm": time.perf_counter() - checked,
+        }
+        return _Open(model, tokens, way, refused, context, seconds)
+
+    def _past(self, it: _Open, ids: Ids, shortest: int) -> tuple[Prefix, int]:
+        """What the model keeps of the prefix, and how many tokens of it were known before."""
+        if len(ids) + shortest > it.context:
+            raise LLMError(
+                f"a prompt must fit the model's {it.context} positions; this one has {len(ids)} tokens "
+                f"before and {shortest} or more of each candidate: shorten it, or use another model"
+            )
+        known = self._prefixes.longest(ids)
+        cached = len(known) if known.layers else 0
+        if len(known) == len(ids):
+            return known, cached
+        past = unless_out_of_memory(lambda: it.way.extend(known, ids[len(known) :]))
+        if past is None:
+            self._forget()
+            raise LLMError(
+                f"there was not enough memory on {it.model.device} to read a prefix of {len(ids)} tokens: "
+                "free some, or choose a smaller model or another device"
+            )
+        self._prefixes.keep(past)
+        return past, cached
+
+    def _read(
+        self, it: _Open, past: Prefix, rows: Sequence[Ids], labels: list[int], deadline: float
+    ) -> tuple[Array, Array, list[str]]:
+        """Logits [n, labels] and log sum exp of all logits [n], NaN where there are none; and why."""
+        import torch
+
+        logits, totals = np.full((len(rows), len(labels)), np.nan), np.full(len(rows), np.nan)
+        trouble: list[str] = []
+        tokens = torch.as_tensor(labels, device=it.model.device)
+        waiting = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        if len(past) + len(rows[waiting[0]]) > it.context:
+            waiting = [i for i in waiting if len(past) + len(rows[i]) <= it.context]
+            trouble.append(f"a candidate's prompt is longer than the model's {it.context} positions")
+        while waiting:
+            if time.monotonic() > deadline:
+                trouble.append("the time was over before the model had read all candidates")
+                break
+            sizes = [len(rows[i]) for i in waiting]
+            count = fitting(it.way, len(past), sizes, self._memory)
+            at = [rows[i] for i in waiting[:count]]
+            found = unless_out_of_memory(partial(_numbers, it.way, past, at, tokens))
+            if found is not None:
+                logits[waiting[:count]], totals[waiting[:count]] = found
+            else:
+                self._forget()
+                if count > 1:  # again, with half of it, from now on
+                    took = it.way.memory(
+                        len(past), Shape(count, sizes[0], sizes[count - 1], sum(sizes[:count]))
+                    )
+                    self._memory = min(self._memory, took) / 2
+                    continue
+                trouble.append(f"there was not enough memory on {it.model.device} to read a candidate")
+            waiting = waiting[count:]
+        return logits, totals, trouble
+
+    def _forget(self) -> None:
+        """Drop what is kept of prefixes, and give back what the allocator holds free on a GPU."""
+        import torch
+
+        self._prefixes.clear()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    @contextlib.contextmanager
+    def _settled(self, model: Any) -> Iterator[None]:
+        """Read as the model is, whatever the calling thread has set in torch; and change none of it."""
+        import torch
+
+        before = torch.get_num_threads()
+        try:
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            with torch.inference_mode(), torch.autocast(model.device.type, enabled=False):
+                yield
+        except LLMError:
+            raise
+        except Exception as error:
+            # A model's own code may raise anything, and a forecast is not worth a crash.
+            raise LLMError(
+                f"the model failed on {model.device} ({type(error).__name__}: {str(error)[:500]}): if the "
+                "device is lost, start a new process; otherwise choose another device, dtype or model"
+            ) from error
+        finally:
+            if self._threads is not None:
+                torch.set_num_threads(before)
+
+
+def _numbers(way: Way, past: Prefix, rows: Sequence[Ids], labels: Any) -> tuple[Array, Array]:
+    """One pass; results are on the host."""
+    logits, totals = way.read(past, rows, labels)
+    return logits.cpu().numpy(), totals.cpu().numpy()
+
+
+def _answer(logits: Array, totals: Array, usage: Usage, trouble: list[str]) -> Answer:
+    """Shares of the labels among themselves, and together among everything. Raises `LLMError` if no row
+    has any."""
+    told = np.isfinite(logits).all(axis=1) & np.isfinite(totals)
+    if not trouble and not told.all():
+        trouble = ["the model's logits were not finite: choose another dtype"]
+    if not told.any():
+        raise LLMError(f"no candidate was read: {'; '.join(trouble)}")
+    probabilities, mass = np.zeros(logits.shape), np.zeros(len(logits))
+    top = logits[told].max(axis=1, keepdims=True)
+    odds = np.exp(logits[told] - top)
+    total = odds.sum(axis=1, keepdims=True)
+    probabilities[told] = odds / total
+    # Not above 1: the sum over all tokens is rounded as the model's own numbers are.
+    mass[told] = np.minimum(np.exp((np.log(total) + top)[:, 0] - totals[told]), 1.0)
+    return Answer(probabilities, mass, usage, tuple(trouble))

@@ -1,0 +1,1 @@
+"""Triton: the decorator, the patch, and the engine behind both."""

@@ -1,0 +1,1 @@
+"""Compiling candidates in parallel, without launching them."""

@@ -1,0 +1,142 @@
+"""Compile in forked children, one per candidate: see `children`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from forecast_autotune.records import Candidate, Outcome
+from forecast_integrations.triton.call import outcome_of
+from forecast_integrations.triton.compile.children import Child, Children
+from forecast_integrations.triton.compile.protocol import Compiled
+
+_STRAGGLER = 5.0
+"""A compilation that takes this many times the median has usually unrolled or spilled without bounds,
+and makes a slow kernel: an impatient pool does not wait for it ..."""
+_STRAGGLER_S = 6.0
+"""... unless everything compiles quickly: this many seconds are always granted."""
+
+
+class ForkPool:
+    """One forked child per compilation, at most `workers` at a time."""
+
+    quiet = True
+
+    def __init__(
+        self, compile_one: Callable[[Candidate], Any], workers: int, timeout_s: float, patient: bool = True
+    ) -> None:
+        """`timeout_s` is the most a compilation may take; an impatient pool gives up earlier."""
+        self.compile_s = 0.0
+        self.finished = 0
+        self._patient = patient
+        self._seconds: list[float] = []
+        self._compile, self._workers, self._timeout_s = compile_one, workers, timeout_s
+        self._waiting: deque[Candidate] = deque()
+        self._submitted: set[Candidate] = set()
+        self._children = Children()
+        self._ended: deque[Compiled] = deque()
+
+    def submit(self, candidates: Sequence[Candidate]) -> None:
+        """Queue candidates not submitted before; starts as many as there are free workers."""
+        fresh = [c for c in dict.fromkeys(candidates) if c not in self._submitted]
+        self._submitted.update(fresh)
+        self._waiting.extend(fresh)
+        self._fill()
+
+    def next(self) -> Compiled:
+        """Wait for a child; one that exceeds the timeout is killed and counts as hung."""
+        while True:
+            self._fill()
+            if self._ended:
+                return self._ended.popleft()
+            if self._listen(0.25):
+                # Only a silent child can hang: others may have waited long for us to listen.
+                continue
+            most = self._most()
+            for child in self._children.overdue(most):
+                self._children.kill(child)
+                message = f"TimeoutError: not compiled after {most:.3g} s"
+                self._ended.append(Compiled(child.tag, most, Outcome.TIMEOUT, message))
+
+    def _most(self) -> float:
+        """Seconds that a compilation may take by now."""
+        if self._patient or len(self._seconds) < 3:
+            return self._timeout_s
+        return min(self._timeout_s, max(_STRAGGLER_S, _STRAGGLER * statistics.median(self._seconds)))
+
+    def done(self) -> list[Compiled]:
+        """Collect the children that have finished by now."""
+        while self._listen(0.0):
+            pass
+        found = list(self._ended)
+        self._ended.clear()
+        return found
+
+    def close(self) -> None:
+        """Kill the children: what they were compiling is not wanted any more."""
+        self._waiting.clear()
+        self._children.close()
+
+    def _listen(self, timeout_s: float) -> bool:
+        ended, heard = self._children.finished(timeout_s)
+        self._ended.extend(self._result(child, status) for child, status in ended)
+        return heard
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._children) < self._workers:
+            candidate = self._waiting.popleft()
+            try:
+                self._children.start(candidate, partial(self._attempt, candidate))
+            except OSError as error:  # no more processes, memory or descriptors: not the candidate's fault
+                message = f"no child could be started: {error}"
+                self._ended.append(Compiled(candidate, 0.0, Outcome.INFRASTRUCTURE, message))
+
+    def _attempt(self, candidate: Candidate) -> dict[str, Any]:
+        """What a child does."""
+        begin = time.perf_counter()
+        answer: dict[str, Any] = {}
+        try:
+            self._compile(candidate)
+        except BaseException as error:
+            outcome = outcome_of(error)
+            answer = {
+                "outcome": outcome and str(outcome),
+                "message": f"{type(error).__name__}: {error}"[:2000],
+            }
+        return {**answer, "seconds": time.perf_counter() - begin}
+
+    def _result(self, child: Child, status: int) -> Compiled:
+        result = Compiled(child.tag, time.perf_counter() - child.began)
+        try:
+            answer = child.answer()
+        except ValueError:
+            # It died without a word: an abort inside the compiler, unless somebody else (the kernel
+            # when memory is short, say) killed it.
+            how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {status >> 8}"
+            aborted = os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL
+            result.outcome = Outcome.COMPILE_ERROR if aborted else Outcome.INFRASTRUCTURE
+            result.message = f"the compiler died ({how})"
+            return result
+        result.seconds = float(answer["seconds"])
+        self._seconds.append(result.seconds)
+        self.compile_s += result.seconds
+        self.finished += 1
+        if "outcome" not in answer:
+            return result
+        result.message = answer["message"]
+        if answer["outcome"] is None:
+            # The caller's mistake: repeat it here, where the user sees it with its own traceback.
+            try:
+                self._compile(result.candidate)
+            except BaseException as error:
+                result.error = error
+            return result
+        outcome = Outcome(answer["outcome"])
+        result.outcome = Outcome.COMPILE_ERROR if outcome is Outcome.RUNTIME_ERROR else outcome
+        return result

@@ -1,0 +1,222 @@
+"""`@forecast_autotune`: the drop-in for `triton.autotune`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner, Config
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.policy import Policy
+from forecast_autotune.settings import Budget, Mode
+from forecast_autotune.space import Space
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_integrations.triton.engine import Engine, Options
+from forecast_integrations.triton.key import Bucket, KeyMaker
+from forecast_integrations.triton.variants.loading import VariantConfig, launch_varied
+from forecast_integrations.triton.variants.sources import Given, Sources
+
+_UPSTREAM_RUN = Autotuner.run if Autotuner.run.__module__ == "triton.runtime.autotuner" else None
+
+
+class _Unexpanded:
+    """A list of configs and a `Space`, not yet joined into one list."""
+
+    def __init__(self, listed: Sequence[Any], space: Space) -> None:
+        self.listed, self.space = listed, space
+
+    def expand(self) -> list[Any]:
+        """The user's list first, then the space."""
+        space = self.space
+        found = list(self.listed)
+        for given in space.assignments():
+            launch = {name: given[name] for name in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
+            meta = {name: value for name, value in given.items() if name not in launch}
+            found.append(Config(meta, pre_hook=space.pre_hook, **launch))
+        if not found:
+            raise SettingsError("the Space's constraints leave no candidate: relax `where` or add values")
+        return found
+
+
+class ForecastAutotuner(Autotuner):
+    """A `triton.runtime.autotuner.Autotuner` that decides by forecasts and few measurements.
+
+    Every attribute others rely on is kept. `nargs` is one per thread: Triton's is shared and breaks
+    when two threads launch one kernel.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str],
+        configs: Any,
+        *args: Any,
+        options: Options,
+        space: Space | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._local = threading.local()
+        self._configs: Any = None
+        super().__init__(fn, arg_names, configs, *args, **kwargs)
+        self._engine = Engine(options)
+        self._make_key = KeyMaker(self.arg_names, options.bucket or options.settings().bucket)
+        if space is not None:
+            self._configs = _Unexpanded(tuple(configs or ()), space)
+
+    @property
+    def nargs(self) -> Any:
+        """Positional arguments by name while this thread is inside a decision; else None."""
+        return getattr(self._local, "nargs", None)
+
+    @nargs.setter
+    def nargs(self, value: Any) -> None:
+        self._local.nargs = value
+
+    @property
+    def configs(self) -> Any:
+        """The candidates as a list; a `Space` is expanded when this is first read."""
+        if isinstance(self._configs, _Unexpanded):
+            self._configs = self._configs.expand()
+        return self._configs
+
+    @configs.setter
+    def configs(self, value: Any) -> None:
+        self._configs = value
+
+    @property
+    def decision(self) -> Any:
+        """The latest `Decision` of this tuner, or None."""
+        return self._engine.last
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch with the config of this call's key, deciding it first on a miss."""
+        upstream = Autotuner.run
+        if upstream is not _UPSTREAM_RUN and not getattr(upstream, "forecast_autotune", False):
+            # Somebody replaced `Autotuner.run` for every tuner (vLLM's forced first config): obey.
+            return upstream(self, *args, **kwargs)
+        configs = self._configs
+        if configs.__class__ is not list:
+            configs = self.configs
+        engine = self._engine
+        if len(configs) > 1 or engine.varied:
+            key = self._make_key(self.keys, args, kwargs)
+            config = self.cache.get(key)
+            if config is None:
+                # Busy: a hook of this very decision launches the kernel again.
+                config = configs[0] if engine.busy() else engine.resolve(self, key, args, kwargs)
+        else:
+            config = configs[0]
+        if engine.varied and config.__class__ is VariantConfig:
+            return launch_varied(self, config, args, kwargs)
+        self.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook(
+                {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
+            )
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+
+def autotune(
+    configs: Sequence[Config] | Space,
+    key: Sequence[str],
+    prune_configs_by: dict[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
+    *,
+    tolerance: float | None = None,
+    risk: float | None = None,
+    budget: Budget | None = None,
+    surrogate: Surrogate | None = None,
+    store: Store | Path | str | bool | None = None,
+    policy: Policy | None = None,
+    space: Space | None = None,
+    variants: Given = None,
+    bucket: Bucket | None = None,
+    mode: Mode | str | None = None,
+) -> Callable[[Any], ForecastAutotuner]:
+    """Decorate a Triton kernel: `triton.autotune`'s parameters in its order, and ours by keyword.
+
+    Args:
+        configs: a list of `triton.Config`, or a `Space`.
+        key: names of arguments whose change asks for a new decision.
+        prune_configs_by: as in Triton: `early_config_prune`, `perf_model`, `top_k`.
+        reset_to_zero: names of tensors zeroed before each timed launch.
+        restore_value: names of tensors restored after each timed launch.
+        pre_hook: replaces the built-in reset/restore before a timed launch.
+        post_hook: replaces the built-in restore after a timed launch.
+        warmup: deprecated by Triton; selects its own benchmark function.
+        rep: deprecated by Triton; selects its own benchmark function.
+        use_cuda_graph: deprecated by Triton; selects its own benchmark function.
+        do_bench: your benchmark function `(kernel_call, quantiles) -> times in ms`; used as it is.
+        cache_results: accepted; our store keeps every measurement in any case.
+        tolerance: accepted regret, 0.02 is 2 % (FORECAST_AUTOTUNE_TOLERANCE).
+        risk: accepted probability of a larger regret (FORECAST_AUTOTUNE_RISK).
+        budget: the most measurements, wall seconds or device seconds per decision.
+        surrogate: what forecasts; default: the one that ships with this release.
+        store: a `Store`, a directory, or False for memory only.
+        policy: what plans the measurements; default: `policy.RiskBounded()`.
+        space: a `Space` to search besides `configs`.
+        variants: other sources of the kernel. Kernels with the same arguments, by name or in a list: you
+            vouch for those. Verified records: `Variant`s in a list, "store" (this kernel's in the store that
+            measurements go to), a `Store` or its directory, or a function problem -> Variants. Records serve
+            only calls that a check covers, all others the base kernel does (FORECAST_AUTOTUNE_VARIANTS).
+        bucket: how key values are grouped: "exact", "pow2" or a function (name, value) -> value.
+        mode: tune, skip, frozen, exhaustive or deterministic (FORECAST_AUTOTUNE_MODE).
+
+    Returns:
+        A decorator that turns a JIT function (or heuristics over one) into a `ForecastAutotuner`.
+
+    Raises:
+        SettingsError: a value outside its rule.
+        ValueError: names in `key`, `reset_to_zero` or `restore_value` that are no arguments (3.9+).
+    """
+    options = Options(
+        tolerance=tolerance,
+        risk=risk,
+        budget=budget,
+        surrogate=surrogate,
+        store=store,
+        policy=policy,
+        mode=mode,
+        bucket=bucket,
+        variants=variants,
+    )
+    options.settings()  # a wrong value fails here, where it was written, not at the first launch
+    Sources.of(variants)
+    wide, listed = (configs, []) if isinstance(configs, Space) else (space, configs)
+
+    def decorator(fn: Any) -> ForecastAutotuner:
+        return ForecastAutotuner(
+            fn,
+            fn.arg_names,
+            listed,
+            key,
+            reset_to_zero,
+            restore_value,
+            pre_hook=pre_hook,
+            post_hook=post_hook,
+            prune_configs_by=prune_configs_by,
+            warmup=warmup,
+            rep=rep,
+            use_cuda_graph=use_cuda_graph,
+            do_bench=do_bench,
+            cache_results=cache_results,
+            options=options,
+            space=wide,
+        )
+
+    return decorator
+
+
+forecast_autotune = autotune

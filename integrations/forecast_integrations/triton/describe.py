@@ -1,0 +1,237 @@
+"""A live kernel call -> `Problem`, candidates and launch grids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from forecast_autotune.records import HOOKED, Argument, Candidate, Config, Kernel, Problem, digest, plain
+from forecast_autotune.variants.entry import signature
+from forecast_integrations.device import current_device, device_index, toolchain
+from forecast_integrations.triton.source import innermost, source_hash, source_of
+
+_LAUNCH = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"))
+
+
+def to_config(config: Any) -> Config:
+    """Our twin of a `triton.Config`."""
+    return _twin(config, {})
+
+
+def _twin(config: Any, shared: dict[Hashable, Config]) -> Config:
+    """The twin; those of one assignment share their pairs, by `shared`.
+
+    Thousands of new containers at a time set off full garbage collections, which take a third of a
+    second in a process that has loaded torch.
+    """
+    given = config.kwargs
+    key = (*given.items(), *map(type, given.values()))  # 1 and True are equal, and different assignments
+    try:
+        like = shared.get(key)
+    except TypeError:  # a value that cannot be hashed: it becomes a text
+        like, key = None, ()
+    if like is None:
+        like = Config.of(given)
+        if key:
+            shared[key] = like
+    return Config(
+        like.kwargs,
+        config.num_warps,
+        config.num_stages,
+        config.num_ctas,
+        getattr(config, "maxnreg", None),
+        getattr(config, "ir_override", None),
+    )
+
+
+def candidates(configs: Sequence[Any]) -> dict[Candidate, Any]:
+    """Candidate -> `triton.Config`, without duplicates, in order.
+
+    Configs that differ only in their `pre_hook` are different to Triton; they get variants of their own.
+    """
+    found: dict[Candidate, Any] = {}
+    shared: dict[Hashable, Config] = {}
+    for config in configs:
+        twin = _twin(config, shared)
+        candidate, number = Candidate(twin), 1
+        while candidate in found and found[candidate].pre_hook is not config.pre_hook:
+            number += 1
+            candidate = Candidate(twin, f"{HOOKED}{number}")
+        found.setdefault(candidate, config)
+    return found
+
+
+def arguments(fn: Any, named: Mapping[str, Any]) -> list[Argument]:
+    """The call's arguments in the kernel's order; those that the config supplies are left out."""
+    constexprs = signature(innermost(fn))[1]
+    return [_argument(name, named[name], name in constexprs) for name in fn.arg_names if name in named]
+
+
+def _argument(name: str, value: Any, constexpr: bool) -> Argument:
+    if constexpr:
+        return Argument(name, "constexpr", value=plain(getattr(value, "value", value)))
+    if value is None:
+        return Argument(name, "none")
+    if hasattr(value, "data_ptr") and hasattr(value, "shape"):
+        return Argument(
+            name,
+            "tensor",
+            dtype=str(value.dtype).removeprefix("torch."),
+            shape=tuple(int(n) for n in value.shape),
+            stride=tuple(int(n) for n in value.stride()),
+            aligned=value.data_ptr() % 16 == 0,
+        )
+    if hasattr(value, "base") and hasattr(value, "block_shape"):  # a host-side TMA descriptor
+        inner = _argument(name, value.base, False)
+        return Argument(
+            name, "tensor", inner.dtype, inner.shape, inner.stride, inner.aligned, extra={"descriptor": True}
+        )
+    if isinstance(value, bool):
+        return Argument(name, "scalar", dtype="i1", value=value)
+    if isinstance(value, int):
+        return Argument(name, "scalar", dtype="i32" if -(2**31) <= value < 2**31 else "i64", value=value)
+    if isinstance(value, float):
+        return Argument(name, "scalar", dtype="fp32", value=plain(value))
+    return Argument(name, "scalar", dtype=type(value).__name__, value=plain(value))
+
+
+def identity(given: Sequence[Argument], key: Sequence[object]) -> list[object]:
+    """What tells two problems apart: the key exactly, and of the rest what code and speed depend on.
+
+    A scalar that is not in the key counts by its specialisation (1, multiple of 16, other): a seed
+    must not make every process tune anew. A tensor's shape counts in powers of two.
+    """
+    shown: list[object] = [digest(list(map(str, key)))]
+    for a in given:
+        if a.kind == "tensor":
+            shape = [int(n - 1).bit_length() if n > 0 else -1 for n in a.shape]
+            shown.append([a.name, a.dtype, shape, [s == 1 for s in a.stride], a.aligned])
+        elif a.kind == "constexpr":
+            shown.append([a.name, a.value])
+        elif isinstance(a.value, int) and not isinstance(a.value, bool):
+            shown.append([a.name, a.dtype, _special(a.value)])
+        else:
+            shown.append([a.name, a.kind, a.dtype])
+    return shown
+
+
+def _special(value: int) -> str:
+    """How Triton specialises on an integer argument: 1, a multiple of 16, or any other."""
+    return "1" if value == 1 else "16" if value % 16 == 0 else "n"
+
+
+def kind(problem: Problem, fn: Any) -> str:
+    """Digest of what the generated code depends on: calls of one kind share binaries and TTIR.
+
+    Heuristics may turn any argument into a constexpr, so with them every value counts.
+    """
+    exact = layers_of(fn) != []
+    shown: list[object] = [problem.device.slug, device_index()]
+    for a in problem.arguments:
+        if exact:
+            shown.append(a.to_json())
+        elif a.kind == "tensor":
+            shown.append([a.name, a.dtype, a.aligned, dict(a.extra)])
+        elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.kind == "scalar":
+            shown.append([a.name, a.dtype, _special(a.value)])
+        else:
+            shown.append([a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None])
+    return digest(shown)
+
+
+def grid_of(grid: Any, named: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The launch grid under these parameters; None when the grid function cannot say."""
+    if not callable(grid):
+        return tuple(int(n) for n in grid) if isinstance(grid, Sequence) else None
+    try:
+        return tuple(int(n) for n in grid({**named, **parameters}))
+    except Exception:
+        # A user's grid function may need what only the launcher binds (heuristics, defaults); a
+        # forecast without a grid is still a forecast.
+        return None
+
+
+def kernel_record(fn: Any) -> Kernel:
+    """Name, source and dependency-aware hash of a kernel."""
+    jit = innermost(fn)
+    python = getattr(jit, "fn", jit)
+    name = str(getattr(jit, "__name__", None) or getattr(python, "__name__", "kernel"))
+    module = getattr(python, "__module__", "") or ""
+    return Kernel(name, "triton", source_of(fn), source_hash(fn), {"module": module})
+
+
+def describe(
+    fn: Any,
+    kernel: Kernel,
+    named: Mapping[str, Any],
+    key: Sequence[object],
+    grid: Any,
+) -> Problem:
+    """The problem of one call. `named` holds positional and keyword arguments by name."""
+    given = arguments(fn, named)
+    fixed = None if callable(grid) else grid_of(grid, named, {})
+    return Problem.of(
+        kernel,
+        given,
+        current_device(),
+        key=[str(k) for k in key],
+        grid=fixed,
+        toolchain=toolchain(),
+        identity=identity(given, key),
+    )
+
+
+def grids(
+    found: Mapping[Candidate, Any],
+    grid: Any,
+    named: Mapping[str, Any],
+    fn: Any,
+) -> dict[Candidate, tuple[int, ...]]:
+    """Grid per candidate, for those where it is known; empty when it does not depend on the config.
+
+    Triton hands a grid function the kernel's own parameters, so it is asked once per assignment of the
+    meta-parameters; per candidate where launch options are parameters, or heuristics read them.
+    """
+    if not callable(grid):
+        return {}
+    heuristics = heuristic_values(fn)
+    alone = bool(layers_of(fn)) or not _LAUNCH.isdisjoint(getattr(fn, "arg_names", ()))
+    asked: dict[Hashable, tuple[int, ...] | None] = {}
+    shown: dict[Candidate, tuple[int, ...]] = {}
+    for candidate, config in found.items():
+        key = candidate if alone else candidate.config.kwargs
+        if key not in asked:
+            asked[key] = grid_of(grid, named, heuristics({**named, **config.all_kwargs()}))
+        if (extent := asked[key]) is not None:
+            shown[candidate] = extent
+    return shown
+
+
+def layers_of(fn: Any) -> list[dict[str, Callable[[dict[str, Any]], Any]]]:
+    """The `values` of every `@heuristics` under a tuner, outermost first."""
+    layers = []
+    while hasattr(fn, "fn"):
+        if isinstance(getattr(fn, "values", None), dict):
+            layers.append(fn.values)
+        fn = fn.fn
+    return layers
+
+
+def heuristic_values(fn: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A function that adds what the `@heuristics` under a tuner compute to a dict of arguments."""
+    layers = layers_of(fn)
+
+    def apply(named: dict[str, Any]) -> dict[str, Any]:
+        for layer in layers:
+            for name, compute in layer.items():
+                named[name] = compute(named)
+        return named
+
+    def safely(named: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return apply(dict(named))
+        except Exception:
+            # Heuristics are the user's code; what fails here fails again, visibly, at the launch.
+            return named
+
+    return safely if layers else lambda named: named

@@ -1,0 +1,373 @@
+"""What happens on a key miss: the bridge from one Triton call to `tuner.tune`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import CaptureError, FrozenMiss
+from forecast_autotune.policy import Policy
+from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Measurement, Problem
+from forecast_autotune.settings import Budget, Mode, Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.surrogates.selection import serving
+from forecast_autotune.tuning.loop import Task, fingerprint, tune
+from forecast_integrations.device import has_device
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.key import Bucket
+from forecast_integrations.triton.lazily import LazyGrids, LazyList, LazySources, grids_of
+from forecast_integrations.triton.source import innermost
+from forecast_integrations.triton.timer.measurer import TritonMeasurer
+from forecast_integrations.triton.trace import tracer
+from forecast_integrations.triton.variants.loading import Function, VariantConfig, widen
+from forecast_integrations.triton.variants.sources import Given, Sources
+
+LOCK = threading.RLock()
+"""One decision at a time per process: two would share the device and spoil each other's times. Being
+one lock for all tuners, and re-entrant, it cannot deadlock when a hook calls another tuned kernel."""
+
+LISTENERS: list[Callable[[str, Decision], None]] = []
+"""Called with the kernel's name after every decision."""
+
+_depth = threading.local()
+
+
+@dataclass
+class Options:
+    """What the keyword-only arguments of the decorator set; None leaves it to the environment."""
+
+    tolerance: float | None = None
+    risk: float | None = None
+    budget: Budget | None = None
+    surrogate: Surrogate | None = None
+    store: Store | Path | str | bool | None = None
+    policy: Policy | None = None
+    mode: Mode | str | None = None
+    bucket: Bucket | None = None
+    variants: Given = None
+
+    def settings(self) -> Settings:
+        """The environment's settings with these on top. Raises `SettingsError` for bad values."""
+        settings = Settings.from_environment()
+        budget = self.budget or settings.budget
+        return settings.with_(
+            tolerance=self.tolerance,
+            risk=self.risk,
+            mode=self.mode,
+            bucket=self.bucket if isinstance(self.bucket, str) else None,
+            max_measurements=budget.measurements,
+            max_seconds=budget.seconds,
+            max_gpu_seconds=budget.gpu_seconds,
+        )
+
+    def open_store(self, settings: Settings) -> Store:
+        """The store to use: given, at a path, in memory (False), or the user's own."""
+        if isinstance(self.store, Store):
+            return self.store
+        if self.store is False:
+            self.store = Store(None)
+            return self.store
+        if isinstance(self.store, str | Path):
+            return Store.default(Path(self.store).expanduser())
+        return Store.default(settings.cache_dir)
+
+
+def default_surrogate() -> Surrogate:
+    """The surrogate that ships with this release, or what the environment asks for in its place."""
+    return serving(Settings.from_environment())
+
+
+@dataclass
+class Engine:
+    """Per-tuner state: the kernel's record, its candidates, its options.
+
+    Raises `SettingsError` for `variants` that it cannot read.
+    """
+
+    options: Options
+    last: Decision | None = None
+    """The latest decision, for `explain` and for users."""
+    _kernel: Kernel | None = None
+    _listed: tuple[Any, dict[Candidate, Any], str] | None = None
+    _running: threading.local = field(default_factory=threading.local)
+    _compiled: dict[str, set[Candidate]] = field(default_factory=dict)
+    """Candidates compiled in this process, by the kind of arguments (`describe.kind`) and device."""
+    _traced: dict[str, dict[str, str]] = field(default_factory=dict)
+    """TTIR texts by the kind of arguments, then by assignment."""
+
+    def __post_init__(self) -> None:
+        self._sources = Sources.of(self.options.variants, self.options.settings().variants)
+        self.varied = self._sources is not None
+        """Whether a key may be served by another source than the tuner's own."""
+
+    def busy(self) -> bool:
+        """Whether this thread is inside a decision of this very tuner (a hook called it again)."""
+        return bool(getattr(self._running, "on", False))
+
+    def resolve(self, tuner: Any, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The config for this key; also fills the tuner's public attributes."""
+        with LOCK:
+            if key in tuner.cache:  # another thread was faster
+                return tuner.cache[key]
+            self._running.on = True
+            _depth.value = getattr(_depth, "value", 0) + 1
+            tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+            try:
+                return self._resolve(tuner, key, args, kwargs)
+            finally:
+                tuner.nargs = None
+                self._running.on = False
+                _depth.value -= 1
+
+    def _resolve(
+        self, tuner: Any, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        pruned = list(tuner.prune_configs(kwargs))
+        if len(pruned) == 1 and not self.varied:
+            # Nothing to decide, as Triton 3.8 and later have it.
+            tuner.cache[key] = pruned[0]
+            return pruned[0]
+        _check_conflicts(pruned, kwargs)
+        settings = self.options.settings()
+        store = self.options.open_store(settings)
+        call = Call(tuner, args, kwargs, {})
+        problem = self._problem(call, key)
+        if self._sources is not None:
+            deterministic = settings.mode is Mode.DETERMINISTIC
+            call.functions = self._sources.functions(
+                problem, tuner, call.arguments(), None if deterministic else store
+            )
+            if len(pruned) == 1 and not call.functions:
+                tuner.cache[key] = pruned[0]
+                return pruned[0]
+        call.configs, mark = self._candidates(pruned, call.functions)
+        settings = _without_clock(settings, tuner)
+        if capturing() and settings.mode is not Mode.SKIP:
+            settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
+        task, kind = self._task(call, problem, mark, _children(settings))
+        if getattr(_depth, "value", 1) > 1:
+            # Inside another decision of this process: never wait for another process here.
+            settings = settings.with_(lock_timeout_s=0.0)
+        begin = time.perf_counter()
+        measurers: list[Any] = []
+
+        def measurer() -> Any:
+            measurers.append(_measurer(call, problem, settings, store, self._compiled.get(kind, ())))
+            return measurers[-1]
+
+        try:
+            decision = tune(
+                task,
+                measurer,
+                store=store,
+                surrogate=self.options.surrogate or default_surrogate(),
+                settings=settings,
+                policy=self.options.policy,
+            )
+        except FrozenMiss as miss:
+            if capturing():
+                raise CaptureError(
+                    f"kernel {problem.kernel.name} met a new key {key} inside a CUDA-graph capture, where "
+                    "nothing can be timed. Call it once with these arguments before capturing, or set "
+                    "FORECAST_AUTOTUNE_MODE=skip to take the best forecast"
+                ) from miss
+            raise
+        if measurers:
+            again = {c for c in measurers[0].built if not call.per_call(c)}
+            self._compiled.setdefault(kind, set()).update(again)
+        self.last = decision
+        config = call.configs[decision.chosen]
+        if isinstance(config, VariantConfig):
+            config = VariantConfig.of(config, config.function)
+            config.fallback = _fastest_of_base(call, store.measurements(problem))
+        tuner.cache[key] = config
+        seconds = time.perf_counter() - begin
+        _publish(tuner, key, call, store, problem, decision, measurers, seconds, settings.summary)
+        return config
+
+    def _candidates(
+        self, pruned: list[Any], functions: Mapping[str, Function]
+    ) -> tuple[dict[Candidate, Any], str]:
+        # Configs are mutable: what they said when they were listed is compared, not their identity.
+        said = [(c, c.all_kwargs(), c.pre_hook) for c in pruned], list(functions.values())
+        if self._listed is None or self._listed[0] != said:
+            found = describe.candidates(pruned)
+            if functions:
+                found = widen(found, functions)
+            self._listed = (said, found, fingerprint(list(found)))
+        return self._listed[1], self._listed[2]
+
+    def _problem(self, call: Call, key: tuple[Any, ...]) -> Problem:
+        if self._kernel is None:
+            self._kernel = describe.kernel_record(call.tuner.fn)
+        return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.kwargs.get("grid"))
+
+    def _task(self, call: Call, problem: Problem, mark: str, workers: int) -> tuple[Task, str]:
+        tuner, named, grid = call.tuner, call.arguments(), call.kwargs.get("grid")
+        kind = describe.kind(problem, tuner.fn)
+        known = self._traced.setdefault(kind, {})
+        trace = None if _interpreting() else tracer(call, known, workers)
+        task = Task(problem, LazyList(call.configs), trace=trace, fingerprint=mark)
+        task.grids = LazyGrids(lambda: grids_of(call, grid, named))
+        task.sources = LazySources(problem.kernel.source, call.functions)
+        return task, kind
+
+
+def _fastest_of_base(call: Call, rows: Sequence[Measurement]) -> Any:
+    """The base's fastest config as far as measured; None where none was."""
+    known = [m for m in rows if m.ok and m.candidate.of_base and m.candidate in call.configs]
+    return call.configs[min(known, key=lambda m: m.ms).candidate] if known else None
+
+
+def _children(settings: Settings) -> int:
+    """How many children may trace at once; one means none."""
+    return 1 if settings.compiler == "threads" else settings.worker_count()
+
+
+def capturing() -> bool:
+    """Whether the current stream is recording a CUDA graph."""
+    import torch
+
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def _check_conflicts(configs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    for config in configs:
+        conflicts = kwargs.keys() & config.kwargs.keys()
+        if conflicts:
+            raise ValueError(
+                f"Conflicting meta-parameters: {', '.join(sorted(conflicts))}."
+                " Make sure that you don't re-define auto-tuned symbols."
+            )
+
+
+def _own_bench(tuner: Any) -> bool:
+    """Whether the user (or a subclass) brought a benchmark function of their own."""
+    from triton.runtime.autotuner import Autotuner
+
+    return (
+        getattr(tuner, "_do_bench", None) is not None
+        or "do_bench" in vars(tuner)
+        or type(tuner)._bench is not Autotuner._bench
+    )
+
+
+def _interpreting() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+def _without_clock(settings: Settings, tuner: Any) -> Settings:
+    """Where nothing can be timed (the interpreter, a stub driver) the best forecast is used."""
+    if _own_bench(tuner) or (has_device() and not _interpreting()):
+        return settings
+    if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN):
+        return settings.with_(mode=Mode.SKIP)
+    return settings
+
+
+def _measurer(
+    call: Call, problem: Problem, settings: Settings, store: Store, compiled: Collection[Candidate]
+) -> Any:
+    bench = _own_bench(call.tuner)
+
+    def say(candidate: Candidate) -> None:
+        from triton import knobs
+
+        if knobs.autotuning.print and not bench:  # `_bench` prints this line itself
+            name = call.tuner.base_fn.__name__
+            print(f"Autotuning kernel {name} with config {call.configs[candidate]}")
+
+    def guard(candidate: Candidate) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if bench else store.watch(problem, candidate)
+
+    return TritonMeasurer(
+        call,
+        problem.id,
+        workers=settings.worker_count(),
+        timeout_s=settings.timeout_s,
+        guard=guard,
+        say=say,
+        compiler=settings.compiler if has_device() and not _interpreting() else "none",
+        compiled=[c for c in compiled if c in call.configs],
+        patient=settings.mode is Mode.EXHAUSTIVE,
+        bench=bench,
+    )
+
+
+def _publish(
+    tuner: Any,
+    key: tuple[Any, ...],
+    call: Call,
+    store: Store,
+    problem: Problem,
+    decision: Decision,
+    measurers: list[Any],
+    seconds: float,
+    say: bool,
+) -> None:
+    """Set the attributes and call the listeners that Triton would, and say what was done."""
+    from triton import knobs
+
+    from forecast_autotune.report.line import summary
+
+    fresh = bool(measurers)
+    config = tuner.cache[key]
+    if fresh:
+        timings = _timings(call, store, problem, measurers[0].raw)
+        tuner.bench_time = seconds
+        named = call.named()
+        tuner.pre_hook({**named, **config.all_kwargs()}, reset_only=True)
+    elif decision.median_ms is not None:
+        timings = {config: [decision.median_ms] * 3}
+    else:
+        timings = {}
+    tuner.configs_timings = timings
+    listener = getattr(knobs.autotuning, "listener", None)
+    if listener is not None and (fresh or decision.evidence is Evidence.STORED):
+        listener(
+            fn=innermost(tuner.fn),
+            key=key,
+            best_config=config,
+            configs_timings=timings,
+            duration=seconds if fresh else None,
+            cache_hit=not fresh,
+        )
+    if knobs.autotuning.print and fresh:
+        print(
+            f"Triton autotuning for function {tuner.base_fn.__name__},\nwith key as {key},\n"
+            f"finished after {seconds:.2f}s,\nbest config selected: {config};"
+        )
+    for heard in list(LISTENERS):
+        heard(problem.kernel.name, decision)
+    if knobs.autotuning.print or say:
+        import sys
+
+        print(summary(problem.kernel.name, decision), file=sys.stderr)
+
+
+def _timings(call: Call, store: Store, problem: Problem, raw: Mapping[Candidate, Any]) -> dict[Any, Any]:
+    """`configs_timings` as Triton has it: [median, 20 %, 80 %] in ms, inf for what did not run."""
+    from forecast_autotune.records.table import latest
+
+    measured = latest(store.measurements(problem))
+    shown: dict[Any, Any] = {}
+    for candidate, config in call.configs.items():
+        m = measured.get(candidate)
+        if candidate in raw:
+            shown[config] = raw[candidate]
+        elif m is not None:
+            shown[config] = (
+                [m.median_ms, m.p20_ms or m.median_ms, m.p80_ms or m.median_ms]
+                if m.ok
+                else [float("inf")] * 3
+            )
+    return shown

@@ -1,0 +1,51 @@
+"""Triton as `forecast_autotune.frameworks.Framework` has it: devices and kernels, told to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forecast_autotune.records import Argument, Config, Device, Kernel
+from forecast_integrations import device
+from forecast_integrations.device import current_device, has_device, toolchain
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.source import innermost
+from forecast_integrations.triton.standalone import module_text
+
+__all__ = [
+    "accelerators",
+    "arguments_of",
+    "config_of",
+    "current_device",
+    "device_at",
+    "has_device",
+    "innermost",
+    "kernel_record",
+    "module_text",
+    "toolchain",
+]
+
+
+def device_at(index: int) -> Device:
+    """The accelerator of this number."""
+    return device.cuda_device(index)
+
+
+def accelerators() -> str:
+    """Names of all accelerators, with commas between; empty where there is none."""
+    return device.describe().get("accelerator", "")
+
+
+def kernel_record(fn: Any) -> Kernel:
+    """The record of a kernel function."""
+    return describe.kernel_record(fn)
+
+
+def config_of(config: Any) -> Config:
+    """A `triton.Config` as a record."""
+    return describe.to_config(config)
+
+
+def arguments_of(fn: Any, named: Mapping[str, Any]) -> tuple[Argument, ...]:
+    """Records of a call's arguments, given by name."""
+    return tuple(describe.arguments(fn, dict(named)))

@@ -1,0 +1,70 @@
+"""Zero-code adoption: serve every `triton.autotune` of a process, also those of libraries.
+
+The patch replaces `Autotuner.run` on the class. That reaches tuners made before and after it, names
+imported with `from triton import autotune`, and subclasses of libraries that call `super().run`;
+their type, their attributes and their own overrides stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner
+
+from forecast_integrations.triton.decorator import ForecastAutotuner
+from forecast_integrations.triton.engine import Engine, Options
+from forecast_integrations.triton.key import KeyMaker
+from forecast_integrations.triton.variants.loading import VariantConfig, launch_varied
+
+_original: Any = None
+_serving = False
+
+
+def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _serving or isinstance(self, ForecastAutotuner):
+        # Somebody wrapped this function: it was taken back since, or one of our own tuners obeys the
+        # wrapper and must not be sent round in a circle.
+        return _original(self, *args, **kwargs)
+    configs = self.configs
+    if len(configs) > 1:
+        engine, make_key = self.__dict__.get("_forecast") or _adopt(self)
+        key = make_key(self.keys, args, kwargs)
+        config = self.cache.get(key)
+        if config is None:
+            config = configs[0] if engine.busy() else engine.resolve(self, key, args, kwargs)
+    else:
+        config = configs[0]
+    if config.__class__ is VariantConfig:
+        return launch_varied(self, config, args, kwargs)
+    self.best_config = config
+    if config.pre_hook is not None:
+        config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
+    return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+
+def _adopt(tuner: Any) -> tuple[Engine, KeyMaker]:
+    options = Options()
+    parts = Engine(options), KeyMaker(tuner.arg_names, options.settings().bucket)
+    tuner.__dict__["_forecast"] = parts
+    return parts
+
+
+_run.forecast_autotune = True  # type: ignore[attr-defined]
+
+
+def patch_triton() -> None:
+    """Serve every Triton autotuner in this process. Calling it twice changes nothing."""
+    global _original, _serving
+    _serving = True
+    if _original is None:
+        _original = Autotuner.run
+        Autotuner.run = _run
+
+
+def unpatch_triton() -> None:
+    """Give Triton its own tuning back. What is decided already stays decided."""
+    global _original, _serving
+    _serving = False
+    if _original is not None and Autotuner.run is _run:
+        Autotuner.run = _original
+        _original = None

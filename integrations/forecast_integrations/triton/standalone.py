@@ -1,0 +1,143 @@
+"""A kernel as one self-contained module text: what variants are made of, and what they are checked against.
+
+The text holds the kernel, the JIT functions it reaches and the constants they read; imports are of triton
+alone. Heuristics and tuners above the kernel are not part of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from forecast_autotune import parsing
+from forecast_autotune.errors import RecordError
+from forecast_integrations.triton.source import innermost, scope_of, source_of
+
+_PLAIN = (int, float, str, bool, type(None))
+_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug")
+"""Attributes of a JIT function that change its code."""
+
+
+def module_text(fn: Any) -> str:
+    """The module of a kernel, with its entry last.
+
+    Raises `RecordError` for a kernel without readable source, or one that reads a global which is neither
+    part of triton, nor a JIT function, nor a constant.
+    """
+    made = _Module()
+    made.add(innermost(fn), "")
+    return made.text()
+
+
+class _Module:
+    def __init__(self) -> None:
+        self._imports = {"import triton": None}
+        self._constants: dict[str, str] = {}
+        self._functions: dict[str, str] = {}
+        self._seen: dict[str, Any] = {}
+
+    def text(self) -> str:
+        parts = ["\n".join(sorted(self._imports))]
+        if self._constants:
+            parts.append("\n".join(f"{name} = {value}" for name, value in self._constants.items()))
+        return "\n\n".join(parts) + "\n\n\n" + "\n\n\n".join(self._functions.values()) + "\n"
+
+    def add(self, jit: Any, name: str) -> None:
+        """Put a JIT function in, after what it needs. `name` is what its caller calls it."""
+        text = source_of(jit)
+        if not text:
+            raise RecordError(f"the source of {name or jit} cannot be found: define the kernel in a file")
+        own = text[4 : text.index("(")].strip()
+        name = name or own
+        if self._seen.setdefault(name, jit) is not jit:
+            raise RecordError(f"two functions are called {name}: rename one, as a variant is one module")
+        if name in self._functions:
+            return
+        self._functions[name] = ""  # a function may call itself
+        text = self._resolved(text, jit)
+        if name != own:
+            text = text.replace(own, name, 1)
+        options = [f"{o}={getattr(jit, o)!r}" for o in _OPTIONS if getattr(jit, o, None)]
+        del self._functions[name]
+        decorator = f"@triton.jit({', '.join(options)})" if options else "@triton.jit"
+        self._functions[name] = f"{decorator}\n{text.rstrip()}"
+
+    def _resolved(self, text: str, jit: Any) -> str:
+        """The text with all that it refers to put into the module."""
+        scope = scope_of(getattr(jit, "fn", jit))
+        tree = parsing.module(text)
+        nodes = list(ast.walk(tree))
+        local = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        local |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        dotted: dict[str, tuple[str, str]] = {}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                owner = scope.get(node.value.id)
+                if isinstance(owner, ModuleType) and not _is_triton(owner) and node.value.id not in local:
+                    dotted[f"{node.value.id}.{node.attr}"] = (node.value.id, node.attr)
+        owners = {owner for owner, _ in dotted.values()}
+        for node in nodes:
+            if isinstance(node, ast.Name) and node.id in scope and node.id not in {*local, *owners}:
+                self._put(node.id, scope[node.id], jit)
+        for whole, (owner, attribute) in dotted.items():
+            # Another module's helper or constant becomes one of this module.
+            self._put(attribute, getattr(scope[owner], attribute, None), jit)
+            text = re.sub(rf"\b{re.escape(whole)}\b", attribute, text)
+        return text
+
+    def _put(self, name: str, value: Any, user: Any) -> None:
+        if isinstance(value, ModuleType):
+            if not _is_triton(value):
+                raise self._strange(name, value, user)
+            self._imports[_import_of(value.__name__, name)] = None
+            return
+        inner = innermost(value)
+        python = getattr(inner, "fn", inner)
+        module = str(getattr(python, "__module__", ""))
+        if module.partition(".")[0] == "triton" and type(value).__name__ not in ("constexpr", "dtype"):
+            home = "triton.language" if module.startswith("triton.language") else "triton"
+            title = getattr(inner, "__name__", name)
+            self._imports[f"from {home} import {title}" + ("" if title == name else f" as {name}")] = None
+        elif hasattr(inner, "src") or type(inner).__name__ == "InterpretedFunction":
+            self.add(inner, name)
+        elif type(value).__name__ == "constexpr" and isinstance(value.value, _PLAIN):
+            self._constant(name, f"triton.language.constexpr({value.value!r})", user)
+        elif isinstance(value, _PLAIN):
+            self._constant(name, f"triton.language.constexpr({value!r})", user)
+        elif type(value).__name__ == "dtype" and hasattr(value, "primitive_bitwidth"):
+            self._constant(name, f"triton.language.{_dtype_name(value)}", user)
+        else:
+            raise self._strange(name, value, user)
+
+    def _constant(self, name: str, text: str, user: Any) -> None:
+        self._imports["import triton.language"] = None
+        if self._constants.setdefault(name, text) != text:
+            raise RecordError(f"two constants are called {name}: rename one, as a variant is one module")
+
+    def _strange(self, name: str, value: Any, user: Any) -> RecordError:
+        return RecordError(
+            f"{getattr(user, '__name__', user)} reads the global {name}, a {type(value).__name__}: a variant "
+            "can hold JIT functions, constants and what is imported of triton. Make it one of these"
+        )
+
+
+def _is_triton(module: ModuleType) -> bool:
+    return module.__name__.partition(".")[0] == "triton"
+
+
+def _import_of(module: str, alias: str) -> str:
+    return f"import {module}" if module == alias else f"import {module} as {alias}"
+
+
+def _dtype_name(value: Any) -> str:
+    import triton.language as tl
+
+    names: Mapping[str, Any] = vars(tl)
+    for name, found in names.items():
+        if type(found) is type(value) and found == value and not inspect.isclass(found):
+            return name
+    raise RecordError(f"{value} is no dtype of triton.language")

@@ -1,0 +1,1 @@
+"""Timing candidates on a live device."""

@@ -1,0 +1,247 @@
+"""The live measurer: compile in parallel, time each candidate as it is ready, record what happens."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from forecast_autotune.errors import DeviceLost
+from forecast_autotune.features.compiled import ptx_facts
+from forecast_autotune.records import Candidate, Measurement, Outcome, Spent
+from forecast_autotune.tuning.loop import now
+from forecast_integrations.triton.call import Call, outcome_of
+from forecast_integrations.triton.compile.pool import make_pool
+from forecast_integrations.triton.compile.protocol import Compiled, CompilePool
+from forecast_integrations.triton.timer.clocks import Bench, Events
+
+
+class TritonMeasurer:
+    """A `Measurer` for one call of a Triton kernel on the current device.
+
+    `guard(candidate)` is entered around each candidate's first launch, where a bad kernel may hang
+    or kill the process; the store remembers whom it was watching.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        problem: str,
+        *,
+        workers: int,
+        timeout_s: float,
+        guard: Callable[[Candidate], Any],
+        say: Callable[[Candidate], None],
+        compiler: str = "auto",
+        compiled: Collection[Candidate] = (),
+        patient: bool = True,
+        bench: bool = False,
+    ) -> None:
+        """`compiler` is `auto`, `fork`, `threads`, or `none` where nothing is compiled (the interpreter).
+
+        `compiled` are candidates that this process has compiled for arguments of the same kind. Unless
+        `patient`, a compilation that takes many times longer than the others is given up.
+        """
+        self.workers = workers
+        self._call, self._problem, self._timeout_s = call, problem, timeout_s
+        self._patient = patient
+        self._guard, self._say = guard, say
+        self._timer: Bench | Events = Bench(call) if bench else Events(call)
+        self._begin = time.perf_counter()
+        self._timing_s = 0.0
+        self._best_ms = math.inf
+        self._lost: str | None = None
+        self._pool: CompilePool | None = None
+        if compiler != "none":
+            self._pool = make_pool(call.compile, workers, timeout_s, compiler, patient)
+        self._earlier = frozenset(compiled)
+        self._ready = {c: Compiled(c) for c in compiled}
+        """Compiled ahead, not asked for yet."""
+        self._timed: set[Candidate] = set()
+
+    @property
+    def raw(self) -> dict[Candidate, Any]:
+        """What a user's own benchmark function returned per candidate; empty with ours."""
+        return self._timer.raw if isinstance(self._timer, Bench) else {}
+
+    @property
+    def built(self) -> set[Candidate]:
+        """Candidates this measurer knows to be compiled: timed, or ready to be. Asked after `close`."""
+        ahead = {c for c, done in self._ready.items() if done.outcome is None and done.error is None}
+        return ahead | self._timed
+
+    def ready(self) -> Collection[Candidate]:
+        """What an earlier decision of this process has compiled."""
+        return self._earlier
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        """Start compiling in children; nothing where compilations would hold this interpreter's lock."""
+        if self._pool is not None and self._pool.quiet:
+            self._pool.submit([c for c in candidates if c not in self._ready])
+
+    def measure(
+        self, candidates: Sequence[Candidate], *, prefetch: Sequence[Candidate] = ()
+    ) -> Iterator[Measurement]:
+        """Yield measurements in the order in which compilations finish."""
+        if self._pool is None:
+            for candidate in candidates:
+                yield self._time(Compiled(candidate))
+                self._check()
+            return
+        # Timing what an earlier decision has compiled takes no longer than forking a child or two does.
+        ahead = prefetch if self._pool.quiet and not self._earlier.issuperset(candidates) else ()
+        self._pool.submit([c for c in (*candidates, *ahead) if c not in self._ready])
+        wanted = dict.fromkeys(candidates)
+        while wanted:
+            ready = [c for c in wanted if c in self._ready]
+            # Where compiling disturbs timing, everything is compiled before anything is timed.
+            if not ready or (not self._pool.quiet and len(ready) < len(wanted)):
+                result = self._pool.next()
+                self._ready[result.candidate] = result
+                continue
+            for candidate in ready:
+                del wanted[candidate]
+                yield self._time(self._ready.pop(candidate))
+                self._check()
+
+    def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        """Time in turns. A user's own benchmark function has had its say: it is not called again."""
+        if isinstance(self._timer, Bench) or self._lost:
+            return []
+        begin = time.perf_counter()
+        try:
+            times = self._timer.in_turns(candidates)
+        except Exception as error:
+            if outcome_of(error) is None:
+                raise
+            return []  # each of them ran before; the single timings stand
+        finally:
+            self._timing_s += time.perf_counter() - begin
+        protocol = self._timer.protocol + "-turns"
+        return [self._ok(c, t, protocol, None, {}) for c, t in zip(candidates, times, strict=True)]
+
+    def spent(self) -> Spent:
+        """Seconds so far; `timing_s` is wall time spent on the device."""
+        compile_s, finished = (0.0, 0) if self._pool is None else (self._pool.compile_s, self._pool.finished)
+        return Spent(compile_s, self._timing_s, finished, time.perf_counter() - self._begin)
+
+    def close(self) -> None:
+        """Give up compilations nobody waits for, and free the flush buffer."""
+        if self._pool is not None:
+            self._ready |= {done.candidate: done for done in self._pool.done()}
+            self._pool.close()
+        self._timer.close()
+
+    def _time(self, compiled: Compiled) -> Measurement:
+        candidate = compiled.candidate
+        seconds = compiled.seconds if self._pool is not None else None
+        if compiled.error is not None:
+            raise compiled.error
+        if compiled.outcome is not None:
+            return self._no_time(candidate, compiled.outcome, seconds, {"message": compiled.message})
+        self._say(candidate)
+        facts: dict[str, Any] = {}
+        begin = time.perf_counter()
+        try:
+            kernel = None if self._pool is None else self._call.compile(candidate)
+            with self._guard(candidate):
+                self._timer.first(candidate, self._timeout_s)
+            facts = _facts(kernel, self._patient)
+            times = self._timer.race(candidate, self._best_ms)
+        except Exception as error:
+            return self._failed(candidate, error, seconds, facts)
+        finally:
+            self._timing_s += time.perf_counter() - begin
+        if times is None:
+            message = "the benchmark function returned inf"
+            return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, {**facts, "message": message})
+        self._best_ms = min(self._best_ms, statistics.median(times))
+        self._timed.add(candidate)
+        return self._ok(candidate, times, self._timer.protocol, seconds, facts)
+
+    def _failed(
+        self, candidate: Candidate, error: Exception, seconds: float | None, facts: dict[str, Any]
+    ) -> Measurement:
+        outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else outcome_of(error)
+        if outcome is None:
+            raise error
+        if outcome is Outcome.TIMEOUT:
+            self._lost = f"{candidate} did not finish in {self._timeout_s:g} s and still holds the device"
+        elif outcome is Outcome.RUNTIME_ERROR and not self._timer.alive():
+            self._lost = f"{candidate} broke the device context ({str(error)[:200]})"
+        message = f"{type(error).__name__}: {str(error)[:500]}"
+        return self._no_time(candidate, outcome, seconds, {**facts, "message": message})
+
+    def _no_time(
+        self, candidate: Candidate, outcome: Outcome, seconds: float | None, extra: dict[str, Any]
+    ) -> Measurement:
+        return Measurement(
+            self._problem,
+            candidate,
+            outcome,
+            compile_s=seconds,
+            protocol=self._timer.protocol,
+            at=now(),
+            extra=extra,
+        )
+
+    def _ok(
+        self,
+        candidate: Candidate,
+        times: list[float],
+        protocol: str,
+        seconds: float | None,
+        extra: dict[str, Any],
+    ) -> Measurement:
+        low, middle, high = quantiles(times)
+        return Measurement(
+            self._problem,
+            candidate,
+            Outcome.OK,
+            middle,
+            low,
+            high,
+            repeats=len(times),
+            compile_s=seconds,
+            protocol=protocol,
+            at=now(),
+            extra=extra,
+        )
+
+    def _check(self) -> None:
+        if self._lost:
+            raise DeviceLost(
+                f"{self._lost}. This is recorded: restart the process and that config will be skipped"
+            )
+
+
+def quantiles(times: list[float]) -> tuple[float, float, float]:
+    """(20 %, 50 %, 80 %) with linear interpolation, as `triton.testing.do_bench` has them."""
+    ordered = sorted(times)
+
+    def at(q: float) -> float:
+        point = q * (len(ordered) - 1)
+        low, high = math.floor(point), math.ceil(point)
+        return (1 - (point - low)) * ordered[low] + (point - low) * ordered[high]
+
+    # A user's benchmark function may return 0 for its own reasons; a time must stay positive.
+    return max(at(0.2), 1e-9), max(at(0.5), 1e-9), max(at(0.8), 1e-9)
+
+
+def _facts(kernel: Any, deep: bool) -> dict[str, Any]:
+    """What the compiler made of it: shared memory in bytes, registers per thread, spilled bytes.
+
+    `deep`, for harvests: static counts of the PTX as well, some milliseconds each.
+    """
+    metadata = getattr(kernel, "metadata", None)
+    found = {
+        "shared": getattr(metadata, "shared", None),
+        "registers": getattr(kernel, "n_regs", None),
+        "spills": getattr(kernel, "n_spills", None),
+    }
+    known: dict[str, Any] = {name: int(value) for name, value in found.items() if value is not None}
+    if deep and "ptx" in getattr(kernel, "asm", {}):
+        known["ptx"] = ptx_facts(kernel.asm["ptx"])
+    return known

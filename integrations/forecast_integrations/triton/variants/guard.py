@@ -1,0 +1,162 @@
+"""Which calls a verified variant may serve, asked at every launch of it: so it has to be cheap.
+
+A key hit may come with other strides, other sizes that are not in the key, or overlapping tensors. What a
+check holds for depends on dtypes, shapes, strides, alignment and scalars: the answer is remembered by these.
+Whether a tensor that is written overlaps another one is looked at in every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from forecast_autotune.records import Kernel
+from forecast_autotune.variants import Variant, admission
+from forecast_autotune.variants.signature import written
+from forecast_integrations.triton import describe
+
+_MOST = 4096
+"""Calls remembered for one way of writing them."""
+_WAYS = 256
+"""Ways of writing a call (types of its arguments, names of those by keyword) that are remembered."""
+_ALIGNMENT = 15
+
+Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
+Rivals = tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
+"""Of each tensor that may be written: its place, its bytes, and the same of those it must not overlap."""
+
+
+class Guard:
+    """Whether a call is one that a variant was verified for."""
+
+    def __init__(self, variant: Variant, kernel: Kernel, fn: Any) -> None:
+        """`fn` is the tuner's function: its arguments are those of the calls."""
+        self._variant, self._kernel, self._fn = variant, kernel, fn
+        self._names = tuple(fn.arg_names)
+        self._ways: dict[tuple[Any, ...], _Way] = {}
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """`kwargs` may hold more than arguments: `grid`, `warmup` and launch options do not matter."""
+        values = args
+        if len(kwargs) == 2 and "grid" in kwargs and "warmup" in kwargs:
+            kinds: tuple[Any, ...] = tuple(map(type, args))
+        else:
+            values = (*args, *kwargs.values())
+            kinds = (*map(type, values), *kwargs)
+        way = self._ways.get(kinds)
+        if way is None:
+            way = self._way(kinds, args, kwargs)
+        tensors = way.tensors(values)
+        if way.described:
+            tensors = (*tensors, *[v.base for v in way.descriptors(values)])
+        begins, low = [], 0
+        mark: list[Any] = [way.scalars(values)]
+        for tensor in tensors:
+            at = tensor.data_ptr()
+            low |= at
+            begins.append(at)
+            mark += tensor.dtype, tensor.shape, tensor.stride()
+        if low & _ALIGNMENT:
+            mark += [at & _ALIGNMENT for at in begins]
+        known = tuple(mark)
+        try:
+            rivals = way.known[known]
+        except KeyError:
+            if len(way.known) >= _MOST:
+                way.known.clear()
+            rivals = way.known[known] = self._look(args, kwargs, way.names, tensors)
+        except TypeError:  # a value that cannot be hashed
+            rivals = self._look(args, kwargs, way.names, tensors)
+        return rivals is not None and _apart(begins, rivals)
+
+    def _way(self, kinds: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Way:
+        if len(self._ways) >= _WAYS:
+            self._ways.clear()
+        # What is no argument of the kernel cannot matter to a check.
+        arguments = {*self._names} - {"grid", "warmup"}
+        places = {name: i for i, name in enumerate(self._names[: len(args)])}
+        places |= {name: i for i, name in enumerate(kwargs, len(args)) if name in arguments}
+        values = (*args, *kwargs.values())
+        found = self._ways[kinds] = _Way({name: (i, values[i]) for name, i in places.items()})
+        return found
+
+    def _look(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str], tensors: Sequence[Any]
+    ) -> Rivals | None:
+        """What must not overlap; None for a call that no check covers."""
+        named = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        problem = describe.describe(self._fn, self._kernel, named, (), None)
+        check = admission(self._variant, problem)
+        return None if check is None else _rivals(names, tensors, written(check.signature))
+
+
+class _Way:
+    """Where tensors and other values stand in calls that are written alike."""
+
+    def __init__(self, arguments: Mapping[str, tuple[int, Any]]) -> None:
+        """`arguments`: name -> place among the values of a call, and a value such as stands there."""
+        plain = {n: i for n, (i, value) in arguments.items() if _is_tensor(value)}
+        described = {n: i for n, (i, value) in arguments.items() if n not in plain and _holds_tensor(value)}
+        held = {*plain, *described}
+        self.names = (*plain, *described)
+        """Of the tensors: those that are arguments, then those in descriptors."""
+        self.described = bool(described)
+        self.tensors, self.descriptors = _picker([*plain.values()]), _picker([*described.values()])
+        self.scalars = _picker([i for n, (i, _) in arguments.items() if n not in held])
+        self.known: dict[tuple[Any, ...], Rivals | None] = {}
+
+
+def _picker(places: list[int]) -> Pick:
+    if len(places) > 1:
+        return itemgetter(*places)
+    if not places:
+        return lambda values: ()
+    (place,) = places
+    return lambda values: (values[place],)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "data_ptr") and hasattr(value, "stride")
+
+
+def _holds_tensor(value: Any) -> bool:
+    """Whether it is a host-side TMA descriptor."""
+    return hasattr(value, "block_shape") and _is_tensor(getattr(value, "base", None))
+
+
+def overlapping(named: Mapping[str, Any], written: frozenset[str] | None) -> bool:
+    """Whether a tensor that is written overlaps another argument; None: any of them may be written."""
+    held = {n: v if _is_tensor(v) else v.base for n, v in named.items() if _is_tensor(v) or _holds_tensor(v)}
+    tensors = list(held.values())
+    return not _apart([t.data_ptr() for t in tensors], _rivals(list(held), tensors, written))
+
+
+def _rivals(names: Sequence[str], tensors: Sequence[Any], written: frozenset[str] | None) -> Rivals:
+    sizes = {i: size for i, tensor in enumerate(tensors) if (size := _extent(tensor))}
+    first = {i for i in sizes if written is None or names[i] in written}
+    # A pair of which both are written is looked at once.
+    return tuple(
+        (i, sizes[i], tuple((j, size) for j, size in sizes.items() if j not in first or j > i))
+        for i in sorted(first)
+    )
+
+
+def _extent(tensor: Any) -> int:
+    """Bytes from a tensor's first element to its last."""
+    size = tensor.shape
+    if 0 in size:
+        return 0
+    count = 1 + sum((n - 1) * abs(s) for n, s in zip(size, tensor.stride(), strict=True))
+    return int(count * tensor.element_size())
+
+
+def _apart(begins: Sequence[int], rivals: Rivals) -> bool:
+    for i, size, others in rivals:
+        begin = begins[i]
+        end = begin + size
+        for j, width in others:
+            at = begins[j]
+            if at < end and begin < at + width:
+                return False
+    return True

@@ -1,0 +1,367 @@
+"""Other sources of a kernel in a user's process: loading, launching, and staying within what was verified.
+
+A record (`forecast_autotune.variants.Variant`) is imported only after a check has admitted it for the call at
+hand, and launched only for calls that a check covers: a key hit may come with other strides, other sizes that
+are not in the key, or overlapping tensors. Kernels that users hand over themselves are theirs to vouch for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.abc
+import importlib.util
+import itertools
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from triton.runtime.autotuner import Config
+from triton.runtime.jit import JITFunction
+
+from forecast_autotune.errors import RecordError, VariantError
+from forecast_autotune.records import Candidate
+from forecast_autotune.records import Config as Record
+from forecast_autotune.store.files import write_whole
+from forecast_autotune.variants import Variant
+from forecast_autotune.variants.contract import contract
+from forecast_autotune.variants.entry import Entry, Grid, known
+from forecast_autotune.variants.entry import signature as parameters_of
+from forecast_integrations.triton.call import outcome_of
+from forecast_integrations.triton.describe import layers_of, to_config
+from forecast_integrations.triton.source import innermost, source_of
+
+_NUMBER = itertools.count()
+Covers = Callable[[Sequence[Any], Mapping[str, Any]], bool]
+"""A call's positional and keyword arguments -> whether a variant was verified for them."""
+
+
+def _always(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return True
+
+
+class VariantConfig(Config):
+    """A config of another source; never equal to one of the base kernel."""
+
+    function: Function
+    fallback: Any = None
+    """The base's config for calls that the variant was not verified for; None: the first."""
+
+    _said: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, config: Any, function: Function) -> VariantConfig:
+        """A config with these values for this function."""
+        made = cls.__new__(cls)
+        made.__dict__.update(vars(config))
+        made.function = function
+        return made
+
+    def all_kwargs(self) -> dict[str, Any]:
+        """Meta-parameters and launch options. Not to be changed: one dict serves every launch."""
+        if self._said is None:  # nobody else has this config to change it, unlike those of the base
+            self._said = super().all_kwargs()
+        return self._said
+
+    def __hash__(self) -> int:
+        return hash((self.function.name, super().__hash__()))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, VariantConfig)
+            and self.function.name == other.function.name
+            and bool(super().__eq__(other))
+        )
+
+
+class Function:
+    """Another kernel for the same call, which its user vouches for: it takes the very same arguments."""
+
+    def __init__(self, name: str, kernel: Any) -> None:
+        self.name = name
+        self.kernel = kernel
+        self.run: Callable[..., Any] = kernel.run
+        self.warmup: Callable[..., Any] = getattr(kernel, "warmup", kernel.run)
+        self.covers: Covers = _always
+        """Whether it may be launched for a call."""
+
+    def launch(self, args: Sequence[Any], given: dict[str, Any]) -> Any:
+        """What `run` does, for a caller who has all keywords in a dict of its own."""
+        return self.kernel.run(*args, **given)
+
+    per_call = False
+    """Whether what it compiles to depends on more of the call than `describe.kind` tells."""
+
+    @property
+    def source(self) -> str:
+        """Its source text, for whoever forecasts it; empty where it cannot be found."""
+        return source_of(self.kernel)
+
+    def configs(self, base: Sequence[Any]) -> list[VariantConfig]:
+        """Its configs, given the base kernel's."""
+        return list(dict.fromkeys(VariantConfig.of(config, self) for config in base))
+
+    def grid(self, grid: Any, named: Mapping[str, Any], config: Any) -> Grid | None:
+        """Its launch grid for these arguments; None where it cannot be told."""
+        return known(grid, named, config.all_kwargs())
+
+    def traced(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], config: Any
+    ) -> tuple[Any, Sequence[Any], dict[str, Any], dict[str, Any]]:
+        """What has to be traced for its IR: kernel, arguments, keywords, meta-parameters."""
+        given = {k: v for k, v in kwargs.items() if k not in ("grid", "warmup")}
+        return self.kernel, args, given, dict(config.kwargs)
+
+
+class Loaded(Function):
+    """An imported variant, launched as it asks for, on calls that a check covers."""
+
+    def __init__(self, variant: Variant, entry: Entry, base: Any, covers: Covers) -> None:
+        """`base` is the tuner's function; its heuristics serve parameters that the variant has as well."""
+        self.variant, self.entry = variant, entry
+        self._names = tuple(base.arg_names)
+        self._takes = frozenset((*entry.parameters, *entry.meta))
+        layers = [{n: rule for n, rule in layer.items() if n in self._takes} for layer in layers_of(base)]
+        self._layers = [layer for layer in layers if layer]
+        self.covers = covers
+        self._ways: dict[tuple[Any, ...], _Way] = {}
+        own = contract(variant.source, variant.kernel).configs
+        self._configs = [_triton_config(c) for c in variant.configs or own]
+        self.name, self.kernel = variant.name, entry.kernel
+        self.per_call = bool(entry.base or layers_of(entry.kernel))
+        self.run, self.warmup = self._run, self._warmup
+
+    @property
+    def source(self) -> str:
+        """The record's text: the whole module, with the helpers it calls."""
+        return self.variant.source
+
+    def configs(self, base: Sequence[Any]) -> list[VariantConfig]:
+        """Its own, or the base's without the meta-parameters that it has dropped."""
+        hooks = {config.pre_hook for config in base}
+        if not self._configs:
+            return list(dict.fromkeys(VariantConfig.of(self._narrowed(config), self) for config in base))
+        found = [VariantConfig.of(config, self) for config in self._configs]
+        if len(hooks) == 1:
+            # What every config of the base prepares (a descriptor's block, say), these need, too.
+            for config in found:
+                config.pre_hook = next(iter(hooks))
+        return list(dict.fromkeys(found))
+
+    def _narrowed(self, config: Any) -> Any:
+        made = Config.__new__(Config)
+        made.__dict__.update(vars(config))
+        made.kwargs = {n: v for n, v in config.kwargs.items() if n in self._takes}
+        return made
+
+    def grid(self, grid: Any, named: Mapping[str, Any], config: Any) -> Grid | None:
+        """Its own launch grid, or the call's."""
+        try:
+            given = self._heuristic({**named, **config.all_kwargs()})
+            return self.entry.place(grid, given, self._meta(given), self._options(given))
+        except Exception:
+            return None  # it will fail again where it is launched, and be a failed candidate
+
+    def traced(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], config: Any
+    ) -> tuple[Any, Sequence[Any], dict[str, Any], dict[str, Any]]:
+        """Everything by name, as the positions are the base's. Raises what a launch would."""
+        grid, given = self._given(args, {**kwargs, **config.all_kwargs()})
+        found = self.entry.arguments(grid, given, self._meta(given), {})
+        meta = {n: found.pop(n) for n in (*self.entry.meta, *self.entry.base) if n in found}
+        return self.kernel, (), found, meta
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return self.launch(args, kwargs)
+
+    def launch(self, args: Sequence[Any], given: dict[str, Any]) -> Any:
+        """Launch as the variant asks for; `given` is used up. Raises `VariantError` for what it refuses."""
+        way = self._way(args, given)
+        try:
+            if way.straight:
+                given["warmup"] = False
+                return self.kernel.run(*args, **given)
+            grid, given = self._given(args, given)
+            meta = {n: given[n] for n in way.meta}
+            return self.entry.run(grid, given, meta, {n: given[n] for n in way.options})
+        except Exception as error:
+            self._blame(error)
+            raise
+
+    def _warmup(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            grid, given = self._given(args, kwargs)
+            return self.entry.warmup(grid, given, self._meta(given), self._options(given))
+        except Exception as error:
+            self._blame(error)
+            raise
+
+    def _blame(self, error: Exception) -> None:
+        """Raise for a call that is wrong: the caller's fault with a kernel of theirs, the variant's here."""
+        if outcome_of(error) is None:
+            raise VariantError(f"variant {self.name}: {type(error).__name__}: {error}") from error
+
+    def _way(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Way:
+        """What is the same for all calls that are written like this one."""
+        written = (len(args), *kwargs)
+        way = self._ways.get(written)
+        if way is None:
+            names = dict.fromkeys((*self._names[: len(args)], *kwargs))
+            names |= {n: None for layer in self._layers for n in layer}
+            given = [n for n in names if n not in ("grid", "warmup")]
+            way = self._ways[written] = _Way(
+                tuple(n for n in self.entry.meta if n in names),
+                tuple(n for n in given if self._is_option(n)),
+                self._is_straight(len(args), kwargs),
+            )
+        return way
+
+    def _is_straight(self, count: int, names: Collection[str]) -> bool:
+        # The interpreter hands a grid function other values than the call's, so there the entry asks it.
+        return (
+            isinstance(self.kernel, JITFunction)
+            and self.entry.straight
+            and not self._layers
+            and "grid" in names
+            and self._names[:count] == tuple(self.kernel.arg_names[:count])
+            and all(n in self._takes or n not in self._names for n in names)
+        )
+
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        grid = given.pop("grid", None)
+        given.pop("warmup", None)
+        return grid, self._heuristic(given)
+
+    def _heuristic(self, given: dict[str, Any]) -> dict[str, Any]:
+        for layer in self._layers:
+            for name, rule in layer.items():
+                given[name] = rule(given)
+        return given
+
+    def _is_option(self, name: str) -> bool:
+        """Whether it is neither an argument of the call nor a parameter: `num_warps` and the like."""
+        return name not in self._names and name not in self._takes
+
+    def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {n: v for n, v in given.items() if self._is_option(n)}
+
+    def _meta(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {n: given[n] for n in self.entry.meta if n in given}
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How calls that are written alike (so many positions, these keywords) reach a variant's kernel."""
+
+    meta: tuple[str, ...]
+    """Meta-parameters that they have values for."""
+    options: tuple[str, ...]
+    straight: bool
+    """Whether the kernel takes them just as they are, and the call's own grid."""
+
+
+def load(variant: Variant, base: Any, covers: Covers, folder: Path | None = None) -> Loaded:
+    """Import a variant that has been verified, and bind it to the tuner's function it may stand in for.
+
+    Its source is written below `folder` (None: a temporary one), where tracebacks and `inspect` find it; what
+    runs is the record's text. Raises `VariantError` for a source that breaks the contract, has other runtime
+    parameters than the base, or cannot be imported.
+    """
+    try:
+        promised = contract(variant.source, variant.kernel)
+        promised.must_fit(parameters_of(innermost(base))[0])
+        names = import_text(variant.source, folder)
+        return Loaded(variant, Entry.of(names, variant.kernel), base, covers)
+    except RecordError as error:
+        raise VariantError(f"variant {variant.name} cannot be used: {error}") from error
+    except Exception as error:
+        raise VariantError(f"variant {variant.name} cannot be imported: {error!r}") from error
+
+
+def import_text(source: str, folder: Path | None = None) -> dict[str, Any]:
+    """Import a module's text under a name of its own; returns its names. Raises what its code raises."""
+    digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    path = _written(folder, digest, source)
+    name = f"forecast_autotune_variant_{digest[:16]}_{next(_NUMBER)}"
+    spec = importlib.util.spec_from_loader(name, _Text(source, path), origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # `inspect` looks a function's module up there
+    try:
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return vars(module)
+
+
+class _Text(importlib.abc.InspectLoader):
+    """Runs a text as the file it was written to: what lies there may have been replaced since."""
+
+    def __init__(self, text: str, path: Path) -> None:
+        self._text, self._path = text, path
+
+    def get_source(self, fullname: str) -> str:
+        return self._text
+
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(self._text, str(self._path))
+
+
+def _written(folder: Path | None, digest: str, source: str) -> Path:
+    payload = source.encode("utf-8", "surrogatepass")
+    for place in ([] if folder is None else [folder]) + [Path(_scratch().name)]:
+        path = place / f"{digest}.py"
+        try:
+            if not path.is_file() or path.read_bytes() != payload:
+                write_whole(path, payload)
+            return path
+        except OSError:
+            continue  # a read-only store
+    raise VariantError("a variant's source could not be written anywhere, not even to a temporary folder")
+
+
+@cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="forecast-variants-")
+
+
+def launch_varied(tuner: Any, config: VariantConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Launch another source, or the base kernel where this call is none of those it was verified for."""
+    function = config.function
+    covered = function.covers(args, kwargs)
+    if not covered:
+        config = config.fallback or tuner.configs[0]
+    tuner.best_config = config
+    given = {**kwargs, **config.all_kwargs()}
+    if config.pre_hook is not None:
+        config.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **given})
+    return function.launch(args, given) if covered else tuner.fn.run(*args, **given)
+
+
+def widen(found: dict[Candidate, Any], functions: Mapping[str, Function]) -> dict[Candidate, Any]:
+    """The base's candidates with those of the other functions after them, each with configs of its own."""
+    base = [config for candidate, config in found.items() if candidate.variant == "base"]
+    return found | {
+        Candidate(to_config(config), name): config
+        for name, function in functions.items()
+        for config in function.configs(base)
+    }
+
+
+def _triton_config(record: Record) -> Any:
+    options: dict[str, Any] = {"maxnreg": record.maxnreg} if record.maxnreg is not None else {}
+    if record.ir_override is not None:
+        options["ir_override"] = record.ir_override
+    return Config(
+        dict(record.kwargs),
+        num_warps=record.num_warps,
+        num_stages=record.num_stages,
+        num_ctas=record.num_ctas,
+        **options,
+    )

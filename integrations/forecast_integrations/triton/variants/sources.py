@@ -1,0 +1,147 @@
+"""What `variants=` names, and which of it are candidates for a call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from forecast_autotune.errors import SettingsError, VariantError
+from forecast_autotune.records import HOOKED, Kernel, Problem
+from forecast_autotune.store import Store
+from forecast_autotune.store.variants import FOLDER
+from forecast_autotune.variants import Variant, admission
+from forecast_autotune.variants.signature import written
+from forecast_integrations.triton.variants.guard import Guard, overlapping
+from forecast_integrations.triton.variants.loading import Function, Loaded, load
+
+Generator: TypeAlias = Callable[[Problem], Iterable[Variant]]
+Given: TypeAlias = Mapping[str, Any] | Sequence[Any] | Store | Path | str | Generator | None
+"""Kernels by name, kernels and records, a store or where it lies, or what makes records for a problem."""
+
+MODULES = f"{FOLDER}/modules"
+"""Where sources are written, below a store's root."""
+
+
+@dataclass
+class Sources:
+    """The other sources of one tuner, resolved anew for every problem."""
+
+    kernels: dict[str, Function] = field(default_factory=dict)
+    """Kernels that their user vouches for."""
+    records: tuple[Variant, ...] = ()
+    store: Store | None = None
+    own_store: bool = False
+    """Whether the tuner's own store is looked into."""
+    generator: Generator | None = None
+    _loaded: dict[tuple[Any, ...], Loaded | None] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, given: Given, setting: str = "off") -> Sources | None:
+        """Read `variants=`, or without it the setting; None where there can be none.
+
+        Raises `SettingsError` for anything that is neither of the forms, and for a name that is taken.
+        """
+        if given is None:
+            return cls(own_store=True) if setting == "store" else None
+        if isinstance(given, Variant) or hasattr(given, "run"):
+            given = [given]
+        if isinstance(given, Mapping):
+            return cls(kernels=_named(given)) if given else None
+        if isinstance(given, Store):
+            return cls(store=given)
+        if isinstance(given, str | Path):
+            if given == "store":
+                return cls(own_store=True)
+            return cls(store=Store.default(Path(given).expanduser()))
+        if isinstance(given, Sequence):
+            records = tuple(v for v in given if isinstance(v, Variant))
+            live = [k for k in given if not isinstance(k, Variant)]
+            return cls(kernels=_named(_titled(live)), records=records) if given else None
+        if callable(given):
+            return cls(generator=given)
+        raise SettingsError(
+            "variants= takes kernels by name, a list of kernels or Variants, 'store', a Store or its "
+            f"directory, or a function of the problem, not {type(given).__name__}"
+        )
+
+    def functions(
+        self, problem: Problem, tuner: Any, named: Mapping[str, Any], own: Store | None
+    ) -> dict[str, Function]:
+        """The other kernels that may serve this call, by variant name.
+
+        `named` are its arguments, `own` the tuner's store; None where no store may decide. Records count only
+        as far as a check admits them for the problem, and none where a tensor that is written overlaps
+        another one. What cannot be loaded is left out, with one warning.
+        """
+        found = dict(self.kernels)
+        for variant in self._records(problem, own):
+            check = admission(variant, problem)
+            if check is None or overlapping(named, written(check.signature)):
+                continue
+            loaded = self._load(variant, problem.kernel, tuner, own)
+            if loaded is not None:
+                found.setdefault(variant.name, loaded)
+        return found
+
+    def _records(self, problem: Problem, own: Store | None) -> Iterator[Variant]:
+        yield from self.records
+        source = problem.kernel.source_sha256
+        if own is not None and self.store is not None:
+            yield from self.store.variants(source)
+        if own is not None and self.own_store:
+            yield from own.variants(source)
+        if self.generator is not None:
+            try:
+                yield from list(self.generator(problem))
+            except Exception as error:
+                self._say(f"variants= failed for kernel {problem.kernel.name} ({error!r}): none are used")
+
+    def _load(self, variant: Variant, kernel: Kernel, tuner: Any, own: Store | None) -> Loaded | None:
+        # By source and checks: another process may have added some, or put another source in its place.
+        key = variant.name, variant.source, variant.configs, variant.checks
+        if key not in self._loaded:
+            folder = None if own is None or own.root is None else own.root / MODULES
+            try:
+                guard = Guard(variant, kernel, tuner.fn)
+                self._loaded[key] = load(variant, tuner.fn, guard, folder)
+            except VariantError as error:
+                self._say(str(error))
+                self._loaded[key] = None
+        return self._loaded[key]
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, stacklevel=2)
+
+
+def _named(kernels: Mapping[str, Any]) -> dict[str, Function]:
+    for name, kernel in kernels.items():
+        if not isinstance(name, str) or not name or name == "base" or name.startswith(HOOKED) or "|" in name:
+            raise SettingsError(
+                f"a variant needs a name other than base, without |, got {name!r}: rename it in variants="
+            )
+        if not hasattr(kernel, "run"):
+            raise SettingsError(
+                f"variants= must hold kernels (or Variants in a list); {name} is a {type(kernel).__name__}"
+            )
+    return {name: Function(name, kernel) for name, kernel in kernels.items()}
+
+
+def _titled(kernels: Sequence[Any]) -> dict[str, Any]:
+    """Kernels by their own names, numbered where two have one."""
+    found: dict[str, Any] = {}
+    for kernel in kernels:
+        title = str(
+            getattr(kernel, "__name__", None) or getattr(kernel, "base_fn", kernel.__class__).__name__
+        )
+        name, number = title, 1
+        while name in found or name == "base":
+            number += 1
+            name = f"{title} {number}"
+        found[name] = kernel
+    return found

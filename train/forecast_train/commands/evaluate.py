@@ -1,0 +1,109 @@
+"""`eval`: how good surrogates are on kernels they have not seen, from recorded tables and without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forecast_autotune.commands.output import Output, Usage, at_least_one
+from forecast_autotune.commands.tables import recorded
+from forecast_autotune.settings import Settings
+
+if TYPE_CHECKING:
+    from forecast_autotune.records.table import Table
+    from forecast_train.evaluation.baselines import Fit
+    from forecast_train.evaluation.splits import LeaveOut
+    from forecast_train.evaluation.summary import Summary
+
+
+def evaluate(options: argparse.Namespace, output: Output) -> int:
+    """Evaluate methods on tables, print the report, and write it to a folder if asked to."""
+    from forecast_train.evaluation.models import ALONE, TOGETHER
+    from forecast_train.evaluation.report import shown, write_report
+    from forecast_train.evaluation.splits import SplitError, spread
+
+    at_least_one(options, "seeds", "jobs", "limit")
+    methods = _methods(options.methods)
+    models = (ALONE, TOGETHER) if options.llm is not None else ()
+    if options.subject is not None and options.subject not in (*methods, *models):
+        raise Usage(f"--subject {options.subject}: it must be one of --methods {','.join(methods)}")
+    out = None if options.out is None else Path(options.out)
+    tables = recorded(options)
+    if options.limit is not None:
+        tables = spread(tables, options.limit)
+    try:
+        summary = evaluated(
+            tables,
+            methods,
+            output,
+            leave_out=options.leave_out,
+            seeds=options.seeds,
+            jobs=options.jobs,
+            out=out,
+            subject=options.subject,
+            llm=options.llm,
+        )
+    except SplitError as error:
+        raise Usage(f"--leave-out {options.leave_out}: {error}") from error
+    width = 0 if output.as_json else output.console.width
+    output.emit(summary.to_json(), *(() if output.as_json else (shown(summary, width=width),)))
+    if out is not None:
+        # Last, as it may fail: the figures took longer to get.
+        for path in write_report(summary, out):
+            output.remark(f"written: {path}")
+    return 0
+
+
+def _methods(given: str | None) -> list[str]:
+    from forecast_train.evaluation.baselines import chosen, methods
+
+    names = list(methods) if given is None else [name.strip() for name in given.split(",") if name.strip()]
+    try:
+        return list(chosen(names))
+    except ValueError as error:
+        raise Usage(f"--methods {given}: {error}") from error
+
+
+def evaluated(
+    tables: list[Table],
+    methods: list[str],
+    output: Output,
+    *,
+    leave_out: LeaveOut,
+    seeds: int,
+    jobs: int,
+    out: Path | None,
+    subject: str | None = None,
+    llm: str | None = None,
+) -> Summary:
+    """Score methods with a progress bar. Raises `SplitError`; see `forecast_train.evaluation.evaluate`."""
+    from forecast_train.evaluation import evaluate as run
+    from forecast_train.evaluation import summarize
+    from forecast_train.evaluation.baselines import chosen
+
+    fits = chosen(methods)
+    if llm is not None:
+        fits |= _models(tables, llm, output, out)
+    with output.progress("evaluating") as progress:
+        result = run(
+            tables,
+            leave_out=leave_out,
+            methods=fits,
+            seeds=seeds,
+            jobs=jobs,
+            out=out,
+            settings=Settings.from_environment(),
+            progress=progress,
+        )
+    return summarize(result, subject=subject)
+
+
+def _models(tables: list[Table], llm: str, output: Output, out: Path | None) -> dict[str, Fit]:
+    """The language model's methods; it is asked first, and its answers are kept with the results."""
+    from forecast_train.commands.calibrate_llm import ask
+    from forecast_train.evaluation.models import methods_of
+
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    return methods_of(ask(tables, llm, output, kept=None if out is None else out / "answers.jsonl"))

@@ -1,0 +1,173 @@
+"""The grammar of `train` and `eval`."""
+
+from __future__ import annotations
+
+from forecast_autotune.commands.registry import Commands, store_option
+
+
+def train(commands: Commands) -> None:
+    """Add `train`."""
+    kinds = commands.group("train", "turn measurements into better surrogates", "what to train", "WHAT")
+    forest = kinds.add(
+        "surrogate",
+        "forecast_train.commands.surrogate:surrogate",
+        "fit the learned surrogate to recorded tables, in seconds",
+    )
+    forest.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
+    forest.add_argument("--out", required=True, metavar="FILE", help="the model, one .npz file")
+    forest.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the forests")
+    forest.add_argument("--trees", type=int, default=64, metavar="N", help="trees of a forest (default: 64)")
+    forest.add_argument("--leaf", type=int, default=8, metavar="N", help="fewest rows of a leaf (default: 8)")
+    forest.add_argument(
+        "--hyper", action="store_true", help="fit the Gaussian process's hyperparameters too (minutes)"
+    )
+    honest = kinds.add(
+        "calibrate-llm",
+        "forecast_train.commands.calibrate_llm:calibrate",
+        "find out what a language model's forecasts are worth: until then it is not asked",
+    )
+    honest.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
+    honest.add_argument("--llm", required=True, metavar="SPEC", help="as in FORECAST_AUTOTUNE_LLM")
+    honest.add_argument(
+        "--out", metavar="FILE", help="default: beside the adapter, else in the cache directory"
+    )
+    honest.add_argument(
+        "--sample", type=int, metavar="N", help="ask about so many candidates of a problem (default: all)"
+    )
+    honest.add_argument(
+        "--answers", metavar="FILE", help="keep its answers in this .jsonl file; a second run takes them up"
+    )
+    honest.add_argument("--seeds", type=int, default=2, metavar="N", help="replays (default: 2)")
+    honest.add_argument(
+        "--noted",
+        action="store_true",
+        help="ask nothing: correct a calibration by what was noted with measurements (`export` them first)",
+    )
+    _models(kinds)
+
+
+def evaluate(commands: Commands) -> None:
+    """Add `eval`."""
+    evaluation = commands.add(
+        "eval",
+        "forecast_train.commands.evaluate:evaluate",
+        "score surrogates on kernels they have not seen, from tables",
+    )
+    evaluation.add_argument(
+        "tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)"
+    )
+    evaluation.add_argument(
+        "--leave-out",
+        choices=("family", "hand", "kernel", "shape", "device"),
+        default="kernel",
+        help="what a surrogate may not have learnt from when it is tested (default: kernel)",
+    )
+    evaluation.add_argument("--methods", metavar="A,B", help="surrogates and baselines (default: all)")
+    evaluation.add_argument(
+        "--subject", metavar="NAME", help="the method under test (default: learned, else analytic)"
+    )
+    evaluation.add_argument(
+        "--llm",
+        metavar="SPEC",
+        help="also a language model, alone and beside the learned surrogate; as in FORECAST_AUTOTUNE_LLM",
+    )
+    evaluation.add_argument("--seeds", type=int, default=3, metavar="N", help="repetitions (default: 3)")
+    evaluation.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
+    evaluation.add_argument(
+        "--limit", type=int, metavar="N", help="only so many problems, in turn from each kernel"
+    )
+    evaluation.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write summary.json and pictures there; a second run takes up the rows found there",
+    )
+
+
+def _models(kinds: Commands) -> None:
+    data = kinds.add(
+        "data", "forecast_train.commands.models:data", "turn measurements into a data set for language models"
+    )
+    data.add_argument(
+        "tables",
+        nargs="*",
+        metavar="TABLE",
+        help="tables, or what `import` takes from other tuners (default: the shipped tables)",
+    )
+    data.add_argument("--device-name", metavar="NAME", help="where those were measured, if they do not say")
+    data.add_argument("--from-store", action="store_true", help="use what the store holds instead")
+    data.add_argument("--out", required=True, metavar="DIR", help="three Parquet files and a card go there")
+    data.add_argument(
+        "--by",
+        choices=("family", "device", "time"),
+        default="family",
+        help="what training, validation and test must not share (default: family)",
+    )
+    data.add_argument("--hold-out", metavar="A,B", help="these families or devices are the test side")
+    data.add_argument("--moments", type=int, default=6, metavar="N", help="examples per problem (default: 6)")
+    data.add_argument("--most", type=int, default=64, metavar="N", help="candidates of one (default: 64)")
+    data.add_argument(
+        "--per-bin", type=int, default=0, metavar="N", help="training rows per bin at the most (default: all)"
+    )
+    data.add_argument(
+        "--guess",
+        choices=("learned", "formula"),
+        default="learned",
+        help="whose guesses a model is shown: the learned surrogate's, fitted without the family asked about "
+        "(some minutes), or the cost formula's",
+    )
+    data.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the split and the examples")
+    store_option(data)
+
+    for name, said in (
+        ("llm", "train a language model on a data set, supervised"),
+        ("grpo", "train a model that speaks, by rewards"),
+    ):
+        run = kinds.add(name, f"forecast_train.commands.models:{name}", said)
+        run.add_argument("config", metavar="RUN.toml", help="what reproduces the run; see the README")
+        for option, what in (("model", "to start from"), ("data", "of `train data`"), ("out", "of the run")):
+            run.add_argument(f"--{option}", metavar="DIR", help=f"instead of the file's: folder {what}")
+        run.add_argument("--seed", type=int, metavar="N", help="instead of the file's")
+        run.add_argument(
+            "--resume", action="store_true", help="take up the newest checkpoint, if there is one"
+        )
+
+    export = kinds.add(
+        "export", "forecast_train.commands.models:export", "write a finished run's adapter, with a card"
+    )
+    export.add_argument("run", metavar="DIR", help="the run's folder")
+    export.add_argument("--out", required=True, metavar="DIR", help="a new folder")
+    export.add_argument("--half", action="store_true", help="store the weights as bfloat16: half the size")
+    export.add_argument("--calibration", metavar="FILE", help="of `train calibrate-llm`, to go with it")
+
+    traces = kinds.add(
+        "traces",
+        "forecast_train.commands.models:traces",
+        "keep the shortest correct trace per problem, for writers",
+    )
+    traces.add_argument("files", nargs="+", metavar="FILE", help="JSON Lines with traces")
+    traces.add_argument("--out", required=True, metavar="FILE", help="dialogues as JSON Lines")
+    traces.add_argument("--keep", type=int, default=1, metavar="N", help="traces per problem (default: 1)")
+    traces.add_argument(
+        "--slack",
+        type=float,
+        default=0.05,
+        metavar="X",
+        help="slower than the fastest by at most (default: 0.05)",
+    )
+
+    online = kinds.add(
+        "online",
+        "forecast_train.commands.models:online",
+        "refit the learned surrogate whenever the store has grown",
+    )
+    online.add_argument(
+        "--every", type=int, default=1000, metavar="N", help="after so many measurements (default: 1000)"
+    )
+    online.add_argument("--out", metavar="FILE", help="the model, one .npz (default: beside the store)")
+    online.add_argument("--once", action="store_true", help="look once, and end")
+    online.add_argument(
+        "--wait", type=float, default=60.0, metavar="S", help="seconds between looks (default: 60)"
+    )
+    online.add_argument("--roll-back", action="store_true", help="put the model before the last one back")
+    online.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the forests")
+    store_option(online)
