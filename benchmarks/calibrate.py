@@ -26,19 +26,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report_environment import environment
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import FAMILIAR, INFORMED, SCHEMA, STRANGE
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.replay import load, shipped
-from forecast_train.surrogate.calibrate import calibrate
-from forecast_train.surrogate.elsewhere import calibrate_elsewhere
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.surrogate.calibrate import calibrate_surrogate
+from forecast_train.surrogate.elsewhere import calibrate_cross_device
 from forecast_train.surrogate.fit import fit
 
-HUB = Path(__file__).resolve().parent / "data" / "benchmark_hub.jsonl.gz"
+HUB_TABLES = Path(__file__).resolve().parent / "data" / "benchmark_hub.jsonl.gz"
 
 
 def analytic(_: Sequence[Table]) -> Surrogate:
     """The untrained surrogate: there is nothing to fit."""
-    return Analytic()
+    return AnalyticSurrogate()
 
 
 def learned(tables: Sequence[Table]) -> Surrogate:
@@ -47,24 +47,24 @@ def learned(tables: Sequence[Table]) -> Surrogate:
 
 
 SURROGATES = {"analytic": analytic, "learned": learned}
-KNOWN_BY_IR = (INFORMED, FAMILIAR, STRANGE)
+GROUPS_WITH_IR = (INFORMED, FAMILIAR, STRANGE)
 """Groups that `--unseen` is for."""
 POOLED = "pooled"
 """Goes by other devices' tables, so that it is calibrated on the spaces that several devices know."""
 
 
-def calibrated(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def calibration_report(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One surrogate's curves and their reliability."""
     seeds, jobs = range(arguments.seeds), arguments.jobs
     if name == POOLED:
-        return calibrate_elsewhere(load(arguments.tables or [HUB]), seeds, jobs=jobs)
+        return calibrate_cross_device(load(arguments.tables or [HUB_TABLES]), seeds, jobs=jobs)
     kept = arguments.replays and arguments.replays / f"{name}.jsonl.gz"
-    tables = load([*shipped(), *arguments.tables])
+    tables = load([*shipped_tables(), *arguments.tables])
     unseen = arguments.unseen
-    return calibrate(tables, SURROGATES[name], seeds, jobs=jobs, replays=kept, unseen=unseen)
+    return calibrate_surrogate(tables, SURROGATES[name], seeds, jobs=jobs, replays=kept, unseen=unseen)
 
 
-def shown(name: str, report: dict[str, Any]) -> None:
+def reliability_text(name: str, report: dict[str, Any]) -> None:
     """One surrogate's reliability, for a terminal."""
     for group, parts in report.items():
         print(f"{name}, {group}:")
@@ -108,9 +108,9 @@ def main() -> int:
         "--unseen", action="store_true", help="only kernels as recorded that nothing else is known of"
     )
     arguments = parser.parse_args()
-    found = [calibrated(name, arguments) for name in arguments.surrogates]
+    found = [calibration_report(name, arguments) for name in arguments.surrogates]
     for one in found:
-        shown(one["surrogate"], one["reliability"])
+        reliability_text(one["surrogate"], one["reliability"])
     report = {"environment": environment(seed=arguments.seeds), "surrogates": found}
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     if arguments.write:
@@ -122,7 +122,7 @@ def main() -> int:
         for one in found:
             before = kept.get(one["surrogate"], {}) if arguments.unseen else {}
             # Of the other groups such a run holds next to nothing.
-            fresh = {n: g for n, g in one["calibration"].items() if not before or n in KNOWN_BY_IR}
+            fresh = {n: g for n, g in one["calibration"].items() if not before or n in GROUPS_WITH_IR}
             curves[one["surrogate"]] = {**before, **fresh}
         text = {"schema": SCHEMA, "fitted_by": "benchmarks/calibrate.py", "surrogates": curves}
         arguments.write.write_text(json.dumps(text) + "\n")

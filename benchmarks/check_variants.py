@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks import kernels, variants
-from benchmarks.common import ROOT, Report, check_each, child_environment, say
+from benchmarks.common import ROOT, ResultFile, check_each, child_environment, say
 from forecast_integrations.triton.null_device import null_device
 
 LIMIT_S = 240.0
@@ -37,7 +37,7 @@ SHAPES = 4
 """The most small shapes of one kernel."""
 SHARED_BYTES = 232448
 """What a program may have on sm_90."""
-_GONE = "no answer: the file is gone, or came, while the check ran"
+_FILE_CHANGED = "no answer: the file is gone, or came, while the check ran"
 _PATH = re.compile(r"(?:/[\w.+-]+)+/")
 _ALIGNMENT = re.compile(r"must be 16-byte aligned")
 """Tensor descriptors need it, some ragged shapes break it: such a shape says nothing about the variant."""
@@ -46,7 +46,7 @@ _ALIGNMENT = re.compile(r"must be 16-byte aligned")
 # --- in a child ---
 
 
-def shapes(kernel: str) -> list[kernels.Case]:
+def small_shapes(kernel: str) -> list[kernels.Case]:
     """Cases of a kernel whose small inputs differ, at most `SHAPES` of them."""
     found: dict[str, kernels.Case] = {}
     for case in kernels.cases([kernel]):
@@ -57,12 +57,12 @@ def shapes(kernel: str) -> list[kernels.Case]:
     return list(found.values())[:SHAPES]
 
 
-def interpret(source: variants.Source) -> dict[str, Any]:
+def interpret(source: variants.VariantSource) -> dict[str, Any]:
     """Run two configs on every small shape; the rules that the text breaks count as failures."""
     if broken := variants.broken_rules(source):
         return {"verdict": "failed", "detail": "; ".join(broken)}
-    loaded, right, refused = variants.load(source), 0, ""
-    for number, case in enumerate(shapes(source.kernel)):
+    loaded, right, refused = variants.load_variant(source), 0, ""
+    for number, case in enumerate(small_shapes(source.kernel)):
         listed = loaded.configs_for(case)
         data = case.make("cpu", small=True)
         expected = case.reference(data)
@@ -82,10 +82,10 @@ def interpret(source: variants.Source) -> dict[str, Any]:
     return {"verdict": "right" if right else "failed", "detail": f"{right} launches{refused}"}
 
 
-def compile_one(source: variants.Source) -> dict[str, Any]:
+def compile_one(source: variants.VariantSource) -> dict[str, Any]:
     """Compile the config in the middle of the list for the first case, at its real shape."""
     case = kernels.cases([source.kernel])[0]
-    loaded = variants.load(source)
+    loaded = variants.load_variant(source)
     listed = loaded.configs_for(case)
     config, data = listed[len(listed) // 2], case.make("meta")
     try:
@@ -98,7 +98,7 @@ def compile_one(source: variants.Source) -> dict[str, Any]:
     return {"verdict": "compiled", "detail": f"{config}", "shared": shared}
 
 
-def attempt(task: Callable[[variants.Source], Any], one: variants.Source) -> dict[str, Any]:
+def attempt(task: Callable[[variants.VariantSource], Any], one: variants.VariantSource) -> dict[str, Any]:
     """What the task says; an error, of a module that cannot be loaded for example, is a failure."""
     try:
         answer: dict[str, Any] = task(one)
@@ -108,7 +108,9 @@ def attempt(task: Callable[[variants.Source], Any], one: variants.Source) -> dic
     return {**answer, "detail": _PATH.sub("", answer["detail"])}
 
 
-def each(found: list[variants.Source], task: Callable[[variants.Source], Any], jobs: int) -> None:
+def check_all(
+    found: list[variants.VariantSource], task: Callable[[variants.VariantSource], Any], jobs: int
+) -> None:
     """Do a task for every variant; print a JSON line as each ends."""
     check_each([({"name": one.name}, partial(attempt, task, one)) for one in found], jobs, LIMIT_S)
 
@@ -116,7 +118,7 @@ def each(found: list[variants.Source], task: Callable[[variants.Source], Any], j
 # --- in the parent ---
 
 
-def role(
+def run_in_role(
     name: str, arguments: argparse.Namespace, also: Path | None, folder: Path
 ) -> Iterator[dict[str, Any]]:
     """Run this script in a role, and yield what it prints. Raises `RuntimeError` when it fails."""
@@ -140,11 +142,11 @@ def role(
         raise RuntimeError(f"role {name} ended with {process.returncode}; its error is above")
 
 
-def twins(found: list[variants.Source]) -> dict[str, str]:
+def duplicate_sources(found: list[variants.VariantSource]) -> dict[str, str]:
     """Variants whose code is that of the base or of another variant of the kernel -> that one."""
     every: dict[tuple[str, str], str] = {}
     same = {}
-    for one in variants.sources(sorted({one.kernel for one in found})):
+    for one in variants.variant_sources(sorted({one.kernel for one in found})):
         first = every.setdefault((one.kernel, one.form), one.name)
         if one.form == variants.base_form(one.kernel):
             same[one.name] = "base"
@@ -153,11 +155,11 @@ def twins(found: list[variants.Source]) -> dict[str, str]:
     return {one.name: same[one.name] for one in found if one.name in same}
 
 
-def judge(one: variants.Source, said: dict[str, Any], twin: str | None) -> list[str]:
+def problems_of(one: variants.VariantSource, said: dict[str, Any], twin: str | None) -> list[str]:
     """What is not as it should be, one sentence each."""
     faults = [] if twin is None else [f"same code as {twin}"]
     verdict, detail = said["interpreter"]["verdict"], said["interpreter"]["detail"]
-    if one.expect == "wrong" and detail != _GONE:
+    if one.expect == "wrong" and detail != _FILE_CHANGED:
         return faults + (["expected wrong, but right"] if verdict == "right" else [])
     if verdict != "right":
         faults.append(f"interpreter: {verdict}: {detail}")
@@ -167,25 +169,28 @@ def judge(one: variants.Source, said: dict[str, Any], twin: str | None) -> list[
 
 def check(arguments: argparse.Namespace) -> int:
     """Check all variants asked for; returns the number of those that are not as stated."""
-    found = variants.sources(arguments.only.split(",") if arguments.only else None)
+    found = variants.variant_sources(arguments.only.split(",") if arguments.only else None)
     said: dict[str, dict[str, Any]] = {
-        one.name: {"interpreter": {"verdict": "failed", "detail": _GONE}, "compiled": {}} for one in found
+        one.name: {"interpreter": {"verdict": "failed", "detail": _FILE_CHANGED}, "compiled": {}}
+        for one in found
     }
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for line in role("interpret", arguments, None, folder):
+        for line in run_in_role("interpret", arguments, None, folder):
             if line["name"] in said:
                 said[line["name"]]["interpreter"] = {k: line[k] for k in ("verdict", "detail", "triton")}
         for also in [None, *([arguments.also] if arguments.also else [])]:
-            lines = {line.pop("name"): line for line in role("compile", arguments, also, folder)}
+            lines = {line.pop("name"): line for line in run_in_role("compile", arguments, also, folder)}
             version = next((line["triton"] for line in lines.values()), "?")
             for name, answers in said.items():
-                line = lines.get(name, {"verdict": "failed", "detail": _GONE})
+                line = lines.get(name, {"verdict": "failed", "detail": _FILE_CHANGED})
                 answers["compiled"][version] = {k: v for k, v in line.items() if k != "triton"}
-    same, bad = twins(found), 0
-    report = Report(arguments, "recorded variants are as stated, without a GPU") if arguments.out else None
+    same, bad = duplicate_sources(found), 0
+    report = (
+        ResultFile(arguments, "recorded variants are as stated, without a GPU") if arguments.out else None
+    )
     for one in found:
-        faults = judge(one, said[one.name], same.get(one.name))
+        faults = problems_of(one, said[one.name], same.get(one.name))
         bad += bool(faults)
         versions = [v for v, c in said[one.name]["compiled"].items() if c["verdict"] == "compiled"]
         verdict = said[one.name]["interpreter"]["verdict"]
@@ -226,12 +231,12 @@ def main() -> int:
         if arguments.out is None and not arguments.only:
             arguments.out = ROOT / "benchmarks" / "results" / "variants_check.json"
         return int(check(arguments) > 0)
-    found = variants.sources(arguments.only.split(",") if arguments.only else None)
+    found = variants.variant_sources(arguments.only.split(",") if arguments.only else None)
     if arguments.role == "interpret":
-        each(found, interpret, arguments.jobs)
+        check_all(found, interpret, arguments.jobs)
     else:
         with null_device():
-            each(found, compile_one, arguments.jobs)
+            check_all(found, compile_one, arguments.jobs)
     return 0
 
 

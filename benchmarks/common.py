@@ -32,11 +32,11 @@ import triton.language as tl
 from benchmarks import kernels
 from benchmarks.report_environment import environment
 from forecast_autotune.records import Config
-from forecast_integrations.triton.compile.children import Child, Children
+from forecast_integrations.triton.compile.children import ForkedChild, ForkedChildren
 from forecast_integrations.triton.describe import to_config
 
 ROOT = Path(__file__).resolve().parents[1]
-_SWITCHES = (
+_REMOVED_VARIABLES = (
     "TRITON_CACHE_DIR",
     "TRITON_CACHE_AUTOTUNING",
     "TRITON_INTERPRET",
@@ -58,7 +58,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
+def parse_arguments(made: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse; a run that is no child must say where its result goes, before it costs anything."""
     arguments = made.parse_args()
     if not arguments.child and arguments.out is None:
@@ -74,19 +74,19 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
-def _plain(value: Any) -> Any:
+def _option_to_json(value: Any) -> Any:
     """An option as JSON has it; files by their names, since their folders are this machine's affair."""
     if isinstance(value, Path):
         return value.name
-    return [_plain(v) for v in value] if isinstance(value, list) else value
+    return [_option_to_json(v) for v in value] if isinstance(value, list) else value
 
 
-class Report:
+class ResultFile:
     """One result file, rewritten after every step, so that a run cut short leaves what it had."""
 
     def __init__(self, arguments: argparse.Namespace, claim: str, seed: int | None = None) -> None:
         hidden = ("out", "null", "child", "given", "numbers")
-        given = {k: _plain(v) for k, v in vars(arguments).items()}
+        given = {k: _option_to_json(v) for k, v in vars(arguments).items()}
         self.path: Path = arguments.out
         self.data: dict[str, Any] = {
             "claim": claim,
@@ -123,7 +123,9 @@ class Report:
 def child_environment(folder: Path, **more: str) -> dict[str, str]:
     """The caller's environment with Triton's cache and our store below `folder`, and `more` on top."""
     kept = {
-        k: v for k, v in os.environ.items() if k not in _SWITCHES and not k.startswith("FORECAST_AUTOTUNE")
+        k: v
+        for k, v in os.environ.items()
+        if k not in _REMOVED_VARIABLES and not k.startswith("FORECAST_AUTOTUNE")
     }
     fresh = {
         "TRITON_CACHE_DIR": str(folder / "triton"),
@@ -139,7 +141,7 @@ def child_command(script: str, arguments: argparse.Namespace, role: str, given: 
     return command + (["--null"] if arguments.null else [])
 
 
-def child(command: Sequence[str], env: Mapping[str, str], timeout_s: float = 300.0) -> dict[str, Any]:
+def run_child(command: Sequence[str], env: Mapping[str, str], timeout_s: float = 300.0) -> dict[str, Any]:
     """Run a child to its end; returns the JSON object it printed last. Raises when it fails or hangs."""
     done = subprocess.run(
         command, env=dict(env), stdout=subprocess.PIPE, text=True, timeout=timeout_s, check=True
@@ -164,12 +166,12 @@ def check_each(
     A check is the first fields of its line, which name it, and what finds the others: `verdict`, and `detail`
     at least where that is bad.
     """
-    children, left = Children(), list(reversed(checks))
+    children, left = ForkedChildren(), list(reversed(checks))
     torch.set_num_threads(1)
     while left or len(children):
         while left and len(children) < jobs:
             children.start(*left.pop())
-        ended = [(one.tag, _verdict(one)) for one, _ in children.finished(0.5)[0]]
+        ended = [(one.tag, _child_outcome(one)) for one, _ in children.finished(0.5)[0]]
         for late in children.overdue(limit_s):
             children.kill(late)
             ended.append((late.tag, {"verdict": "failed", "detail": f"not done after {limit_s:g} s"}))
@@ -178,7 +180,7 @@ def check_each(
     children.close()
 
 
-def _verdict(ended: Child) -> dict[str, Any]:
+def _child_outcome(ended: ForkedChild) -> dict[str, Any]:
     try:
         found: dict[str, Any] = ended.answer()
     except ValueError:
@@ -207,25 +209,25 @@ def synchronize() -> None:
 
 
 @triton.jit
-def _touch(x_ptr, BLOCK: tl.constexpr):
+def _touch_kernel(x_ptr, BLOCK: tl.constexpr):
     tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
 
 
-def warm(where: str) -> None:
+def warm_up_device(where: str) -> None:
     """What every contender may have done before its clock starts: a context and one trivial launch."""
-    _touch[(1,)](torch.empty(32, device=where), BLOCK=32)
+    _touch_kernel[(1,)](torch.empty(32, device=where), BLOCK=32)
     synchronize()
 
 
 # --- configs and timing ---
 
 
-def to_json(config: Any) -> dict[str, Any]:
+def config_to_json(config: Any) -> dict[str, Any]:
     """A `triton.Config` as JSON."""
     return to_config(config).to_json()
 
 
-def from_json(data: Mapping[str, Any]) -> Any:
+def config_from_json(data: Mapping[str, Any]) -> Any:
     """A `triton.Config` from JSON."""
     c = Config.from_json(data)
     return triton.Config(
@@ -233,7 +235,7 @@ def from_json(data: Mapping[str, Any]) -> Any:
     )
 
 
-def shown(data: Mapping[str, Any]) -> str:
+def config_text(data: Mapping[str, Any]) -> str:
     """A config from JSON, for people."""
     return str(Config.from_json(data))
 
@@ -251,13 +253,13 @@ def tuned_call(case: kernels.Case, tuner: Any, data: kernels.Data, before: Calla
     seconds = time.perf_counter() - begin
     # Triton sets no timings where one config is left.
     given: dict[Any, Any] = getattr(tuner, "configs_timings", {})
-    timings = [(to_json(c), t[0] if isinstance(t, list | tuple) else t) for c, t in given.items()]
+    timings = [(config_to_json(c), t[0] if isinstance(t, list | tuple) else t) for c, t in given.items()]
     ran = sorted((pair for pair in timings if pair[1] != float("inf")), key=lambda pair: pair[1])
     decision = getattr(tuner, "decision", None)
     return {
         "case": case.name,
         "seconds": seconds,
-        "winner": to_json(tuner.best_config),
+        "winner": config_to_json(tuner.best_config),
         "timed": len(ran),
         "failed": len(timings) - len(ran),
         "timings": [[config, round(ms, 6)] for config, ms in ran],
@@ -280,7 +282,7 @@ def check_output(case: kernels.Case, data: kernels.Data, where: str, config: Any
     return True
 
 
-def in_turns(calls: Sequence[Callable[[], object]], rounds: int, seed: int = 0) -> list[list[float]]:
+def time_in_turns(calls: Sequence[Callable[[], object]], rounds: int, seed: int = 0) -> list[list[float]]:
     """Milliseconds of every call in every round; L2 is flushed before each, each round has a new order.
 
     Drifting clocks and neighbours meet all calls alike. If the device waited for its host in the midst of a
@@ -319,7 +321,7 @@ def in_turns(calls: Sequence[Callable[[], object]], rounds: int, seed: int = 0) 
 
 MOST_FLUSHES = 64
 """Before a launch: some 5 ms of work for the device. What keeps its host longer is a model, not a kernel."""
-_SLACK = 1.5
+_HOST_SLACK = 1.5
 """The host may take this much longer than it did when it was timed."""
 
 
@@ -347,13 +349,13 @@ def _flushes(seconds: float, flush: Callable[[], object], interface: Any) -> int
     end.record()
     interface.synchronize()
     ahead = start.elapsed_time(end) / count / 1e3 - host
-    if ahead * MOST_FLUSHES <= _SLACK * seconds:
+    if ahead * MOST_FLUSHES <= _HOST_SLACK * seconds:
         return MOST_FLUSHES
-    return max(1, math.ceil(_SLACK * seconds / ahead))
+    return max(1, math.ceil(_HOST_SLACK * seconds / ahead))
 
 
 @dataclass
-class Retimed:
+class RetimedConfigs:
     """Configs of one case, timed side by side."""
 
     case: str
@@ -364,31 +366,38 @@ class Retimed:
 
     def regret(self, config: Mapping[str, Any]) -> float:
         """time(config) / time(best of all that took part) - 1."""
-        return self.medians[shown(config)] / min(self.medians.values()) - 1
+        return self.medians[config_text(config)] / min(self.medians.values()) - 1
 
 
 def retime(case: kernels.Case, where: str, configs: Sequence[Mapping[str, Any]], rounds: int) -> Any:
-    """Time configs (JSON; repeats are dropped) in turns; the record that `retimed` reads."""
-    unique = list({shown(c): c for c in configs}.values())
+    """Time configs (JSON; repeats are dropped) in turns; the record that `read_retimed` reads."""
+    unique = list({config_text(c): c for c in configs}.values())
     data = case.make(where)
-    made = [from_json(c) for c in [*unique, unique[0]]]
+    made = [config_from_json(c) for c in [*unique, unique[0]]]
     calls = [partial(kernels.launch, case, data, config) for config in made]
     for call in calls:
         call()
-    times = in_turns(calls, rounds)
+    times = time_in_turns(calls, rounds)
     rows = [
-        {"config": c, "median_ms": statistics.median(t), "p20_ms": _at(t, 0.2), "p80_ms": _at(t, 0.8)}
+        {
+            "config": c,
+            "median_ms": statistics.median(t),
+            "p20_ms": _quantile(t, 0.2),
+            "p80_ms": _quantile(t, 0.8),
+        }
         for c, t in zip([*unique, unique[0]], times, strict=True)
     ]
     return {"case": case.name, "rounds": rounds, "rows": rows}
 
 
-def retimed(record: Mapping[str, Any]) -> Retimed:
+def read_retimed(record: Mapping[str, Any]) -> RetimedConfigs:
     """Read a record of `retime`."""
     rows = record["rows"]
     noise = abs(rows[-1]["median_ms"] / rows[0]["median_ms"] - 1)
-    return Retimed(record["case"], {shown(r["config"]): r["median_ms"] for r in rows[:-1]}, noise)
+    return RetimedConfigs(
+        record["case"], {config_text(r["config"]): r["median_ms"] for r in rows[:-1]}, noise
+    )
 
 
-def _at(times: Sequence[float], share: float) -> float:
+def _quantile(times: Sequence[float], share: float) -> float:
     return sorted(times)[int(share * (len(times) - 1))]

@@ -24,15 +24,15 @@ from sklearn.metrics import roc_auc_score
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report_environment import environment
-from forecast_autotune.features.devices import card
+from forecast_autotune.features.devices import device_spec
 from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.records.table import read_lines
-from forecast_autotune.surrogates.prior import prior
+from forecast_autotune.surrogates.prior import formula_prior
 
 RECORDED = Path(__file__).with_name("data") / "compiled_sm90.jsonl.gz"
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def config_rows(path: Path) -> list[dict[str, Any]]:
     """One row per compiled config: truth and estimates."""
     problems: dict[str, Problem] = {}
     compiled: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -47,10 +47,10 @@ def rows(path: Path) -> list[dict[str, Any]]:
         problem = problems[name]
         candidates = [Candidate(Config.from_json(line["config"])) for line in lines]
         grids = {c: tuple(line["grid"]) for c, line in zip(candidates, lines, strict=True) if line["grid"]}
-        before = prior(problem, candidates, grids, problem.ttir)
+        before = formula_prior(problem, candidates, grids, problem.ttir)
         if before.costs is None:
             continue
-        limit = card(problem.device).shared_memory_bytes
+        limit = device_spec(problem.device).shared_memory_bytes
         for i, line in enumerate(lines):
             ok = line["outcome"] == "ok"
             found.append(
@@ -71,7 +71,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def figures(found: list[dict[str, Any]]) -> dict[str, Any]:
+def estimate_errors(found: list[dict[str, Any]]) -> dict[str, Any]:
     """How the estimates compare with the truth."""
     ok = [r for r in found if r["shared"] is not None]
     failed = np.array([r["failed"] for r in found])
@@ -115,13 +115,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--recorded", type=Path, default=RECORDED)
     arguments = parser.parse_args()
-    found = rows(arguments.recorded)
+    found = config_rows(arguments.recorded)
     hands = sorted({r["hand"] for r in found})
     report = {
         "claim": "compiled_truth",
         "environment": environment(),
-        "summary": figures(found),
-        "by_hand": {hand: figures([r for r in found if r["hand"] == hand]) for hand in hands},
+        "summary": estimate_errors(found),
+        "by_hand": {hand: estimate_errors([r for r in found if r["hand"] == hand]) for hand in hands},
     }
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report["summary"], indent=1))

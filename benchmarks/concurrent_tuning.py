@@ -29,7 +29,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.store.log import MALFORMED, decode
 
 CASE = "matmul/2048x2048x2048"
-TURNS = "-turns"
+TURNS_SUFFIX = "-turns"
 """Ending of the protocol under which the finalists are timed once more, side by side."""
 READY_S, DONE_S = 240.0, 240.0
 
@@ -39,7 +39,7 @@ def tune(given: dict[str, Any], null: bool) -> dict[str, Any]:
     (case,) = kernels.cases([CASE])
     with common.device(null) as where:
         data = case.make(where)
-        common.warm(where)
+        common.warm_up_device(where)
         tuner = autotune(kernels.configs(case)[:: given["every"]], list(case.key))(case.kernel)
         print("ready", flush=True)
         sys.stdin.readline()
@@ -48,7 +48,7 @@ def tune(given: dict[str, Any], null: bool) -> dict[str, Any]:
     return result
 
 
-def together(a: Namespace, every: int, env: dict[str, str]) -> tuple[list[dict[str, Any]], float]:
+def run_together(a: Namespace, every: int, env: dict[str, str]) -> tuple[list[dict[str, Any]], float]:
     """Start all, release them at once; returns their results and the wall seconds until the last was done."""
     command = common.child_command(__file__, a, "tune", {"every": every})
     children = [
@@ -56,7 +56,7 @@ def together(a: Namespace, every: int, env: dict[str, str]) -> tuple[list[dict[s
         for _ in range(a.processes)
     ]
     # A killed child closes its output, so none of the reads below can wait for ever.
-    watchdog = threading.Timer(READY_S, kill, [children])
+    watchdog = threading.Timer(READY_S, kill_children, [children])
     watchdog.start()
     try:
         for child in children:
@@ -77,12 +77,12 @@ def together(a: Namespace, every: int, env: dict[str, str]) -> tuple[list[dict[s
         return [common.last_object(text) for text in texts], wall
     finally:
         watchdog.cancel()
-        kill(children)
+        kill_children(children)
         for child in children:
             child.wait()
 
 
-def kill(children: list[subprocess.Popen[str]]) -> None:
+def kill_children(children: list[subprocess.Popen[str]]) -> None:
     """End all children that still run."""
     for child in children:
         child.kill()
@@ -101,14 +101,14 @@ def torn_lines(store: Path) -> int:
     return count
 
 
-def audit(folder: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
+def audit_store(folder: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
     """Compare what the processes say with what is in the store."""
     store = Store(folder)
     tables = list(store.tables())
     held = [m for table in tables for m in table.measurements]
     times = Counter((m.problem, m.candidate, m.protocol) for m in held)
     claimed = sum(r["decision"]["measured"] for r in results)
-    single = sum(not m.protocol.endswith(TURNS) for m in held)
+    single = sum(not m.protocol.endswith(TURNS_SUFFIX) for m in held)
     return {
         "problems": len(tables),
         "measurements": len(held),
@@ -116,25 +116,25 @@ def audit(folder: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
         "claimed": claimed,
         "lost": claimed - single,
         "tuned_by": sum(r["decision"]["measured"] > 0 for r in results),
-        "configs_chosen": len({common.shown(r["winner"]) for r in results}),
+        "configs_chosen": len({common.config_text(r["winner"]) for r in results}),
         "torn_lines": torn_lines(folder),
-        "notes": list(store.problems_reported),
+        "notes": list(store.issued_warnings),
     }
 
 
 def main() -> int:
     parser = common.parser(__doc__)
     parser.add_argument("--processes", type=int, default=16)
-    a = common.parse(parser)
+    a = common.parse_arguments(parser)
     if a.child:
         print(json.dumps(tune(a.given, a.null)), flush=True)
         return 0
-    report = common.Report(a, "concurrent_tuning")
+    report = common.ResultFile(a, "concurrent_tuning")
     with tempfile.TemporaryDirectory(prefix="concurrent-", ignore_cleanup_errors=True) as folder:
-        results, wall = together(a, 18 if a.null else 3, common.child_environment(Path(folder)))
+        results, wall = run_together(a, 18 if a.null else 3, common.child_environment(Path(folder)))
         for result in results:
             report.add("process", result)
-        found = audit(Path(folder) / "store", results)
+        found = audit_store(Path(folder) / "store", results)
     seconds = sorted(r["seconds"] for r in results)
     report.finish(
         {

@@ -27,14 +27,14 @@ from forecast_autotune.records import Device
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.store.exchange.kernel_tuner import import_kernel_tuner
 
-OLD = "currently_unused/cachefiles/KernelTuner data"
-MILO = ("A100", "A4000", "A6000", "MI250X", "W6600", "W7800")
-RTX = ("RTX_2080_Ti", "RTX_3060_laptop", "RTX_3090", "RTX_Titan")
+OLD_FOLDER = "currently_unused/cachefiles/KernelTuner data"
+MILO_DEVICES = ("A100", "A4000", "A6000", "MI250X", "W6600", "W7800")
+RTX_DEVICES = ("RTX_2080_Ti", "RTX_3060_laptop", "RTX_3090", "RTX_Titan")
 SPACES = {
-    "convolution_milo": ("cachefiles/convolution_milo", MILO),
-    "dedispersion_milo": ("cachefiles/dedispersion_milo", MILO),
-    "convolution": (f"{OLD}/convolution", RTX),
-    "gemm": (f"{OLD}/gemm", RTX),
+    "convolution_milo": ("cachefiles/convolution_milo", MILO_DEVICES),
+    "dedispersion_milo": ("cachefiles/dedispersion_milo", MILO_DEVICES),
+    "convolution": (f"{OLD_FOLDER}/convolution", RTX_DEVICES),
+    "gemm": (f"{OLD_FOLDER}/gemm", RTX_DEVICES),
 }
 UNNAMED = {"MI250X": Device("AMD Instinct MI250X", "hip", warp_size=64)}
 """Devices of files that name none."""
@@ -46,20 +46,20 @@ FAMILIES = {
 }
 """What the kernels compute: two convolutions must not stand on both sides of a split."""
 SAMPLE, BEST = 3000, 40
-THINNED = ("gemm",)
+THINNED_SPACES = ("gemm",)
 
 
-def five_digits(ms: float) -> float:
+def round_to_five_digits(ms: float) -> float:
     """A time rounded to five significant digits."""
     return round(ms, 4 - math.floor(math.log10(ms)))
 
 
-def slim(table: Table) -> Table:
+def slim_table(table: Table) -> Table:
     """The table without what the evaluation does not read."""
     rows = [
         replace(
             m,
-            median_ms=five_digits(m.ms) if m.ok else None,
+            median_ms=round_to_five_digits(m.ms) if m.ok else None,
             compile_s=None,
             at="",
             extra={},
@@ -70,7 +70,7 @@ def slim(table: Table) -> Table:
     return Table(replace(table.problem, extra={**table.problem.extra, **family}), rows)
 
 
-def thin(tables: list[Table]) -> list[Table]:
+def thin_tables(tables: list[Table]) -> list[Table]:
     """The same random configs of every table, and each table's own fastest."""
     common = set.intersection(*(set(t.by_candidate()) for t in tables))
     names = sorted(common, key=lambda c: c.id)
@@ -95,8 +95,10 @@ def main() -> int:
         missing = [str(path) for path in files.values() if not path.is_file()]
         if missing:
             parser.error(f"{missing[0]} is missing: pass the directory of a benchmark_hub checkout")
-        space = [slim(import_kernel_tuner(path, UNNAMED.get(d), kernel=kernel)) for d, path in files.items()]
-        tables += thin(space) if kernel in THINNED else space
+        space = [
+            slim_table(import_kernel_tuner(path, UNNAMED.get(d), kernel=kernel)) for d, path in files.items()
+        ]
+        tables += thin_tables(space) if kernel in THINNED_SPACES else space
     count = write_tables(arguments.out, tables)
     print(f"{count} measurements of {len(tables)} problems, {arguments.out.stat().st_size / 1e6:.2f} MB")
     return 0

@@ -22,23 +22,23 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import kernels
-from benchmarks.common import Report, say
-from benchmarks.hand_counts import BY_HAND, Launch
-from benchmarks.harvest_compiled import described
+from benchmarks.common import ResultFile, say
+from benchmarks.hand_counts import HAND_COUNTS, CountedLaunch
+from benchmarks.harvest_compiled import problem_of_case
 from forecast_autotune.features.trace import trace_many
-from forecast_autotune.features.ttir.walk import Facts, FeatureError, assignment_of, facts
+from forecast_autotune.features.ttir.walk import FeatureError, TtirFacts, assignment_of, extract_facts
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.null_device import null_device
 
 TOLERANCE = 0.01
 # Eight programs stand for a grid: of a grid whose last few programs find no work left, none may be idle.
-_UNEVEN = {"bp_streamk_matmul": 0.04}
+_CASE_TOLERANCES = {"bp_streamk_matmul": 0.04}
 _PLACES = (0.5, 0.2, 0.8)
 """Where in its list of distinct assignments a case's configs are taken from."""
 
 
-def picked(case: kernels.Case) -> list[Any]:
+def sampled_configs(case: kernels.Case) -> list[Any]:
     """Configs that differ in their meta-parameters: one from the middle of the list and two from its ends."""
     distinct: dict[str, Any] = {}
     for config in kernels.configs(case):
@@ -48,7 +48,7 @@ def picked(case: kernels.Case) -> list[Any]:
     return [every[place] for place in places]
 
 
-def oddities(case: kernels.Case, read: Facts) -> list[str]:
+def odd_counts(case: kernels.Case, read: TtirFacts) -> list[str]:
     """What no kernel should look like."""
     found = []
     if not read.load_bytes:
@@ -63,13 +63,13 @@ def oddities(case: kernels.Case, read: Facts) -> list[str]:
     return found
 
 
-def check(case: kernels.Case) -> Iterator[dict[str, Any]]:
+def check_case(case: kernels.Case) -> Iterator[dict[str, Any]]:
     """A row per config of one case."""
     kernel = case.name.partition("/")[0]
-    data, problem = case.make("meta"), described(case)
+    data, problem = case.make("meta"), problem_of_case(case)
     named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
-    configs = {Candidate(describe.to_config(config)): config for config in picked(case)}
-    grids = describe.grids(configs, data["grid"], named, case.kernel)
+    configs = {Candidate(describe.to_config(config)): config for config in sampled_configs(case)}
+    grids = describe.launch_grids(configs, data["grid"], named, case.kernel)
     assignments = [dict(config.kwargs) for config in configs.values()]
     traced = trace_many(case.kernel, data["args"], data["kwargs"], assignments)
     for (candidate, config), (_, text) in zip(configs.items(), traced, strict=True):
@@ -79,26 +79,26 @@ def check(case: kernels.Case) -> Iterator[dict[str, Any]]:
         try:
             if isinstance(text, FeatureError):
                 raise text
-            read = facts(text, problem.arguments, grid)
+            read = extract_facts(text, problem.arguments, grid)
         except FeatureError as error:
             yield {**row, "error": str(error)}
             continue
         programs = math.prod(grid) if grid else 1
         moved = read.load_bytes + read.store_bytes + 4.0 * read.atomic_elements
         row["grid"], row["masked_share"] = grid, round(read.masked_share, 4)
-        row["oddities"] = oddities(case, read)
+        row["oddities"] = odd_counts(case, read)
         row["bytes_to_useful"] = round(moved * programs / case.bytes, 3) if case.bytes else None
         useful = read.dot_flops and case.flops
         row["flops_to_useful"] = round(read.dot_flops * programs / case.flops, 3) if useful else None
-        if kernel in BY_HAND and grid:
-            expected = BY_HAND[kernel](Launch({**named, **config.kwargs}, tuple(grid)))
+        if kernel in HAND_COUNTS and grid:
+            expected = HAND_COUNTS[kernel](CountedLaunch({**named, **config.kwargs}, tuple(grid)))
             counted = {name: getattr(read, name) * programs for name in expected}
             row["by_hand"], row["counted"] = expected, counted
-            row["deviation"] = max(_deviation(counted[n], expected[n]) for n in expected)
+            row["deviation"] = max(_relative_deviation(counted[n], expected[n]) for n in expected)
         yield row
 
 
-def _deviation(counted: float, expected: float) -> float:
+def _relative_deviation(counted: float, expected: float) -> float:
     return abs(counted / expected - 1) if expected else float(counted != 0)
 
 
@@ -111,7 +111,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         for name, expected in row["by_hand"].items():
             if expected:
                 counted = row["counted"][name]
-                share = f"{_deviation(counted, expected):.2%}"
+                share = f"{_relative_deviation(counted, expected):.2%}"
                 lines.append(
                     f"| {row['case']} | {row['config']} | {name} | {counted:.5g} | {expected:.5g} | {share} |"
                 )
@@ -139,7 +139,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "beyond_tolerance": [
             row["case"]
             for row in by_hand
-            if row["deviation"] > _UNEVEN.get(row["case"].partition("/")[0], TOLERANCE)
+            if row["deviation"] > _CASE_TOLERANCES.get(row["case"].partition("/")[0], TOLERANCE)
         ],
         "oddities": {name: sorted(found) for name, found in sorted(odd.items())},
         "dot_flops_below_useful": sum(ratio < 1 - TOLERANCE for ratio in ratios),
@@ -154,7 +154,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    report = Report(arguments, "count_checks")
+    report = ResultFile(arguments, "count_checks")
     first: dict[str, list[kernels.Case]] = {}
     for case in kernels.every():
         first.setdefault(case.name.partition("/")[0], []).append(case)
@@ -162,7 +162,7 @@ def main() -> int:
     with null_device():
         for shapes in first.values():
             for case in dict.fromkeys((shapes[0].name, shapes[-1].name)):
-                rows += check(next(c for c in shapes if c.name == case))
+                rows += check_case(next(c for c in shapes if c.name == case))
     print(table(rows))
     report.data["raw"]["rows"] = rows
     found = summary(rows)

@@ -35,23 +35,23 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report_environment import environment
-from forecast_autotune.numerics import one_thread
-from forecast_autotune.policy import RiskBounded, State
+from forecast_autotune.numerics import single_threaded_blas
+from forecast_autotune.policy import RiskBounded, TuningState
 from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.settings import Budget
-from forecast_autotune.surrogates.calibration import INFORMED, class_of
-from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.calibration import INFORMED, measurement_class
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
 from forecast_train.evaluation.metrics import bin_sums, brier, ece_of, reliability_of, width_bins
 from forecast_train.evaluation.splits import family_of
-from forecast_train.surrogate.curves import Seen, risk_curves
-from forecast_train.surrogate.observe import Step
+from forecast_train.surrogate.curves import ReplayRecord, risk_curves
+from forecast_train.surrogate.observe import ReplayStep
 
 TABLES = Path(__file__).resolve().parent / "data" / "benchmark_hub.jsonl.gz"
 TOLERANCE, RISK, CAP = 0.05, 0.10, 600
-POINTS = (1, 3, 5, 10, 20, 40)
+NOTED_POINTS = (1, 3, 5, 10, 20, 40)
 """Measurements after which the regret is noted."""
 FAILED = 6.0
 """log2 slowdown that the model-free prior charges for a config that failed elsewhere."""
@@ -63,7 +63,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass
-class Run:
+class ArmRun:
     """One arm on one target with one seed."""
 
     arm: str
@@ -85,7 +85,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetProblem:
     """One problem as arrays: candidates, log2 slowdown over the oracle (inf: failed)."""
 
     table: Table
@@ -95,7 +95,7 @@ class Target:
     slowdown: Floats
 
     @classmethod
-    def of(cls, table: Table, others: Iterable[Table]) -> Target:
+    def of(cls, table: Table, others: Iterable[Table]) -> TargetProblem:
         found = table.by_candidate()
         times = np.array([math.log2(m.ms) if m.ok else math.inf for m in found.values()])
         return cls(table, tuple(others), tuple(found), found, times - times.min())
@@ -106,44 +106,44 @@ class Target:
         return f"{self.table.problem.kernel.name} {self.table.problem.device.name}"
 
 
-def targets(tables: Sequence[Table]) -> list[Target]:
+def targets(tables: Sequence[Table]) -> list[TargetProblem]:
     """Every table as a target, with the same kernel's tables on other devices; needs at least one."""
     by_kernel: dict[str, list[Table]] = {}
     for table in tables:
         by_kernel.setdefault(table.problem.kernel.name, []).append(table)
     return [
-        Target.of(table, [t for t in same if t.problem.device != table.problem.device])
+        TargetProblem.of(table, [t for t in same if t.problem.device != table.problem.device])
         for same in by_kernel.values()
         for table in same
         if len({t.problem.device for t in same}) > 1
     ]
 
 
-def noted(arm: str, target: Target, seed: int, order: Sequence[int]) -> Run:
+def run_from_order(arm: str, target: TargetProblem, seed: int, order: Sequence[int]) -> ArmRun:
     """The figures of candidates measured in this order."""
     best = np.minimum.accumulate(target.slowdown[np.asarray(order, dtype=np.intp)])
     regret = np.where(np.isfinite(best), np.exp2(np.where(np.isfinite(best), best, 0.0)) - 1, NOTHING_RAN)
     hits = np.flatnonzero(regret <= TOLERANCE + 1e-9)
     problem = target.table.problem
-    return Run(
+    return ArmRun(
         arm,
         problem.kernel.name,
         problem.device.name,
         seed,
-        {k: float(regret[min(k, len(regret)) - 1]) for k in POINTS},
+        {k: float(regret[min(k, len(regret)) - 1]) for k in NOTED_POINTS},
         min(int(hits[0]) + 1 if len(hits) else CAP + 1, CAP + 1),
         family_of(problem),
     )
 
 
-def tuned(
+def run_tuner(
     arm: str,
-    target: Target,
+    target: TargetProblem,
     seed: int,
     surrogate: Surrogate,
     relatives: Sequence[Relative] = (),
     policy: RiskBounded = RiskBounded(),  # noqa: B008  (frozen)
-) -> Run:
+) -> ArmRun:
     """A policy with a surrogate; goes on after its decision (see the module)."""
     place = {c: i for i, c in enumerate(target.names)}
     order, measured = list[int](), dict[Candidate, Measurement]()
@@ -151,9 +151,9 @@ def tuned(
     horizon = cap = 0
     while True:
         query = Query(target.table.problem, target.names, {}, list(measured.values()), relatives)
-        with one_thread():
+        with single_threaded_blas():
             forecasts = surrogate.forecast(query)
-        state = State(
+        state = TuningState(
             forecasts,
             measured,
             new=len(order),
@@ -164,10 +164,10 @@ def tuned(
             problem=target.table.problem.id,
         )
         cap = cap or policy.cap(state)
-        horizon = max(max(POINTS), cap)
+        horizon = max(max(NOTED_POINTS), cap)
         if order and len(order) <= horizon:
-            steps.append((len(order), policy.plan(state).risk, best_of(target, order)))
-        limit = horizon if best_of(target, order) <= TOLERANCE else CAP
+            steps.append((len(order), policy.plan(state).risk, best_regret(target, order)))
+        limit = horizon if best_regret(target, order) <= TOLERANCE else CAP
         if len(order) >= min(limit, len(target.names)):
             break
         # The default policy's own batches, also where it would have stopped.
@@ -178,10 +178,10 @@ def tuned(
         for candidate in plan.measure:
             order.append(place[candidate])
             measured[candidate] = target.found[candidate]
-    return decided(replace(noted(arm, target, seed, order), steps=steps, cap=cap))
+    return with_decision(replace(run_from_order(arm, target, seed, order), steps=steps, cap=cap))
 
 
-def decided(run: Run) -> Run:
+def with_decision(run: ArmRun) -> ArmRun:
     """The run with its decision: the first step at which the risk is accepted, or the cap reached."""
     for step in run.steps:
         run.decided_after, run.stated_risk, run.decided_regret = step
@@ -190,44 +190,47 @@ def decided(run: Run) -> Run:
     return run
 
 
-def held_out(runs: Sequence[Run]) -> list[Run]:
+def recalibrated_runs(runs: Sequence[ArmRun]) -> list[ArmRun]:
     """The runs of one arm with their risks corrected by what became of those on other families' kernels."""
     curves = {f: risk_curves([seen(r) for r in runs if r.family != f]) for f in {r.family for r in runs}}
 
-    def corrected(run: Run) -> list[tuple[int, float, float]]:
-        return [(n, curves[run.family][class_of(n)](risk), regret) for n, risk, regret in run.steps]
+    def corrected(run: ArmRun) -> list[tuple[int, float, float]]:
+        return [(n, curves[run.family][measurement_class(n)](risk), regret) for n, risk, regret in run.steps]
 
-    return [decided(replace(run, steps=corrected(run))) for run in runs]
+    return [with_decision(replace(run, steps=corrected(run))) for run in runs]
 
 
-def seen(run: Run) -> Seen:
+def seen(run: ArmRun) -> ReplayRecord:
     """A run as evidence for a curve."""
     none = np.zeros(0)
-    steps = tuple(Step(n, n, n, risk, beyond(regret), none, none, none) for n, risk, regret in run.steps)
-    return Seen(run.family, f"{run.kernel} {run.device}", INFORMED, 0, steps)
+    steps = tuple(
+        ReplayStep(n, n, n, risk, exceeds_tolerance(regret), none, none, none)
+        for n, risk, regret in run.steps
+    )
+    return ReplayRecord(run.family, f"{run.kernel} {run.device}", INFORMED, 0, steps)
 
 
-def best_of(target: Target, order: Sequence[int]) -> float:
+def best_regret(target: TargetProblem, order: Sequence[int]) -> float:
     """Regret of the fastest among these rows."""
     best = min((float(target.slowdown[i]) for i in order), default=math.inf)
     return 2.0**best - 1 if math.isfinite(best) else NOTHING_RAN
 
 
-def beyond(regret: float) -> bool:
+def exceeds_tolerance(regret: float) -> bool:
     """Whether a regret exceeds the tolerance."""
     return regret > TOLERANCE + 1e-9
 
 
-def at_random(target: Target, seed: int) -> Run:
+def random_order_run(target: TargetProblem, seed: int) -> ArmRun:
     """Expected figures of random order: means of regrets over shuffles, the median of the counts."""
     generator = np.random.default_rng(seed)
     n = len(target.names)
-    runs = [noted("random", target, seed, generator.permutation(n).tolist()) for _ in range(400)]
-    mean = {k: float(np.mean([r.regret[k] for r in runs])) for k in POINTS}
+    runs = [run_from_order("random", target, seed, generator.permutation(n).tolist()) for _ in range(400)]
+    mean = {k: float(np.mean([r.regret[k] for r in runs])) for k in NOTED_POINTS}
     return replace(runs[0], regret=mean, to_within=int(np.median([r.to_within for r in runs])))
 
 
-def by_mean(target: Target, seed: int) -> Run:
+def mean_prior_run(target: TargetProblem, seed: int) -> ArmRun:
     """The model-free prior: mean log2 slowdown of the config on the other GPUs, failures charged."""
     columns = []
     for other in target.others:
@@ -236,18 +239,18 @@ def by_mean(target: Target, seed: int) -> Run:
         known = [rows.get(c) for c in target.names]
         columns.append([math.log2(m.ms / fastest) if m is not None and m.ok else FAILED for m in known])
     order = np.argsort(np.mean(columns, axis=0), kind="stable")
-    return noted("mean of others", target, seed, [int(i) for i in order])
+    return run_from_order("mean of others", target, seed, [int(i) for i in order])
 
 
-def by_trees(target: Target, seed: int) -> Run:
+def forest_run(target: TargetProblem, seed: int) -> ArmRun:
     """A cold surrogate of the usual kind, refitted after every batch; failures take the slowest time."""
     from sklearn.ensemble import ExtraTreesRegressor
 
-    from forecast_autotune.features.encode import Encoder
+    from forecast_autotune.features.encode import ConfigEncoder
 
-    points = Encoder.of(target.names)(target.names)
+    points = ConfigEncoder.of(target.names)(target.names)
     order = [int(i) for i in np.random.default_rng(seed).permutation(len(points))[:20]]
-    while (best_of(target, order) > TOLERANCE and len(order) < CAP) or len(order) < max(POINTS):
+    while (best_regret(target, order) > TOLERANCE and len(order) < CAP) or len(order) < max(NOTED_POINTS):
         seen = target.slowdown[order]
         worst = seen[np.isfinite(seen)].max(initial=FAILED)
         forest = ExtraTreesRegressor(100, random_state=seed, n_jobs=1)
@@ -256,22 +259,24 @@ def by_trees(target: Target, seed: int) -> Run:
         score = each.mean(axis=0) - 0.5 * each.std(axis=0)
         score[order] = math.inf
         order += [int(i) for i in np.argsort(score, kind="stable")[:10]]
-    return noted("extra trees, cold", target, seed, order)
+    return run_from_order("extra trees, cold", target, seed, order)
 
 
-def related(target: Target) -> list[Relative]:
+def related_tables(target: TargetProblem) -> list[Relative]:
     """The other GPUs' whole tables."""
     return [Relative(t.problem, tuple(t.measurements)) for t in target.others]
 
 
-def arm_of(
+def tuning_arm(
     name: str, make: Callable[[], Surrogate], others: bool, policy: RiskBounded
-) -> Callable[[Target, int], Run]:
+) -> Callable[[TargetProblem, int], ArmRun]:
     """An arm that tunes: a fresh surrogate per run, with the other GPUs' tables or without."""
-    return lambda target, seed: tuned(name, target, seed, make(), related(target) if others else (), policy)
+    return lambda target, seed: run_tuner(
+        name, target, seed, make(), related_tables(target) if others else (), policy
+    )
 
 
-class Raw(Default):
+class Uncalibrated(DefaultSurrogate):
     """The surrogate that ships without its calibration, which was fitted to these very spaces."""
 
     def forecast(self, query: Query) -> Forecasts:
@@ -280,22 +285,22 @@ class Raw(Default):
 
 HELD_OUT = "shipped, others"
 """The arm that is calibrated here, with the family left out."""
-TUNED: dict[str, tuple[Callable[[], Surrogate], bool, RiskBounded]] = {
-    "shipped, cold": (Default, False, RiskBounded()),
-    "analytic, others": (Analytic, True, RiskBounded()),
-    HELD_OUT: (Raw, True, RiskBounded()),
+TUNING_ARMS: dict[str, tuple[Callable[[], Surrogate], bool, RiskBounded]] = {
+    "shipped, cold": (DefaultSurrogate, False, RiskBounded()),
+    "analytic, others": (AnalyticSurrogate, True, RiskBounded()),
+    HELD_OUT: (Uncalibrated, True, RiskBounded()),
 }
-ARMS: dict[str, Callable[[Target, int], Run]] = {
-    "random": at_random,
-    "mean of others": by_mean,
-    "extra trees, cold": by_trees,
-    **{name: arm_of(name, *rest) for name, rest in TUNED.items()},
+ARMS: dict[str, Callable[[TargetProblem, int], ArmRun]] = {
+    "random": random_order_run,
+    "mean of others": mean_prior_run,
+    "extra trees, cold": forest_run,
+    **{name: tuning_arm(name, *rest) for name, rest in TUNING_ARMS.items()},
 }
 
 
-def summary(runs: Sequence[Run]) -> dict[str, Any]:
+def summary(runs: Sequence[ArmRun]) -> dict[str, Any]:
     """What one arm's runs add up to; medians over targets of the median over seeds."""
-    spaces: dict[tuple[str, str], list[Run]] = {}
+    spaces: dict[tuple[str, str], list[ArmRun]] = {}
     for run in runs:
         spaces.setdefault((run.kernel, run.device), []).append(run)
     counts = [float(np.median([r.to_within for r in same])) for same in spaces.values()]
@@ -306,18 +311,18 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
         "beyond_cap": sum(c > CAP for c in counts),
         "to_within": {f"{k} {d}": c for (k, d), c in zip(spaces, counts, strict=True)},
         "geomean_regret": {
-            k: float(np.exp(np.mean([np.log1p(r.regret[k]) for r in runs])) - 1) for k in POINTS
+            k: float(np.exp(np.mean([np.log1p(r.regret[k]) for r in runs])) - 1) for k in NOTED_POINTS
         },
     }
     if not runs[0].steps:
         return found
     stated = np.array([s for r in runs for _, s, _ in r.steps])
-    true = np.array([beyond(g) for r in runs for _, _, g in r.steps])
+    true = np.array([exceeds_tolerance(g) for r in runs for _, _, g in r.steps])
     place = width_bins(stated)
     sums = bin_sums(stated, true, place, int(place.max()) + 1)
     ends = [(r.stated_risk or 0.0, r.decided_regret or 0.0, r.decided_after or 0) for r in runs]
     sure = [regret for risk, regret, _ in ends if risk <= RISK]
-    wrong = sum(map(beyond, sure))
+    wrong = sum(map(exceeds_tolerance, sure))
     return found | {
         "ece": ece_of(sums),
         "reliability": [asdict(row) for row in reliability_of(sums)],
@@ -329,13 +334,13 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
         "decision": {
             "median_measured": float(np.median([n for _, _, n in ends])),
             "geomean_regret": float(np.exp(np.mean([np.log1p(g) for _, g, _ in ends])) - 1),
-            "beyond_tolerance_share": float(np.mean([beyond(g) for _, g, _ in ends])),
+            "beyond_tolerance_share": float(np.mean([exceeds_tolerance(g) for _, g, _ in ends])),
             "mean_stated_risk": float(np.mean([s for s, _, _ in ends])),
         },
     }
 
 
-def all_arms(target: Target, arms: Sequence[str], seeds: int) -> list[Run]:
+def all_arms(target: TargetProblem, arms: Sequence[str], seeds: int) -> list[ArmRun]:
     """Every arm on one target; the baselines, and those that know nothing and take long, get one seed."""
     return [ARMS[arm](target, seed) for arm in arms for seed in range(seeds if arm == HELD_OUT else 1)]
 
@@ -356,7 +361,7 @@ def main() -> int:
         for t in targets([t for path in arguments.tables for t in read_tables(path)])
         if arguments.only in t.label
     ]
-    runs: list[Run] = []
+    runs: list[ArmRun] = []
     with ProcessPoolExecutor(arguments.workers) as workers:
         work = partial(all_arms, arms=arguments.arms, seeds=arguments.seeds)
         for target, same in zip(chosen, workers.map(work, chosen), strict=True):
@@ -368,7 +373,7 @@ def main() -> int:
         raw = [replace(r, arm=f"{HELD_OUT}, not calibrated") for r in mine]
         runs = [r for r in runs if r.arm != HELD_OUT] + raw
         if len({r.family for r in mine}) > 1:
-            runs += held_out(mine)
+            runs += recalibrated_runs(mine)
     arms = list(dict.fromkeys(r.arm for r in runs))
     report = {
         "environment": {**environment(), "seeds": arguments.seeds},

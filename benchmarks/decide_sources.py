@@ -23,46 +23,48 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import Report, parse, parser, say
-from benchmarks.search_sources import surrogates
+from benchmarks.common import ResultFile, parse_arguments, parser, say
+from benchmarks.search_sources import surrogates_by_family
 from benchmarks.source_pool import BASE
-from benchmarks.variant_forecasts import digest_of
+from benchmarks.variant_forecasts import file_digest
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.replay import ReplayStore, load, replay_one
 
-WORTH = 1.03
+WORTHWHILE_SPEEDUP = 1.03
 TOLERANCE = Settings().tolerance
 
 
-def narrowed(table: Table, origin: str) -> Table:
+def with_origin(table: Table, origin: str) -> Table:
     """The base and all right sources of an origin; of none where `origin` is empty."""
     told = table.problem.extra["sources"]
     kept = {n for n, one in told.items() if one["origin"] == origin and one.get("outcome") == "ok"} | {BASE}
     return Table(table.problem, [m for m in table.measurements if m.candidate.variant in kept])
 
 
-def has(table: Table, origin: str) -> bool:
+def has_origin(table: Table, origin: str) -> bool:
     """Whether a right source of that origin was recorded to its end, and the base ran."""
-    base = narrowed(table, "")
-    return len(narrowed(table, origin).measurements) > len(base.measurements) and fastest(base) < math.inf
+    base = with_origin(table, "")
+    return (
+        len(with_origin(table, origin).measurements) > len(base.measurements) and fastest_ms(base) < math.inf
+    )
 
 
-def fastest(table: Table) -> float:
+def fastest_ms(table: Table) -> float:
     """Milliseconds of the best candidate; infinite where none ran."""
     return min((m.ms for m in table.by_candidate().values() if m.ok), default=math.inf)
 
 
-def decided(
+def decisions(
     table: Table, origin: str, surrogate: Surrogate, seeds: int, *, later: bool = False
 ) -> dict[str, Any]:
     """What the default decision comes to, by seed, against the base under its best config.
 
     `later`: the other sources come when the base has been decided, by a store that knows what that measured.
     """
-    part, base = narrowed(table, origin), narrowed(table, "")
-    possible = fastest(base) / fastest(part)
+    part, base = with_origin(table, origin), with_origin(table, "")
+    possible = fastest_ms(base) / fastest_ms(part)
     gains, measured = [], []
     for seed in range(seeds):
         settings, store = Settings(mode=Mode.TUNE).with_(seed=seed), ReplayStore(())
@@ -90,8 +92,8 @@ def summary(rows: Sequence[dict[str, Any]], origins: Sequence[str]) -> dict[str,
         beyond = [r["possible"] / g - 1.0 > TOLERANCE for r in mine for g in r["over_best"]]
         found[f"{origin or BASE}{', later' if later else ''}"] = {
             "kernels": len(mine),
-            "gain": sum(m >= WORTH for m in medians),
-            "could_gain": sum(r["possible"] >= WORTH for r in mine),
+            "gain": sum(m >= WORTHWHILE_SPEEDUP for m in medians),
+            "could_gain": sum(r["possible"] >= WORTHWHILE_SPEEDUP for r in mine),
             "geometric_mean": round(statistics.geometric_mean(medians), 4),
             "of_possible": round(statistics.geometric_mean([r["possible"] for r in mine]), 4),
             "beyond_tolerance": round(statistics.fmean(beyond), 3),
@@ -108,24 +110,24 @@ def main() -> int:
     made.add_argument("--origins", nargs="+", default=["mechanical", "llm"])
     made.add_argument("--seeds", type=int, default=5)
     made.set_defaults(stub_only=True)
-    a = parse(made)
-    report = Report(a, "the default decision finds faster sources", seed=a.seeds)
-    tables = [t for t in load(a.tables) if any(has(t, origin) for origin in a.origins)]
-    known = surrogates(sorted({t.problem.extra["family"] for t in tables}), a.models)
+    a = parse_arguments(made)
+    report = ResultFile(a, "the default decision finds faster sources", seed=a.seeds)
+    tables = [t for t in load(a.tables) if any(has_origin(t, origin) for origin in a.origins)]
+    known = surrogates_by_family(sorted({t.problem.extra["family"] for t in tables}), a.models)
     rows = []
     for table in tables:
         about = {"problem": table.problem.extra["label"], "family": table.problem.extra["family"]}
         for origin in ("", *a.origins):
-            if origin and not has(table, origin):
+            if origin and not has_origin(table, origin):
                 continue
             for later in (False, True) if origin else (False,):
-                found = decided(table, origin, known[about["family"]], a.seeds, later=later)
+                found = decisions(table, origin, known[about["family"]], a.seeds, later=later)
                 row = {**about, "origin": origin, **found}
                 rows.append(row)
                 report.add("decisions", row)
                 when = f"{origin or BASE}{', later' if later else ''}"
                 say(f"{about['problem']}, {when}: {row['over_best']} of {row['possible']}")
-    report.finish({"tables": [digest_of(path) for path in a.tables], **summary(rows, ("", *a.origins))})
+    report.finish({"tables": [file_digest(path) for path in a.tables], **summary(rows, ("", *a.origins))})
     return 0
 
 

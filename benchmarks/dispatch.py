@@ -35,33 +35,33 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import common
 from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
-from forecast_harness.variants.sizes import Sizes
+from forecast_harness.variants.sizes import CallSizes
 from forecast_integrations.device import current_device
 from forecast_integrations.triton import describe
-from forecast_integrations.triton.standalone import module_text
-from forecast_integrations.triton.variants.guard import Guard
-from forecast_integrations.triton.variants.loading import Function, VariantConfig, load
+from forecast_integrations.triton.standalone import standalone_source
+from forecast_integrations.triton.variants.guard import CallGuard
+from forecast_integrations.triton.variants.loading import AlternativeKernel, VariantConfig, load_variant
 
 CONFIGS = [triton.Config({"BLOCK": b}, num_warps=1) for b in (32, 64)]
 GRID = (1,)
 
 
 @triton.jit
-def few(x_ptr, y_ptr, n, scale, BLOCK: tl.constexpr):
+def few_arguments_kernel(x_ptr, y_ptr, n, scale, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * scale, mask=at < n)
 
 
 # fmt: off
 @triton.jit
-def many(p0, p1, p2, p3, p4, p5, p6, p7, n0, n1, n2, n3, n4, n5, n6, n7, n8, n9, n10, n11, n12, n13, n14,
+def many_arguments_kernel(p0, p1, p2, p3, p4, p5, p6, p7, n0, n1, n2, n3, n4, n5, n6, n7, n8, n9, n10, n11, n12, n13, n14,
          n15, n16, n17, n18, n19, n20, n21, n22, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(p7 + at, tl.load(p0 + at, mask=at < n0), mask=at < n22)
 # fmt: on
 
 
-class Stub:
+class NullKernel:
     """A kernel that does nothing when it is launched."""
 
     def run(self, *args: Any, **kwargs: Any) -> None:
@@ -71,17 +71,17 @@ class Stub:
         return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
 
 
-def varied(kernel: Any, key: list[str], args: tuple[Any, ...]) -> tuple[Any, Function]:
+def tuner_with_variant(kernel: Any, key: list[str], args: tuple[Any, ...]) -> tuple[Any, AlternativeKernel]:
     """A tuner for which a variant has won, whatever the clock says; and that variant."""
     record = describe.kernel_record(kernel)
-    arguments = describe.arguments(kernel, dict(zip(kernel.arg_names, args, strict=False)))
+    arguments = describe.call_arguments(kernel, dict(zip(kernel.arg_names, args, strict=False)))
     pointers = [a.name for a in arguments if a.kind == "tensor"]
-    passed = Check(current_device().slug, Sizes.of([arguments]).signature(pointers[-1:]), True)
-    made = Variant.of(record.name, record.source_sha256, module_text(kernel), Provenance(Origin.HAND))
+    passed = Check(current_device().slug, CallSizes.of([arguments]).signature(pointers[-1:]), True)
+    made = Variant.of(record.name, record.source_sha256, standalone_source(kernel), Provenance(Origin.HAND))
     made = replace(made, checks=(passed,))
     tuner = autotune(CONFIGS, key, store=False, variants=[made])(kernel)
     tuner[GRID](*args)
-    function = load(made, kernel, Guard(made, record, kernel))
+    function = load_variant(made, kernel, CallGuard(made, record, kernel))
     tuner.cache = {known: VariantConfig.of(tuner.configs[0], function) for known in tuner.cache}
     return tuner, function
 
@@ -90,7 +90,7 @@ def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], stub: bool, n
     """Name -> a function that makes one call; every tuner has seen the key."""
     theirs = triton.autotune(CONFIGS, key)(kernel)
     ours = autotune(CONFIGS, key, store=False)(kernel)
-    other, function = varied(kernel, key, args)
+    other, function = tuner_with_variant(kernel, key, args)
     for tuner in (theirs, ours):
         tuner[GRID](*args)
     plain, launch = kernel, ours.best_config.all_kwargs()
@@ -106,11 +106,13 @@ def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], stub: bool, n
     calls["variant"]()  # a real kernel, for once: how a call is handed on is found out at the first one
     assert isinstance(other.best_config, VariantConfig)
     if stub:
-        plain = theirs.fn = ours.fn = function.kernel = Stub()
+        plain = theirs.fn = ours.fn = function.kernel = NullKernel()
     return calls
 
 
-def alternate(calls: dict[str, Callable[[], object]], blocks: int, count: int) -> dict[str, list[float]]:
+def time_alternately(
+    calls: dict[str, Callable[[], object]], blocks: int, count: int
+) -> dict[str, list[float]]:
     """Microseconds per call: per contender one figure for each block of `count` calls."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
@@ -134,15 +136,15 @@ def alternate(calls: dict[str, Callable[[], object]], blocks: int, count: int) -
     return found
 
 
-def run(a: Namespace, report: common.Report) -> None:
+def run(a: Namespace, report: common.ResultFile) -> None:
     summary: dict[str, Any] = {}
     # Without a GPU the tuners still have to decide once; what is timed then is the stub alone.
     with common.device(a.null or not torch.cuda.is_available()) as where:
         # Tensors of the device `meta` all lie at address zero: they would count as overlapping.
         x, y = (torch.empty(64, device="cpu" if where == "meta" else where) for _ in range(2))
         kernels = {
-            4: (few, ["n"], (x, y, 64, 2.0)),
-            31: (many, ["n0", "n1"], (*[x] * 7, y, *range(64, 87))),
+            4: (few_arguments_kernel, ["n"], (x, y, 64, 2.0)),
+            31: (many_arguments_kernel, ["n0", "n1"], (*[x] * 7, y, *range(64, 87))),
         }
         for stub in (True,) if a.stub_only else (False, True):
             for arguments, (kernel, key, args) in kernels.items():
@@ -151,7 +153,7 @@ def run(a: Namespace, report: common.Report) -> None:
                     name = f"{'stub' if stub else 'device'}/{arguments}/{'keyword' if named else 'position'}"
                     # At most 1000: a full launch queue would make the host wait for the device.
                     calls = contenders(kernel, key, args, stub, named)
-                    times = alternate(calls, a.blocks, min(a.calls, 1000))
+                    times = time_alternately(calls, a.blocks, min(a.calls, 1000))
                     report.add(name, {k: [round(t, 3) for t in v] for k, v in times.items()})
                     summary[name] = summarise(times)
                     common.say(f"{name}: {summary[name]}")
@@ -176,8 +178,8 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=150, help="blocks per contender and row")
     parser.add_argument("--calls", type=int, default=200, help="calls per block, at most 1000")
     parser.add_argument("--stub-only", action="store_true", help="only the rows that need no GPU")
-    a = common.parse(parser)
-    run(a, common.Report(a, "dispatch"))
+    a = common.parse_arguments(parser)
+    run(a, common.ResultFile(a, "dispatch"))
     return 0
 
 

@@ -31,12 +31,12 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.common import Report, parse, parser, say, warm
-from forecast_harness.timing.clock import Clock, SimulatedClock
-from forecast_harness.timing.device import DeviceTimer, conditions
-from forecast_harness.timing.duel import DEFAULT, Duel, Outcome, duel
-from forecast_harness.timing.replay import Inputs
-from forecast_integrations.triton.timer.awake import load
+from benchmarks.common import ResultFile, parse_arguments, parser, say, warm_up_device
+from forecast_harness.timing.clock import PairedClock, SimulatedPairedClock
+from forecast_harness.timing.device import DeviceTimer, device_conditions
+from forecast_harness.timing.duel import DEFAULT_RULES, ComparisonOutcome, ComparisonResult, run_comparison
+from forecast_harness.timing.replay import ReplayBuffers
+from forecast_integrations.triton.timer.awake import keep_busy
 
 LENGTHS_S = (6e-6, 8e-6, 20e-6, 50e-6, 200e-6, 5e-3)
 GAIN = 0.02
@@ -58,12 +58,12 @@ def spin(out, turns, BLOCK: tl.constexpr):
     tl.store(out + at, value)
 
 
-def once(timer: DeviceTimer, call: Callable[[], Any]) -> float:
+def time_once(timer: DeviceTimer, call: Callable[[], Any]) -> float:
     """Seconds of one launch, as the harness times what it has to judge."""
-    return float(timer.time(call, Inputs()).seconds)
+    return float(timer.time(call, ReplayBuffers()).seconds)
 
 
-class SpinClock:
+class SpinPairedClock:
     """Times `spin` for two contestants: numbers of turns, incumbent's and candidate's."""
 
     def __init__(self, timer: DeviceTimer, launch: Callable[[int], Any], turns: tuple[int, int]) -> None:
@@ -71,13 +71,13 @@ class SpinClock:
 
     def sample(self, which: int, fresh: bool) -> float:
         """Seconds of one launch."""
-        return once(self._timer, partial(self._launch, self._turns[which]))
+        return time_once(self._timer, partial(self._launch, self._turns[which]))
 
 
-def line(around: int, timer: DeviceTimer, launch: Callable[[int], Any]) -> tuple[float, float]:
+def fit_turn_time(around: int, timer: DeviceTimer, launch: Callable[[int], Any]) -> tuple[float, float]:
     """(seconds per turn, seconds of no turn), by a straight line through medians of a few lengths."""
     points = [max(1, round(around * share)) for share in (0.6, 0.8, 1.0, 1.2)]
-    times = [statistics.median(once(timer, partial(launch, n)) for _ in range(40)) for n in points]
+    times = [statistics.median(time_once(timer, partial(launch, n)) for _ in range(40)) for n in points]
     slope, offset = np.polyfit(points, times, 1)
     return float(slope), float(offset)
 
@@ -86,14 +86,14 @@ def turns_for(seconds: float, timer: DeviceTimer, launch: Callable[[int], Any]) 
     """Turns that take so long. Raises `ValueError` for a time that an empty launch takes."""
     turns, offset = 1000, 0.0
     for _ in range(4):  # a short kernel says little about a long one's slope: go there step by step
-        slope, offset = line(turns, timer, launch)
+        slope, offset = fit_turn_time(turns, timer, launch)
         turns = max(10, round((seconds - offset) / slope))
     if seconds <= 1.1 * offset:
         raise ValueError(f"{seconds:g} s is hardly more than an empty launch takes, {offset:g} s")
     return turns
 
 
-def device_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int], Clock]]:
+def device_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int], PairedClock]]:
     """For each length: a clock of two kernels, the second of them shorter by a gain."""
     timer = DeviceTimer(torch)
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
@@ -102,11 +102,11 @@ def device_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int]
     def launch(turns: int) -> None:
         spin[(blocks,)](out, turns, 128, num_warps=4)
 
-    warm("cuda")
-    load(partial(launch, 20_000), torch.cuda.synchronize, _WARM_S)
-    found: dict[float, Callable[[float, int], Clock]] = {}
+    warm_up_device("cuda")
+    keep_busy(partial(launch, 20_000), torch.cuda.synchronize, _WARM_S)
+    found: dict[float, Callable[[float, int], PairedClock]] = {}
     # A turn takes the same in a long kernel as in a short one, whose own slope drowns in noise.
-    per_turn = line(_LONG_TURNS, timer, launch)[0]
+    per_turn = fit_turn_time(_LONG_TURNS, timer, launch)[0]
     for length in lengths:
         try:
             full = turns_for(length, timer, launch)
@@ -114,13 +114,13 @@ def device_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int]
             say(f"{length * 1e6:g} us is left out: {error}")
             continue
 
-        samples = [once(timer, partial(launch, full)) for _ in range(100)]
+        samples = [time_once(timer, partial(launch, full)) for _ in range(100)]
         spread = statistics.pstdev(samples) / statistics.fmean(samples)
         taken = statistics.median(samples)
         less = full - round(GAIN * taken / per_turn)
 
-        def clock(gain: float, seed: int, full: int = full, less: int = less) -> Clock:
-            return SpinClock(timer, launch, (full, less if gain else full))
+        def clock(gain: float, seed: int, full: int = full, less: int = less) -> PairedClock:
+            return SpinPairedClock(timer, launch, (full, less if gain else full))
 
         found[length] = clock
         say(
@@ -129,19 +129,19 @@ def device_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int]
     return found
 
 
-def null_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int], Clock]]:
+def simulated_clocks(lengths: Sequence[float]) -> dict[float, Callable[[float, int], PairedClock]]:
     """Invented ones."""
 
-    def clock(gain: float, seed: int, length: float) -> Clock:
-        return SimulatedClock(length, gain, seed=seed)
+    def clock(gain: float, seed: int, length: float) -> PairedClock:
+        return SimulatedPairedClock(length, gain, seed=seed)
 
     return {length: partial(clock, length=length) for length in lengths}
 
 
-def one(clock: Clock, seed: int) -> dict[str, Any]:
+def run_one(clock: PairedClock, seed: int) -> dict[str, Any]:
     """A duel's end, without its samples."""
     begin = time.perf_counter()
-    found: Duel = duel(clock, DEFAULT, seed)
+    found: ComparisonResult = run_comparison(clock, DEFAULT_RULES, seed)
     kept = {name: value for name, value in found.to_json().items() if name != "differences"}
     return {**kept, "wall_s": round(time.perf_counter() - begin, 3)}
 
@@ -151,27 +151,29 @@ def summary(raw: dict[float, dict[str, list[dict[str, Any]]]]) -> dict[str, Any]
     equal = [row for rows in raw.values() for row in rows["equal"]]
     faster = [row for rows in raw.values() for row in rows["gain"]]
 
-    def share(rows: Sequence[dict[str, Any]], outcome: Outcome) -> float:
+    def share(rows: Sequence[dict[str, Any]], outcome: ComparisonOutcome) -> float:
         return float(round(sum(r["outcome"] == outcome for r in rows) / len(rows), 4))
 
     return {
         "duels_of_equals": len(equal),
-        "false_promotions": share(equal, Outcome.FASTER),
-        "called_slower": share(equal, Outcome.SLOWER),
+        "false_promotions": share(equal, ComparisonOutcome.FASTER),
+        "called_slower": share(equal, ComparisonOutcome.SLOWER),
         "median_log_ratio": round(statistics.median(np.log1p(r["gain"]) for r in equal), 5),
         "largest_median_of_a_length": round(
             max(abs(statistics.median(np.log1p(r["gain"]) for r in rows["equal"])) for rows in raw.values()),
             5,
         ),
         "duels_of_two_percent": len(faster),
-        "detected": share(faster, Outcome.FASTER),
-        "detected_least_of_a_length": min(share(rows["gain"], Outcome.FASTER) for rows in raw.values()),
+        "detected": share(faster, ComparisonOutcome.FASTER),
+        "detected_least_of_a_length": min(
+            share(rows["gain"], ComparisonOutcome.FASTER) for rows in raw.values()
+        ),
         "most_wall_seconds": max(r["wall_s"] for r in [*equal, *faster]),
         "within_budget": all(r["wall_s"] <= BUDGET_S for r in [*equal, *faster]),
         "per_length_us": {
             f"{length * 1e6:g}": {
-                "false": share(rows["equal"], Outcome.FASTER),
-                "detected": share(rows["gain"], Outcome.FASTER),
+                "false": share(rows["equal"], ComparisonOutcome.FASTER),
+                "detected": share(rows["gain"], ComparisonOutcome.FASTER),
                 "median_gain": round(statistics.median(r["gain"] for r in rows["gain"]), 5),
                 "blocks": statistics.median(r["blocks"] for r in rows["gain"]),
             }
@@ -187,8 +189,8 @@ def main() -> int:
     made.add_argument("--gains", type=int, default=60, help="of a kernel that is 2 %% faster, per length")
     made.add_argument("--lengths", type=float, nargs="+", metavar="US", help="microseconds: these alone")
     made.add_argument("--earlier", type=Path, help="a run of other lengths, which counts too")
-    arguments = parse(made)
-    report = Report(arguments, "duels: equal kernels are seldom promoted, 2 % are found", seed=0)
+    arguments = parse_arguments(made)
+    report = ResultFile(arguments, "duels: equal kernels are seldom promoted, 2 % are found", seed=0)
     lengths = [us * 1e-6 for us in arguments.lengths] if arguments.lengths else LENGTHS_S
     raw: dict[float, dict[str, list[dict[str, Any]]]] = {}
     if arguments.earlier:
@@ -197,17 +199,20 @@ def main() -> int:
         for found in earlier["raw"]["lengths"]:
             report.add("lengths", found)
             raw[found["seconds"]] = {kind: found[kind] for kind in ("equal", "gain")}
-    clocks = null_clocks(lengths) if arguments.null else device_clocks(lengths)
+    clocks = simulated_clocks(lengths) if arguments.null else device_clocks(lengths)
     each = -(-arguments.duels // len(LENGTHS_S))
     for length, clock in clocks.items():
-        before = {} if arguments.null else conditions(0)
+        before = {} if arguments.null else device_conditions(0)
         rows = {
-            "equal": [one(clock(0.0, n), n) for n in range(each)],
-            "gain": [one(clock(GAIN, n), n) for n in range(arguments.gains)],
+            "equal": [run_one(clock(0.0, n), n) for n in range(each)],
+            "gain": [run_one(clock(GAIN, n), n) for n in range(arguments.gains)],
         }
         raw[length] = rows
         report.add("lengths", {"seconds": length, "conditions": before, **rows})
-        ended = {kind: [r["outcome"] for r in found].count(Outcome.FASTER) for kind, found in rows.items()}
+        ended = {
+            kind: [r["outcome"] for r in found].count(ComparisonOutcome.FASTER)
+            for kind, found in rows.items()
+        }
         say(f"{length * 1e6:g} us: of {each} equal and {arguments.gains} faster ones, promoted: {ended}")
     report.finish(summary(raw))
     return 0

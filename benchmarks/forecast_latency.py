@@ -36,18 +36,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, kernels
 from forecast_autotune import Space, autotune
-from forecast_autotune.numerics import one_thread
-from forecast_autotune.records import Candidate, Measurement, Outcome, Spent
+from forecast_autotune.numerics import single_threaded_blas
+from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.default import default
+from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_autotune.tuning.loop import Task, fingerprint, tune
+from forecast_autotune.tuning.loop import TuningTask, fingerprint, tune
 from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import Call
-from forecast_integrations.triton.compile.children import Children
+from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.compile.children import ForkedChildren
 from forecast_integrations.triton.compile.fork import ForkPool
-from forecast_integrations.triton.trace import tracer
+from forecast_integrations.triton.trace import make_tracer
 
 FIRST, OTHER = "matmul/4096x4096x4096", "matmul/2048x2048x2048"
 COLD_MS, CACHED_MS, FORECAST_MS = 150.0, 15.0, 50.0
@@ -71,11 +71,11 @@ SPACES = {
 }
 
 
-class _UnderWay(BaseException):
+class _FirstMeasurementStarted(BaseException):
     """Ends a decision as soon as all that is timed here has happened."""
 
 
-class _Noted:
+class _TimestampingSurrogate:
     """The surrogate that ships, loaded when first asked, noting when it has answered."""
 
     name = "noted"
@@ -85,12 +85,12 @@ class _Noted:
         self._note = note
 
     def forecast(self, query: Query) -> Forecasts:
-        found = default().forecast(query)
+        found = default_surrogate().forecast(query)
         self._note("forecast")
         return found
 
 
-def listed(size: int) -> list[Any]:
+def configs_of_space(size: int) -> list[Any]:
     """The configs of a space as a user's list."""
     found = []
     for given in SPACES[size].assignments():
@@ -99,7 +99,7 @@ def listed(size: int) -> list[Any]:
     return found
 
 
-def cold(given: dict[str, Any], null: bool) -> dict[str, Any]:
+def cold_child(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that is called for the first time, and then with its IR traced."""
     seen: dict[str, float] = {}
     clock = [0.0, 0.0]
@@ -108,9 +108,9 @@ def cold(given: dict[str, Any], null: bool) -> dict[str, Any]:
         seen.setdefault(f"{name}_ms", (time.perf_counter() - clock[0]) * 1e3)
         seen.setdefault(f"{name}_cpu_ms", (time.process_time() - clock[1]) * 1e3)
 
-    start, submit = Children.start, ForkPool.submit
+    start, submit = ForkedChildren.start, ForkPool.submit
 
-    def started(self: Children, tag: Any, task: Callable[[], Any]) -> None:
+    def started(self: ForkedChildren, tag: Any, task: Callable[[], Any]) -> None:
         start(self, tag, task)
         if isinstance(tag, Candidate):  # children that trace have another tag
             note("compiling")
@@ -120,19 +120,22 @@ def cold(given: dict[str, Any], null: bool) -> dict[str, Any]:
         if candidates:
             note("submitted")
             seen["submitted"] = len(candidates)
-            raise _UnderWay
+            raise _FirstMeasurementStarted
 
-    Children.start, ForkPool.submit = started, submitted  # type: ignore[method-assign]
+    ForkedChildren.start, ForkPool.submit = started, submitted  # type: ignore[method-assign]
     found = {}
     with common.device(null) as where:
-        common.warm(where)
+        common.warm_up_device(where)
         for name, case in (("cold", FIRST), ("cached", OTHER)):
             (one,) = kernels.cases([case])
             data = one.make(where)
             if name == "cold":
-                tuner = autotune(listed(100), ["M", "N", "K"], surrogate=_Noted(note), store=False)(
-                    one.kernel
-                )
+                tuner = autotune(
+                    configs_of_space(100),
+                    ["M", "N", "K"],
+                    surrogate=_TimestampingSurrogate(note),
+                    store=False,
+                )(one.kernel)
             else:  # a forecast needs all of the IR, and compiles nothing but the choice
                 os.environ["FORECAST_AUTOTUNE_MODE"] = "skip"
                 tuner[data["grid"]](*data["args"], **data["kwargs"])
@@ -142,13 +145,13 @@ def cold(given: dict[str, Any], null: bool) -> dict[str, Any]:
             common.synchronize()
             seen.clear()
             clock[:] = [time.perf_counter(), time.process_time()]
-            with suppress(_UnderWay):
+            with suppress(_FirstMeasurementStarted):
                 tuner[data["grid"]](*data["args"], **data["kwargs"])
             found[name] = dict(seen)
     return found
 
 
-class _Instant:
+class _InstantMeasurer:
     """A measurer that answers at once: a smooth made-up function of the config, and noise."""
 
     workers = 16
@@ -178,14 +181,14 @@ class _Instant:
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         return []
 
-    def spent(self) -> Spent:
-        return Spent()
+    def spent(self) -> MeasuringCost:
+        return MeasuringCost()
 
     def close(self) -> None:
         pass
 
 
-class _Front:
+class _FirstCallSimulation:
     """What the integration does for one call, without compiling anything."""
 
     def __init__(self, where: str) -> None:
@@ -196,17 +199,17 @@ class _Front:
         self.named = dict(zip(fn.arg_names, self.data["args"], strict=False))
         self.known: dict[str, str] = {}
 
-    def task(self, size: int) -> Task:
+    def task(self, size: int) -> TuningTask:
         """Configs, candidates, problem and grids, as on a first call."""
         fn, data = self.case.kernel, self.data
-        found = describe.candidates(listed(size))
-        call = Call(self.tuner, data["args"], data["kwargs"], found)
+        found = describe.configs_by_candidate(configs_of_space(size))
+        call = KernelCall(self.tuner, data["args"], data["kwargs"], found)
         problem = describe.describe(fn, describe.kernel_record(fn), self.named, ("4096",), data["grid"])
-        return Task(
+        return TuningTask(
             problem,
             list(found),
-            describe.grids(found, data["grid"], self.named, fn),
-            tracer(call, self.known, 1),
+            describe.launch_grids(found, data["grid"], self.named, fn),
+            make_tracer(call, self.known, 1),
             fingerprint(list(found)),
         )
 
@@ -216,45 +219,47 @@ class _Front:
         task = self.task(size)
         decision = tune(
             task,
-            lambda: _Instant(task.problem.id, seed),
+            lambda: _InstantMeasurer(task.problem.id, seed),
             store=Store(None),
-            surrogate=default(),
+            surrogate=default_surrogate(),
             settings=Settings(seed=seed),
         )
         took = {"ms": (time.perf_counter() - wall) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
         return {**took, "seed": seed, "measured": decision.measured, "rounds": len(decision.rounds)}
 
 
-def front(given: dict[str, Any], null: bool) -> dict[str, Any]:
+def front_child(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that times the surrogate alone, and decisions without compiling and timing."""
     forecasts: dict[str, list[dict[str, float]]] = {}
     decisions: dict[str, list[dict[str, Any]]] = {}
     with common.device(null) as where:
-        made = _Front(where)
+        made = _FirstCallSimulation(where)
         for size in SPACES:
             made.decide(size, given["seed"])  # traces what the decision asks for
             if size != 1000:
                 decisions[str(size)] = [made.decide(size, given["seed"]) for _ in range(given["repeats"])]
             task = made.task(size)
             texts = dict(made.known)
-            measured = list(_Instant(task.problem.id, given["seed"]).measure(task.candidates[:: size // 20]))
+            measured = list(
+                _InstantMeasurer(task.problem.id, given["seed"]).measure(task.candidates[:: size // 20])
+            )
             rows = forecasts[str(size)] = []
             for _ in range(given["repeats"]):
                 for known in ([], measured):
                     query = Query(task.problem, list(task.candidates), task.grids, known, (), texts)
-                    with one_thread():
+                    with single_threaded_blas():
                         wall, cpu = time.perf_counter(), time.process_time()
-                        default().forecast(query)
+                        default_surrogate().forecast(query)
                         took = (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
                     rows.append({"measured": len(known), "ms": took[0], "cpu_ms": took[1]})
     return {"forecasts": forecasts, "decisions": decisions}
 
 
-def _middle(rows: Sequence[dict[str, Any]], name: str) -> float:
+def _median_of(rows: Sequence[dict[str, Any]], name: str) -> float:
     return round(float(statistics.median(row[name] for row in rows)), 1)
 
 
-def run(a: Namespace, report: common.Report) -> None:
+def run(a: Namespace, report: common.ResultFile) -> None:
     if a.null:
         report.data["note"] = (
             "null device: CPU only, nothing was launched on a GPU; where other work had the cores, "
@@ -265,30 +270,33 @@ def run(a: Namespace, report: common.Report) -> None:
         for i in range(a.processes):
             # A folder each: an earlier process's binaries would be found, and no child would compile.
             env = common.child_environment(Path(folder) / str(i), FORECAST_AUTOTUNE_WORKERS=str(a.workers))
-            colds.append(common.child(common.child_command(__file__, a, "cold"), env))
+            colds.append(common.run_child(common.child_command(__file__, a, "cold"), env))
             report.add("cold", colds[-1])
             common.say(
                 f"process {i}: " + ", ".join(f"{k} {v['compiling_ms']:.0f} ms" for k, v in colds[-1].items())
             )
             given = {"seed": i, "repeats": a.repeats}
-            fronts.append(common.child(common.child_command(__file__, a, "front", given), env))
+            fronts.append(common.run_child(common.child_command(__file__, a, "front", given), env))
             report.add("front", fronts[-1])
     summary: dict[str, Any] = {"processes": a.processes, "workers": a.workers}
     for name in ("cold", "cached"):
         rows = [c[name] for c in colds]
         summary[name] = {
-            key: {"median": _middle(rows, key), "most": round(max(row[key] for row in rows), 1)}
+            key: {"median": _median_of(rows, key), "most": round(max(row[key] for row in rows), 1)}
             for key in sorted(rows[0])
         }
     summary["forecast"] = {
         size: {
-            key: _middle([r for f in fronts for r in f["forecasts"][size]], key) for key in ("ms", "cpu_ms")
+            key: _median_of([r for f in fronts for r in f["forecasts"][size]], key)
+            for key in ("ms", "cpu_ms")
         }
         for size in fronts[0]["forecasts"]
     }
     decided = {s: [r for f in fronts for r in f["decisions"][s]] for s in fronts[0]["decisions"]}
     names = ("ms", "cpu_ms", "measured", "rounds")
-    summary["decision"] = {size: {key: _middle(rows, key) for key in names} for size, rows in decided.items()}
+    summary["decision"] = {
+        size: {key: _median_of(rows, key) for key in names} for size, rows in decided.items()
+    }
     summary |= {
         "limits_ms": {"cold": COLD_MS, "cached": CACHED_MS, "forecast_1000": FORECAST_MS},
         "cold_within_limit": summary["cold"]["compiling_ms"]["median"] <= COLD_MS,
@@ -303,14 +311,14 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=5, help="fresh processes of each kind, a seed each")
     parser.add_argument("--repeats", type=int, default=3, help="repetitions inside a process")
     parser.add_argument("--workers", type=int, default=16, help="children that compile at once")
-    a = common.parse(parser)
+    a = common.parse_arguments(parser)
     if a.child:
         # A surrogate that fails is replaced by exhaustive tuning, whose latency is not what is claimed.
         warnings.filterwarnings("error", message="surrogate .* failed")
-        roles = {"cold": cold, "front": front}
+        roles = {"cold": cold_child, "front": front_child}
         print(json.dumps(roles[a.child](a.given, a.null)), flush=True)
         return 0
-    run(a, common.Report(a, "forecast_latency"))
+    run(a, common.ResultFile(a, "forecast_latency"))
     return 0
 
 

@@ -36,57 +36,57 @@ import torch
 from benchmarks import common, variants
 from benchmarks.common import ROOT, say
 from benchmarks.variant_forecasts import (
-    digest_of,
+    file_digest,
+    first_cases_of,
     forecast_case,
     language_model,
-    shapes_of,
     source_mark,
-    trial,
+    variant_question,
 )
-from benchmarks.variant_measuring import measure, measure_kernel
-from benchmarks.variant_report import joined, report
+from benchmarks.variant_measuring import measure_kernel, measure_variants
+from benchmarks.variant_report import join_forecasts, report
 from forecast_autotune.features.vector import VERSION as VECTOR
-from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.surrogates.learned import Learned, shipped_model
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
+from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_integrations.triton.null_device import null_device
-from forecast_train.evaluation.splits import folds
+from forecast_train.evaluation.splits import make_folds
 from forecast_train.surrogate.fit import fit_model
 
 TABLES = ("corpus_h200.jsonl.gz", "corpus_h200_2.jsonl.gz")
 """Beside those of the package."""
-RECORDED = ROOT / "benchmarks" / "results" / "forecast_variants.json"
+RECORDED_FORECASTS = ROOT / "benchmarks" / "results" / "forecast_variants.json"
 
 
-def forecast(a: Namespace, report: common.Report) -> None:
+def forecast_all_variants(a: Namespace, report: common.ResultFile) -> None:
     """Forecast every variant; results are added kernel by kernel."""
-    found = variants.sources(a.only.split(",") if a.only else None)
+    found = variants.variant_sources(a.only.split(",") if a.only else None)
     paths = table_paths()
     tables = load(paths)
     devices = Counter(t.problem.device for t in tables if "H200" in t.problem.device.name)
     ((device, _),) = devices.most_common(1)
-    by_family = {fold.name: fold for fold in folds(tables, "family")}
+    by_family = {fold.name: fold for fold in make_folds(tables, "family")}
     report.data["raw"]["provenance"] = {
-        "variants": digest_of(variants.TABLE),
-        "tables": {path.name: digest_of(path) for path in paths},
+        "variants": file_digest(variants.TABLE),
+        "tables": {path.name: file_digest(path) for path in paths},
         "device": device.to_json(),
         "features": VECTOR,
         "measured_before": 0,
     }
-    kernels_ = sorted({one.kernel for one in found}, key=lambda k: (shapes_of(k, 1)[0].family, k))
-    kept: dict[str, Learned] = {}
+    kernels_ = sorted({one.kernel for one in found}, key=lambda k: (first_cases_of(k, 1)[0].family, k))
+    kept: dict[str, LearnedSurrogate] = {}
     known: dict[str, dict[str, str]] = {}
     for kernel in kernels_:
         mine = [one for one in found if one.kernel == kernel]
-        family = shapes_of(kernel, 1)[0].family
+        family = first_cases_of(kernel, 1)[0].family
         if family not in kept:
-            kept = {family: _shipped() if a.llm_only else fitted(family, by_family)}
+            kept = {family: _shipped_surrogate() if a.llm_only else surrogate_without(family, by_family)}
         learned = kept[family]
         models = {name: language_model(spec, learned, a.timeout) for name, spec in a.llm}
-        for case in shapes_of(kernel, a.shapes):
+        for case in first_cases_of(kernel, a.shapes):
             begin = time.perf_counter()
             with null_device():
-                asked = trial(case, mine, known, device=device)
+                asked = variant_question(case, mine, known, device=device)
             said = forecast_case(asked, learned, tables, models, plain=not a.llm_only)
             row: dict[str, Any] = {
                 "case": case.name,
@@ -95,7 +95,9 @@ def forecast(a: Namespace, report: common.Report) -> None:
                 "fit": dict(learned.model.about or {}),
                 "surrogate": f"{learned.name}/{learned.version}",
                 # Where weights lie, or who serves them, is this machine's affair.
-                "language_models": {name: f"{FORECAST}/{m.calibration.mark()}" for name, m in models.items()},
+                "language_models": {
+                    name: f"{FORECAST_VERSION}/{m.calibration.mark()}" for name, m in models.items()
+                },
                 "configs": {n: len(asked.rows(n)) for n in asked.records} | {"base": len(asked.base)},
                 "untraced": asked.untraced(),
                 "sha256": {one.name: source_mark(one) for one in mine},
@@ -113,24 +115,24 @@ def forecast(a: Namespace, report: common.Report) -> None:
 
 def table_paths() -> list[Path]:
     """The recorded tables that surrogates are fitted to."""
-    return [*shipped(), *(ROOT / "benchmarks" / "data" / name for name in TABLES)]
+    return [*shipped_tables(), *(ROOT / "benchmarks" / "data" / name for name in TABLES)]
 
 
-def fitted(family: str, by_family: Mapping[str, Any]) -> Learned:
+def surrogate_without(family: str, by_family: Mapping[str, Any]) -> LearnedSurrogate:
     """The surrogate without a family's kernels; the shipped one where no table is of the family."""
     if family in by_family:
         begin = time.perf_counter()
         model = fit_model(list(by_family[family].train))
         say(f"fitted without {family} in {time.perf_counter() - begin:.0f} s")
-        return Learned(replace(model, about={**(model.about or {}), "without": family}))
-    return _shipped()
+        return LearnedSurrogate(replace(model, about={**(model.about or {}), "without": family}))
+    return _shipped_surrogate()
 
 
-def _shipped() -> Learned:
+def _shipped_surrogate() -> LearnedSurrogate:
     model = shipped_model()
     if model is None:
         raise ValueError("this package ships no model: fit one with `forecast-autotune train surrogate`")
-    return Learned(replace(model, about={**(model.about or {}), "without": "nothing: as shipped"}))
+    return LearnedSurrogate(replace(model, about={**(model.about or {}), "without": "nothing: as shipped"}))
 
 
 def _summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def _summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _named(text: str) -> tuple[str, str]:
+def _parse_spec(text: str) -> tuple[str, str]:
     name, equals, spec = text.partition("=")
     if not equals or not name or not spec:
         raise ValueError(text)
@@ -173,11 +175,15 @@ def main() -> int:
     parser.add_argument(
         "--shapes", type=int, default=2, help="shapes of each kernel; measuring takes the first"
     )
-    parser.add_argument("--llm", action="append", type=_named, default=[], metavar="NAME=SPEC")
+    parser.add_argument("--llm", action="append", type=_parse_spec, default=[], metavar="NAME=SPEC")
     parser.add_argument("--llm-only", action="store_true", help="record nothing but the models' forecasts")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one question to a model")
     parser.add_argument(
-        "--forecasts", type=Path, nargs="+", default=[RECORDED], help="what the first mode has written"
+        "--forecasts",
+        type=Path,
+        nargs="+",
+        default=[RECORDED_FORECASTS],
+        help="what the first mode has written",
     )
     parser.add_argument("--measured", type=Path, help="what --measure has written")
     parser.add_argument("--configs", type=int, default=4, help="configs of a variant that are timed")
@@ -185,7 +191,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1500.0, help="start nothing after so many")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds without a line: a variant hangs")
     parser.set_defaults(stub_only="--measure" not in sys.argv)
-    a = common.parse(parser)
+    a = common.parse_arguments(parser)
     if a.child:
         torch.set_num_threads(1)
         measure_kernel(a.given, a.null)
@@ -193,17 +199,17 @@ def main() -> int:
     if a.llm_only and not a.llm:
         parser.error("--llm-only needs --llm NAME=SPEC")
     if a.measure:
-        return measure(__file__, a)
+        return measure_variants(__file__, a)
     if a.report:
         if a.measured is None:
             parser.error("--report needs --measured FILE, as --measure has written it")
-        table = report(joined(a.forecasts, a.measured))
-        made = common.Report(a, "forecast_variants_report")
+        table = report(join_forecasts(a.forecasts, a.measured))
+        made = common.ResultFile(a, "forecast_variants_report")
         made.data["raw"] = table.pop("raw")
         made.finish(table)
         return 0
     named = Namespace(**{**vars(a), "llm": [name for name, _ in a.llm]})
-    forecast(a, common.Report(named, "forecast_variants", 0))
+    forecast_all_variants(a, common.ResultFile(named, "forecast_variants", 0))
     return 0
 
 

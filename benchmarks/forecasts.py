@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import say
 from benchmarks.report_environment import environment
 from forecast_autotune.records.table import write_tables
-from forecast_autotune.tuning.replay import load, shipped
-from forecast_train.evaluation.rows import LEVELS
-from forecast_train.evaluation.splits import spread
-from forecast_train.surrogate.calibrate import shortened
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation.rows import INTERVAL_LEVELS
+from forecast_train.evaluation.splits import spread_over_kernels
+from forecast_train.surrogate.calibrate import shorten_table
 
-ASKED = (
+SUMMARY_FIGURES = (
     ("top-1, nothing measured", "static.top1.geomean_regret"),
     ("top-3, nothing measured", "static.top3.geomean_regret"),
     ("adaptive, max(3, 10 %)", "adaptive.max3_10%.geomean_regret"),
@@ -44,28 +44,31 @@ ASKED = (
     ("ECE of P(within 5 %)", "static.ece_within"),
     ("AUROC of P(failure)", "static.auroc_fail"),
     ("rank correlation", "static.spearman"),
-    *((f"in the stated {level:.0%} interval", f"static.coverage_stated.{level:.0%}") for level in LEVELS),
+    *(
+        (f"in the stated {level:.0%} interval", f"static.coverage_stated.{level:.0%}")
+        for level in INTERVAL_LEVELS
+    ),
 )
 """What the summary shows of `learned`, `analytic` and `random`."""
 
 
-def gathered(paths: list[Path], limit: int | None, into: Path, short: int | None = None) -> list[str]:
+def gather_tables(paths: list[Path], limit: int | None, into: Path, short: int | None = None) -> list[str]:
     """The file of shipped and given tables, thinned to `limit` problems; none where nothing is given.
 
     With `short`, so many candidates of each that has more.
     """
     if not paths and short is None:
         return []
-    tables = load([*shipped(), *paths])
+    tables = load([*shipped_tables(), *paths])
     if limit is not None:
-        tables = spread(tables, limit)
+        tables = spread_over_kernels(tables, limit)
     if short is not None:
-        tables = [few for t in tables if (few := shortened(t, short, 0)) is not None]
+        tables = [few for t in tables if (few := shorten_table(t, short, 0)) is not None]
     write_tables(into, tables)
     return [str(into)]
 
 
-def left_out(
+def leave_one_out(
     what: str, seeds: int, jobs: int, baselines: str | None, files: list[str], *, scores: bool = False
 ) -> dict[str, Any]:
     """The JSON of one `replay --leave-out`; with `scores` of one `eval`, which fits every fold but once."""
@@ -99,15 +102,17 @@ def main() -> int:
     report: dict[str, Any] = {"claim": "forecasts", "environment": environment(arguments.seeds), "raw": {}}
     report["summary"] = {}
     with tempfile.TemporaryDirectory() as folder:
-        files = gathered(arguments.tables, arguments.limit, Path(folder) / "tables.jsonl.gz", arguments.short)
-        judge(arguments, files, report)
+        files = gather_tables(
+            arguments.tables, arguments.limit, Path(folder) / "tables.jsonl.gz", arguments.short
+        )
+        evaluate_splits(arguments, files, report)
     return 0
 
 
-def judge(arguments: argparse.Namespace, files: list[str], report: dict[str, Any]) -> None:
+def evaluate_splits(arguments: argparse.Namespace, files: list[str], report: dict[str, Any]) -> None:
     """Every kind of fold, written and shown as it is done."""
     for what in arguments.leave_out:
-        found = left_out(
+        found = leave_one_out(
             what, arguments.seeds, arguments.jobs, arguments.baselines, files, scores=arguments.scores
         )
         report["raw"][what] = found
@@ -117,12 +122,12 @@ def judge(arguments: argparse.Namespace, files: list[str], report: dict[str, Any
             figures = methods[name]["figures"]
             shown[name] = {
                 title: [figures[key][k] for k in ("value", "low", "high")]
-                for title, key in ASKED
+                for title, key in SUMMARY_FIGURES
                 if key in figures
             }
         report["summary"][what] = shown
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-        for title, key in ASKED:
+        for title, key in SUMMARY_FIGURES:
             cells = [
                 f"{name} {methods[name]['figures'].get(key, {}).get('value')}"
                 for name in ("learned", "analytic", "random")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-Counts: TypeAlias = dict[str, float]
+TrafficCounts: TypeAlias = dict[str, float]
 """`load_bytes`, `store_bytes` and, where they apply, `dot_flops` and `atomic_elements`."""
 
 
 @dataclass(frozen=True)
-class Launch:
+class CountedLaunch:
     """One launch: arguments and config by name, and its grid."""
 
     named: Mapping[str, Any]
@@ -41,8 +41,8 @@ def _tiles(total: int, block: int) -> int:
 
 
 def _product(
-    launch: Launch, tensors: tuple[str, str, str], blocks: tuple[str, str, str], scales: int = 0
-) -> Counts:
+    launch: CountedLaunch, tensors: tuple[str, str, str], blocks: tuple[str, str, str], scales: int = 0
+) -> TrafficCounts:
     """A matrix product: every program walks K once; `scales` are bytes per column of its epilogue."""
     m, n, k = (launch[name] for name in blocks)
     a, b, c = (launch.size(name) for name in tensors)
@@ -54,23 +54,23 @@ def _product(
     }
 
 
-def _matmul(launch: Launch) -> Counts:
+def _matmul(launch: CountedLaunch) -> TrafficCounts:
     return _product(launch, ("a_ptr", "b_ptr", "c_ptr"), ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
 
 
-def _bmm(launch: Launch) -> Counts:
+def _bmm(launch: CountedLaunch) -> TrafficCounts:
     return _product(launch, ("a_ptr", "b_ptr", "c_ptr"), ("TILE_M", "TILE_N", "TILE_K"))
 
 
-def _w8a16(launch: Launch) -> Counts:
+def _w8a16(launch: CountedLaunch) -> TrafficCounts:
     return _product(launch, ("x_ptr", "w_ptr", "y_ptr"), ("BM", "BN", "BK"), launch.size("scale_ptr"))
 
 
-def _cdist(launch: Launch) -> Counts:
+def _cdist(launch: CountedLaunch) -> TrafficCounts:
     return _product(launch, ("a_ptr", "b_ptr", "d_ptr"), ("TILE_A", "TILE_B", "TILE_K"))
 
 
-def _streamk(launch: Launch) -> Counts:
+def _streamk(launch: CountedLaunch) -> TrafficCounts:
     """The iterations of all tiles are dealt out evenly, so that the programs cancel out."""
     m, n, k = launch["BLOCK_M"], launch["BLOCK_N"], launch["BLOCK_K"]
     steps = _tiles(launch["M"], m) * _tiles(launch["N"], n) * _tiles(launch["K"], k)
@@ -78,7 +78,7 @@ def _streamk(launch: Launch) -> Counts:
     return {"load_bytes": steps * (m + n) * k * size, "store_bytes": 0, "dot_flops": steps * 2.0 * m * n * k}
 
 
-def _attention(launch: Launch) -> Counts:
+def _attention(launch: CountedLaunch) -> TrafficCounts:
     m, n, d, length = launch["BLOCK_M"], launch["BLOCK_N"], launch["HEAD_DIM"], launch["N_CTX"]
     blocks = 0
     for first in range(0, launch.grid[0] * m, m):
@@ -93,7 +93,7 @@ def _attention(launch: Launch) -> Counts:
     }
 
 
-def _layer_norm(launch: Launch) -> Counts:
+def _layer_norm(launch: CountedLaunch) -> TrafficCounts:
     """Mean, variance and output each read the row."""
     columns = launch.programs * _tiles(launch["N"], launch["BLOCK_SIZE"]) * launch["BLOCK_SIZE"]
     return {
@@ -102,7 +102,7 @@ def _layer_norm(launch: Launch) -> Counts:
     }
 
 
-def _rms_norm(launch: Launch) -> Counts:
+def _rms_norm(launch: CountedLaunch) -> TrafficCounts:
     """Both passes read both inputs; the second one reads the weight as well, once for all rows."""
     columns = launch.programs * _tiles(launch["rnumel"], launch["RBLOCK"]) * launch["RBLOCK"]
     rows = launch["XBLOCK"]
@@ -112,7 +112,7 @@ def _rms_norm(launch: Launch) -> Counts:
     }
 
 
-def _softmax(launch: Launch) -> Counts:
+def _softmax(launch: CountedLaunch) -> TrafficCounts:
     columns = _tiles(launch["n_cols"], launch["BLOCK_N"]) * launch["BLOCK_N"]
     tile = launch.programs * launch["ROWS"] * columns
     return {
@@ -121,14 +121,14 @@ def _softmax(launch: Launch) -> Counts:
     }
 
 
-def _log_softmax(launch: Launch) -> Counts:
+def _log_softmax(launch: CountedLaunch) -> TrafficCounts:
     steps = _tiles(launch["N"], launch["TILE_N"])
     tile = launch.programs * launch["TILE_M"] * launch["TILE_N"] * steps
     passes = 1 if steps == 1 else 2
     return {"load_bytes": passes * tile * launch.size("x_ptr"), "store_bytes": tile * launch.size("y_ptr")}
 
 
-def _cross_entropy(launch: Launch) -> Counts:
+def _cross_entropy(launch: CountedLaunch) -> TrafficCounts:
     columns = _tiles(launch["n_cols"], launch["BLOCK_SIZE"]) * launch["BLOCK_SIZE"]
     return {
         "load_bytes": launch.programs * (launch.size("Y_ptr") + (columns + 1) * launch.size("X_ptr")),
@@ -136,13 +136,13 @@ def _cross_entropy(launch: Launch) -> Counts:
     }
 
 
-def _cumsum(launch: Launch) -> Counts:
+def _cumsum(launch: CountedLaunch) -> TrafficCounts:
     columns = _tiles(launch["cols"], launch["CHUNK"]) * launch["CHUNK"]
     tile = launch.programs * launch["ROW_BLOCK"] * columns
     return {"load_bytes": tile * launch.size("x_ptr"), "store_bytes": tile * launch.size("y_ptr")}
 
 
-def _splitk_gemv(launch: Launch) -> Counts:
+def _splitk_gemv(launch: CountedLaunch) -> TrafficCounts:
     """The splits share the columns, whatever their number."""
     n, columns = launch["BLOCK_N"], _tiles(launch["K"], launch["BLOCK_K"]) * launch["BLOCK_K"]
     return {
@@ -152,7 +152,7 @@ def _splitk_gemv(launch: Launch) -> Counts:
     }
 
 
-def _mv(launch: Launch) -> Counts:
+def _mv(launch: CountedLaunch) -> TrafficCounts:
     m, n = launch["TILE_M"], launch["TILE_N"]
     columns = _tiles(launch["N"], n * launch["UNROLL"]) * launch["UNROLL"] * n
     return {
@@ -161,12 +161,12 @@ def _mv(launch: Launch) -> Counts:
     }
 
 
-def _swiglu(launch: Launch) -> Counts:
+def _swiglu(launch: CountedLaunch) -> TrafficCounts:
     tile = launch.programs * launch["BM"] * launch["BN"]
     return {"load_bytes": 2 * tile * launch.size("gate_up"), "store_bytes": tile * launch.size("out")}
 
 
-def _gelu_mul(launch: Launch) -> Counts:
+def _gelu_mul(launch: CountedLaunch) -> TrafficCounts:
     tile = launch.programs * launch["XBLOCK"]
     return {
         "load_bytes": tile * launch.size("in_ptr0", "in_ptr1", "in_ptr2", "in_ptr3"),
@@ -174,17 +174,17 @@ def _gelu_mul(launch: Launch) -> Counts:
     }
 
 
-def _transpose(launch: Launch) -> Counts:
+def _transpose(launch: CountedLaunch) -> TrafficCounts:
     tile = launch.programs * launch["XBLOCK"] * launch["YBLOCK"]
     return {"load_bytes": tile * launch.size("src"), "store_bytes": tile * launch.size("dst")}
 
 
-def _bp_transpose(launch: Launch) -> Counts:
+def _bp_transpose(launch: CountedLaunch) -> TrafficCounts:
     tile = launch.programs * launch["STRIP"] * launch["BLOCK_M"] * launch["BLOCK_N"]
     return {"load_bytes": tile * launch.size("x_ptr"), "store_bytes": tile * launch.size("y_ptr")}
 
 
-def _column_moments(launch: Launch) -> Counts:
+def _column_moments(launch: CountedLaunch) -> TrafficCounts:
     """The bands share the rows, whatever their number."""
     rows = _tiles(launch["M"], launch["BLOCK_M"]) * launch["BLOCK_M"]
     return {
@@ -194,7 +194,7 @@ def _column_moments(launch: Launch) -> Counts:
     }
 
 
-def _threshold_backward(launch: Launch) -> Counts:
+def _threshold_backward(launch: CountedLaunch) -> TrafficCounts:
     steps = _tiles(launch["rnumel"], launch["RBLOCK"])
     tile = launch.programs * steps * launch["XBLOCK"] * launch["RBLOCK"]
     return {
@@ -203,7 +203,7 @@ def _threshold_backward(launch: Launch) -> Counts:
     }
 
 
-def _token_shift(launch: Launch) -> Counts:
+def _token_shift(launch: CountedLaunch) -> TrafficCounts:
     """Each row is read twice, as itself and as the one before."""
     d, rows = launch["BD"], launch["NT"] * launch["BT"]
     return {
@@ -214,7 +214,7 @@ def _token_shift(launch: Launch) -> Counts:
     }
 
 
-def _adamw(launch: Launch) -> Counts:
+def _adamw(launch: CountedLaunch) -> TrafficCounts:
     tile = launch.programs * launch["BLOCKS_PER_PROGRAM"] * launch["BLOCK_SIZE"]
     return {
         "load_bytes": tile * launch.size("p_ptr", "g_ptr", "m_ptr", "v_ptr"),
@@ -222,7 +222,7 @@ def _adamw(launch: Launch) -> Counts:
     }
 
 
-def _heat(launch: Launch) -> Counts:
+def _heat(launch: CountedLaunch) -> TrafficCounts:
     """Two planes to begin with, then five loads and one store per plane."""
     tile = launch["TILE_X"] * launch["TILE_Y"]
     planes = launch.grid[0] * launch.grid[1] * launch["D"]
@@ -232,12 +232,12 @@ def _heat(launch: Launch) -> Counts:
     }
 
 
-def _max_pool(launch: Launch) -> Counts:
+def _max_pool(launch: CountedLaunch) -> TrafficCounts:
     tile = launch.programs * launch["PER_THREAD"] * launch["BLOCK"]
     return {"load_bytes": 9 * tile * launch.size("x_ptr"), "store_bytes": tile * launch.size("y_ptr")}
 
 
-BY_HAND: dict[str, Callable[[Launch], Counts]] = {
+HAND_COUNTS: dict[str, Callable[[CountedLaunch], TrafficCounts]] = {
     "attention": _attention,
     "bp_column_moments": _column_moments,
     "bp_streamk_matmul": _streamk,

@@ -32,8 +32,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import kernels
 from benchmarks.common import say
-from benchmarks.harvest_lane import AFTER, COMPILE_S, EACH, NEAR, SHAPES, lane, listed, shapes
-from benchmarks.near import near
+from benchmarks.harvest_lane import (
+    AFTER_VARIABLE,
+    COMPILE_TIMEOUT_S,
+    EACH_VARIABLE,
+    NEAR_VARIABLE,
+    SHAPES_VARIABLE,
+    harvested_cases,
+    harvested_configs,
+    run_worker,
+)
+from benchmarks.near import close_configs
 from benchmarks.report_environment import environment
 from forecast_autotune.records import Candidate, Outcome, Problem, digest
 from forecast_integrations.triton import describe
@@ -47,7 +56,7 @@ PATIENCE = 3
 
 
 @dataclass
-class Work:
+class KernelProgress:
     """One kernel on its way: what is still compiling, and what hung."""
 
     kernel: str
@@ -56,13 +65,13 @@ class Work:
     tries: int = 0
 
 
-class Harvest:
+class KernelHarvest:
     """Compiles on all cores, hands compiled kernels to lanes, keeps what they report."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.begin = time.perf_counter()
-        self.ready: queue.Queue[Work | None] = queue.Queue()
+        self.ready: queue.Queue[KernelProgress | None] = queue.Queue()
         self.rows: list[dict[str, Any]] = []
         self.failed: list[str] = []
         self.compiled: list[dict[str, Any]] = []
@@ -116,16 +125,16 @@ class Harvest:
             pool = ForkPool(
                 without_device(lambda tag: compile_one(*tasks[cast("str", tag)])),
                 self.arguments.workers,
-                COMPILE_S,
+                COMPILE_TIMEOUT_S,
             )
-            works: dict[str, Work] = {}
+            works: dict[str, KernelProgress] = {}
             same: dict[str, list[tuple[str, int]]] = {}
             for name in names:
-                work = works[name] = Work(name)
+                work = works[name] = KernelProgress(name)
                 first: dict[str, str] = {}
-                for case in shapes(name):
+                for case in harvested_cases(name):
                     try:
-                        found = binaries(case)
+                        found = binary_digests(case)
                     except Exception as error:
                         self.failed.append(f"{case.name}: no description: {error!r}"[:400])
                         continue
@@ -192,7 +201,7 @@ class Harvest:
             **os.environ,
             "CUDA_VISIBLE_DEVICES": str(index),
             "FORECAST_AUTOTUNE_WORKERS": str(a.lane_workers),
-            "FORECAST_AUTOTUNE_TIMEOUT": str(COMPILE_S),
+            "FORECAST_AUTOTUNE_TIMEOUT": str(COMPILE_TIMEOUT_S),
             "FORECAST_AUTOTUNE_SUMMARY": "0",
         }
         command = [sys.executable, __file__, "--out", str(a.out), "--lane", str(index)]
@@ -201,7 +210,7 @@ class Harvest:
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
 
-    def _serve(self, process: subprocess.Popen[str], work: Work) -> bool:
+    def _serve(self, process: subprocess.Popen[str], work: KernelProgress) -> bool:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -232,7 +241,7 @@ class Harvest:
         return False
 
 
-def described(case: kernels.Case) -> tuple[Problem, dict[str, Any]]:
+def problem_of_case(case: kernels.Case) -> tuple[Problem, dict[str, Any]]:
     """The problem record of a case on the null device, and its arguments by name."""
     data = case.make("meta")
     named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
@@ -241,13 +250,13 @@ def described(case: kernels.Case) -> tuple[Problem, dict[str, Any]]:
     return describe.describe(case.kernel, record, named, key, data["grid"]), named
 
 
-def binaries(case: kernels.Case) -> list[str]:
+def binary_digests(case: kernels.Case) -> list[str]:
     """What each config's binary depends on: a digest that other shapes may share."""
-    problem, named = described(case)
-    kind = describe.kind(problem, innermost(case.kernel))
+    problem, named = problem_of_case(case)
+    kind = describe.call_kind(problem, innermost(case.kernel))
     computed = describe.heuristic_values(case.kernel)
     found = []
-    for config in listed(case):
+    for config in harvested_configs(case):
         values = computed({**named, **config.all_kwargs()})
         added = {k: v for k, v in values.items() if k not in named}
         found.append(digest(kind, str(config), sorted((k, repr(v)) for k, v in added.items())))
@@ -257,7 +266,7 @@ def binaries(case: kernels.Case) -> list[str]:
 def compile_one(case: kernels.Case, index: int) -> None:
     """Compile one config for sm_90 into Triton's cache; in a child, without a device."""
     data = case.make("meta")
-    config = listed(case)[index]
+    config = harvested_configs(case)[index]
     case.kernel.warmup(*data["args"], grid=(1,), **data["kwargs"], **config.all_kwargs())
 
 
@@ -286,19 +295,23 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.lane is not None:
         store = arguments.store or Path(os.environ.get("HARVEST_STORE", arguments.out / "store"))
-        return lane(store, arguments.out / f"tables-{arguments.lane}.jsonl.gz", arguments.null)
+        return run_worker(store, arguments.out / f"tables-{arguments.lane}.jsonl.gz", arguments.null)
     # Lanes and compiling children read them there.
-    thinning = ((EACH, arguments.each), (AFTER, arguments.after), (SHAPES, arguments.shapes))
+    thinning = (
+        (EACH_VARIABLE, arguments.each),
+        (AFTER_VARIABLE, arguments.after),
+        (SHAPES_VARIABLE, arguments.shapes),
+    )
     os.environ.update({name: str(value) for name, value in thinning if value})
     if arguments.near:
         named = arguments.out / "near.json"
-        named.write_text(json.dumps(near(arguments.near, arguments.within)) + "\n")
-        os.environ[NEAR] = str(named.resolve())
+        named.write_text(json.dumps(close_configs(arguments.near, arguments.within)) + "\n")
+        os.environ[NEAR_VARIABLE] = str(named.resolve())
     if arguments.store:
         os.environ["HARVEST_STORE"] = str(arguments.store)
     if not arguments.null and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --null makes a dry run")
-    return Harvest(arguments).run()
+    return KernelHarvest(arguments).run()
 
 
 if __name__ == "__main__":

@@ -29,21 +29,21 @@ import triton
 
 from benchmarks import kernels
 from benchmarks.common import say
-from benchmarks.harvest import binaries, described
-from benchmarks.harvest_lane import COMPILE_S
-from forecast_autotune.features.compiled import ptx_facts, usage
+from benchmarks.harvest import binary_digests, problem_of_case
+from benchmarks.harvest_lane import COMPILE_TIMEOUT_S
+from forecast_autotune.features.compiled import ptx_facts, resource_usage
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.records import Candidate, digest
 from forecast_autotune.records.table import dump_line, read_lines
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.call import outcome_of
-from forecast_integrations.triton.compile.children import Children
+from forecast_integrations.triton.compile.children import ForkedChildren
 from forecast_integrations.triton.null_device import null_device
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
-def attempt(case: kernels.Case, index: int) -> dict[str, Any]:
+def compile_attempt(case: kernels.Case, index: int) -> dict[str, Any]:
     """Compile one config; what came out of it. In a child."""
     data = case.make("meta")
     config = kernels.configs(case)[index]
@@ -66,17 +66,17 @@ def attempt(case: kernels.Case, index: int) -> dict[str, Any]:
         "outcome": "ok",
         "compile_s": round(seconds, 3),
         "shared": int(compiled.metadata.shared),
-        **usage(shown.stdout),
+        **resource_usage(shown.stdout),
         "ptx": ptx_facts(compiled.asm["ptx"]),
     }
 
 
-def chosen(name: str, each: int) -> list[tuple[kernels.Case, int]]:
+def sample_binaries(name: str, each: int) -> list[tuple[kernels.Case, int]]:
     """Up to `each` distinct binaries of a kernel, drawn alike for every run."""
     seen: set[str] = set()
     found = []
     for case in kernels.cases([name]):
-        for index, binary in enumerate(binaries(case)):
+        for index, binary in enumerate(binary_digests(case)):
             if binary not in seen:
                 seen.add(binary)
                 found.append((case, index))
@@ -88,11 +88,11 @@ def compile_kernel(name: str, each: int, workers: int) -> list[dict[str, Any]]:
     """The lines of one kernel: its problems with TTIR, and a line per compiled config."""
     lines: list[dict[str, Any]] = []
     by_case: dict[str, list[tuple[kernels.Case, int]]] = {}
-    for case, index in chosen(name, each):
+    for case, index in sample_binaries(name, each):
         by_case.setdefault(case.name, []).append((case, index))
     for tasks in by_case.values():
         case = tasks[0][0]
-        (problem, named), data = described(case), case.make("meta")
+        (problem, named), data = problem_of_case(case), case.make("meta")
         listed = kernels.configs(case)
         configs = {i: listed[i] for _, i in tasks}
         records = {i: Candidate(describe.to_config(config)) for i, config in configs.items()}
@@ -102,17 +102,17 @@ def compile_kernel(name: str, each: int, workers: int) -> list[dict[str, Any]]:
         noted = {"label": case.name, "family": case.family, "hand": case.hand}
         lines.append(replace(problem, ttir=texts, extra=noted).to_json())
         by_record = {records[i]: config for i, config in configs.items()}
-        grids = describe.grids(by_record, data["grid"], named, case.kernel)
-        children, left = Children(), list(tasks)
+        grids = describe.launch_grids(by_record, data["grid"], named, case.kernel)
+        children, left = ForkedChildren(), list(tasks)
         while left or len(children):
             while left and len(children) < workers:
                 _, index = left.pop()
-                children.start(index, partial(attempt, case, index))
+                children.start(index, partial(compile_attempt, case, index))
             ended, _ = children.finished(0.5)
-            answers = [(child.tag, _answer(child)) for child, _ in ended]
-            for child in children.overdue(COMPILE_S):
+            answers = [(child.tag, _child_result(child)) for child, _ in ended]
+            for child in children.overdue(COMPILE_TIMEOUT_S):
                 children.kill(child)
-                answers.append((child.tag, {"outcome": "timeout", "compile_s": COMPILE_S}))
+                answers.append((child.tag, {"outcome": "timeout", "compile_s": COMPILE_TIMEOUT_S}))
             for index, answer in answers:
                 candidate = records[index]
                 lines.append(
@@ -129,7 +129,7 @@ def compile_kernel(name: str, each: int, workers: int) -> list[dict[str, Any]]:
     return lines
 
 
-def _answer(child: Any) -> dict[str, Any]:
+def _child_result(child: Any) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = child.answer()
     except ValueError:

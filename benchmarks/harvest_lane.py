@@ -19,51 +19,60 @@ import torch
 
 from benchmarks import kernels
 from forecast_autotune import autotune
-from forecast_autotune.features.cost import NUMBERS
+from forecast_autotune.features.cost import NUMERIC_FACTS
 from forecast_autotune.features.cost import VERSION as COST
-from forecast_autotune.features.ttir.walk import assignment_of, facts
+from forecast_autotune.features.ttir.walk import assignment_of, extract_facts
 from forecast_autotune.records import Candidate, Measurement, Outcome, digest
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.tuning.loop import now
+from forecast_autotune.tuning.loop import utc_now
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.null_device import null_device
 
-COMPILE_S = 15.0
+COMPILE_TIMEOUT_S = 15.0
 """A compilation that takes longer is given up; that config is a label of its own."""
 
 
-EACH, AFTER, SHAPES, NEAR = "HARVEST_EACH", "HARVEST_AFTER", "HARVEST_SHAPES", "HARVEST_NEAR"
+EACH_VARIABLE, AFTER_VARIABLE, SHAPES_VARIABLE, NEAR_VARIABLE = (
+    "HARVEST_EACH",
+    "HARVEST_AFTER",
+    "HARVEST_SHAPES",
+    "HARVEST_NEAR",
+)
 """Variables that thin a harvest: the most configs of a case, how many of those an earlier one has timed, the
 most cases of a kernel, and a file that names the configs of each case."""
 
 
 @cache
-def _named(path: str) -> dict[str, set[str]]:
+def _read_named_configs(path: str) -> dict[str, set[str]]:
     return {name: set(close) for name, close in json.loads(Path(path).read_text()).items()}
 
 
-def listed(case: kernels.Case) -> list[Any]:
+def harvested_configs(case: kernels.Case) -> list[Any]:
     """The configs of a case that this harvest times."""
-    found = kernels.thinned(case, int(os.environ.get(EACH, 1_000_000)), int(os.environ.get(AFTER, 0)))
-    if path := os.environ.get(NEAR):
-        close = _named(path).get(case.name, ())
+    found = kernels.thinned(
+        case, int(os.environ.get(EACH_VARIABLE, 1_000_000)), int(os.environ.get(AFTER_VARIABLE, 0))
+    )
+    if path := os.environ.get(NEAR_VARIABLE):
+        close = _read_named_configs(path).get(case.name, ())
         return [c for c in found if str(describe.to_config(c)) in close]
     return found
 
 
-def shapes(kernel: str) -> list[kernels.Case]:
+def harvested_cases(kernel: str) -> list[kernels.Case]:
     """The cases of a kernel that this harvest times, in their order."""
     every = kernels.cases([kernel])
-    if os.environ.get(NEAR):
-        every = [c for c in every if listed(c)]
-    chosen = sorted(every, key=lambda c: digest("thinned", c.name))[: int(os.environ.get(SHAPES, 1_000_000))]
+    if os.environ.get(NEAR_VARIABLE):
+        every = [c for c in every if harvested_configs(c)]
+    chosen = sorted(every, key=lambda c: digest("thinned", c.name))[
+        : int(os.environ.get(SHAPES_VARIABLE, 1_000_000))
+    ]
     return [c for c in every if c in chosen]
 
 
 @dataclass
-class Lane:
+class HarvestWorker:
     """What one lane process knows: where it writes, and how."""
 
     stores: Path
@@ -76,9 +85,9 @@ class Lane:
         rows: dict[str, kernels.Case] = {}
         tuners: dict[str, Any] = {}
         store = Store(self.stores / name)
-        for case in shapes(name):
+        for case in harvested_cases(name):
             skipped = set(hung.get(case.name, []))
-            configs = [c for i, c in enumerate(listed(case)) if i not in skipped]
+            configs = [c for i, c in enumerate(harvested_configs(case)) if i not in skipped]
             if len(configs) < 2:
                 continue  # a single config is launched, not timed
             # One tuner for all shapes with this list: it knows what is compiled and traced already.
@@ -95,7 +104,9 @@ class Lane:
             print(json.dumps(row), flush=True)
             if "problem" in row:
                 rows[row["problem"]] = case
-        tables = [_labelled(t, rows[t.problem.id], hung) for t in store.tables() if t.problem.id in rows]
+        tables = [
+            _labelled_table(t, rows[t.problem.id], hung) for t in store.tables() if t.problem.id in rows
+        ]
         # A gzip file may have many members: appending one leaves the others whole.
         with self.table.open("ab") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
             packed.writelines(line.encode() for line in table_lines(tables))
@@ -132,12 +143,12 @@ class Lane:
         }
 
 
-def _labelled(table: Table, case: kernels.Case, hung: dict[str, list[int]]) -> Table:
+def _labelled_table(table: Table, case: kernels.Case, hung: dict[str, list[int]]) -> Table:
     """A table named after its case, rows in the order of the case's config list, hung configs added.
 
     They were measured best forecast first; a baseline that takes "the first k" must not see that.
     """
-    every = [Candidate(describe.to_config(c)) for c in listed(case)]
+    every = [Candidate(describe.to_config(c)) for c in harvested_configs(case)]
     place = {candidate: i for i, candidate in enumerate(every)}
     known = {m.candidate for m in table.measurements}
     missing = [
@@ -145,9 +156,9 @@ def _labelled(table: Table, case: kernels.Case, hung: dict[str, list[int]]) -> T
             table.problem.id,
             every[i],
             Outcome.TIMEOUT,
-            compile_s=COMPILE_S,
-            at=now(),
-            extra={"message": f"not compiled after {COMPILE_S:g} s"},
+            compile_s=COMPILE_TIMEOUT_S,
+            at=utc_now(),
+            extra={"message": f"not compiled after {COMPILE_TIMEOUT_S:g} s"},
         )
         for i in hung.get(case.name, [])
         if every[i] not in known
@@ -159,11 +170,11 @@ def _labelled(table: Table, case: kernels.Case, hung: dict[str, list[int]]) -> T
         "hand": case.hand,
         "compiled_at_once": Settings.from_environment().worker_count(),
     }
-    noted["facts"] = facts_of(table)
+    noted["facts"] = table_facts(table)
     return Table(replace(table.problem, extra={**table.problem.extra, **noted}), rows)
 
 
-def facts_of(table: Table) -> dict[str, Any]:
+def table_facts(table: Table) -> dict[str, Any]:
     """What the extractor reads of each TTIR and launch grid, so that a refit need not parse any IR.
 
     `rows` maps `<assignment> <grid>` to the numbers of `names`; the dots' shapes are not among them.
@@ -174,20 +185,20 @@ def facts_of(table: Table) -> dict[str, Any]:
         text = problem.ttir.get(assignment_of(candidate))
         mark = f"{assignment_of(candidate)} {list(grid or ())}"
         if text is not None and mark not in rows:
-            read = facts(text, problem.arguments, grid)
-            rows[mark] = [round(float(getattr(read, name)), 3) for name in NUMBERS]
-    return {"version": COST, "names": list(NUMBERS), "rows": rows}
+            read = extract_facts(text, problem.arguments, grid)
+            rows[mark] = [round(float(getattr(read, name)), 3) for name in NUMERIC_FACTS]
+    return {"version": COST, "names": list(NUMERIC_FACTS), "rows": rows}
 
 
-def lane(store: Path, table: Path, null: bool) -> int:
+def run_worker(store: Path, table: Path, null: bool) -> int:
     """The process of one GPU: a JSON line `{"kernel", "hung"}` per kernel in, results out."""
     if null:
         with null_device():
-            return _serve(Lane(store, table, null))
-    return _serve(Lane(store, table, null))
+            return _serve_kernel(HarvestWorker(store, table, null))
+    return _serve_kernel(HarvestWorker(store, table, null))
 
 
-def _serve(one: Lane) -> int:
+def _serve_kernel(one: HarvestWorker) -> int:
     print(json.dumps({"ready": torch.cuda.is_available()}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)

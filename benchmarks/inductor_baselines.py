@@ -2,10 +2,10 @@
 
     python benchmarks/inductor_baselines.py TABLE... [--choices 1 3 5 8] [--json FILE] [--nvmmh DIR]
 
-Who chooses: `first` (Inductor's own order), `random` (its expectation), `autoheuristic` (the ranking that
+Who chooses: `inductor_order` (Inductor's own order), `random` (its expectation), `autoheuristic` (the ranking that
 torch ships for this device class, as TORCHINDUCTOR_AUTOHEURISTIC_USE=mm applies it), `nvmmh`
 (nvMatmulHeuristics' ranking for Triton; only where the package nvidia-matmul-heuristics is installed, or
-unpacked in DIR), `forecast` (our forecasts, one round) and `rounds` (ours, learning from each time). A
+unpacked in DIR), `forecast` (our forecasts, one round) and `sequential_forecast` (ours, learning from each time). A
 compiled choice that fails counts as compiled. Vendor kernels are not compiled: `with vendor` has them in
 everybody's hands, `templates` in nobody's.
 """
@@ -27,22 +27,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from forecast_autotune.policy import RiskBounded, State
+from forecast_autotune.policy import RiskBounded, TuningState
 from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.surrogates.protocol import Query, Surrogate
-from forecast_integrations.inductor.choices.geometry import Operand, Product, geometry
+from forecast_integrations.inductor.choices.geometry import MatmulGeometry, OperandLayout, operation_geometry
 from forecast_integrations.inductor.choices.surrogate import default
 
 CHOICES = (1, 3, 5, 8)
 Order = Callable[[Table, Sequence[Candidate], int], list[Candidate]]
 """(table, its templates in Inductor's order, how many) -> what to compile, best first."""
-_TAKEN_ABACK = 10.0
+_ALL_FAILED_REGRET = 10.0
 """Regret of somebody all of whose choices failed, and who has no vendor kernel to fall back on."""
 
 
 @dataclass(frozen=True)
-class Split:
+class ChoicesOfTable:
     """A table's rows, by what they cost."""
 
     templates: dict[Candidate, Measurement]
@@ -51,7 +51,7 @@ class Split:
     """Milliseconds of the fastest library kernel; infinite without one."""
 
     @classmethod
-    def of(cls, table: Table) -> Split:
+    def of(cls, table: Table) -> ChoicesOfTable:
         rows = table.by_candidate()
         templates = {c: m for c, m in rows.items() if c.variant.startswith("triton::")}
         library = [m.ms for c, m in rows.items() if c.variant.startswith("aten::") and m.ok]
@@ -62,15 +62,15 @@ class Split:
         floor = self.vendor if with_vendor else math.inf
         got = min([floor, *(self.templates[c].ms for c in compiled if self.templates[c].ok)])
         best = min([floor, *(m.ms for m in self.templates.values() if m.ok)])
-        return got / best - 1.0 if math.isfinite(got) else _TAKEN_ABACK
+        return got / best - 1.0 if math.isfinite(got) else _ALL_FAILED_REGRET
 
 
-def first(table: Table, templates: Sequence[Candidate], count: int) -> list[Candidate]:
+def inductor_order(table: Table, templates: Sequence[Candidate], count: int) -> list[Candidate]:
     """Inductor's own order."""
     return list(templates[:count])
 
 
-def random_regret(split: Split, count: int, *, with_vendor: bool, draws: int = 200) -> float:
+def random_regret(split: ChoicesOfTable, count: int, *, with_vendor: bool, draws: int = 200) -> float:
     """Expected regret of `count` templates at random."""
     names = list(split.templates)
     generator = np.random.default_rng(0)
@@ -94,7 +94,7 @@ def forecast(surrogate: Surrogate) -> Order:
     return order
 
 
-def rounds(surrogate: Surrogate) -> Order:
+def sequential_forecast(surrogate: Surrogate) -> Order:
     """One choice at a time, each by what the earlier ones have taught; the library's kernels come first."""
 
     def order(table: Table, templates: Sequence[Candidate], count: int) -> list[Candidate]:
@@ -104,7 +104,9 @@ def rounds(surrogate: Surrogate) -> Order:
         chosen: list[Candidate] = []
         while len(chosen) < min(count, len(templates)):
             found = surrogate.forecast(Query(table.problem, names, measured=list(measured.values())))
-            state = State(found, measured, new=len(chosen), tolerance=0.0, risk=0.0, problem=table.problem.id)
+            state = TuningState(
+                found, measured, new=len(chosen), tolerance=0.0, risk=0.0, problem=table.problem.id
+            )
             plan = RiskBounded(least=1, first=1e-9, share=1.0, floor=count + len(names)).plan(state)
             ranked = (found.candidates[int(i)] for i in found.order())
             following = next(
@@ -124,7 +126,7 @@ def autoheuristic(table: Table, templates: Sequence[Candidate], count: int) -> l
     from torch._inductor.autoheuristic.artifacts._MMRankingH100 import MMRankingH100
     from torch._inductor.autoheuristic.autoheuristic_utils import mm_operations
 
-    shape = product(table.problem)
+    shape = gemm_geometry(table.problem)
     listed = MMRankingH100().get_decisions_ranked(_context(shape, table.problem, mm_operations())) or []
     named: dict[str, Candidate] = {}
     for candidate in templates:
@@ -137,12 +139,12 @@ def autoheuristic(table: Table, templates: Sequence[Candidate], count: int) -> l
     return [*ranked, *(c for c in templates if c not in set(ranked))][:count]
 
 
-def _context(shape: Product, problem: Problem, operations: Sequence[Any]) -> Any:
+def _context(shape: MatmulGeometry, problem: Problem, operations: Sequence[Any]) -> Any:
     """What `mm_autoheuristic` in torch/_inductor/kernel/mm.py puts together."""
     import torch
     from torch._inductor.autoheuristic.autoheuristic_utils import AHContext
 
-    dtype = getattr(torch, operands(problem)[0].dtype)
+    dtype = getattr(torch, operand_tensors(problem)[0].dtype)
     context = AHContext()
     for name, size in (("m", shape.m), ("k", shape.k), ("n", shape.n)):
         context.add_feature(name, size)
@@ -158,7 +160,7 @@ def _context(shape: Product, problem: Problem, operations: Sequence[Any]) -> Any
     return context
 
 
-class Nvmmh:
+class MatmulHeuristics:
     """nvMatmulHeuristics' ranking for Triton, for tables of one device class."""
 
     def __init__(self, folder: Path | None = None, gpu: str = "H200_SXM") -> None:
@@ -171,10 +173,10 @@ class Nvmmh:
 
     def __call__(self, table: Table, templates: Sequence[Candidate], count: int) -> list[Candidate]:
         """The nearest template to each kernel it recommends, in its order; then Inductor's order."""
-        shape = product(table.problem)
+        shape = gemm_geometry(table.problem)
         layout = self._library.boolsToNvMatmulHeuristicsLayout(not shape.left.rows, not shape.right.rows)
         made = self._interface.makeNvMatmulHeuristicsProblem(shape.m, shape.n, shape.k, layout, shape.batch)
-        precision = _precision(operands(table.problem)[0].dtype)
+        precision = _precision(operand_tensors(table.problem)[0].dtype)
         chosen: list[Candidate] = []
         for answer in self._interface.get(made, 4 * count, precision=precision):
             left = [c for c in templates if c not in chosen]
@@ -203,24 +205,24 @@ def _distance(kernel: Any, candidate: Candidate) -> tuple[float, int]:
     return doublings, abs(kernel.stages - int(k["num_stages"] or 1))
 
 
-def product(problem: Problem) -> Product:
-    """The geometry of a table that `usable` let through."""
-    shape = geometry(problem)
-    assert isinstance(shape, Product)
+def gemm_geometry(problem: Problem) -> MatmulGeometry:
+    """The geometry of a table that `is_gemm_table` let through."""
+    shape = operation_geometry(problem)
+    assert isinstance(shape, MatmulGeometry)
     return shape
 
 
-def operands(problem: Problem) -> list[Any]:
+def operand_tensors(problem: Problem) -> list[Any]:
     """The tensors of a problem."""
     return [a for a in problem.arguments if a.kind == "tensor"]
 
 
-def usable(table: Table) -> bool:
+def is_gemm_table(table: Table) -> bool:
     """Whether a table is of a GEMM and has templates to choose from."""
-    split = Split.of(table)
+    split = ChoicesOfTable.of(table)
     ran = sum(m.ok for m in split.templates.values())
-    shape = geometry(table.problem)
-    return isinstance(shape, Product) and isinstance(shape.left, Operand) and ran > 1
+    shape = operation_geometry(table.problem)
+    return isinstance(shape, MatmulGeometry) and isinstance(shape.left, OperandLayout) and ran > 1
 
 
 def compare(
@@ -231,14 +233,16 @@ def compare(
     for side in ("with vendor", "templates"):
         named: dict[str, dict[str, float]] = {}
         for name, count in itertools.product([*orders, "random"], choices):
-            each = [_one(table, orders.get(name), count, side == "with vendor") for table in tables]
+            each = [
+                _regret_of_order(table, orders.get(name), count, side == "with vendor") for table in tables
+            ]
             named.setdefault(name, {})[str(count)] = float(np.expm1(np.mean(np.log1p(each))))
         found[side] = named
     return found
 
 
-def _one(table: Table, order: Order | None, count: int, with_vendor: bool) -> float:
-    split = Split.of(table)
+def _regret_of_order(table: Table, order: Order | None, count: int, with_vendor: bool) -> float:
+    split = ChoicesOfTable.of(table)
     if order is None:
         return random_regret(split, count, with_vendor=with_vendor)
     return split.regret(order(table, list(split.templates), count), with_vendor=with_vendor)
@@ -253,18 +257,18 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--nvmmh", type=Path, help="where nvidia-matmul-heuristics was unpacked")
     arguments = parser.parse_args()
-    tables = [t for path in arguments.tables for t in read_tables(path) if usable(t)]
+    tables = [t for path in arguments.tables for t in read_tables(path) if is_gemm_table(t)]
     if not tables:
         parser.error("none of these tables is of a GEMM with templates")
     surrogate = default()
     orders: dict[str, Order] = {
-        "first": first,
+        "first": inductor_order,
         "autoheuristic": autoheuristic,
         "forecast": forecast(surrogate),
-        "rounds": rounds(surrogate),
+        "rounds": sequential_forecast(surrogate),
     }
     try:
-        orders["nvmmh"] = Nvmmh(arguments.nvmmh)
+        orders["nvmmh"] = MatmulHeuristics(arguments.nvmmh)
     except ImportError as error:
         print(f"without nvmmh: {error}", file=sys.stderr)
     found = compare(tables, orders, arguments.choices)

@@ -21,37 +21,42 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import say
-from benchmarks.inductor_baselines import compare, forecast, rounds, usable
+from benchmarks.inductor_baselines import compare, forecast, is_gemm_table, sequential_forecast
 from benchmarks.inductor_problems import HELD_OUT
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.prior import Prior, prior
+from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_autotune.tuning.replay import load
-from forecast_integrations.inductor.choices.geometry import geometry
-from forecast_integrations.inductor.choices.surrogate import LearnedTemplates, Templates, default, levelled
-from forecast_integrations.inductor.choices.templates import complete
-from forecast_train.surrogate.fit import Recipe, fit_model
+from forecast_integrations.inductor.choices.geometry import operation_geometry
+from forecast_integrations.inductor.choices.surrogate import (
+    LearnedTemplateSurrogate,
+    TemplateSurrogate,
+    default,
+    with_shared_level,
+)
+from forecast_integrations.inductor.choices.templates import has_closed_form
+from forecast_train.surrogate.fit import FitSettings, fit_model
 
 
 def templates_of(table: Table) -> Table:
     """A table without what is no template; vendor kernels have no parameters to learn from."""
-    shape = geometry(table.problem)
-    kept = [m for m in table.measurements if shape is not None and complete(shape, m.candidate)]
+    shape = operation_geometry(table.problem)
+    kept = [m for m in table.measurements if shape is not None and has_closed_form(shape, m.candidate)]
     return Table(table.problem, kept)
 
 
-def believe(
+def prior_mean(
     problem: Problem,
     candidates: Sequence[Candidate],
     grids: Mapping[Candidate, tuple[int, ...]],
     ttir: Mapping[str, str],
 ) -> Prior:
     """The closed form for Inductor's templates, the formula on IR for kernels that have some."""
-    if geometry(problem) is None:
-        return prior(problem, candidates, grids, ttir)
-    return Templates().before(Query(problem, candidates))
+    if operation_geometry(problem) is None:
+        return formula_prior(problem, candidates, grids, ttir)
+    return TemplateSurrogate().prior(Query(problem, candidates))
 
 
 def main() -> int:
@@ -72,20 +77,22 @@ def main() -> int:
     rows = sum(len(t.measurements) for t in mine)
     say(f"{len(mine)} problems of Inductor's, {rows} rows; {len(corpus)} of the corpus")
     model = fit_model(
-        [*mine * given.copies, *corpus], seed=given.seed, recipe=Recipe(jobs=1), believe=believe
+        [*mine * given.copies, *corpus], seed=given.seed, recipe=FitSettings(jobs=1), believe=prior_mean
     )
     model = replace(model, about={**model.about, "inductor_problems": len(mine)})
     model.save(given.out)
     say(f"{given.out}: {given.out.stat().st_size / 1e6:.1f} MB")
-    apart = [t for path in given.held_out for t in load([path]) if usable(t)]
+    apart = [t for path in given.held_out for t in load([path]) if is_gemm_table(t)]
     apart = [t for t in apart if t.problem.extra.get("split", HELD_OUT) == HELD_OUT]
-    subjects: dict[str, Surrogate] = {"fitted": LearnedTemplates(model, levelled(model.hyper))}
+    subjects: dict[str, Surrogate] = {
+        "fitted": LearnedTemplateSurrogate(model, with_shared_level(model.hyper))
+    }
     with contextlib.suppress(RecordError):  # the shipped one may know fewer features than this release has
         subjects["shipped"] = default()
-    subjects["closed form"] = Templates(levelled(model.hyper))
+    subjects["closed form"] = TemplateSurrogate(with_shared_level(model.hyper))
     for name, surrogate in subjects.items():
         if apart:
-            orders = {"forecast": forecast(surrogate), "rounds": rounds(surrogate)}
+            orders = {"forecast": forecast(surrogate), "rounds": sequential_forecast(surrogate)}
             for side, found in compare(apart, orders).items():
                 say(f"{name}, {side}: {found}")
     return 0

@@ -30,16 +30,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.common import say
-from benchmarks.inductor_problems import FIT, HELD_OUT, Problem, problems
+from benchmarks.inductor_problems import FIT, HELD_OUT, InductorProblem, all_problems
 from forecast_autotune.records.table import Table, read_lines, write_tables
 from forecast_autotune.store import Store
-from forecast_integrations.inductor.hooks.patches import Patches
-from forecast_integrations.triton.timer.awake import load_cuda
+from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.triton.timer.awake import warm_up_cuda
 
 BEGUN, DONE = "begun", "done"
 
 
-def options(exhaustive: bool, device: str) -> dict[str, Any]:
+def inductor_options(exhaustive: bool, device: str) -> dict[str, Any]:
     """Inductor's settings: all choices, timed in this process, each op by itself and at once."""
     chosen: dict[str, Any] = {
         "max_autotune": True,
@@ -60,29 +60,31 @@ def options(exhaustive: bool, device: str) -> dict[str, Any]:
     return chosen
 
 
-def measured(store: Store) -> dict[str, int]:
+def measurements_by_problem(store: Store) -> dict[str, int]:
     """Rows by problem id."""
     return {table.problem.id: len(table.measurements) for table in store.tables()}
 
 
-def harvest(problem: Problem, store: Store, chosen: dict[str, Any], device: str) -> dict[str, Any]:
+def harvest_problem(
+    problem: InductorProblem, store: Store, chosen: dict[str, Any], device: str
+) -> dict[str, Any]:
     """Compile one problem with fresh caches; what was stored of it."""
     from torch._inductor.utils import fresh_cache
 
-    before = measured(store)
+    before = measurements_by_problem(store)
     begin = time.perf_counter()
     torch._dynamo.reset()
     module, inputs = problem.make(device)
     with torch.no_grad(), fresh_cache():
         torch.compile(module, options=chosen)(*inputs)
-    after = measured(store)
+    after = measurements_by_problem(store)
     fresh = {
         name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)
     }
     return {"name": problem.name, "seconds": time.perf_counter() - begin, "rows": fresh}
 
 
-def drawn(sample: int, lot: str) -> Any:
+def choice_sampler(sample: int, lot: str) -> Any:
     """A function of choices that keeps the library's kernels and so many others by lot."""
     from forecast_integrations.inductor.choices.records import is_extern
 
@@ -96,56 +98,56 @@ def drawn(sample: int, lot: str) -> Any:
     return keep
 
 
-def sampled(sample: int, lot: str) -> None:
+def sampled_choices(sample: int, lot: str) -> None:
     """Time so many templates by lot; where this torch allows it, without code generation for the others."""
     from torch._inductor.choices import InductorChoices
     from torch._inductor.select_algorithm import add_preprocessing_fn
 
     def first(original: Callable[..., Any]) -> Callable[..., Any]:
-        keep = drawn(sample, lot)
+        keep = choice_sampler(sample, lot)
         return lambda *args, **kwargs: keep(original(*args, **kwargs))
 
-    add_preprocessing_fn(drawn(sample, lot))
-    Patches().replace(InductorChoices, "_finalize_template_configs", first)
+    add_preprocessing_fn(choice_sampler(sample, lot))
+    PatchSet().replace(InductorChoices, "_finalize_template_configs", first)
 
 
-def _awake(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_cuda_loaded(original: Callable[..., Any]) -> Callable[..., Any]:
     def benchmark(*args: Any, **kwargs: Any) -> Any:
-        load_cuda()
+        warm_up_cuda()
         return original(*args, **kwargs)
 
     return benchmark
 
 
-def lane(out: Path, name: str, exhaustive: bool, sample: int, null: bool) -> int:
+def harvest_child(out: Path, name: str, exhaustive: bool, sample: int, null: bool) -> int:
     """Harvest one problem; a line of JSON when it begins and when it ends."""
     from torch._inductor import select_algorithm
 
     from forecast_integrations.inductor.api import enable_torch_compile
-    from forecast_integrations.inductor.hooks.assembler import Assembler
+    from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
     device = "cpu" if null else "cuda"
     if sample:
-        sampled(sample, name)
+        sampled_choices(sample, name)
     # To listen changes nothing. Without these a choice takes twenty times as long, and the first ones longer.
-    Assembler().share()
-    Patches().replace(select_algorithm.AlgorithmSelectorCache, "benchmark", _awake)
+    SharedAssembler().share()
+    PatchSet().replace(select_algorithm.AlgorithmSelectorCache, "benchmark", _with_cuda_loaded)
     if null:
         torch._inductor.config.freezing = True  # C++ templates want constant weights
     store = Store(out / "store")
-    (wanted,) = [p for p in problems() if p.name == name]
+    (wanted,) = [p for p in all_problems() if p.name == name]
     problem = wanted.tiny() if null else wanted
     with enable_torch_compile(mode="listen", store=store):
         print(json.dumps({"event": BEGUN, "name": name}), flush=True)
         try:
-            found = harvest(problem, store, options(exhaustive, device), device)
+            found = harvest_problem(problem, store, inductor_options(exhaustive, device), device)
         except Exception as error:  # this problem's, not the run's
             found = {"rows": {}, "seconds": 0.0, "error": f"{type(error).__name__}: {error}"[:500]}
         print(json.dumps({"event": DONE, **found, "name": name}), flush=True)
     return 0
 
 
-class Harvest:
+class InductorHarvest:
     """The parent: starts a child for each problem, and notes what is done."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -164,7 +166,7 @@ class Harvest:
         """Problems still to do: the fitted and the held-out ones in turns, so that a cut run has both."""
         prefixes = [part for part in self.arguments.only.split(",") if part]
         sides = [
-            [p.name for p in problems(side) if not prefixes or p.name.startswith(tuple(prefixes))]
+            [p.name for p in all_problems(side) if not prefixes or p.name.startswith(tuple(prefixes))]
             for side in (FIT, HELD_OUT)
             if self.arguments.split in (None, side)
         ]
@@ -221,7 +223,7 @@ class Harvest:
     def write(self) -> None:
         """One file per split; each problem says where it comes from."""
         named = {name: line for log in sorted(self.out.glob("done*.jsonl")) for name, line in _lines(log)}
-        splits = {p.name: p.split for p in problems()}
+        splits = {p.name: p.split for p in all_problems()}
         origin = {id_: name for name, line in named.items() for id_ in line["rows"]}
         tables: dict[str, list[Table]] = {FIT: [], HELD_OUT: []}
         for table in Store(self.out / "store").tables():
@@ -257,10 +259,12 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.lane is not None:
-        return lane(arguments.out, arguments.lane, arguments.exhaustive, arguments.sample, arguments.null)
+        return harvest_child(
+            arguments.out, arguments.lane, arguments.exhaustive, arguments.sample, arguments.null
+        )
     if not arguments.null and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --null makes a dry run")
-    return Harvest(arguments).run()
+    return InductorHarvest(arguments).run()
 
 
 if __name__ == "__main__":

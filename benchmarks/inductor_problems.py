@@ -1,7 +1,7 @@
 """What Inductor is asked to tune in real models: GEMMs, batched GEMMs, convolutions and flex attention.
 
 Shapes are those of the models' published configurations. The split is by model: no shape of a held-out
-model is fitted, unless another model happens to have it, which `leaks` finds.
+model is fitted, unless another model happens to have it, which `leaking_pairs` finds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIT, HELD_OUT = "fit", "held-out"
 
 
 @dataclass(frozen=True)
-class Problem:
+class InductorProblem:
     """One op with its shapes. `make` builds a module and its inputs."""
 
     model: str
@@ -40,7 +40,7 @@ class Problem:
         """A single matrix product."""
         return self.op.startswith("linear")
 
-    def tiny(self) -> Problem:
+    def tiny(self) -> InductorProblem:
         """The same op with every size cut down, in the one dtype every CPU has: for dry runs."""
         kept = {name: _cut(name, size) for name, size in self.sizes.items()}
         if self.op == "conv":
@@ -59,7 +59,7 @@ class Problem:
             return module.eval(), (torch.randn(s["m"], s["k"], **where),)
         if self.op == "bmm":
             right = torch.randn(s["batch"], s["k"], s["n"], **where)
-            return _Matmul(), (torch.randn(s["batch"], s["m"], s["k"], **where), right)
+            return _BatchedMatmul(), (torch.randn(s["batch"], s["m"], s["k"], **where), right)
         if self.op == "conv":
             module = torch.nn.Conv2d(
                 s["channels"],
@@ -75,7 +75,7 @@ class Problem:
             return module.to(memory_format=last).eval(), (image.to(memory_format=last),)
         q = torch.randn(s["batch"], s["heads"], s["queries"], s["width"], **where)
         k, v = (torch.randn(s["batch"], s["kv_heads"], s["keys"], s["width"], **where) for _ in range(2))
-        return _Attention(s["causal"] == 1, s["queries"], s["keys"], device).eval(), (q, k, v)
+        return _FlexAttention(s["causal"] == 1, s["queries"], s["keys"], device).eval(), (q, k, v)
 
 
 def _cut(name: str, size: int) -> int:
@@ -84,14 +84,14 @@ def _cut(name: str, size: int) -> int:
     return min(size, limits.get(name, size))
 
 
-class _Matmul(torch.nn.Module):
+class _BatchedMatmul(torch.nn.Module):
     """A batched product of two activations."""
 
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return torch.bmm(left, right)
 
 
-class _Attention(torch.nn.Module):
+class _FlexAttention(torch.nn.Module):
     """Flex attention, causal or full."""
 
     def __init__(self, causal: bool, queries: int, keys: int, device: str) -> None:
@@ -173,35 +173,40 @@ _ATTENTIONS = [
 ]
 
 
-def problems(split: str | None = None) -> list[Problem]:
+def all_problems(split: str | None = None) -> list[InductorProblem]:
     """All problems in a fixed order, or those of one split."""
     found = [*_linears(), *_others()]
     return [p for p in found if split is None or p.split == split]
 
 
-def _linears() -> Iterator[Problem]:
+def _linears() -> Iterator[InductorProblem]:
     for model, (split, tokens, layers, bias) in _LINEARS.items():
         for m in tokens:
             for label, (n, k) in layers.items():
                 sizes = {"m": m, "n": n, "k": k}
-                yield Problem(model, label, "linear_bias" if bias else "linear", sizes, split)
+                yield InductorProblem(model, label, "linear_bias" if bias else "linear", sizes, split)
 
 
-def _others() -> Iterator[Problem]:
+def _others() -> Iterator[InductorProblem]:
     for model, label, split, *numbers in _BATCHED:
-        yield Problem(model, label, "bmm", _named("batch m n k", numbers), split)
+        yield InductorProblem(model, label, "bmm", _named("batch m n k", numbers), split)
     for model, label, split, *numbers in _CONVOLUTIONS:
         sizes = _named("batch channels side filters kernel stride groups", [*numbers, 1])
-        yield Problem(model, label, "conv", sizes, split, "float16")
+        yield InductorProblem(model, label, "conv", sizes, split, "float16")
     for model, label, split, *numbers in _ATTENTIONS:
         sizes = _named("batch heads kv_heads queries keys width causal", numbers)
-        yield Problem(model, label, "flex", sizes, split)
+        yield InductorProblem(model, label, "flex", sizes, split)
 
 
 def _named(names: str, numbers: list[Any]) -> dict[str, int]:
     return dict(zip(names.split(), numbers, strict=True))
 
 
-def leaks() -> list[tuple[Problem, Problem]]:
+def leaking_pairs() -> list[tuple[InductorProblem, InductorProblem]]:
     """Pairs of a fitted and a held-out problem with the same op and sizes."""
-    return [(a, b) for a in problems(FIT) for b in problems(HELD_OUT) if (a.op, a.sizes) == (b.op, b.sizes)]
+    return [
+        (a, b)
+        for a in all_problems(FIT)
+        for b in all_problems(HELD_OUT)
+        if (a.op, a.sizes) == (b.op, b.sizes)
+    ]

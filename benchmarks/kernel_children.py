@@ -26,7 +26,7 @@ from benchmarks.common import say
 
 RESTARTS = 4
 """Processes that one kernel's sources may cost, beyond the first."""
-PATIENCE = 2
+MOST_SILENT_KERNELS = 2
 """Kernels in a row that give nothing at all, after which something else is wrong than a kernel."""
 
 
@@ -34,12 +34,12 @@ PATIENCE = 2
 
 
 @contextlib.contextmanager
-def opened(case: kernels.Case, null: bool) -> Iterator[tuple[str, kernels.Data]]:
+def open_case(case: kernels.Case, null: bool) -> Iterator[tuple[str, kernels.Data]]:
     """The device, warm and ready for kernels that ask for memory at every launch, and the case's inputs."""
     with common.device(null) as where:
         # Tensors of the device `meta` all lie at address zero: they would count as overlapping.
         data = case.make("cpu", small=True) if null else case.make(where)
-        common.warm(where)
+        common.warm_up_device(where)
         # Kernels that make tensor descriptors themselves ask for memory at every launch.
         triton.set_allocator(
             lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=where)
@@ -47,7 +47,7 @@ def opened(case: kernels.Case, null: bool) -> Iterator[tuple[str, kernels.Data]]
         yield where, data
 
 
-def one_by_one(
+def report_each_source(
     case: str, where: str, marks: Mapping[str, str], of: Callable[[str], Mapping[str, Any]]
 ) -> None:
     """Print two lines per source: that it begins, and what became of it.
@@ -56,7 +56,7 @@ def one_by_one(
     them. Ends early where a source broke the device's context: nothing runs in this process any more.
     """
     for name, mark in marks.items():
-        tell({"case": case, "begin": name})
+        print_line({"case": case, "begin": name})
         begin = time.perf_counter()
         row: Mapping[str, Any]
         try:
@@ -64,21 +64,21 @@ def one_by_one(
         except Exception as error:  # one source less
             row = {"outcome": "runtime_error", "detail": f"{type(error).__name__}: {error}"[:400]}
         seconds = round(time.perf_counter() - begin, 3)
-        tell({"case": case, "variant": name, "sha256": mark, **row, "seconds": seconds})
-        if row["outcome"] != "ok" and not _alive(where):
+        print_line({"case": case, "variant": name, "sha256": mark, **row, "seconds": seconds})
+        if row["outcome"] != "ok" and not _device_works(where):
             say(f"{name} broke the device's context: another process goes on")
             break
 
 
-def tell(line: Mapping[str, Any]) -> None:
+def print_line(line: Mapping[str, Any]) -> None:
     """Print a line for the parent, who keeps those that begin with `case`."""
     print(json.dumps(line, allow_nan=False), flush=True)
 
 
-def _alive(where: str) -> bool:
+def _device_works(where: str) -> bool:
     """Whether the device still does anything: after an illegal access, nothing runs in this process."""
     try:
-        common.warm(where)
+        common.warm_up_device(where)
     except Exception:
         return False
     return True
@@ -87,7 +87,7 @@ def _alive(where: str) -> bool:
 # --- the parent ---
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Lines of a file; one that was cut short by a kill is passed over."""
     found = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
@@ -96,13 +96,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def write(out: Any, line: Mapping[str, Any]) -> None:
+def append_line(out: Any, line: Mapping[str, Any]) -> None:
     """Append a line, on disk when this returns."""
     out.write(json.dumps(line, allow_nan=False) + "\n")
     out.flush()
 
 
-def with_children(
+def run_in_children(
     script: str,
     a: Namespace,
     out: Any,
@@ -123,11 +123,11 @@ def with_children(
         with tempfile.TemporaryDirectory(prefix="variants-", ignore_cleanup_errors=True) as fresh:
             command = common.child_command(script, a, role, {**given, "variants": left})
             environment = common.child_environment(folder or Path(fresh))
-            for line in lines(command, environment, given["limit"]):
+            for line in child_lines(command, environment, given["limit"]):
                 if "begin" in line:
                     begun = line["begin"]
                     continue
-                write(out, line)
+                append_line(out, line)
                 if "outcome" in line:
                     left.remove(line["variant"])
                     made, begun = made + 1, ""
@@ -135,7 +135,7 @@ def with_children(
                     say(f"  {line['variant']}: {line['outcome']} {shown}")
         if begun:  # the last thing that the process did
             detail = f"hung for {given['limit']:g} s, or took the process down"
-            write(out, {"case": case, "variant": begun, "outcome": "crash", "detail": detail})
+            append_line(out, {"case": case, "variant": begun, "outcome": "crash", "detail": detail})
             left.remove(begun)
             made += 1
             say(f"  {begun}: {detail}")
@@ -147,7 +147,9 @@ def with_children(
     return made
 
 
-def lines(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> Iterator[dict[str, Any]]:
+def child_lines(
+    command: Sequence[str], environment: Mapping[str, str], limit_s: float
+) -> Iterator[dict[str, Any]]:
     """JSON objects that a child prints, as they come; the child is ended when none comes for `limit_s`."""
     with subprocess.Popen(command, env=dict(environment), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -35,10 +35,10 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.log import MALFORMED, decode
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import tune
-from forecast_autotune.tuning.task import Task
+from forecast_autotune.tuning.task import TuningTask
 
 LIST = 12
 """Problems on the list of a round: more than can be decided before the kill."""
@@ -47,11 +47,11 @@ PER_KERNEL = 40
 LONGEST_S = 0.5
 """A process is killed at a random moment within so many seconds of its start, or of its first problem."""
 
-Said = tuple[str, ...]
+Announcement = tuple[str, ...]
 """A line of a process: ("add", problem, candidate, protocol) or ("decided", problem, candidate)."""
 
 
-def table(number: int) -> Table:
+def small_table(number: int) -> Table:
     """One of endlessly many small problems, the same for the same number."""
     made = example_table(sizes=(16, 32, 64, 128, 256, 512), warps=(1, 2, 4, 8), seed=number)
     kernel = Kernel(f"killed-{number // PER_KERNEL}", source="def killed(): ...", source_sha256="0" * 64)
@@ -59,7 +59,7 @@ def table(number: int) -> Table:
     return Table(problem, [replace(m, problem=problem.id, protocol="example") for m in made.measurements])
 
 
-class Slow(TableMeasurer):
+class SlowTableMeasurer(TableMeasurer):
     """A table that takes its time, so that a kill can hit it anywhere."""
 
     def __init__(self, of: Table, chance: random.Random) -> None:
@@ -79,7 +79,7 @@ class Slow(TableMeasurer):
         return [replace(m, protocol=m.protocol + "-turns") for m in rows]
 
 
-class Announcing(Store):
+class AnnouncingStore(Store):
     """A store that says what it has committed, after it has."""
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
@@ -87,15 +87,19 @@ class Announcing(Store):
         print("add", problem.id, measurement.candidate.id, measurement.protocol, flush=True)
 
 
-def work(root: Path, numbers: Sequence[int], seed: int) -> None:
+def tune_listed(root: Path, numbers: Sequence[int], seed: int) -> None:
     """The child: decide these problems."""
-    store, chance = Announcing(root), random.Random(seed)
+    store, chance = AnnouncingStore(root), random.Random(seed)
     print("started", flush=True)
     for number in numbers:
-        t = table(number)
-        task = Task(t.problem, list(t.by_candidate()))
+        t = small_table(number)
+        task = TuningTask(t.problem, list(t.by_candidate()))
         decision = tune(
-            task, partial(Slow, t, chance), store=store, surrogate=Analytic(), settings=Settings()
+            task,
+            partial(SlowTableMeasurer, t, chance),
+            store=store,
+            surrogate=AnalyticSurrogate(),
+            settings=Settings(),
         )
         print("decided", t.problem.id, decision.chosen.id, flush=True)
 
@@ -105,14 +109,16 @@ def start(root: Path, numbers: Sequence[int], seed: int) -> subprocess.Popen[str
     return subprocess.Popen([*command, *map(str, numbers)], stdout=subprocess.PIPE, text=True)
 
 
-def one_round(root: Path, numbers: Sequence[int], processes: int, chance: random.Random) -> list[Said]:
+def one_round(
+    root: Path, numbers: Sequence[int], processes: int, chance: random.Random
+) -> list[Announcement]:
     """Start, kill, and return what was said before."""
     children = [
         # Each begins with another problem, so that they work side by side and also meet.
         start(root, [*numbers[i:], *numbers[:i]], chance.randrange(2**31))
         for i in range(processes)
     ]
-    said: list[Said] = []
+    said: list[Announcement] = []
     try:
         if chance.random() < 0.9:  # the others die while they are still starting
             assert children[0].stdout is not None
@@ -120,7 +126,7 @@ def one_round(root: Path, numbers: Sequence[int], processes: int, chance: random
         for child in children:
             time.sleep(chance.random() * LONGEST_S / processes)
             child.send_signal(signal.SIGKILL)
-            said += lines(child)
+            said += announced_lines(child)
     finally:
         for child in children:
             child.kill()
@@ -128,26 +134,26 @@ def one_round(root: Path, numbers: Sequence[int], processes: int, chance: random
     return said
 
 
-def lines(child: subprocess.Popen[str]) -> list[Said]:
+def announced_lines(child: subprocess.Popen[str]) -> list[Announcement]:
     """What a process said to its end. A kill can cut its last line: only whole lines are promises."""
     text = child.communicate()[0]
     whole = text[: text.rfind("\n") + 1].splitlines()
     return [tuple(line.split()) for line in whole if line.startswith(("add ", "decided "))]
 
 
-class Audit:
+class StoreAudit:
     """What was announced so far, and what a fresh store says to it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.added: Counter[Said] = Counter()
+        self.added: Counter[Announcement] = Counter()
         self.begun: set[str] = set()
         """Problems with a measurement that was announced."""
         self.decided: dict[str, set[str]] = {}
         self.torn: set[tuple[str, bytes]] = set()
         """(log, text) of last lines that a kill left unfinished."""
 
-    def hear(self, said: list[Said]) -> None:
+    def hear(self, said: list[Announcement]) -> None:
         """Take in what processes announced."""
         self.added.update(s[1:] for s in said if s[0] == "add")
         self.begun = {s[0] for s in self.added}
@@ -155,12 +161,12 @@ class Audit:
             self.decided.setdefault(problem, set()).add(chosen)
 
     def check(self) -> tuple[dict[str, int], dict[str, Decision]]:
-        """Counts (those in `BAD` must be zero), and the decisions on file by problem."""
+        """Counts (those in `FORBIDDEN_COUNTS` must be zero), and the decisions on file by problem."""
         corrupt = self._corrupt()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", StoreWarning)
             store = Store(self.root)
-            held: Counter[Said] = Counter(
+            held: Counter[Announcement] = Counter(
                 (m.problem, m.candidate.id, m.protocol) for t in store.tables() for m in t.measurements
             )
             decisions = {problem.id: decision for problem, decision in store.decisions()}
@@ -194,23 +200,23 @@ class Audit:
         return count
 
 
-BAD = ("lost", "repeated", "decisions_lost", "decisions_changed", "corrupt")
+FORBIDDEN_COUNTS = ("lost", "repeated", "decisions_lost", "decisions_changed", "corrupt")
 
 
 def run(a: argparse.Namespace) -> int:
     from benchmarks import common
 
-    report, chance = common.Report(a, "kill9", a.seed), random.Random(a.seed)
+    report, chance = common.ResultFile(a, "kill9", a.seed), random.Random(a.seed)
     with tempfile.TemporaryDirectory(prefix="kill9-") as folder:
-        audit, unfinished, used, interrupted = Audit(Path(folder)), list[int](), 0, 0
+        audit, unfinished, used, interrupted = StoreAudit(Path(folder)), list[int](), 0, 0
         for round_ in range(a.rounds):
             fresh = LIST - len(unfinished)
             numbers, used = [*unfinished, *range(used, used + fresh)], used + fresh
             audit.hear(one_round(Path(folder), numbers, a.processes, chance))
             counts, decisions = audit.check()
-            unfinished = [n for n in numbers if table(n).problem.id not in decisions]
-            interrupted += sum(table(n).problem.id in audit.begun for n in unfinished)
-            if any(counts[name] for name in BAD):
+            unfinished = [n for n in numbers if small_table(n).problem.id not in decisions]
+            interrupted += sum(small_table(n).problem.id in audit.begun for n in unfinished)
+            if any(counts[name] for name in FORBIDDEN_COUNTS):
                 report.add("round", {"round": round_, **counts})
                 common.say(f"round {round_}: BROKEN {counts}")
                 return 1
@@ -218,9 +224,9 @@ def run(a: argparse.Namespace) -> int:
                 report.add("round", {"round": round_ + 1, "decisions_interrupted": interrupted, **counts})
                 common.say(f"{round_ + 1} rounds: {counts}, {interrupted} decisions interrupted")
         last = start(Path(folder), unfinished, a.seed)
-        audit.hear(lines(last))
+        audit.hear(announced_lines(last))
         counts, decisions = audit.check()
-        complete = sum(table(n).problem.id in decisions for n in range(used))
+        complete = sum(small_table(n).problem.id in decisions for n in range(used))
     summary = {
         "rounds": a.rounds,
         "kills": a.rounds * a.processes,
@@ -230,7 +236,7 @@ def run(a: argparse.Namespace) -> int:
         "problems_decided": complete,
     }
     report.finish(summary)
-    return int(any(counts[name] for name in BAD) or complete < used or last.returncode != 0)
+    return int(any(counts[name] for name in FORBIDDEN_COUNTS) or complete < used or last.returncode != 0)
 
 
 def main() -> int:
@@ -245,7 +251,7 @@ def main() -> int:
     parser.add_argument("--numbers", type=int, nargs="*", default=[], help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.child:
-        work(a.child, a.numbers, a.seed)
+        tune_listed(a.child, a.numbers, a.seed)
         return 0
     if a.out is None:
         parser.error("--out FILE is required: a run that is not recorded is wasted")

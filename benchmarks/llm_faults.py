@@ -36,26 +36,30 @@ from benchmarks.report_environment import environment
 from forecast_autotune import autotune
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import Calibration, Weight
-from forecast_autotune.llm.gate import Situation, Worth
-from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.ensemble import Ensemble
-from forecast_autotune.surrogates.language_model.surrogate import LLM
-from forecast_integrations.models.cache import Cached
-from forecast_integrations.models.http.chat import Chat
-from forecast_integrations.models.http.completions import Completions
-from forecast_integrations.models.http.decisions import SystemOne
-from forecast_integrations.models.http.guards import Breaker, Ledger, Limits
-from forecast_integrations.models.http.served import Served
+from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
+from forecast_autotune.llm.gate import GateDecision, GateInputs
+from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
+from forecast_integrations.models.cache import CachingBackend
+from forecast_integrations.models.http.chat import ChatBackend
+from forecast_integrations.models.http.completions import CompletionsBackend
+from forecast_integrations.models.http.decisions import SystemOneBackend
+from forecast_integrations.models.http.guards import CircuitBreaker, SpendingLimits, UsageLedger
+from forecast_integrations.models.http.served import HTTPBackend
 from tests.integrations.interpreted import kernels
 from tests.integrations.interpreted.support import Clock, Vector, blocks, grid
 from tests.llm import faults, faulty_server
 from tests.llm.faulty_server import MASS, PREFIX, FaultyServer, transport_to, truth
 
 KEY = "sk-benchmark-0123456789abcdefghij"
-KINDS: dict[str, Callable[..., Served]] = {"completions": Completions, "chat": Chat, "systemone": SystemOne}
+KINDS: dict[str, Callable[..., HTTPBackend]] = {
+    "completions": CompletionsBackend,
+    "chat": ChatBackend,
+    "systemone": SystemOneBackend,
+}
 MARGIN_S = 1.0
 """Beyond its time limit a call counts as hung: the server stalls for 30 s."""
 TOKENS = 20_000
@@ -63,7 +67,7 @@ TOKENS = 20_000
 
 
 @dataclass
-class Findings:
+class FaultFindings:
     """What happened; the counts that the claim says are 0 are those of `bad`."""
 
     seen: Counter[str] = field(default_factory=Counter)
@@ -105,13 +109,15 @@ class Findings:
                     self.bad["rows_wrong"] += 1
 
 
-def alone(kind: str, wanted: int, timeout_s: float, seed: int, folder: Path) -> tuple[Findings, Counter[str]]:
+def query_backend(
+    kind: str, wanted: int, timeout_s: float, seed: int, folder: Path
+) -> tuple[FaultFindings, Counter[str]]:
     """Ask a backend until so many faults were met."""
-    found = Findings()
+    found = FaultFindings()
     honest_mass = 1.0 if kind == "chat" else MASS
     with FaultyServer() as elsewhere, FaultyServer(faults.mixture(seed)) as server:
         server.elsewhere = elsewhere.url.removesuffix("/v1")
-        it = Cached(KINDS[kind](server.url, "m", transport=transport_to(server)), folder / kind)
+        it = CachingBackend(KINDS[kind](server.url, "m", transport=transport_to(server)), folder / kind)
 
         def one(number: int) -> None:
             asked = faulty_server.suffixes(6, 6 * number)
@@ -140,22 +146,24 @@ def alone(kind: str, wanted: int, timeout_s: float, seed: int, folder: Path) -> 
         return found, server.served
 
 
-def open_gate(situation: Situation) -> Worth:
+def always_open_gate(situation: GateInputs) -> GateDecision:
     """Always worth asking: these calls are about what happens then."""
-    return Worth(True, 1e6, 0.0, "always")
+    return GateDecision(True, 1e6, 0.0, "always")
 
 
-def decorated(calls: int, timeout_s: float, seed: int) -> tuple[Findings, Counter[str]]:
+def run_decorated_calls(calls: int, timeout_s: float, seed: int) -> tuple[FaultFindings, Counter[str]]:
     """Decorated calls in the interpreter; each asks the faulty server once."""
-    found = Findings()
-    calibration = Calibration("m", FORECAST, weights={"pooled": Weight(0.6, 0.3)}, saved=0.3)
+    found = FaultFindings()
+    calibration = LLMCalibration("m", FORECAST_VERSION, weights={"pooled": BlendWeight(0.6, 0.3)}, saved=0.3)
     sizes = [16, 32, 64, 128, 256, 512]
     with FaultyServer(faults.mixture(seed)) as server:
         for number in range(calls):
             kind = list(KINDS)[number % len(KINDS)]
             backend = KINDS[kind](server.url, "m", transport=transport_to(server, concurrency=4))
-            model = LLM(backend, calibration, timeout_s=timeout_s)
-            surrogate = Ensemble(Default(Analytic()), model, patient=True, gate=open_gate)
+            model = LLMSurrogate(backend, calibration, timeout_s=timeout_s)
+            surrogate = EnsembleSurrogate(
+                DefaultSurrogate(AnalyticSurrogate()), model, patient=True, gate=always_open_gate
+            )
             vector = Vector(40 + number)
             tuner = autotune(blocks(*sizes), ["n"], store=False, surrogate=surrogate)(kernels.double)
             tuner.do_bench = Clock(vector.tag, {size: 1.0 + 0.1 * abs(size - 64) / 64 for size in sizes})
@@ -182,23 +190,27 @@ def decorated(calls: int, timeout_s: float, seed: int) -> tuple[Findings, Counte
         return found, server.served
 
 
-def breaking(timeout_s: float) -> dict[str, int]:
+def requests_until_open_circuit(timeout_s: float) -> dict[str, int]:
     """How many requests a server gets that answers nothing but errors, over many calls."""
     calls = 50
     with FaultyServer(lambda path, body: faults.STATUSES[-1]) as server:
-        it = Chat(server.url, "m", transport=transport_to(server, shared_breaker=Breaker(server.url)))
+        it = ChatBackend(
+            server.url, "m", transport=transport_to(server, shared_breaker=CircuitBreaker(server.url))
+        )
         for _ in range(calls):
             with contextlib.suppress(LLMError):
                 it.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=timeout_s)
         return {"calls": calls, "requests": len(server.requests)}
 
 
-def budget(timeout_s: float, seed: int) -> dict[str, int]:
+def check_token_limit(timeout_s: float, seed: int) -> dict[str, int]:
     """Whether a limit holds over faults as well: what is spent in the end, of what was allowed."""
-    ledger = Ledger()
+    ledger = UsageLedger()
     with FaultyServer(faults.mixture(seed)) as server:
-        it = Chat(
-            server.url, "m", transport=transport_to(server, ledger=ledger, limits=Limits(tokens=TOKENS))
+        it = ChatBackend(
+            server.url,
+            "m",
+            transport=transport_to(server, ledger=ledger, limits=SpendingLimits(tokens=TOKENS)),
         )
         refused = 0
         for number in range(400):
@@ -212,7 +224,7 @@ def budget(timeout_s: float, seed: int) -> dict[str, int]:
     return {"allowed": TOKENS, "spent": spent, "refused": refused}
 
 
-def told(found: Findings, served: Counter[str]) -> dict[str, Any]:
+def told(found: FaultFindings, served: Counter[str]) -> dict[str, Any]:
     """Findings as JSON."""
     late = np.array(found.late_s)
     return {
@@ -242,13 +254,13 @@ def main() -> int:
     raw: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="llm-faults-") as name:
         for number, kind in enumerate(KINDS):
-            raw[kind] = told(*alone(kind, arguments.faults, limit_s, seed + number, Path(name)))
+            raw[kind] = told(*query_backend(kind, arguments.faults, limit_s, seed + number, Path(name)))
             print(kind, raw[kind]["faults"], raw[kind]["bad"], flush=True)
-    raw["decorated"] = told(*decorated(arguments.calls, limit_s, seed + len(KINDS)))
+    raw["decorated"] = told(*run_decorated_calls(arguments.calls, limit_s, seed + len(KINDS)))
     bad: Counter[str] = Counter()
     for part in raw.values():
         bad.update(part["bad"])
-    raw["breaker"], raw["budget"] = breaking(limit_s), budget(limit_s, seed)
+    raw["breaker"], raw["budget"] = requests_until_open_circuit(limit_s), check_token_limit(limit_s, seed)
     bad["budget_overrun"] = max(0, raw["budget"]["spent"] - TOKENS)
     summary = {
         "faults": sum(part.get("faults", 0) for part in raw.values()),

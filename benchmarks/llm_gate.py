@@ -7,7 +7,7 @@ Replays of the shipped tables with the default surrogate, fitted without the fam
 model beside it; calibrations are fitted to the other families as well. The models:
 
 - `NAME`: what a real model said, as `llm_zero_shot.py` kept it, with the gate as it ships;
-- `oracle E`: knows the truth with errors of E (log2), and says how sure it is. `always` asks it everywhere,
+- `oracle E`: knows the truth with errors of E (log2), and says how sure it is. `always_ask` asks it everywhere,
   to see what its answers are worth; `gate` goes by what `calibrate-llm` would have found out of that;
 - `liar`: an oracle of error 0.1 when it was calibrated, which says the opposite ever since;
 - `blind`: likewise, which says the same of every candidate ever since.
@@ -35,17 +35,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import Report, say
-from forecast_autotune.llm.calibration import Calibration
-from forecast_autotune.llm.gate import judge
+from benchmarks.common import ResultFile, say
+from forecast_autotune.llm.calibration import LLMCalibration
+from forecast_autotune.llm.gate import decide_asking
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.learned import Learned
-from forecast_autotune.tuning.replay import load, shipped
-from forecast_train.evaluation.oracles import Oracle
-from forecast_train.llm.calibrate import calibrate
-from forecast_train.llm.hearing import Heard, hear
-from forecast_train.llm.saving import Played, Saving, always, play, summarize
+from forecast_autotune.surrogates.learned import LearnedSurrogate
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation.oracles import OracleBackend
+from forecast_train.llm.calibrate import fit_calibration
+from forecast_train.llm.hearing import ModelAnswers, collect_answers
+from forecast_train.llm.saving import PairedReplay, SavingEstimate, always_ask, estimate_saving, replay_pairs
 from forecast_train.surrogate.fit import fit
 
 ERRORS = (0.05, 0.2, 0.5, 1.0)
@@ -61,13 +61,13 @@ def options() -> argparse.Namespace:
     return made.parse_args()
 
 
-def answers(path: Path) -> list[Heard]:
+def read_answers(path: Path) -> list[ModelAnswers]:
     """What `llm_zero_shot.py` kept."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [Heard.from_json({k: v for k, v in row.items() if k != "asked"}) for row in rows]
+    return [ModelAnswers.from_json({k: v for k, v in row.items() if k != "asked"}) for row in rows]
 
 
-def by_family(played: Sequence[Played]) -> dict[str, dict[str, float]]:
+def differences_by_family(played: Sequence[PairedReplay]) -> dict[str, dict[str, float]]:
     """Mean differences of each family, with the standard error over its problems and seeds."""
     found = {}
     for name in sorted({p.family for p in played}):
@@ -91,10 +91,10 @@ def by_family(played: Sequence[Played]) -> dict[str, dict[str, float]]:
     return found
 
 
-def shown(played: Sequence[Played]) -> dict[str, Any]:
+def arm_figures(played: Sequence[PairedReplay]) -> dict[str, Any]:
     """The figures of one arm."""
     wall, plain = (float(np.mean([getattr(p, n) for p in played])) for n in ("wall_s", "plain_wall_s"))
-    families = by_family(played)
+    families = differences_by_family(played)
     worse = [
         name
         for name, f in families.items()
@@ -102,7 +102,7 @@ def shown(played: Sequence[Played]) -> dict[str, Any]:
         or f["wall_s"] > 2 * f["wall_s_error"] + OVERHEAD_S
     ]
     return {
-        **summarize(played).to_json(),
+        **estimate_saving(played).to_json(),
         "asked": float(np.mean([p.asked for p in played])),
         "wall_s": wall,
         "plain_wall_s": plain,
@@ -112,16 +112,16 @@ def shown(played: Sequence[Played]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _fitted(ids: frozenset[str]) -> Learned:
+def _fit_cached(ids: frozenset[str]) -> LearnedSurrogate:
     return fit([t for t in TABLES if t.problem.id in ids])
 
 
-def learn(train: Sequence[Table]) -> Learned:
+def fit_surrogate(train: Sequence[Table]) -> LearnedSurrogate:
     """`fit`, once per training side."""
-    return _fitted(frozenset(t.problem.id for t in train))
+    return _fit_cached(frozenset(t.problem.id for t in train))
 
 
-TABLES = load(shipped())
+TABLES = load(shipped_tables())
 TOLERANCE = Settings().tolerance
 OVERHEAD_S = 0.1
 """Wall seconds of our own arithmetic that a busy machine may take longer from one run to the next."""
@@ -130,42 +130,47 @@ OVERHEAD_S = 0.1
 def main() -> None:
     given = options()
     named = argparse.Namespace(**{**vars(given), "answers": [t.split("=", 1)[0] for t in given.answers]})
-    report = Report(named, "llm_gate")
+    report = ResultFile(named, "llm_gate")
     seeds = range(given.seeds)
     summary: dict[str, Any] = {"problems": len(TABLES), "seeds": given.seeds}
 
-    def arm(name: str, heard: Sequence[Heard], **how: Any) -> Saving:
-        played = play(TABLES, heard, learn=learn, seeds=seeds, **how)
-        summary[name] = shown(played)
+    def arm(name: str, heard: Sequence[ModelAnswers], **how: Any) -> SavingEstimate:
+        played = replay_pairs(TABLES, heard, learn=fit_surrogate, seeds=seeds, **how)
+        summary[name] = arm_figures(played)
         report.add(name, [asdict(p) for p in played])
-        say(f"{name}: {summarize(played).to_json()}")
-        return summarize(played)
+        say(f"{name}: {estimate_saving(played).to_json()}")
+        return estimate_saving(played)
 
-    def oracle(error: float, character: Any = "honest") -> list[Heard]:
-        made = Oracle(TABLES, error=error, character=character, token_s=1.0 / given.tokens_per_s)
-        return hear(TABLES, made, learn=learn)
+    def oracle(error: float, character: Any = "honest") -> list[ModelAnswers]:
+        made = OracleBackend(TABLES, error=error, character=character, token_s=1.0 / given.tokens_per_s)
+        return collect_answers(TABLES, made, learn=fit_surrogate)
 
     for text in given.answers:
         name, path = text.split("=", 1)
-        heard = answers(Path(path))
-        arm(f"{name}, gate", heard, gate=judge)
+        heard = read_answers(Path(path))
+        arm(f"{name}, gate", heard, gate=decide_asking)
     for error in ERRORS:
         heard = oracle(error)
-        worth = arm(f"oracle {error:g}, always", heard, gate=always)
-        arm(f"oracle {error:g}, gate", heard, gate=judge, calibrated=_worth(worth.sure))
+        worth = arm(f"oracle {error:g}, always", heard, gate=always_ask)
+        arm(
+            f"oracle {error:g}, gate",
+            heard,
+            gate=decide_asking,
+            calibrated=_calibrate_with_saving(worth.lower_bound),
+        )
     good = oracle(0.1)
     for character in ("liar", "blind"):
         arm(f"{character} since it was calibrated", oracle(0.1, character), calibrated=_vouched(good))
     report.finish(summary)
 
 
-def _worth(saved: float) -> Callable[[Sequence[Heard]], Calibration]:
-    return lambda heard: replace(calibrate(heard), saved=saved)
+def _calibrate_with_saving(saved: float) -> Callable[[Sequence[ModelAnswers]], LLMCalibration]:
+    return lambda heard: replace(fit_calibration(heard), saved=saved)
 
 
-def _vouched(good: Sequence[Heard]) -> Callable[[Sequence[Heard]], Calibration]:
+def _vouched(good: Sequence[ModelAnswers]) -> Callable[[Sequence[ModelAnswers]], LLMCalibration]:
     """What was found out of the same model when it was honest, on the same other families."""
-    return lambda heard: calibrate([h for h in good if h.family in {o.family for o in heard}])
+    return lambda heard: fit_calibration([h for h in good if h.family in {o.family for o in heard}])
 
 
 if __name__ == "__main__":

@@ -39,30 +39,32 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, llm_models
-from forecast_autotune.llm.backend import Answer
+from forecast_autotune.llm.backend import BackendResponse
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.tokens import Tokens
-from forecast_integrations.models.transformers.backend import Transformers
+from forecast_autotune.llm.tokens import ForecastTokenizer
+from forecast_integrations.models.transformers.backend import TransformersBackend
 
 LIMITS_MS = {576: 25.0, 896: 40.0, 1536: 60.0}
 """Of 100 candidates on an H200, by a model's hidden size: 135M, 0.5B and 1.5B parameters."""
-WAYS = ("tree", "packed", "batched")
+READING_MODES = ("tree", "packed", "batched")
 CASE, CONFIGS = "matmul/4096x4096x4096", 8
 LONG_S = 3600.0
 
 
-def opened(given: dict[str, Any], **more: Any) -> Transformers:
+def open_backend(given: dict[str, Any], **more: Any) -> TransformersBackend:
     options = {name: given[name] for name in ("device", "dtype", "threads") if given[name]}
-    return Transformers(given["folder"], given["adapter"] or None, **options | more)
+    return TransformersBackend(given["folder"], given["adapter"] or None, **options | more)
 
 
-def tokens_of(folder: str) -> Tokens:
+def tokens_of(folder: str) -> ForecastTokenizer:
     import transformers
 
-    return Tokens(transformers.AutoTokenizer.from_pretrained(folder))
+    return ForecastTokenizer(transformers.AutoTokenizer.from_pretrained(folder))
 
 
-def asked(backend: Transformers, prefix: str, texts: Sequence[str]) -> tuple[Answer, dict[str, float]]:
+def timed_answer(
+    backend: TransformersBackend, prefix: str, texts: Sequence[str]
+) -> tuple[BackendResponse, dict[str, float]]:
     """An answer, and the milliseconds it took, of the wall clock and of this process's CPU time. The
     answer's numbers are back on the host by then."""
     wall, cpu = time.perf_counter(), time.process_time()
@@ -74,19 +76,19 @@ def asked(backend: Transformers, prefix: str, texts: Sequence[str]) -> tuple[Ans
 # --- the children's roles ---
 
 
-def warm(given: dict[str, Any]) -> dict[str, Any]:
+def measure_warm(given: dict[str, Any]) -> dict[str, Any]:
     """First and warm forecasts of one way of reading."""
     import torch
 
     tokens = tokens_of(given["folder"])
-    backend = opened(given, way=given["way"])
+    backend = open_backend(given, way=given["way"])
     begin = time.perf_counter()
     backend.prepare()
     found: dict[str, Any] = {"prepare_s": time.perf_counter() - begin, **backend.diagnostics()}
     del found["name"]  # a path on this machine
-    known = llm_models.prefix(tokens, given["prefix"])
-    texts = llm_models.candidates(tokens, given["counts"][0], given["suffix"])
-    answer, found["first"] = asked(backend, known, texts)
+    known = llm_models.prefix_text(tokens, given["prefix"])
+    texts = llm_models.candidate_texts(tokens, given["counts"][0], given["suffix"])
+    answer, found["first"] = timed_answer(backend, known, texts)
     found["prefix_tokens"] = len(tokens.prefix(known))
     sizes = [len(ids) for ids in tokens.suffixes(texts)]
     found["suffix_tokens"] = {"mean": float(np.mean(sizes)), "least": min(sizes), "most": max(sizes)}
@@ -101,9 +103,9 @@ def warm(given: dict[str, Any]) -> dict[str, Any]:
         for prefix in ("kept", "kernel", "new") if whole else ("kept",):
             for run in range(runs + unheard):
                 number, shape = (run + 1 if prefix == "new" else 0), (run + 1 if prefix == "kernel" else 4096)
-                text = llm_models.prefix(tokens, given["prefix"], number, shape=shape)
-                texts = llm_models.candidates(tokens, count, given["suffix"], run + 1)
-                answer, took = asked(backend, text, texts)
+                text = llm_models.prefix_text(tokens, given["prefix"], number, shape=shape)
+                texts = llm_models.candidate_texts(tokens, count, given["suffix"], run + 1)
+                answer, took = timed_answer(backend, text, texts)
                 if run >= unheard:
                     cached = answer.usage.cached_tokens
                     rows.append({"count": count, "prefix": prefix, "cached_tokens": cached, **took})
@@ -114,30 +116,30 @@ def warm(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _device_ms(backend: Transformers, prefix: str, texts: Sequence[str]) -> float:
+def _device_ms(backend: TransformersBackend, prefix: str, texts: Sequence[str]) -> float:
     """Milliseconds that the GPU itself is busy with a warm forecast: the rest is launching and Python."""
     from torch.profiler import ProfilerActivity, profile
 
-    asked(backend, prefix, texts)
+    timed_answer(backend, prefix, texts)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        asked(backend, prefix, texts)
+        timed_answer(backend, prefix, texts)
     return float(sum(event.self_device_time_total for event in seen.key_averages())) / 1e3
 
 
-def full(given: dict[str, Any]) -> dict[str, Any]:
+def measure_full_reading(given: dict[str, Any]) -> dict[str, Any]:
     """Reading in full: milliseconds, and the answers of every way and dtype to the same question."""
     import torch
 
     tokens = tokens_of(given["folder"])
-    prefix = llm_models.prefix(tokens, given["prefix"])
-    texts = llm_models.candidates(tokens, given["full"], given["suffix"])
+    prefix = llm_models.prefix_text(tokens, given["prefix"])
+    texts = llm_models.candidate_texts(tokens, given["full"], given["suffix"])
     answers, took = {}, {}
     for dtype in ("float32", "bfloat16"):
-        for way in (*WAYS, "naive"):
-            backend = opened(given | {"dtype": dtype}, way=way)
+        for way in (*READING_MODES, "naive"):
+            backend = open_backend(given | {"dtype": dtype}, way=way)
             backend.prepare()
             name = f"{way} {dtype}"
-            answers[name], took[name] = asked(backend, prefix, texts)
+            answers[name], took[name] = timed_answer(backend, prefix, texts)
             backend.close()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -146,7 +148,7 @@ def full(given: dict[str, Any]) -> dict[str, Any]:
     return {"count": len(texts), "took": took, "agreement": agreement}
 
 
-def _agreement(answer: Answer, wanted: Answer) -> dict[str, Any]:
+def _agreement(answer: BackendResponse, wanted: BackendResponse) -> dict[str, Any]:
     mean, right = (BINS.moments(a.probabilities)[0] for a in (answer, wanted))
     ranks = [np.argsort(np.argsort(x, kind="stable")).astype(float) for x in (mean, right)]
     order = [np.argsort(x, kind="stable") for x in (mean, right)]
@@ -160,13 +162,13 @@ def _agreement(answer: Answer, wanted: Answer) -> dict[str, Any]:
     }
 
 
-def compiled(null: bool) -> float:
+def measure_compilation(null: bool) -> float:
     """Seconds of a decorated call that compiles and tries all of some configs."""
     from benchmarks import kernels
     from forecast_autotune import autotune
 
     with common.device(null) as where:
-        common.warm(where)
+        common.warm_up_device(where)
         (case,) = kernels.cases([CASE])
         data = case.make(where)
         configs = kernels.configs(case)[:CONFIGS]
@@ -177,26 +179,26 @@ def compiled(null: bool) -> float:
         return time.perf_counter() - begin
 
 
-def fresh(given: dict[str, Any]) -> dict[str, Any]:
+def measure_fresh_process(given: dict[str, Any]) -> dict[str, Any]:
     """A fresh process that compiles, that loads and forecasts, or that does both at a time."""
     import torch  # noqa: F401 - as in every program with a Triton kernel
     import triton  # noqa: F401
 
     found: dict[str, Any] = {}
-    backend = opened(given)
+    backend = open_backend(given)
     begin = time.perf_counter()
     loader = threading.Thread(target=backend.prepare)
     if given["what"] != "compile":
         loader.start()
     if given["what"] != "load":
-        found["compile_s"] = compiled(given["null"])
+        found["compile_s"] = measure_compilation(given["null"])
     if given["what"] != "compile":
         after = time.perf_counter()
         loader.join()
         found["wait_s"] = time.perf_counter() - after
-        texts = [llm_models.candidate(i, 1, 8) for i in range(given["counts"][0])]
+        texts = [llm_models.candidate_text(i, 1, 8) for i in range(given["counts"][0])]
         prefix = Path(given["text"]).read_text(encoding="utf-8")
-        _, took = asked(backend, prefix, texts)
+        _, took = timed_answer(backend, prefix, texts)
         found |= {"first_forecast_s": took["ms"] / 1e3, "seconds": backend.diagnostics()["seconds"]}
     return {**found, "total_s": time.perf_counter() - begin}
 
@@ -230,10 +232,10 @@ def _warm_summary(found: dict[str, Any]) -> dict[str, Any]:
 def _child(a: Namespace, role: str, given: dict[str, Any], folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
     command = common.child_command(__file__, a, role, given)
-    return common.child(command, common.child_environment(folder), timeout_s=LONG_S)
+    return common.run_child(command, common.child_environment(folder), timeout_s=LONG_S)
 
 
-def measure(a: Namespace, name: str, model: str, report: common.Report, folder: Path) -> dict[str, Any]:
+def measure(a: Namespace, name: str, model: str, report: common.ResultFile, folder: Path) -> dict[str, Any]:
     """All of one model; what has been measured is in the report after each step."""
     base = {"folder": model, "adapter": a.adapter, "device": a.device, "dtype": a.dtype, "threads": a.threads}
     base |= {"prefix": a.prefix, "suffix": a.suffix, "counts": a.counts, "runs": a.runs}
@@ -241,7 +243,7 @@ def measure(a: Namespace, name: str, model: str, report: common.Report, folder: 
     tokens = tokens_of(model)
     base["text"] = str(folder / "prefix.txt")
     folder.mkdir(parents=True)
-    Path(base["text"]).write_text(llm_models.prefix(tokens, a.prefix), encoding="utf-8")
+    Path(base["text"]).write_text(llm_models.prefix_text(tokens, a.prefix), encoding="utf-8")
     summary: dict[str, Any] = {"ways": {}}
     for way in a.ways:
         # Thousands of candidates by the slower ways would say nothing new.
@@ -266,10 +268,10 @@ def measure(a: Namespace, name: str, model: str, report: common.Report, folder: 
         what: {key: _middle([r[key] for r in found]) for key in found[0] if key != "seconds"}
         for what, found in rows.items()
     }
-    return summary | verdicts(summary, model, a)
+    return summary | claim_results(summary, model, a)
 
 
-def verdicts(summary: dict[str, Any], model: str, a: Namespace) -> dict[str, Any]:
+def claim_results(summary: dict[str, Any], model: str, a: Namespace) -> dict[str, Any]:
     """What the claim says of a model, and whether it holds."""
     found: dict[str, Any] = {}
     config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
@@ -285,7 +287,7 @@ def verdicts(summary: dict[str, Any], model: str, a: Namespace) -> dict[str, Any
             found["growth_within_limit"] = found["growth"] <= a.counts[-1] / a.counts[0]
     if "full" in summary:
         agreement = summary["full"]["agreement"]
-        found["same_order_float32"] = all(agreement[f"{way} float32"]["same_order"] for way in WAYS)
+        found["same_order_float32"] = all(agreement[f"{way} float32"]["same_order"] for way in READING_MODES)
         found["spearman_bfloat16"] = agreement["tree bfloat16"]["spearman"]
     return found
 
@@ -298,7 +300,7 @@ def main() -> int:
     parser.add_argument("--device", default="", help="a torch device; by default CUDA if there is one")
     parser.add_argument("--dtype", default="", help="by default what the backend chooses")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads while reading; 0: torch's choice")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--ways", nargs="+", choices=READING_MODES, default=list(READING_MODES))
     parser.add_argument("--counts", type=int, nargs="+", default=[100, 1000], help="candidates")
     parser.add_argument("--prefix", type=int, default=1500, help="tokens shared by all")
     parser.add_argument("--suffix", type=int, default=40, help="tokens of a candidate")
@@ -308,7 +310,7 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true", help="also the time that the GPU is busy")
     a = parser.parse_args()
     if a.child:
-        roles = {"warm": warm, "full": full, "fresh": fresh}
+        roles = {"warm": measure_warm, "full": measure_full_reading, "fresh": measure_fresh_process}
         print(json.dumps(roles[a.child](a.given)), flush=True)
         return 0
     if a.out is None or not (a.model or a.random):
@@ -318,7 +320,7 @@ def main() -> int:
     a.device = a.device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = [path.name if path.name != "hf" else path.parent.name for path in a.model]
     shown = Namespace(**{**vars(a), "model": names})
-    report = common.Report(shown, "llm_latency")
+    report = common.ResultFile(shown, "llm_latency")
     import transformers
 
     report.data["environment"]["transformers"] = transformers.__version__

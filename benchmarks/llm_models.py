@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.tokens import Tokens
+from forecast_autotune.llm.tokens import ForecastTokenizer
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
@@ -83,12 +83,12 @@ def _tokenizer() -> Any:
         vocab_size=4000, show_progress=False, initial_alphabet=alphabet, special_tokens=["<end>"]
     )
     texts = [f" {label.token}" for label in BINS.labels]
-    texts += [*_KERNEL, *(candidate(i, 0, 16) for i in range(200))]
+    texts += [*_KERNEL, *(candidate_text(i, 0, 16) for i in range(200))]
     made.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
 
 
-def prefix(tokens: Tokens, size: int, number: int = 0, shape: int = 4096) -> str:
+def prefix_text(tokens: ForecastTokenizer, size: int, number: int = 0, shape: int = 4096) -> str:
     """A prompt's beginning of about `size` tokens. Another `number` changes its first word, another `shape`
     only what comes after the source, as with problems of one kernel."""
     opening = f"{number} You forecast how long a GPU kernel runs.\nKernel matmul:\n```\n"
@@ -103,7 +103,7 @@ def prefix(tokens: Tokens, size: int, number: int = 0, shape: int = 4096) -> str
     return opening + "\n".join(lines) + "\n" + ending
 
 
-def candidate(number: int, run: int, features: int) -> str:
+def candidate_text(number: int, run: int, features: int) -> str:
     """The text of a candidate, another one for every number and run; lengths differ a little."""
     blocks = " ".join(f"BLOCK_{x}={16 << (number // 4**i % 4)}" for i, x in enumerate("MNK"))
     values = np.random.default_rng([number, run]).integers(1, 999, features)
@@ -111,13 +111,15 @@ def candidate(number: int, run: int, features: int) -> str:
     return f"{blocks} num_warps={1 << (number % 4)} num_stages={number % 5 + 1} | {known}\nBin:"
 
 
-def candidates(tokens: Tokens, count: int, size: int, run: int = 0) -> list[str]:
+def candidate_texts(tokens: ForecastTokenizer, count: int, size: int, run: int = 0) -> list[str]:
     """Candidates with about `size` tokens each, on average."""
 
     def mean(features: int) -> float:
         return float(
-            np.mean([len(ids) for ids in tokens.suffixes([candidate(i, 0, features) for i in range(32)])])
+            np.mean(
+                [len(ids) for ids in tokens.suffixes([candidate_text(i, 0, features) for i in range(32)])]
+            )
         )
 
     features = min(range(len(_FEATURES)), key=lambda n: abs(mean(n) - size))
-    return [candidate(i, run, features) for i in range(count)]
+    return [candidate_text(i, run, features) for i in range(count)]

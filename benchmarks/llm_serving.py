@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import say
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.llm.backend import Usage
-from forecast_autotune.llm.writers import Told, Writer
-from forecast_integrations.models.open import writer
+from forecast_autotune.llm.writers import TextGenerator, UsageCallback
+from forecast_integrations.models.open import text_generator
 
 PATH = "/v1/chat/completions"
 
 
-class Server(ThreadingHTTPServer):
+class ModelServer(ThreadingHTTPServer):
     """Serves a writer, on any free port."""
 
     daemon_threads = True
@@ -40,7 +40,7 @@ class Server(ThreadingHTTPServer):
     """All proposers of all searches ask at once: a short queue would turn some away for a second."""
 
     def __init__(self, model: str, log: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _CompletionHandler)
         self._heard, self._mutex, self._log = threading.local(), threading.Lock(), log
         self._write = opened(model, self._hear)
 
@@ -65,13 +65,13 @@ class Server(ThreadingHTTPServer):
         self._heard.usage = usage
 
 
-def opened(model: str, told: Told) -> Writer:
+def opened(model: str, told: UsageCallback) -> TextGenerator:
     """The product's writer of a local model; `model` is what follows `transformers:` in a specification."""
-    return writer(f"transformers:{model}", told=told)
+    return text_generator(f"transformers:{model}", told=told)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
+class _CompletionHandler(BaseHTTPRequestHandler):
+    server: ModelServer
 
     def do_POST(self) -> None:
         size = int(self.headers.get("Content-Length", 0))
@@ -110,7 +110,7 @@ def main() -> int:
     made.add_argument("--port-file", type=Path, required=True)
     made.add_argument("--log", type=Path, required=True)
     a = made.parse_args()
-    server = Server(a.model, a.log)
+    server = ModelServer(a.model, a.log)
     begin = time.monotonic()
     server.write("warm-up", "Say yes.")
     say(f"the model was loaded and wrote its first text after {time.monotonic() - begin:.1f} s")

@@ -45,11 +45,11 @@ def versions(python: str) -> dict[str, str]:
     return found
 
 
-def apart(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
+def largest_difference(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     return float(np.abs(np.asarray(a) - np.asarray(b)).max())
 
 
-def served(arguments: argparse.Namespace, folder: Path, naive: Naive) -> dict[str, Any]:
+def check_server(arguments: argparse.Namespace, folder: Path, naive: Naive) -> dict[str, Any]:
     """One server: its answers against the slow way, what it kept of the prefix, how long it took."""
     asked = suffixes(arguments.candidates)
     expected, mass = naive.plain(PREFIX, asked)
@@ -76,8 +76,8 @@ def served(arguments: argparse.Namespace, folder: Path, naive: Naive) -> dict[st
         "starting_s": server.starting_s,
         "candidates": len(asked),
         "answered": int(answer.answered.sum()),
-        "largest_difference": apart(answer.probabilities, expected),
-        "largest_difference_of_mass": apart(answer.mass, mass),
+        "largest_difference": largest_difference(answer.probabilities, expected),
+        "largest_difference_of_mass": largest_difference(answer.mass, mass),
         "prompt_tokens": answer.usage.prompt_tokens,
         "requests": answer.usage.requests,
         "prefix_cache_hits": hits,
@@ -90,7 +90,7 @@ def served(arguments: argparse.Namespace, folder: Path, naive: Naive) -> dict[st
     }
 
 
-def with_adapter(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def check_adapter(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """vLLM in its own process's engine, with an adapter."""
     random_adapter(arguments.weights, folder / "adapter")
     asked = suffixes(8)
@@ -100,8 +100,8 @@ def with_adapter(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {
         "loading_s": told["load_s"],
         "candidates": len(asked),
-        "largest_difference": max(apart(a["probabilities"], expected) for a in (first, second)),
-        "largest_difference_of_mass": max(apart(a["mass"], mass) for a in (first, second)),
+        "largest_difference": max(largest_difference(a["probabilities"], expected) for a in (first, second)),
+        "largest_difference_of_mass": max(largest_difference(a["mass"], mass) for a in (first, second)),
         "cached_share_of_first": first["usage"]["cached_tokens"] / first["usage"]["prompt_tokens"],
         "first_s": first["usage"]["seconds"],
         "second_s": second["usage"]["seconds"],
@@ -120,8 +120,8 @@ def main() -> int:
     naive = Naive(arguments.weights)
     with tempfile.TemporaryDirectory(prefix="llm-vllm-") as name:
         found = {
-            "server": served(arguments, Path(name), naive),
-            "in_process": with_adapter(arguments, Path(name)),
+            "server": check_server(arguments, Path(name), naive),
+            "in_process": check_adapter(arguments, Path(name)),
         }
     worst = max(part[k] for part in found.values() for k in part if k.startswith("largest_difference"))
     summary: dict[str, Any] = {"largest_difference": worst, "holds": worst < 1e-2}

@@ -31,21 +31,28 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import Report, say
+from benchmarks.common import ResultFile, say
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import Calibration
-from forecast_autotune.llm.gate import Situation, judge
+from forecast_autotune.llm.calibration import LLMCalibration
+from forecast_autotune.llm.gate import GateInputs, decide_asking
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Query, Surrogate
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_integrations.models.open import backend
 from forecast_train.evaluation import metrics
-from forecast_train.evaluation.baselines import Formula
-from forecast_train.evaluation.binned import Binned, ece, labels_of, recovered, scored, stated_bins
-from forecast_train.evaluation.splits import folds, spread
-from forecast_train.llm.calibrate import calibrate, corrected
-from forecast_train.llm.hearing import Heard, hear
-from forecast_train.llm.saving import play, summarize
+from forecast_train.evaluation.baselines import FormulaBaseline
+from forecast_train.evaluation.binned import (
+    BinScores,
+    bin_labels,
+    bins_from_forecasts,
+    ece,
+    found_near_best,
+    score_bins,
+)
+from forecast_train.evaluation.splits import make_folds, spread_over_kernels
+from forecast_train.llm.calibrate import fit_calibration, fit_corrections
+from forecast_train.llm.hearing import ModelAnswers, collect_answers
+from forecast_train.llm.saving import estimate_saving, replay_pairs
 from forecast_train.surrogate.fit import fit
 
 Array = npt.NDArray[np.float64]
@@ -66,16 +73,16 @@ def options() -> argparse.Namespace:
     return given
 
 
-def row(p: Array, h: Heard) -> tuple[Binned, float, bool]:
+def problem_scores(p: Array, h: ModelAnswers) -> tuple[BinScores, float, bool]:
     """Scores of probabilities [m, labels] of one problem, Spearman of the expected bin, recovery."""
     expected = p @ np.arange(len(BINS) + 1)
     times = h.log2_ms[h.rows]
     ran = np.isfinite(times)
-    found = recovered(np.argsort(expected, kind="stable"), times)
-    return scored(p, labels_of(h.ratios)), metrics.spearman(expected[ran], times[ran]), found
+    found = found_near_best(np.argsort(expected, kind="stable"), times)
+    return score_bins(p, bin_labels(h.ratios)), metrics.spearman(expected[ran], times[ran]), found
 
 
-def figures(rows: Sequence[tuple[Binned, float, bool]]) -> dict[str, float]:
+def mean_scores(rows: Sequence[tuple[BinScores, float, bool]]) -> dict[str, float]:
     """Means over problems; ECE and AURC over all candidates."""
     binned = [b for b, _, _ in rows]
     confidence = np.concatenate([b.confidence for b in binned])
@@ -94,17 +101,19 @@ def figures(rows: Sequence[tuple[Binned, float, bool]]) -> dict[str, float]:
     }
 
 
-def compared(heard: Sequence[Heard], say_bins: Callable[[Heard], Array]) -> dict[str, float]:
+def scores_on_answered(
+    heard: Sequence[ModelAnswers], say_bins: Callable[[ModelAnswers], Array]
+) -> dict[str, float]:
     """The figures of a way of stating bins, on the candidates that were asked about and answered."""
-    return figures([row(say_bins(h), h) for h in heard])
+    return mean_scores([problem_scores(say_bins(h), h) for h in heard])
 
 
-def forecast_bins(tables: Sequence[Table], heard: Sequence[Heard]) -> dict[str, dict[str, float]]:
+def baseline_scores(tables: Sequence[Table], heard: Sequence[ModelAnswers]) -> dict[str, dict[str, float]]:
     """The same scores for surrogates that need no model, on the very same candidates."""
     by_id = {h.problem: h for h in heard}
-    found: dict[str, list[tuple[Binned, float, bool]]] = {"formula": [], "learned": []}
-    for fold in folds(tables, "family"):
-        makers: dict[str, Surrogate] = {"formula": Formula(), "learned": fit(fold.train)}
+    found: dict[str, list[tuple[BinScores, float, bool]]] = {"formula": [], "learned": []}
+    for fold in make_folds(tables, "family"):
+        makers: dict[str, Surrogate] = {"formula": FormulaBaseline(), "learned": fit(fold.train)}
         for table in fold.test:
             h = by_id[table.problem.id]
             query = Query(table.problem, list(table.by_candidate()), table.grids(), ttir=table.problem.ttir)
@@ -112,35 +121,35 @@ def forecast_bins(tables: Sequence[Table], heard: Sequence[Heard]) -> dict[str, 
                 forecasts = surrogate.forecast(query)
                 # What the bins were relative to: the formula's best, which has a ratio of 0.
                 zero = int(h.rows[np.nanargmin(np.abs(h.ratios))])
-                found[name].append(row(stated_bins(forecasts, h.rows, zero), h))
-    return {name: figures(rows) for name, rows in found.items()}
+                found[name].append(problem_scores(bins_from_forecasts(forecasts, h.rows, zero), h))
+    return {name: mean_scores(rows) for name, rows in found.items()}
 
 
-def usual(heard: Sequence[Heard], h: Heard) -> Array:
+def label_shares(heard: Sequence[ModelAnswers], h: ModelAnswers) -> Array:
     """The labels' shares on the other families (one more of each), for every candidate."""
     counts = np.ones(len(BINS) + 1)
     for other in heard:
         if other.family != h.family:
-            counts += np.bincount(labels_of(other.ratios), minlength=len(counts)) / len(other.rows) * 4
+            counts += np.bincount(bin_labels(other.ratios), minlength=len(counts)) / len(other.rows) * 4
     return np.tile(counts / counts.sum(), (len(h.rows), 1))
 
 
-def progressed(name: str, done: int, total: int, what: str) -> None:
+def log_progress(name: str, done: int, total: int, what: str) -> None:
     """One line."""
     say(f"{name}: {done}/{total} {what}")
 
 
-def uniform(h: Heard) -> Array:
+def uniform_bins(h: ModelAnswers) -> Array:
     """The same probability for every label."""
     return np.full((len(h.rows), len(BINS) + 1), 1.0 / (len(BINS) + 1))
 
 
-def judged(calibration: Calibration) -> dict[str, Any]:
+def gate_answers(calibration: LLMCalibration) -> dict[str, Any]:
     """What the gate says on a warm process with 16 compile workers."""
     return {
         str(n): asdict(
-            judge(
-                Situation(
+            decide_asking(
+                GateInputs(
                     n,
                     16,
                     0.5,
@@ -155,16 +164,18 @@ def judged(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def examined(tables: Sequence[Table], heard: Sequence[Heard]) -> dict[str, Any]:
+def model_report(tables: Sequence[Table], heard: Sequence[ModelAnswers]) -> dict[str, Any]:
     """Everything that is reported of one model."""
     families = sorted({h.family for h in heard})
-    apart = {f: corrected([h for h in heard if h.family != f]) for f in families}
-    whole = calibrate(heard)
+    apart = {f: fit_corrections([h for h in heard if h.family != f]) for f in families}
+    whole = fit_calibration(heard)
     spreads = [float(h.stated.std(axis=0).max()) for h in heard]
     means = [BINS.moments(h.stated)[0] for h in heard]
     return {
-        "as it comes": compared(heard, lambda h: h.stated),
-        "calibrated on other families": compared(heard, lambda h: apart[h.family].cooled(h.stated)),
+        "as it comes": scores_on_answered(heard, lambda h: h.stated),
+        "calibrated on other families": scores_on_answered(
+            heard, lambda h: apart[h.family].temperature_scaled(h.stated)
+        ),
         "label_mass": float(np.mean([h.mass.mean() for h in heard])),
         "largest_sd_of_a_probability_between_candidates": float(np.mean(spreads)),
         "sd_of_expected_log2_ratio_between_candidates": float(np.mean([m.std() for m in means])),
@@ -174,8 +185,10 @@ def examined(tables: Sequence[Table], heard: Sequence[Heard]) -> dict[str, Any]:
             "fail_weight": whole.fail_weight,
             "skilled": whole.skilled,
         },
-        "saving": summarize(play(tables, heard, learn=fit)).to_json() if whole.skilled else None,
-        "gate": judged(whole),
+        "saving": estimate_saving(replay_pairs(tables, heard, learn=fit)).to_json()
+        if whole.skilled
+        else None,
+        "gate": gate_answers(whole),
         "seconds_per_problem": float(np.median([h.seconds for h in heard])),
         "tokens_per_problem": float(np.mean([h.tokens for h in heard])),
     }
@@ -185,9 +198,9 @@ def main() -> None:
     given = options()
     # A folder on this machine is nobody else's business: a model goes by its name.
     named = argparse.Namespace(**{**vars(given), "llm": [text.split("=", 1)[0] for text in given.llm]})
-    report = Report(named, "llm_zero_shot")
-    tables = load(shipped())
-    tables = tables if given.limit is None else spread(tables, given.limit)
+    report = ResultFile(named, "llm_zero_shot")
+    tables = load(shipped_tables())
+    tables = tables if given.limit is None else spread_over_kernels(tables, given.limit)
     answers = given.answers or given.out.parent
     answers.mkdir(parents=True, exist_ok=True)
     summary: dict[str, Any] = {"problems": len(tables), "candidates_per_problem": given.sample or "all"}
@@ -196,26 +209,26 @@ def main() -> None:
         model = backend(spec, cached=False)
         model.name = name
         begin = time.perf_counter()
-        heard = hear(
+        heard = collect_answers(
             tables,
             model,
             sample=given.sample or None,
             timeout_s=3600.0,
             kept=answers / f"llm_zero_shot_{name}.jsonl",
-            progress=partial(progressed, name),
+            progress=partial(log_progress, name),
         )
         model.close()
         say(f"{name}: heard after {time.perf_counter() - begin:.0f} s")
-        summary[name] = examined(tables, heard)
-        report.add(name, [asdict_of(h) for h in heard])
+        summary[name] = model_report(tables, heard)
+        report.add(name, [answers_to_json(h) for h in heard])
         if "uniform" not in summary:
-            summary["uniform"] = compared(heard, uniform)
-            summary["shares on other families"] = compared(heard, partial(usual, heard))
-            summary |= forecast_bins(tables, heard)
+            summary["uniform"] = scores_on_answered(heard, uniform_bins)
+            summary["shares on other families"] = scores_on_answered(heard, partial(label_shares, heard))
+            summary |= baseline_scores(tables, heard)
         report.finish(summary)
 
 
-def asdict_of(h: Heard) -> dict[str, Any]:
+def answers_to_json(h: ModelAnswers) -> dict[str, Any]:
     """What is kept of one problem in the result file: enough to compute every score again."""
     data = h.to_json()
     kept = ("label", "family", "rows", "stated", "mass", "ratios", "tokens", "seconds")

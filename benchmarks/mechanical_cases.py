@@ -11,10 +11,11 @@ from benchmarks.common import say, synchronize
 from forecast_autotune.variants import Variant
 from forecast_harness.rewrites.triton import variants_of
 from forecast_integrations.triton import describe
-from forecast_integrations.triton.standalone import module_text
-from forecast_integrations.triton.variants.loading import Loaded, load
+from forecast_integrations.triton.standalone import standalone_source
+from forecast_integrations.triton.variants.loading import LoadedVariant
+from forecast_integrations.triton.variants.loading import load_variant as load_for_kernel
 
-NOTHING = "no config could be launched"
+NEVER_RAN = "no config could be launched"
 """What is wrong with a variant that never ran."""
 
 
@@ -31,40 +32,40 @@ def first_cases(count: int) -> list[kernels.Case]:
     return [c for layer in itertools.zip_longest(*order) for c in layer if c is not None][:count]
 
 
-def generated(case: kernels.Case, **options: Any) -> list[Variant]:
+def rewrites_of_case(case: kernels.Case, **options: Any) -> list[Variant]:
     """The variants of a case's kernel, told its configs and the arguments of its real shape."""
     record = describe.kernel_record(case.kernel)
     data = case.make("meta")
     named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
     return variants_of(
-        module_text(case.kernel),
+        standalone_source(case.kernel),
         record.name,
         record.source_sha256,
         configs=[describe.to_config(c) for c in kernels.configs(case)],
-        arguments=describe.arguments(case.kernel, named),
+        arguments=describe.call_arguments(case.kernel, named),
         **options,
     )
 
 
-def loaded(case: kernels.Case, variant: Variant) -> Loaded:
+def load_variant(case: kernels.Case, variant: Variant) -> LoadedVariant:
     """A variant, ready to run."""
-    return load(variant, case.kernel, lambda args, kwargs: True)
+    return load_for_kernel(variant, case.kernel, lambda args, kwargs: True)
 
 
-def launch(case: kernels.Case, data: kernels.Data, function: Loaded, config: Any) -> Any:
+def launch_variant(case: kernels.Case, data: kernels.Data, function: LoadedVariant, config: Any) -> Any:
     """Launch a variant once; returns what Triton returns."""
     return function.run(*data["args"], grid=data["grid"], **data["kwargs"], **config.all_kwargs())
 
 
-def refusal(case: kernels.Case, variant: Variant, data: kernels.Data, expected: Any) -> str:
+def variant_failure(case: kernels.Case, variant: Variant, data: kernels.Data, expected: Any) -> str:
     """What is wrong with a variant under its first and its last config; empty for one that is right."""
-    function = loaded(case, variant)
+    function = load_variant(case, variant)
     listed = function.configs(kernels.configs(case))
     ran = 0
     for index in sorted({0, len(listed) - 1}):
         kernels.reset(case, data)
         try:
-            launch(case, data, function, listed[index])
+            launch_variant(case, data, function, listed[index])
             synchronize()
         except Exception as error:  # too much shared memory for this config, perhaps
             say(f"{case.name} {variant.name} {listed[index]}: {type(error).__name__}")
@@ -72,4 +73,4 @@ def refusal(case: kernels.Case, variant: Variant, data: kernels.Data, expected: 
         if wrong := kernels.mismatch(case, data, expected):
             return f"{listed[index]}: {wrong}"
         ran += 1
-    return "" if ran else NOTHING
+    return "" if ran else NEVER_RAN

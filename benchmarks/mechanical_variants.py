@@ -40,7 +40,13 @@ import triton
 
 from benchmarks import common, kernels
 from benchmarks.common import ROOT, say
-from benchmarks.mechanical_cases import first_cases, generated, launch, loaded, refusal
+from benchmarks.mechanical_cases import (
+    first_cases,
+    launch_variant,
+    load_variant,
+    rewrites_of_case,
+    variant_failure,
+)
 from forecast_autotune import autotune
 from forecast_autotune.errors import VariantError
 from forecast_autotune.records import Config
@@ -49,7 +55,7 @@ from forecast_autotune.variants import Check, Variant, signature_of
 from forecast_harness.rewrites.triton import REWRITES
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.null_device import null_device
-from forecast_integrations.triton.variants.loading import Loaded
+from forecast_integrations.triton.variants.loading import LoadedVariant
 
 LIMIT_S = 240.0
 """Of one variant, in the interpreter or in the compiler."""
@@ -67,7 +73,7 @@ LIMIT = 8
 """Variants that compete with the base when tuning."""
 
 
-def selected(a: Namespace) -> list[kernels.Case]:
+def selected_cases(a: Namespace) -> list[kernels.Case]:
     """The cases asked for; of a kernel that is named without a shape, the first."""
     if not a.only:
         return first_cases(a.kernels)
@@ -79,7 +85,7 @@ def selected(a: Namespace) -> list[kernels.Case]:
 
 def interpret(case: kernels.Case, variant: Variant) -> dict[str, Any]:
     """Run three configs on the small shape; on that of another case where descriptors cannot take it."""
-    function = loaded(case, variant)
+    function = load_variant(case, variant)
     shapes = [case, *kernels.cases([case.name.partition("/")[0]])]
     for shape in shapes:
         try:
@@ -90,13 +96,13 @@ def interpret(case: kernels.Case, variant: Variant) -> dict[str, Any]:
     return {"verdict": "refused", "detail": f"no small shape of {len(shapes)} is aligned"}
 
 
-def _interpreted(case: kernels.Case, function: Loaded) -> dict[str, Any]:
+def _interpreted(case: kernels.Case, function: LoadedVariant) -> dict[str, Any]:
     listed = function.configs(kernels.configs(case))
     data = case.make("cpu", small=True)
     expected = case.reference(data)
     for index in sorted({0, len(listed) // 2, len(listed) - 1}):
         kernels.reset(case, data)
-        launch(case, data, function, listed[index])
+        launch_variant(case, data, function, listed[index])
         if wrong := kernels.mismatch(case, data, expected):
             return {"verdict": "wrong", "detail": f"{listed[index]}: {wrong}"}
     return {"verdict": "right"}
@@ -104,7 +110,7 @@ def _interpreted(case: kernels.Case, function: Loaded) -> dict[str, Any]:
 
 def compile_one(case: kernels.Case, variant: Variant) -> dict[str, Any]:
     """Compile the config in the middle of the list at the real shape."""
-    function = loaded(case, variant)
+    function = load_variant(case, variant)
     listed = function.configs(kernels.configs(case))
     config, data = listed[len(listed) // 2], case.make("meta")
     compiled = function.warmup(*data["args"], grid=data["grid"], **data["kwargs"], **config.all_kwargs())
@@ -124,7 +130,7 @@ def attempt(task: Any, case: kernels.Case, variant: Variant) -> dict[str, Any]:
     return answer
 
 
-def each(task: Any, listed: Sequence[Any], jobs: int) -> None:
+def check_all(task: Any, listed: Sequence[Any], jobs: int) -> None:
     """Do a task for every variant; print a JSON line as each ends."""
     checks = []
     for row in listed:
@@ -136,17 +142,19 @@ def each(task: Any, listed: Sequence[Any], jobs: int) -> None:
 # --- without a device, in the parent ---
 
 
-def chosen(case: kernels.Case) -> list[Variant]:
+def chosen_variants(case: kernels.Case) -> list[Variant]:
     """The most promising variant of each rewrite, and the best of those that combine rewrites."""
     best: dict[str, Variant] = {}
-    every = generated(case, limit=10_000)
+    every = rewrites_of_case(case, limit=10_000)
     for variant in every:
         if len(variant.extra["rewrites"]) == 1:
             best.setdefault(variant.extra["rewrites"][0], variant)
     return [*best.values(), *[v for v in every if len(v.extra["rewrites"]) > 1][:COMBINED]]
 
 
-def role(name: str, listed: Path, jobs: int, also: Path | None, folder: Path) -> Iterator[dict[str, Any]]:
+def run_in_role(
+    name: str, listed: Path, jobs: int, also: Path | None, folder: Path
+) -> Iterator[dict[str, Any]]:
     """Run this script in a role, and yield what it prints. Raises `RuntimeError` when it fails."""
     environment = common.child_environment(
         folder,
@@ -167,13 +175,13 @@ def role(name: str, listed: Path, jobs: int, also: Path | None, folder: Path) ->
         raise RuntimeError(f"role {name} ended with {process.returncode}; its error is above")
 
 
-def check(a: Namespace, report: common.Report) -> int:
+def check(a: Namespace, report: common.ResultFile) -> int:
     """Check the variants of many kernels; returns how many are not right, or do not compile."""
-    cases = selected(a)
+    cases = selected_cases(a)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     listed = []
     for case in cases:
-        for variant in chosen(case):
+        for variant in chosen_variants(case):
             extra = {k: variant.extra[k] for k in ("rewrites", "approximate")}
             rows[case.name, variant.name] = {"case": case.name, "variant": variant.name, **extra}
             listed.append({"case": case.name, "variant": variant.to_json()})
@@ -184,7 +192,7 @@ def check(a: Namespace, report: common.Report) -> int:
         told = {"interpreter"}
         rounds = [("interpret", None), ("compile", None), *([("compile", a.also)] if a.also else [])]
         for name, also in rounds:
-            for line in role(name, path, a.jobs, also, Path(scratch)):
+            for line in run_in_role(name, path, a.jobs, also, Path(scratch)):
                 row = rows[line["case"], line["variant"]]
                 key = "interpreter" if name == "interpret" else f"compiled {line['triton']}"
                 told.add(key)
@@ -193,11 +201,11 @@ def check(a: Namespace, report: common.Report) -> int:
                     row.setdefault("details", {})[key] = line["detail"]
                     say(f"{line['case']} {line['variant']}: {key} {line['verdict']}: {line['detail'][-300:]}")
     report.data["raw"]["variants"] = list(rows.values())
-    report.finish(checked(list(rows.values()), len(cases)))
+    report.finish(check_figures(list(rows.values()), len(cases)))
     return sum(row[key] in ("wrong", "failed") for row in rows.values() for key in row if key in told)
 
 
-def checked(rows: list[dict[str, Any]], kernels_: int) -> dict[str, Any]:
+def check_figures(rows: list[dict[str, Any]], kernels_: int) -> dict[str, Any]:
     """Figures by rewrite: how often it applied, was right, and was compiled by each Triton."""
     by: dict[str, Counter[str]] = {name: Counter() for name in (*(r.name for r in REWRITES), "combined")}
     for row in rows:
@@ -218,7 +226,7 @@ def checked(rows: list[dict[str, Any]], kernels_: int) -> dict[str, Any]:
 # --- on a device ---
 
 
-def verified(
+def verified_variants(
     case: kernels.Case, where: str, variants: Sequence[Variant], data: kernels.Data
 ) -> list[Variant]:
     """Those that are right under two configs, with the check that says so; all of them without a device."""
@@ -230,7 +238,7 @@ def verified(
     for variant in variants:
         wrong = ""
         if where != "meta":
-            wrong = refusal(case, variant, data, expected)
+            wrong = variant_failure(case, variant, data, expected)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         check_ = Check(problem.device.slug, signature, not wrong, wrong or "two configs", at)
         if wrong:
@@ -240,7 +248,7 @@ def verified(
     return kept
 
 
-def narrowed(variants: Sequence[Variant], found: dict[str, Any]) -> list[Variant]:
+def with_fastest_configs(variants: Sequence[Variant], found: dict[str, Any]) -> list[Variant]:
     """Variants as they are verified: under the fastest configs of the base, unless they have their own."""
     fastest = tuple(Config.from_json(config) for config, _ in found["timings"][:TOP])
     return [v if v.configs else replace(v, configs=fastest) for v in variants]
@@ -253,7 +261,7 @@ def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
     with common.device(null) as where:
         # Tensors of the device `meta` all lie at address zero: they would count as overlapping.
         data = case.make("cpu", small=True) if null else case.make(where)
-        common.warm(where)
+        common.warm_up_device(where)
         # Kernels that make tensor descriptors themselves ask for memory at every launch.
         triton.set_allocator(
             lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=where)
@@ -261,11 +269,13 @@ def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
         options: dict[str, Any] = {"reset_to_zero": list(case.reset_to_zero)}
         every = autotune(configs, list(case.key), mode="exhaustive", store=False, **options)(case.kernel)
         oracle = common.tuned_call(case, every, data, lambda: None)
-        made = generated(case, limit=given["limit"])
+        made = rewrites_of_case(case, limit=given["limit"])
         options["store"] = Store(None)  # of both decisions: nothing is measured twice
         alone = autotune(configs, list(case.key), **options)(case.kernel)
         first = common.tuned_call(case, alone, data, lambda: None)
-        right = {v.name: v.checks for v in verified(case, where, narrowed(made, first), data)}
+        right = {
+            v.name: v.checks for v in verified_variants(case, where, with_fastest_configs(made, first), data)
+        }
         kept = [replace(v, checks=right[v.name]) for v in made if v.name in right]
         ours = autotune(configs, list(case.key), variants=kept, **options)(case.kernel)
         kernels.reset(case, data)
@@ -277,7 +287,7 @@ def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
         winner = partial(ours.__getitem__(data["grid"]), *data["args"], **data["kwargs"])
         for call in (base, winner):
             call()
-        times = common.in_turns([base, winner, base], given["rounds"])
+        times = common.time_in_turns([base, winner, base], given["rounds"])
         host_us = [round(1e6 * common.host_seconds(call, 100), 1) for call in (base, winner)]
     medians = [statistics.median(t) for t in times]
     return {
@@ -299,9 +309,9 @@ def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
     }
 
 
-def tune(a: Namespace, report: common.Report) -> int:
+def tune(a: Namespace, report: common.ResultFile) -> int:
     """Tune case by case, each in a fresh process; returns how many failed."""
-    cases, begun = selected(a), time.monotonic()
+    cases, begun = selected_cases(a), time.monotonic()
     rows, failed, skipped = [], 0, list[str]()
     for place, case in enumerate(cases, 1):
         left = a.total_seconds - (time.monotonic() - begun)
@@ -312,7 +322,7 @@ def tune(a: Namespace, report: common.Report) -> int:
         with tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True) as folder:
             command = common.child_command(__file__, a, "tune", given)
             try:
-                row = common.child(command, common.child_environment(Path(folder)), min(a.seconds, left))
+                row = common.run_child(command, common.child_environment(Path(folder)), min(a.seconds, left))
             except Exception as error:  # one kernel less is worth less than all of the others
                 failed += 1
                 report.add("failed", {"case": case.name, "error": str(error)[-1500:]})
@@ -359,20 +369,20 @@ def main() -> int:
         "--total-seconds", type=float, default=7200.0, help="time limit of all kernels when tuning"
     )
     parser.set_defaults(stub_only="--check" in sys.argv)
-    a = common.parse(parser)
+    a = common.parse_arguments(parser)
     if a.child == "tune":
         print(json.dumps(tune_case(a.given, a.null)), flush=True)
     elif a.child:
         listed = json.loads(Path(a.given["listed"]).read_text(encoding="utf-8"))
         if a.child == "interpret":
-            each(interpret, listed, a.jobs)
+            check_all(interpret, listed, a.jobs)
         else:
             with null_device():
-                each(compile_one, listed, a.jobs)
+                check_all(compile_one, listed, a.jobs)
     elif a.check:
-        return int(check(a, common.Report(a, "mechanical_variants_cpu")) > 0)
+        return int(check(a, common.ResultFile(a, "mechanical_variants_cpu")) > 0)
     else:
-        return int(tune(a, common.Report(a, "mechanical_variants", 0)) > 0)
+        return int(tune(a, common.ResultFile(a, "mechanical_variants", 0)) > 0)
     return 0
 
 

@@ -33,7 +33,7 @@ LENGTHS_US = (10, 20, 50, 200, math.inf)
 """Upper ends of the lengths that are told apart."""
 
 
-def near(paths: Iterable[Path], within: float) -> dict[str, list[str]]:
+def close_configs(paths: Iterable[Path], within: float) -> dict[str, list[str]]:
     """By case, the configs recorded within a share of its fastest: what noise may have ranked.
 
     Cases with one such config are left out.
@@ -43,27 +43,27 @@ def near(paths: Iterable[Path], within: float) -> dict[str, list[str]]:
         ran = {c: m.ms for c, m in table.by_candidate().items() if m.ok}
         close = [str(c.config) for c, ms in ran.items() if ms <= (1 + within) * min(ran.values())]
         if len(close) > 1:
-            found[label(table)] = close
+            found[problem_label(table)] = close
     return found
 
 
-def label(table: Table) -> str:
+def problem_label(table: Table) -> str:
     """What a problem is called, whatever its id."""
     return str(table.problem.extra["label"])
 
 
-def pairs(old: Table, new: Table) -> list[tuple[Measurement, Measurement]]:
+def measurement_pairs(old: Table, new: Table) -> list[tuple[Measurement, Measurement]]:
     """Both measurements of each candidate that ran both times."""
     before = old.by_candidate()
     return [(before[c], m) for c, m in new.by_candidate().items() if m.ok and c in before and before[c].ok]
 
 
-def levelled(old: Table, new: Table) -> Table:
+def levelled_measurements(old: Table, new: Table) -> Table:
     """The new measurements of what ran both times, at the level of the old: less the median difference.
 
     The problem is the old one without the IR, which the old table has.
     """
-    both = pairs(old, new)
+    both = measurement_pairs(old, new)
     level = median(m.ms - b.ms for b, m in both) if both else 0.0
     # A device cannot be faster than its events: nothing falls below half of what was measured.
     level = min(level, min((m.p20_ms or m.ms) for _, m in both) / 2) if both else 0.0
@@ -82,11 +82,11 @@ def levelled(old: Table, new: Table) -> Table:
     return Table(replace(old.problem, ttir={}, extra=extra), rows)
 
 
-def differences(tables: Sequence[tuple[Table, Table]]) -> list[dict[str, Any]]:
+def timing_differences(tables: Sequence[tuple[Table, Table]]) -> list[dict[str, Any]]:
     """By length of the best: the level, and how far two timings of a config differ beyond it, as shares."""
     kept: dict[float, list[tuple[float, list[float]]]] = {}
     for old, new in tables:
-        both = pairs(old, new)
+        both = measurement_pairs(old, new)
         if len(both) < 2:
             continue
         level = median(m.ms - b.ms for b, m in both)
@@ -110,7 +110,7 @@ def differences(tables: Sequence[tuple[Table, Table]]) -> list[dict[str, Any]]:
     return rows
 
 
-def luck(tables: Sequence[tuple[Table, Table]]) -> float:
+def lucky_choice_regret(tables: Sequence[tuple[Table, Table]]) -> float:
     """Geometric-mean regret, by the joined times, of the config that the old times alone call best."""
     lost = []
     for old, new in tables:
@@ -126,19 +126,19 @@ def main() -> int:
     parser.add_argument("--measured", type=Path, required=True, help="folder of `harvest.py --near`")
     parser.add_argument("--table", type=Path, required=True)
     parser.set_defaults(stub_only=True)
-    a = common.parse(parser)
-    report = common.Report(a, "near")
-    old = {label(t): t for t in load(a.tables)}
-    new = sorted(load(sorted(a.measured.glob("tables-*.jsonl.gz"))), key=label)
-    joined = [(old[label(t)], levelled(old[label(t)], t)) for t in new]
+    a = common.parse_arguments(parser)
+    report = common.ResultFile(a, "near")
+    old = {problem_label(t): t for t in load(a.tables)}
+    new = sorted(load(sorted(a.measured.glob("tables-*.jsonl.gz"))), key=problem_label)
+    joined = [(old[problem_label(t)], levelled_measurements(old[problem_label(t)], t)) for t in new]
     written = [t for _, t in joined if len(t.measurements) > 1]
     with a.table.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
         packed.writelines(line.encode() for line in table_lines(written))
     found = {
         "problems": len(written),
         "configs": sum(len(t.measurements) for t in written),
-        "noise": differences([(old[label(t)], t) for t in new]),
-        "regret_of_the_old_best": round(luck(joined), 5),
+        "noise": timing_differences([(old[problem_label(t)], t) for t in new]),
+        "regret_of_the_old_best": round(lucky_choice_regret(joined), 5),
     }
     report.finish(found)
     return 0

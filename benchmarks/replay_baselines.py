@@ -23,11 +23,11 @@ from benchmarks.report_environment import environment
 from forecast_autotune.policy import Fixed, Policy, RiskBounded
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.tuning.replay import load, replay, shipped
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.tuning.replay import load, replay, shipped_tables
 
 
-def cap(table: Table) -> int:
+def most_measurements(table: Table) -> int:
     """The most measurements the default policy makes of a problem of this size (up to 100 configs)."""
     default = RiskBounded()
     n = len(table.by_candidate())
@@ -38,8 +38,8 @@ def cap(table: Table) -> int:
 CONTENDERS: dict[str, tuple[str, Callable[[Table], Policy | None]]] = {
     "default, kernel unseen": ("none", lambda table: None),
     "default, other shapes tuned": ("tuned", lambda table: None),
-    "random": ("none", lambda table: Fixed(cap(table), random=True)),
-    "first k": ("none", lambda table: Fixed(cap(table))),
+    "random": ("none", lambda table: Fixed(most_measurements(table), random=True)),
+    "first k": ("none", lambda table: Fixed(most_measurements(table))),
 }
 
 
@@ -50,12 +50,18 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
-    tables = load(shipped())
+    tables = load(shipped_tables())
     raw: dict[str, list[Any]] = {}
     summary: dict[str, Any] = {}
     for name, (prior, policy) in CONTENDERS.items():
         runs = [
-            replay(tables, surrogate=Analytic(), policy=policy, settings=Settings(seed=seed), prior=prior)
+            replay(
+                tables,
+                surrogate=AnalyticSurrogate(),
+                policy=policy,
+                settings=Settings(seed=seed),
+                prior=prior,
+            )
             for seed in range(1 if name == "first k" else arguments.seeds)
         ]
         raw[name] = [run.to_json() for run in runs]

@@ -22,7 +22,7 @@ def environment(seed: int | None = None) -> dict[str, Any]:
         "triton": triton.__version__,
         "cores": len(os.sched_getaffinity(0)),
         "device": "cpu",
-        "commit": commit(),
+        "commit": commit_id(),
     }
     if torch.cuda.is_available():
         found["device"] = torch.cuda.get_device_name()
@@ -31,7 +31,7 @@ def environment(seed: int | None = None) -> dict[str, Any]:
     return found
 
 
-def commit() -> str:
+def commit_id() -> str:
     """The checkout's commit, with a mark for uncommitted changes; an environment variable may give it."""
     if given := os.environ.get("BENCHMARK_COMMIT"):
         return given

@@ -25,7 +25,7 @@ What the figures are. The score of a run is log2(time / time of the first seed) 
 measured; `ratio` is the geometric mean over problems and seeds of the unfiltered search's time over the
 other's, more than 1 where the other is faster. `wilcoxon_p` pairs problem x seed; since seeds of a problem
 share its table, `clustered_p` flips the signs of whole problems (exact), and the interval draws problems
-(10,000 bootstraps). `fewer` is how many times fewer measurements an arm's mean curve needs to be as good as
+(10,000 bootstraps). `measurements_saved` is how many times fewer measurements an arm's mean curve needs to be as good as
 the unfiltered one's at the full budget; a curve that never gets there is `null`. A run is one search at the
 largest budget, read at the smaller ones. How much there is to gain is what the oracle gains: where pools are
 not several times the budget, no forecast can gain much. Recorded scores carry the noise of one judgement
@@ -53,12 +53,20 @@ from scipy import stats
 
 from benchmarks import common
 from benchmarks.common import say
-from benchmarks.search_pool import Plan, Problem, Recording, Table, Writer, read, record
-from benchmarks.search_replay import ARMS, Run, Told, replay
-from forecast_harness.search.batches import STEP
+from benchmarks.search_pool import (
+    PoolProblem,
+    PoolTable,
+    PoolWriter,
+    RecordingPlan,
+    RecordingSettings,
+    read_pool,
+    record_pool_nodes,
+)
+from benchmarks.search_replay import ARMS, ForecastRecord, ReplayedSearch, replay_search
+from forecast_harness.search.batches import MIN_PROGRESS
 from forecast_harness.search.forecasters import open_forecaster
-from forecast_harness.search.judge import slug_of
-from forecast_harness.search.records import Settings
+from forecast_harness.search.judge import device_slug
+from forecast_harness.search.records import SearchSettings
 from forecast_harness.timing.device import device_count
 from forecast_harness.verify.run import harness_hash
 
@@ -72,18 +80,18 @@ EXACT = 16
 # --- recording ---
 
 
-def recorded(a: Namespace, report: common.Report) -> dict[str, Any]:
+def record_pool(a: Namespace, report: common.ResultFile) -> dict[str, Any]:
     """Add to the table what is missing of it."""
-    about = {"device": a.device, "slug": slug_of(a.device), "harness": harness_hash()}
-    writer = Writer(a.table, {**about, "toolchain": toolchain(a.device)})
+    about = {"device": a.device, "slug": device_slug(a.device), "harness": harness_hash()}
+    writer = PoolWriter(a.table, {**about, "toolchain": toolchain(a.device)})
     lanes = a.lanes or (device_count() if a.device == "cuda" else 2)
-    plan = Plan(a.nodes, a.first, a.parents, a.children)
+    plan = RecordingPlan(a.nodes, a.first, a.parents, a.children)
     before = {n: len(p.nodes) for n, p in writer.table.problems.items()}
     with tempfile.TemporaryDirectory(prefix="search-pool-") as folder:
-        how = Recording(a.device, plan, lanes, a.seconds, Path(folder), a.trials, a.also)
-        done = record(a.record, writer, how)
-    table = read(a.table)
-    report.add("table", described(table))
+        how = RecordingSettings(a.device, plan, lanes, a.seconds, Path(folder), a.trials, a.also)
+        done = record_pool_nodes(a.record, writer, how)
+    table = read_pool(a.table)
+    report.add("table", table_summary(table))
     sizes = {n: len(p.nodes) for n, p in table.problems.items()}
     new = {n: size - before.get(n, 0) for n, size in sizes.items()}
     return {"device": a.device, "lanes": lanes, "nodes": sizes, "new": new, **done}
@@ -98,7 +106,7 @@ def toolchain(device: str) -> dict[str, str]:
     return {"torch": torch.__version__, **cuda}
 
 
-def described(table: Table) -> dict[str, Any]:
+def table_summary(table: PoolTable) -> dict[str, Any]:
     """What a table holds, by problem."""
     found = {}
     for name, problem in table.problems.items():
@@ -124,23 +132,23 @@ def _quartiles(values: Sequence[float]) -> Sequence[float]:
 # --- replaying ---
 
 
-def replayed(
-    table: Table,
-    report: common.Report,
+def replay_all(
+    table: PoolTable,
+    report: common.ResultFile,
     *,
     seeds: int,
     budgets: Sequence[int],
     surrogate: str,
-    settings: Settings,
+    settings: SearchSettings,
 ) -> dict[str, Any]:
     """Every arm on every problem with every seed; the summary."""
-    runs: list[Run] = []
+    runs: list[ReplayedSearch] = []
     for name, problem in table.problems.items():
         forecaster = open_forecaster(surrogate, problem.target)
         for seed, arm in itertools.product(range(seeds), ARMS):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                run = replay(
+                run = replay_search(
                     problem, arm, budget=max(budgets), seed=seed, forecaster=forecaster, settings=settings
                 )
             runs.append(run)
@@ -148,13 +156,18 @@ def replayed(
             report.add("runs", {**row, "best": [round(b, 4) for b in run.best]})
         if forecaster is not None:
             forecaster.close()
-        at = {arm: round(_mean(r.at(max(budgets)) for r in runs if _is(r, name, arm)), 4) for arm in ARMS}
+        at = {
+            arm: round(_mean(r.at(max(budgets)) for r in runs if _matches(r, name, arm)), 4) for arm in ARMS
+        }
         say(f"{name}: best of the pool {min(problem.scores.values()):+.4f}, mean of the runs {at}")
     return summary(table.problems, runs, budgets)
 
 
 def summary(
-    problems: Mapping[str, Problem], runs: Sequence[Run], budgets: Sequence[int], claim: str = "filtered"
+    problems: Mapping[str, PoolProblem],
+    runs: Sequence[ReplayedSearch],
+    budgets: Sequence[int],
+    claim: str = "filtered",
 ) -> dict[str, Any]:
     """The claim's figures, of each arm against `unfiltered`, and how honest the forecasts were.
 
@@ -170,13 +183,13 @@ def summary(
     for arm in arms:
         if arm == "unfiltered":
             continue
-        found[arm] = {str(b): compared(runs, arm, b) for b in budgets}
-        found[arm]["fewer"] = fewer(runs, arm, most)
+        found[arm] = {str(b): speedup_at_budget(runs, arm, b) for b in budgets}
+        found[arm]["fewer"] = measurements_saved(runs, arm, most)
     found["best_of_pool_found"] = {
         arm: {str(b): _mean(found_best(problems, r, b) for r in runs if r.arm == arm) for b in budgets}
         for arm in arms
     }
-    found["forecasts"] = honesty([t for r in runs if r.arm == claim for t in r.told])
+    found["forecasts"] = forecast_calibration([t for r in runs if r.arm == claim for t in r.told])
     last = found[claim][str(most)]
     enough = found[claim]["fewer"]["times"] or 0.0
     better = last["ratio"] >= RATIO and last["clustered_p"] < ALPHA
@@ -184,7 +197,7 @@ def summary(
     return found
 
 
-def compared(runs: Sequence[Run], arm: str, budget: int) -> dict[str, Any]:
+def speedup_at_budget(runs: Sequence[ReplayedSearch], arm: str, budget: int) -> dict[str, Any]:
     """How much faster the arm's best is than the unfiltered search's at a budget."""
     gains = _paired(runs, arm, budget)
     means = [statistics.fmean(g) for g in gains.values()]
@@ -195,13 +208,13 @@ def compared(runs: Sequence[Run], arm: str, budget: int) -> dict[str, Any]:
         "ratio": round(2 ** statistics.fmean(means), 4),
         "interval_95": [round(2 ** drawn[int(q * (BOOTSTRAPS - 1))], 4) for q in (0.025, 0.975)],
         "wilcoxon_p": _wilcoxon(pairs),
-        "clustered_p": flipped(means),
+        "clustered_p": sign_flip_p_value(means),
         "better_equal_worse": [sum(g > 0 for g in pairs), pairs.count(0.0), sum(g < 0 for g in pairs)],
         "by_problem": {n: round(2 ** statistics.fmean(g), 4) for n, g in gains.items()},
     }
 
 
-def flipped(means: Sequence[float]) -> float:
+def sign_flip_p_value(means: Sequence[float]) -> float:
     """Two-sided p of the mean under random signs of all of `means`: exact, or of 100,000 draws for many."""
     if not any(means):
         return 1.0
@@ -214,7 +227,7 @@ def flipped(means: Sequence[float]) -> float:
     return round(float(sum(sums) / len(sums)), 5)
 
 
-def fewer(runs: Sequence[Run], arm: str, budget: int) -> dict[str, Any]:
+def measurements_saved(runs: Sequence[ReplayedSearch], arm: str, budget: int) -> dict[str, Any]:
     """Measurements after which the arm's mean curve is as good as the unfiltered one's at the budget."""
     both = ("unfiltered", arm)
     curve = {a: [_mean(r.at(n) for r in runs if r.arm == a) for n in range(1, budget + 1)] for a in both}
@@ -228,12 +241,12 @@ def fewer(runs: Sequence[Run], arm: str, budget: int) -> dict[str, Any]:
     return {"unfiltered_needs": theirs, "needs": mine, "times": times}
 
 
-def found_best(problems: Mapping[str, Problem], run: Run, budget: int) -> bool:
+def found_best(problems: Mapping[str, PoolProblem], run: ReplayedSearch, budget: int) -> bool:
     """Whether the run's best is the pool's, or so near that a search would not call the rest progress."""
-    return run.at(budget) <= min(problems[run.problem].scores.values()) + STEP
+    return run.at(budget) <= min(problems[run.problem].scores.values()) + MIN_PROGRESS
 
 
-def honesty(told: Sequence[Told]) -> dict[str, Any]:
+def forecast_calibration(told: Sequence[ForecastRecord]) -> dict[str, Any]:
     """Forecasts of measured nodes against what came: all that did not abstain.
 
     Intervals are those of a measurement: the forecast's spread and the measurement's error together.
@@ -270,7 +283,7 @@ def _reliability(pairs: Sequence[tuple[float, float]]) -> list[dict[str, float]]
     return found
 
 
-def _paired(runs: Sequence[Run], arm: str, budget: int) -> dict[str, list[float]]:
+def _paired(runs: Sequence[ReplayedSearch], arm: str, budget: int) -> dict[str, list[float]]:
     """By problem, for every seed: log2 of the unfiltered search's best time over the arm's."""
     scores = {(r.problem, r.seed, r.arm): r.at(budget) for r in runs}
     found: dict[str, list[float]] = defaultdict(list)
@@ -291,7 +304,7 @@ def _mean(values: Any) -> float:
     return round(float(statistics.fmean(float(v) for v in values)), 6)
 
 
-def _is(run: Run, problem: str, arm: str) -> bool:
+def _matches(run: ReplayedSearch, problem: str, arm: str) -> bool:
     return run.problem == problem and run.arm == arm
 
 
@@ -325,21 +338,21 @@ def options() -> ArgumentParser:
 
 def main() -> int:
     made = options()
-    a = common.parse(made)
+    a = common.parse_arguments(made)
     if bool(a.record) == bool(a.replay) or (a.record and a.table is None):
         made.error("say --record PACK... --table FILE, or --replay FILE")
-    report = common.Report(a, "search_equal_budget")
+    report = common.ResultFile(a, "search_equal_budget")
     if a.record:
-        report.finish(recorded(a, report))
+        report.finish(record_pool(a, report))
         return 0
-    table = read(a.replay)
+    table = read_pool(a.replay)
     only = set(filter(None, a.only.split(",")))
     table.problems = {n: p for n, p in table.problems.items() if not only or n in only}
     budgets = sorted(int(b) for b in a.budgets.split(","))
-    settings = Settings(samples=a.samples, k=a.k)
+    settings = SearchSettings(samples=a.samples, k=a.k)
     report.add("measured_on", dict(table.about))
-    report.add("table", described(table))
-    done = replayed(table, report, seeds=a.seeds, budgets=budgets, surrogate=a.surrogate, settings=settings)
+    report.add("table", table_summary(table))
+    done = replay_all(table, report, seeds=a.seeds, budgets=budgets, surrogate=a.surrogate, settings=settings)
     report.finish({"device": table.about["device"], **done})
     return 0 if done["holds"] else 1
 

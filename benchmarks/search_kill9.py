@@ -36,17 +36,25 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # `benchmarks.common` needs torch and is imported where the result is written: children start faster.
-from benchmarks.search_table import CONTEXT, SEEDS, TARGET, Ledger, TableForecaster, TableJudge, TableProposer
+from benchmarks.search_table import (
+    CONTEXT,
+    SEEDS,
+    TARGET,
+    CallLedger,
+    LandscapeForecaster,
+    LandscapeJudge,
+    LandscapeProposer,
+)
 from benchmarks.search_table import settings as table_settings
 from forecast_autotune.records import Outcome, digest
-from forecast_harness.search.decide import key
-from forecast_harness.search.events import Confirm, Job, Proposed, Request
-from forecast_harness.search.interfaces import Forecaster, Judge, Proposer
-from forecast_harness.search.lanes import LocalLanes
-from forecast_harness.search.log import read
-from forecast_harness.search.records import Judged, Node, Settings, Target
-from forecast_harness.search.run import LOG, search
-from forecast_harness.search.state import State, fold
+from forecast_harness.search.decide import action_key
+from forecast_harness.search.events import ConfirmationJob, NodeJob, ProposalRequest, Proposed
+from forecast_harness.search.interfaces import Forecaster, NodeJudge, Proposer
+from forecast_harness.search.lanes import LocalJudgePool
+from forecast_harness.search.log import read_log
+from forecast_harness.search.records import Node, NodeResult, SearchSettings, SearchTarget
+from forecast_harness.search.run import LOG_FILE, search
+from forecast_harness.search.state import SearchState, replay_events
 
 LEDGER = "ledger"
 LANES = 2
@@ -54,27 +62,27 @@ DELAY_S = 0.25
 """Longest sleep of a table's answer: a search takes some seconds, and a kill hits it anywhere."""
 TABLE_S, PACK_S = 1.2, 10.0
 """Longest life of a process that is killed: a few of these make up a search."""
-MOST = 6
+MOST_KILLS = 6
 """Kills of one search."""
 
 
-class PackJudge:
+class LedgerPackJudge:
     """The real judge of a pack's solutions; the times are a table's."""
 
-    def __init__(self, judge: Judge, ledger: Ledger) -> None:
+    def __init__(self, judge: NodeJudge, ledger: CallLedger) -> None:
         self._judge, self._ledger = judge, ledger
 
-    def judge(self, job: Job) -> Judged:
+    def judge(self, job: NodeJob) -> NodeResult:
         self._ledger.write(f"begin {job.id}")
         found = self._judge.judge(job)
         if found.outcome is not Outcome.INFRASTRUCTURE:
             self._ledger.write(f"done {job.id}")
         return _timeless(found, job.node, job.against)
 
-    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
-        self._ledger.write(f"begin {key(confirm)}")
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
+        self._ledger.write(f"begin {action_key(confirm)}")
         found = self._judge.confirm(confirm)
-        self._ledger.write(f"done {key(confirm)}")
+        self._ledger.write(f"done {action_key(confirm)}")
         nodes = {n.id: n for n in (*confirm.nodes, confirm.seed_node)}
         return {n: _timeless(j, nodes[n], confirm.seed_node) for n, j in found.items()}
 
@@ -82,7 +90,7 @@ class PackJudge:
         self._judge.close()
 
 
-def _timeless(judged: Judged, node: Node, against: Node) -> Judged:
+def _timeless(judged: NodeResult, node: Node, against: Node) -> NodeResult:
     """The verdict as it is, the time from a table."""
     if judged.log2_ratio is None:
         return replace(judged, device_seconds=1.0, wall_seconds=1.0)
@@ -91,14 +99,14 @@ def _timeless(judged: Judged, node: Node, against: Node) -> Judged:
     return replace(judged, log2_ratio=ratio, device_seconds=1.0, wall_seconds=1.0)
 
 
-class Counted:
+class LedgerProposer:
     """A proposer whose calls are in the ledger."""
 
-    def __init__(self, proposer: Proposer, ledger: Ledger) -> None:
+    def __init__(self, proposer: Proposer, ledger: CallLedger) -> None:
         self._proposer, self._ledger = proposer, ledger
         self.name, self.styles = proposer.name, proposer.styles
 
-    def propose(self, request: Request) -> Proposed:
+    def propose(self, request: ProposalRequest) -> Proposed:
         self._ledger.write(f"begin {request.id}")
         found = self._proposer.propose(request)
         self._ledger.write(f"done {request.id}")
@@ -108,39 +116,44 @@ class Counted:
         self._proposer.close()
 
 
-def settings(pack: str, seed: int) -> Settings:
+def settings(pack: str, seed: int) -> SearchSettings:
     """A pack's judge takes a third of a second per node, the table next to nothing."""
     if pack:
         return replace(table_settings(14, seed=seed), proposers=("mechanical",), surrogate="none")
     return table_settings(24, seed=seed, depth=1 + seed % 3, audit=0.25)
 
 
-def work(folder: Path, seed: int, pack: str, delay_s: float = DELAY_S, announce: bool = False) -> State:
+def work(folder: Path, seed: int, pack: str, delay_s: float = DELAY_S, announce: bool = False) -> SearchState:
     """What a process does: begin the search, or go on with it."""
-    ledger = Ledger(folder / LEDGER)
-    target: Target = TARGET
+    ledger = CallLedger(folder / LEDGER)
+    target: SearchTarget = TARGET
     seeds: Sequence[Node] = SEEDS
-    proposers: dict[str, Proposer] = {"table": TableProposer(ledger, delay_s)}
-    forecaster: Forecaster | None = TableForecaster(ledger)
+    proposers: dict[str, Proposer] = {"table": LandscapeProposer(ledger, delay_s)}
+    forecaster: Forecaster | None = LandscapeForecaster(ledger)
     if pack:
         from forecast_harness.search.judge import open_judge
         from forecast_harness.search.proposers import open_proposer
         from forecast_harness.search.targets import open_target
 
         target, seeds = open_target(pack, device="cpu")
-        proposers, forecaster = {"mechanical": Counted(open_proposer("mechanical", target), ledger)}, None
+        proposers, forecaster = (
+            {"mechanical": LedgerProposer(open_proposer("mechanical", target), ledger)},
+            None,
+        )
 
-        def make(index: int) -> Judge:
-            return PackJudge(open_judge(target, device="cpu", index=index, folder=folder / "scratch"), ledger)
+        def make(index: int) -> NodeJudge:
+            return LedgerPackJudge(
+                open_judge(target, device="cpu", index=index, folder=folder / "scratch"), ledger
+            )
     else:
 
-        def make(index: int) -> Judge:
-            return TableJudge(ledger, delay_s)
+        def make(index: int) -> NodeJudge:
+            return LandscapeJudge(ledger, delay_s)
 
-    lanes = LocalLanes(make, 1 if pack else LANES)
-    begun: list[State] = []
+    lanes = LocalJudgePool(make, 1 if pack else LANES)
+    begun: list[SearchState] = []
 
-    def watch(state: State) -> None:
+    def watch(state: SearchState) -> None:
         if announce and not begun:
             print("begun", flush=True)
             begun.append(state)
@@ -161,11 +174,11 @@ def work(folder: Path, seed: int, pack: str, delay_s: float = DELAY_S, announce:
         lanes.close()
 
 
-def ended(state: State) -> dict[str, Any]:
+def comparable_state(state: SearchState) -> dict[str, Any]:
     """All of a final state but the order in which answers came."""
     return {
         "nodes": list(state.nodes),
-        "refused": [[r.node.id, r.like, r.why] for r in state.refused],
+        "refused": [[r.node.id, r.original_id, r.reason] for r in state.duplicates],
         "chosen": {n: vars(b.chosen) for n, b in sorted(state.batches.items()) if b.chosen is not None},
         "requests": sorted(state.answers),
         "judged": {n: str(j.outcome) for n, j in sorted(state.judged.items())},
@@ -178,20 +191,20 @@ def ended(state: State) -> dict[str, Any]:
     }
 
 
-def known(folder: Path) -> set[str]:
+def answered_keys(folder: Path) -> set[str]:
     """Keys of what is answered: on file, or in the log."""
     files = folder / "answers"
     return {p.stem for p in files.glob("*.json")} if files.is_dir() else set()
 
 
-def lines(folder: Path) -> list[tuple[str, str]]:
+def ledger_lines(folder: Path) -> list[tuple[str, str]]:
     """The ledger: (begin or done, key)."""
     path = folder / LEDGER
     text = path.read_text() if path.exists() else ""
     return [(word, name) for word, name in (line.split(" ", 1) for line in text.splitlines())]
 
 
-class Killed:
+class KilledSearch:
     """One search, its kills, and what they did."""
 
     def __init__(self, folder: Path, seed: int, pack: str) -> None:
@@ -203,7 +216,7 @@ class Killed:
 
         Returns whether the kill hit it at work.
         """
-        before, old = known(self.folder), len(lines(self.folder))
+        before, old = answered_keys(self.folder), len(ledger_lines(self.folder))
         command = [sys.executable, __file__, "--child", str(self.folder), "--seed", str(self.seed)]
         child = subprocess.Popen([*command, "--pack", self.pack], stdout=subprocess.PIPE, text=True)
         hit = False
@@ -218,23 +231,23 @@ class Killed:
         child.communicate()
         if not hit and child.returncode:
             raise RuntimeError(f"the search failed with {child.returncode}: see above")
-        asked = Counter(name for word, name in lines(self.folder)[old:] if word == "begin")
+        asked = Counter(name for word, name in ledger_lines(self.folder)[old:] if word == "begin")
         self.counts["repeated"] += sum(n for name, n in asked.items() if name in before)
         if hit:
-            done = known(self.folder)
-            under_way = {name for word, name in lines(self.folder) if word == "begin"} - done
+            done = answered_keys(self.folder)
+            under_way = {name for word, name in ledger_lines(self.folder) if word == "begin"} - done
             self.counts["cut_short"] += len(under_way)
-            log = self.folder / LOG
+            log = self.folder / LOG_FILE
             raw = log.read_bytes() if log.exists() else b""
             self.counts["torn_lines"] += bool(raw) and not raw.endswith(b"\n")
             self.counts["before_the_first_event"] += not raw
         return hit
 
-    def finish(self) -> State:
+    def finish(self) -> SearchState:
         """Resume, undisturbed, and count."""
         self.leg(None)
-        state = fold(read(self.folder / LOG))
-        done = Counter(name for word, name in lines(self.folder) if word == "done")
+        state = replay_events(read_log(self.folder / LOG_FILE))
+        done = Counter(name for word, name in ledger_lines(self.folder) if word == "done")
         self.counts["complete_but_unseen"] += sum(n - 1 for n in done.values())
         self.counts["paid"] += len(done)
         self.counts["resumed"] += state.resumed
@@ -244,7 +257,7 @@ class Killed:
 def run(a: argparse.Namespace) -> int:
     from benchmarks import common
 
-    report, chance = common.Report(a, "search_kill9", a.seed), random.Random(a.seed)
+    report, chance = common.ResultFile(a, "search_kill9", a.seed), random.Random(a.seed)
     kills = searches = different = 0
     counts: Counter[str] = Counter()
     begin = time.monotonic()
@@ -252,14 +265,14 @@ def run(a: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="search-kill9-") as name:
             folder = Path(name)
             (folder / "calm").mkdir()
-            expected = ended(work(folder / "calm", searches, a.pack, delay_s=0.0))
-            killed = Killed(folder / "killed", searches, a.pack)
+            expected = comparable_state(work(folder / "calm", searches, a.pack, delay_s=0.0))
+            killed = KilledSearch(folder / "killed", searches, a.pack)
             killed.folder.mkdir()
-            wanted, hits = min(a.kills - kills, chance.randint(1, MOST)), 0
+            wanted, hits = min(a.kills - kills, chance.randint(1, MOST_KILLS)), 0
             for _ in range(wanted):
                 begun = chance.random() < 0.9  # the others die while they are still starting
                 hits += killed.leg(chance.random() * (PACK_S if a.pack else TABLE_S), begun)
-            found = ended(killed.finish())
+            found = comparable_state(killed.finish())
         counts += killed.counts
         different += found != expected
         kills, searches = kills + hits, searches + 1

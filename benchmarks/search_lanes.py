@@ -43,18 +43,27 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.common import say
-from benchmarks.lane_runs import STORE, Noted, by_job, cluster, folder_of_run, ledger, ready, timed
+from benchmarks.lane_runs import (
+    OBJECT_STORE_BYTES,
+    LedgerJudge,
+    counts_by_job,
+    ray_cluster,
+    read_ledger,
+    shared_run_folder,
+    time_jobs,
+    wait_until_open,
+)
 from forecast_autotune.errors import SettingsError
-from forecast_harness.search.events import Job
-from forecast_harness.search.judge import open_judge, plan_for
+from forecast_harness.search.events import NodeJob
+from forecast_harness.search.judge import open_judge, verification_plan
 from forecast_harness.search.judge_pack import PackJudge
-from forecast_harness.search.lanes import LocalLanes
-from forecast_harness.search.novelty import identity
-from forecast_harness.search.racing import Rules
-from forecast_harness.search.ray_lanes import RayLanes, load_ray
-from forecast_harness.search.records import Judged, Node, Target
+from forecast_harness.search.lanes import LocalJudgePool
+from forecast_harness.search.novelty import node_identity
+from forecast_harness.search.racing import RaceRules
+from forecast_harness.search.ray_lanes import RayJudgePool, load_ray
+from forecast_harness.search.records import Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import open_target
-from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.plan import VerificationPlan
 
 PACK = "softmax"
 SLEEPING = """import time
@@ -70,33 +79,35 @@ def run(x):
 NUMBER = {number}
 """
 LANES = 4
-PLAN = Plan(cases=4, timed=8)
-RULES = Rules(first=8, least=8, most=8)
+PLAN = VerificationPlan(cases=4, timed=8)
+RULES = RaceRules(first=8, least=8, most=8)
 """So many launches for every job, however noisy the machine is: jobs must take equally long."""
-WANTED = {2: 1.8, 4: 3.4}
+REQUIRED_SPEEDUPS = {2: 1.8, 4: 3.4}
 """Lanes on GPUs -> how many times the work of one they have to do."""
 Rates = dict[str, dict[int, list[float]]]
 """Kind of lanes -> number of them -> jobs per minute of each run."""
 
 
-def make(target: Target, folder: Path, number: int) -> Noted:
+def make(target: SearchTarget, folder: Path, number: int) -> LedgerJudge:
     """A judge as a search opens it; on a CPU one with few launches and a timing lock of its own."""
     device = "cuda" if "device" in target.payload else "cpu"
     own = folder / f"lane-{number}-{os.getpid()}"
     if device == "cuda":
-        return Noted(open_judge(target, device=device, index=number, folder=own), f"cuda:{number}", folder)
+        return LedgerJudge(
+            open_judge(target, device=device, index=number, folder=own), f"cuda:{number}", folder
+        )
     own.mkdir(parents=True, exist_ok=True)
     judge = PackJudge(target, PLAN, own / "scratch", number=number, rules=RULES, locks=own)
-    return Noted(judge, f"cpu:{number}", folder)
+    return LedgerJudge(judge, f"cpu:{number}", folder)
 
 
-def job_of(target: Target, source: str, seed: Node, against: Node, name: str) -> Job:
+def job_of(target: SearchTarget, source: str, seed: Node, against: Node, name: str) -> NodeJob:
     """To judge a source of the seed's language."""
-    id_ = identity(target.id, seed.language, source)
-    return Job(name, replace(seed, id=id_, source=source, parents=(seed.id,)), against, {}, target, 0, 1)
+    id_ = node_identity(target.id, seed.language, source)
+    return NodeJob(name, replace(seed, id=id_, source=source, parents=(seed.id,)), against, {}, target, 0, 1)
 
 
-def jobs(n: int, sleep: float) -> list[Job]:
+def jobs(n: int, sleep: float) -> list[NodeJob]:
     """Jobs that differ in their sources, and all wait as long."""
     target, (seed,) = open_target(PACK, device="cpu")
     against = replace(seed, source=SLEEPING.format(sleep=sleep, number=-1))
@@ -104,7 +115,7 @@ def jobs(n: int, sleep: float) -> list[Job]:
     return [job_of(target, source, seed, against, f"job-{i}") for i, source in enumerate(sources)]
 
 
-def copies(target: Target, seed: Node, numbers: Iterator[int], n: int) -> list[Job]:
+def copies(target: SearchTarget, seed: Node, numbers: Iterator[int], n: int) -> list[NodeJob]:
     """Jobs with copies of the seed that have constants of other names: as much work, and no text twice.
 
     So nothing that was compiled in one run could serve another, even if cells shared their caches.
@@ -116,50 +127,52 @@ def copies(target: Target, seed: Node, numbers: Iterator[int], n: int) -> list[J
     return [job_of(target, source, seed, seed, f"job-{number}") for number, source in texts.items()]
 
 
-def here(target: Target, n: int, folder: Path) -> LocalLanes:
+def local_lanes(target: SearchTarget, n: int, folder: Path) -> LocalJudgePool:
     """`n` lanes of this process."""
-    return LocalLanes(partial(make, target, folder), n)
+    return LocalJudgePool(partial(make, target, folder), n)
 
 
-def on_ray(target: Target, n: int, folder: Path) -> RayLanes:
+def ray_lanes(target: SearchTarget, n: int, folder: Path) -> RayJudgePool:
     """`n` lanes on the cluster that this process is connected to."""
     gpus = "device" in target.payload
-    return RayLanes(partial(make, target, folder), gpus=gpus, most=n, poll_s=0.5)
+    return RayJudgePool(partial(make, target, folder), gpus=gpus, most=n, poll_s=0.5)
 
 
 # --- lanes that sleep, and are killed ---
 
 
-def killed(open_lanes: Callable[[Path], RayLanes], on: Any, last: Any, listed: list[Job]) -> dict[str, Any]:
+def run_with_kills(
+    open_lanes: Callable[[Path], RayJudgePool], on: Any, last: Any, listed: list[NodeJob]
+) -> dict[str, Any]:
     """Kill an actor's process after a sixth of the jobs, a node after a third; add one after the half."""
-    with folder_of_run() as folder:
+    with shared_run_folder() as folder:
         lanes = open_lanes(folder)
         widths = []
         try:
-            ready(lanes)
+            wait_until_open(lanes)
             began = time.perf_counter()
             futures = [lanes.submit(job) for job in listed]
             again = [lanes.submit(job) for job in listed]
-            reached(futures, len(listed) // 6)
-            victim = next(x["pid"] for x in reversed(ledger(folder)) if x["what"] == "begin")
+            wait_for_results(futures, len(listed) // 6)
+            victim = next(x["pid"] for x in reversed(read_ledger(folder)) if x["what"] == "begin")
             os.kill(victim, signal.SIGKILL)
             say(f"killed the process of a lane, {victim}")
-            reached(futures, len(listed) // 3)
+            wait_for_results(futures, len(listed) // 3)
             on.remove_node(last, allow_graceful=False)
             say("killed a node")
             end = time.monotonic() + 60
-            while lanes.width == LANES and time.monotonic() < end:
+            while lanes.capacity == LANES and time.monotonic() < end:
                 time.sleep(0.05)
-            reached(futures, len(listed) // 2)
-            widths.append(lanes.width)
-            on.add_node(num_cpus=1, object_store_memory=STORE)
+            wait_for_results(futures, len(listed) // 2)
+            widths.append(lanes.capacity)
+            on.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
             say("added a node")
             results = [f.result(600) for f in futures]
             seconds = time.perf_counter() - began
-            widths.append(lanes.width)
+            widths.append(lanes.capacity)
         finally:
             lanes.close()
-        entries = by_job(ledger(folder))
+        entries = counts_by_job(read_ledger(folder))
     return {
         "seconds": seconds,
         "submitted": len(listed),
@@ -173,25 +186,25 @@ def killed(open_lanes: Callable[[Path], RayLanes], on: Any, last: Any, listed: l
     }
 
 
-def reached(futures: list[Future[Judged]], n: int) -> None:
+def wait_for_results(futures: list[Future[NodeResult]], n: int) -> None:
     """Until `n` of them are done."""
     while sum(f.done() for f in futures) < n:
         wait([f for f in futures if not f.done()], timeout=0.2, return_when="FIRST_COMPLETED")
 
 
-def on_cpus(a: argparse.Namespace) -> int:
+def measure_cpu_lanes(a: argparse.Namespace) -> int:
     """Lanes whose launches sleep: how much they overlap, and what they survive."""
-    report = common.Report(a, "search_lanes")
+    report = common.ResultFile(a, "search_lanes")
     listed = jobs(a.jobs, a.sleep)
     target = listed[0].target
     rates: Rates = {"local": {}, "ray": {}}
-    with cluster([{"num_cpus": 1}] * LANES) as (on, nodes):
+    with ray_cluster([{"num_cpus": 1}] * LANES) as (on, nodes):
         for number in range(a.rounds):
-            for name, kind in (("local", here), ("ray", on_ray)):
+            for name, kind in (("local", local_lanes), ("ray", ray_lanes)):
                 for n in (1, LANES) if number % 2 == 0 else (LANES, 1):
-                    row = {"kind": name, "lanes": n, **timed(partial(kind, target, n), listed)}
-                    told(report, row, rates)
-        survived = killed(partial(on_ray, target, LANES), on, nodes[-1], jobs(2 * a.jobs, a.sleep))
+                    row = {"kind": name, "lanes": n, **time_jobs(partial(kind, target, n), listed)}
+                    record_run(report, row, rates)
+        survived = run_with_kills(partial(ray_lanes, target, LANES), on, nodes[-1], jobs(2 * a.jobs, a.sleep))
         report.add("killed", survived)
     found = summary(rates)
     speedups = {kind: found["speedups"][f"{kind} {LANES}"] for kind in rates}
@@ -213,11 +226,11 @@ def on_cpus(a: argparse.Namespace) -> int:
 # --- a lane per GPU ---
 
 
-def on_gpus(a: argparse.Namespace) -> int:
+def measure_gpu_lanes(a: argparse.Namespace) -> int:
     """Lanes with a GPU each, or with none in a dry run: how much more several do than one."""
     if not a.null:
-        plan_for("cuda", max(a.gpus) - 1)  # raises where there are fewer
-    report = common.Report(a, "search_lanes_gpus")
+        verification_plan("cuda", max(a.gpus) - 1)  # raises where there are fewer
+    report = common.ResultFile(a, "search_lanes_gpus")
     began, most = time.perf_counter(), max(a.gpus)
     target, (seed, *_) = open_target(PACK, device="cpu" if a.null else "cuda")
     if a.null:
@@ -226,22 +239,22 @@ def on_gpus(a: argparse.Namespace) -> int:
     numbers = itertools.count()
     rates: Rates = {}
     right, failed = True, list[str]()
-    kinds: list[tuple[str, Callable[[Target, int, Path], LocalLanes]]] = [("local", here)]
+    kinds: list[tuple[str, Callable[[SearchTarget, int, Path], LocalJudgePool]]] = [("local", local_lanes)]
     try:
         load_ray()
-        kinds.append(("ray", on_ray))
+        kinds.append(("ray", ray_lanes))
     except SettingsError:
         say("RAY IS ABSENT: local lanes alone are measured")
     for name, kind in kinds:
-        nodes = [_node(number, a.null) for number in range(most)]
+        nodes = [_node_resources(number, a.null) for number in range(most)]
         try:
-            with nullcontext() if kind is here else cluster(nodes):
+            with nullcontext() if kind is local_lanes else ray_cluster(nodes):
                 for number in range(a.rounds):
                     for n in a.gpus if number % 2 == 0 else reversed(a.gpus):
                         listed = copies(target, seed, numbers, max(n, a.jobs * n // most))
                         warm = copies(target, seed, numbers, n)
-                        row = {"kind": name, "lanes": n, **timed(partial(kind, target, n), listed, warm)}
-                        told(report, row, rates)
+                        row = {"kind": name, "lanes": n, **time_jobs(partial(kind, target, n), listed, warm)}
+                        record_run(report, row, rates)
                         right &= row["outcomes"] == {"ok": len(listed)}
                         if len(row["jobs_of_each_lane"]) < n:
                             raise RuntimeError(f"not all of {n} lanes had a job: {row['jobs_of_each_lane']}")
@@ -250,15 +263,15 @@ def on_gpus(a: argparse.Namespace) -> int:
             failed.append(f"{name}: {type(error).__name__}: {error}")
     found = summary(rates)
     met = {
-        f"{name} {n}": found["speedups"].get(f"{name} {n}", 0.0) >= WANTED[n]
+        f"{name} {n}": found["speedups"].get(f"{name} {n}", 0.0) >= REQUIRED_SPEEDUPS[n]
         for name, _ in kinds
         for n in a.gpus
-        if n in WANTED
+        if n in REQUIRED_SPEEDUPS
     }
     report.finish(
         {
             **found,
-            "wanted": WANTED,
+            "wanted": REQUIRED_SPEEDUPS,
             "met": met,
             "all_jobs_are_right": right,
             "failed": failed,
@@ -269,7 +282,7 @@ def on_gpus(a: argparse.Namespace) -> int:
     return 0 if met and all(met.values()) and right and not failed else 1
 
 
-def _node(number: int, null: bool) -> dict[str, Any]:
+def _node_resources(number: int, null: bool) -> dict[str, Any]:
     """What a raylet owns. Each counts its GPUs from 0; the variable says which of the machine's that is."""
     if null:
         return {"num_cpus": 1}
@@ -279,7 +292,7 @@ def _node(number: int, null: bool) -> dict[str, Any]:
 # --- both ---
 
 
-def told(report: common.Report, row: dict[str, Any], rates: Rates) -> None:
+def record_run(report: common.ResultFile, row: dict[str, Any], rates: Rates) -> None:
     """Write a run down, and say what it was."""
     report.add("throughput", row)
     rates.setdefault(row["kind"], {}).setdefault(row["lanes"], []).append(row["jobs_per_minute"])
@@ -317,8 +330,8 @@ def main() -> int:
     made.add_argument("--sleep", type=float, default=0.1, help="seconds that a launch on a CPU sleeps")
     made.add_argument("--rounds", type=int, default=2, help="runs of each kind, in turns")
     made.set_defaults(stub_only=True)
-    a = common.parse(made)
-    return on_gpus(a) if a.gpus else on_cpus(a)
+    a = common.parse_arguments(made)
+    return measure_gpu_lanes(a) if a.gpus else measure_cpu_lanes(a)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ Who proposes is a language model in one process for all (`llm_serving`), beside 
 options are `--temperature` and `--max-tokens`. The searches share a device: timings take turns by the lock
 that they always take, but verifications and the model work meanwhile, so that times in the searches are
 noisier than usual. In the end, with nothing else at work, the best source of each arm is verified and timed
-again beside the seed, and beside the other arm's (`retimed`); only that is compared. Ratios are of times,
+again beside the seed, and beside the other arm's (`retime_best`); only that is compared. Ratios are of times,
 more than 1 where the filtered search's source is faster.
 
 Nothing is begun that cannot end within `--total-seconds` after the model is loaded: searches share seven
 tenths of them, are told how long they may take, and are interrupted, with what they have, where they do not
 end by themselves. A result is on disk as soon as a search ends; with `--work` all logs and texts are kept.
 
-A run says, by arm: `texts` that the model wrote, second turns after a broken rule included; `sources`, what
+A run says, by arm: `read_texts` that the model wrote, second turns after a broken rule included; `sources`, what
 of it could be read and was new in its request, and what mechanical rewrites gave; `evaluated`, `compiled` and
 `verified` of these (the seed is one more evaluation); `speedup` against the seed, tuned alike, as its search
 believes; tokens, and `model_seconds`: wall seconds with a text of it under way, those of waiting included.
@@ -47,12 +47,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common
 from benchmarks.common import say
-from benchmarks.search_llm_runs import ARMS, TEXTS, Run, covered, known, row, searched, texts
-from forecast_harness.search.events import Confirm
-from forecast_harness.search.interfaces import LaneLost
+from benchmarks.search_llm_runs import (
+    ARMS,
+    TEXTS,
+    SearchRun,
+    covered_seconds,
+    read_run,
+    read_texts,
+    run_row,
+    run_searches,
+)
+from forecast_harness.search.events import ConfirmationJob
+from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.judge import open_judge
-from forecast_harness.search.records import Judged, Node
-from forecast_harness.search.state import State
+from forecast_harness.search.records import Node, NodeResult
+from forecast_harness.search.state import SearchState
 
 LOADING_S = 240.0
 """Most seconds until the model has written its first text."""
@@ -62,7 +71,9 @@ RETIMED_S = 40.0
 """What that takes per problem: fresh processes, verification, and two contests; learnt from the first."""
 
 
-def retimed(states: Mapping[str, State], device: str, seconds: float, folder: Path) -> dict[str, Any]:
+def retime_best(
+    states: Mapping[str, SearchState], device: str, seconds: float, folder: Path
+) -> dict[str, Any]:
     """The best of both arms verified afresh and timed beside the seed, and beside each other."""
     first, other = states["filtered"], states["unfiltered"]
     best = {arm: state.nodes[state.best] for arm, state in states.items()}
@@ -74,20 +85,20 @@ def retimed(states: Mapping[str, State], device: str, seconds: float, folder: Pa
     found: dict[str, Any] = {}
     with closing(open_judge(first.target, device=device, folder=folder)) as judge:
 
-        def beside(nodes: Sequence[Node], rival: Node) -> Mapping[str, Judged]:
+        def beside(nodes: Sequence[Node], rival: Node) -> Mapping[str, NodeResult]:
             left = {n.id: n for n in nodes if n.id != rival.id}
-            asked = Confirm(tuple(left.values()), configs, rival, first.target, seconds / 2)
+            asked = ConfirmationJob(tuple(left.values()), configs, rival, first.target, seconds / 2)
             return judge.confirm(asked) if left else {}
 
         against_seed = beside([mine, theirs], seed)
         for arm, node in best.items():
-            found[arm] = contest(against_seed.get(node.id), node.id == seed.id)
+            found[arm] = contest_summary(against_seed.get(node.id), node.id == seed.id)
         direct = against_seed if theirs.id == seed.id else beside([mine], theirs)
-        found["each_other"] = contest(direct.get(mine.id), mine.id == theirs.id)
+        found["each_other"] = contest_summary(direct.get(mine.id), mine.id == theirs.id)
     return found
 
 
-def contest(judged: Judged | None, same: bool) -> dict[str, Any]:
+def contest_summary(judged: NodeResult | None, same: bool) -> dict[str, Any]:
     """How much faster a source is than its rival; `ratio` is null where it was refused, or not timed."""
     if same:
         return {"ratio": 1.0, "standing": "the same source"}
@@ -126,7 +137,7 @@ def summary(rows: Sequence[Mapping[str, Any]], again: Mapping[str, Mapping[str, 
 
 
 @contextlib.contextmanager
-def served(a: Namespace, work: Path) -> Iterator[str]:
+def serve_model(a: Namespace, work: Path) -> Iterator[str]:
     """The address of a server with the model, ready to write."""
     port, log = work / "port", work / TEXTS
     log.touch()
@@ -168,46 +179,48 @@ def main() -> int:
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     made.add_argument("--work", type=Path, help="keeps all logs and texts; must be new")
     made.set_defaults(stub_only=True)  # the device is not opened in this process
-    a = common.parse(made)
-    report = common.Report(a, "search_llm")
+    a = common.parse_arguments(made)
+    report = common.ResultFile(a, "search_llm")
     with tempfile.TemporaryDirectory(prefix="search-llm-") as scratch:
         work = a.work or Path(scratch)
         work.mkdir(parents=True, exist_ok=True)
-        report.finish(compared(a, report, work.absolute()))
+        report.finish(compare_arms(a, report, work.absolute()))
     return 0
 
 
-def compared(a: Namespace, report: common.Report, work: Path) -> dict[str, Any]:
+def compare_arms(a: Namespace, report: common.ResultFile, work: Path) -> dict[str, Any]:
     """Both arms on every problem, then the best of them again; the summary."""
     problems: list[str] = a.problems.split(",")
-    runs, loading = [Run(problem, arm) for problem in problems for arm in ARMS], time.monotonic()
+    runs, loading = [SearchRun(problem, arm) for problem in problems for arm in ARMS], time.monotonic()
     rows: list[dict[str, Any]] = []
-    with served(a, work) as url:
+    with serve_model(a, work) as url:
         begun = time.monotonic()
         report.add("loading_seconds", round(begun - loading, 1))
-        for one in searched(runs, a, url, begun + (1.0 - RETIMING) * a.total_seconds, work):
-            rows.append(row(one, texts(work), work))
+        for one in run_searches(runs, a, url, begun + (1.0 - RETIMING) * a.total_seconds, work):
+            rows.append(run_row(one, read_texts(work), work))
             report.add("runs", rows[-1])
             say(f"{one.run.name}: {rows[-1]['ended']}, {rows[-1]['speedup']} times the seed")
     again: dict[str, Any] = {}
     needed = RETIMED_S
     for number, problem in enumerate(problems):
-        states = {arm: state for arm in ARMS if (state := known(Run(problem, arm), work)) and state.scores}
+        states = {
+            arm: state for arm in ARMS if (state := read_run(SearchRun(problem, arm), work)) and state.scores
+        }
         began = time.monotonic()
         left = begun + a.total_seconds - began
         if len(states) < len(ARMS) or left < needed:
             say(f"{problem} is not timed again: not both have a result, or there is no time")
             continue
         try:
-            again[problem] = retimed(states, a.device, left / (len(problems) - number), work / "retiming")
-        except LaneLost as error:
+            again[problem] = retime_best(states, a.device, left / (len(problems) - number), work / "retiming")
+        except LaneFailure as error:
             say(f"{problem} was not timed again: {error}")
             continue
         needed = time.monotonic() - began
         report.add("retimed", {"problem": problem, "seconds": round(needed, 1), **again[problem]})
         say(f"{problem}: {again[problem]}")
-    told = texts(work)
-    busy = covered([(text["begin"], text["end"]) for text in told])
+    told = read_texts(work)
+    busy = covered_seconds([(text["begin"], text["end"]) for text in told])
     return {
         **summary(rows, again),
         "tokens_per_second": round(sum(text["output_tokens"] for text in told) / busy, 1) if busy else None,

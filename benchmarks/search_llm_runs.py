@@ -21,9 +21,9 @@ from typing import Any
 from benchmarks import common
 from benchmarks.common import say
 from forecast_autotune.records import Outcome
-from forecast_harness.search.log import read
-from forecast_harness.search.records import Judged
-from forecast_harness.search.state import State, fold
+from forecast_harness.search.log import read_log
+from forecast_harness.search.records import NodeResult
+from forecast_harness.search.state import SearchState, replay_events
 
 ARMS = ("filtered", "unfiltered")
 GRACE_S = 15.0
@@ -35,7 +35,7 @@ TEXTS = "texts.jsonl"
 
 
 @dataclass(frozen=True)
-class Run:
+class SearchRun:
     """One search."""
 
     problem: str
@@ -48,10 +48,10 @@ class Run:
 
 
 @dataclass
-class Running:
+class RunningSearch:
     """A search at work."""
 
-    run: Run
+    run: SearchRun
     process: subprocess.Popen[bytes]
     begun: float
     until: float
@@ -59,7 +59,7 @@ class Running:
     interrupted: bool = False
 
 
-def command(run: Run, a: Namespace, url: str, seconds: float, folder: Path) -> list[str]:
+def command(run: SearchRun, a: Namespace, url: str, seconds: float, folder: Path) -> list[str]:
     """The search as a user would start it."""
     asked = f"{url}/{run.name}/v1?model={Path(a.model).name}&kind=chat&concurrency=64&attempts=2"
     filtered = run.arm == "filtered"
@@ -80,7 +80,7 @@ def command(run: Run, a: Namespace, url: str, seconds: float, folder: Path) -> l
     return [*start, "--llm", asked, *proposers, *given]
 
 
-def start(run: Run, a: Namespace, url: str, seconds: float, work: Path) -> Running:
+def start(run: SearchRun, a: Namespace, url: str, seconds: float, work: Path) -> RunningSearch:
     """Begin a search that has so many seconds."""
     folder, now = work / run.name, time.monotonic()
     folder.mkdir(parents=True)
@@ -93,15 +93,17 @@ def start(run: Run, a: Namespace, url: str, seconds: float, work: Path) -> Runni
             start_new_session=True,
         )
     say(f"{run.name}: begun, {seconds:.0f} s")
-    return Running(run, process, now, now + seconds)
+    return RunningSearch(run, process, now, now + seconds)
 
 
-def searched(runs: Sequence[Run], a: Namespace, url: str, until: float, work: Path) -> Iterator[Running]:
+def run_searches(
+    runs: Sequence[SearchRun], a: Namespace, url: str, until: float, work: Path
+) -> Iterator[RunningSearch]:
     """Every run as it ends, `a.jobs` at a time, until then (by the monotonic clock).
 
     The time is divided among the rounds that it takes. Those for which too little is left are not begun.
     """
-    waiting, going = list(runs), list[Running]()
+    waiting, going = list(runs), list[RunningSearch]()
     try:
         while waiting or going:
             while waiting and len(going) < a.jobs:
@@ -113,7 +115,7 @@ def searched(runs: Sequence[Run], a: Namespace, url: str, until: float, work: Pa
                     continue
                 going.append(start(run, a, url, seconds, work))
             time.sleep(0.2)
-            for one in [one for one in going if over(one)]:
+            for one in [one for one in going if has_ended(one)]:
                 going.remove(one)
                 yield one
     finally:
@@ -121,7 +123,7 @@ def searched(runs: Sequence[Run], a: Namespace, url: str, until: float, work: Pa
             kill(one)
 
 
-def over(one: Running) -> bool:
+def has_ended(one: RunningSearch) -> bool:
     """Whether a search has ended; interrupts, and in the end kills, one that is late."""
     late = time.monotonic() - one.until
     if one.process.poll() is not None:
@@ -135,28 +137,28 @@ def over(one: Running) -> bool:
     return False
 
 
-def kill(one: Running) -> None:
+def kill(one: RunningSearch) -> None:
     """End a search at once; its log stands."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(one.process.pid, signal.SIGKILL)
     one.process.wait()
 
 
-def known(run: Run, work: Path) -> State | None:
+def read_run(run: SearchRun, work: Path) -> SearchState | None:
     """What a run's log says; None before its search has begun."""
     path = work / run.name / "search" / "log.jsonl"
     if not path.is_file():
         return None
-    state = fold(read(path))
+    state = replay_events(read_log(path))
     return state if state.started is not None else None
 
 
-def texts(work: Path) -> list[dict[str, Any]]:
+def read_texts(work: Path) -> list[dict[str, Any]]:
     """The log of the model's server."""
     return [json.loads(line) for line in (work / TEXTS).read_text(encoding="utf-8").splitlines()]
 
 
-def row(one: Running, said: Sequence[Mapping[str, Any]], work: Path) -> dict[str, Any]:
+def run_row(one: RunningSearch, said: Sequence[Mapping[str, Any]], work: Path) -> dict[str, Any]:
     """One run's result; `said` is the log of the model's server."""
     seconds = round(time.monotonic() - one.begun, 1)
     found: dict[str, Any] = {"problem": one.run.problem, "arm": one.run.arm, "wall_seconds": seconds}
@@ -165,9 +167,9 @@ def row(one: Running, said: Sequence[Mapping[str, Any]], work: Path) -> dict[str
         "texts": len(mine),
         "prompt_tokens": sum(line["prompt_tokens"] for line in mine),
         "output_tokens": sum(line["output_tokens"] for line in mine),
-        "model_seconds": round(covered([(line["begin"], line["end"]) for line in mine]), 1),
+        "model_seconds": round(covered_seconds([(line["begin"], line["end"]) for line in mine]), 1),
     }
-    state = known(one.run, work)
+    state = read_run(one.run, work)
     if state is None:
         output = (work / one.run.name / "output").read_text(encoding="utf-8", errors="replace")
         return {**found, "ended": f"not begun: {output.strip()[-500:]}", "speedup": None}
@@ -176,7 +178,7 @@ def row(one: Running, said: Sequence[Mapping[str, Any]], work: Path) -> dict[str
     model = [a for a in answers if a.arm.startswith("llm")]
     found["model"] |= {
         "sources": sum(len(a.nodes) for a in model),
-        **judged([j for n, j in state.judged.items() if n in by_model]),
+        **evaluation_stages([j for n, j in state.judged.items() if n in by_model]),
         "problems": Counter(a.problem[:200] for a in model if a.problem).most_common(4),
     }
     others = [j for n, j in state.judged.items() if n not in by_model and n not in state.seeds]
@@ -184,7 +186,7 @@ def row(one: Running, said: Sequence[Mapping[str, Any]], work: Path) -> dict[str
     best = state.nodes[state.best]
     return {
         **found,
-        "mechanical": {"sources": rewrites, **judged(others)},
+        "mechanical": {"sources": rewrites, **evaluation_stages(others)},
         "ended": "killed" if state.stopped is None else state.stopped.reason,
         "evaluations": state.spent.measurements,
         "batches": max(state.batches, default=0),
@@ -196,7 +198,7 @@ def row(one: Running, said: Sequence[Mapping[str, Any]], work: Path) -> dict[str
     }
 
 
-def judged(listed: Sequence[Judged]) -> dict[str, Any]:
+def evaluation_stages(listed: Sequence[NodeResult]) -> dict[str, Any]:
     """How far sources that were evaluated came."""
     return {
         "evaluated": len(listed),
@@ -206,7 +208,7 @@ def judged(listed: Sequence[Judged]) -> dict[str, Any]:
     }
 
 
-def covered(spans: Sequence[tuple[float, float]]) -> float:
+def covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
     """Seconds that lie in at least one of the spans."""
     total, reached = 0.0, -math.inf
     for begin, end in sorted(spans):

@@ -1,7 +1,7 @@
 """Candidates of packs, each judged once: the table that searches are replayed against.
 
 A table is JSON Lines, gzipped. Its first line says where it was measured (`type` is `pool`); then come
-targets (`target`: a `Target` as the search has it, and its seeds) and results (`node`: a `Node`, what it
+targets (`target`: a `SearchTarget` as the search has it, and its seeds) and results (`node`: a `Node`, what it
 gave beside the first seed, and the round of recording that it came in). Each line is a gzip member of its
 own while a table grows, so that one which was cut short loses its last line and nothing else.
 """
@@ -27,18 +27,18 @@ from benchmarks.common import say
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Outcome, digest
 from forecast_harness.search import codec
-from forecast_harness.search.events import Job, Request
-from forecast_harness.search.interfaces import Judge, LaneLost, Proposer
-from forecast_harness.search.judge import open_judge, plan_for
+from forecast_harness.search.events import NodeJob, ProposalRequest
+from forecast_harness.search.interfaces import LaneFailure, NodeJudge, Proposer
+from forecast_harness.search.judge import open_judge, verification_plan
 from forecast_harness.search.judge_pack import PackJudge
-from forecast_harness.search.novelty import Novelty
+from forecast_harness.search.novelty import NoveltyFilter
 from forecast_harness.search.proposers import open_proposer
-from forecast_harness.search.racing import Rules
-from forecast_harness.search.records import Judged, Node, Target
+from forecast_harness.search.racing import RaceRules
+from forecast_harness.search.records import Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import open_target
 
 SCHEMA = 1
-HOST_RULES = Rules(least=8, most=24, precise=0.02, seconds=1.5)
+HOST_RULES = RaceRules(least=8, most=24, precise=0.02, seconds=1.5)
 """Timing on a shared CPU: launches cost nothing next to the processes they run in, and more of them help."""
 PARTNERS = 2
 """Other nodes offered along with a parent, for crossovers."""
@@ -47,14 +47,14 @@ TRIES = 2
 
 
 @dataclass
-class Problem:
+class PoolProblem:
     """One target's part of a table."""
 
-    target: Target
+    target: SearchTarget
     seeds: tuple[Node, ...]
     nodes: dict[str, Node] = field(default_factory=dict)
     """Judged ones, in the order in which they were recorded."""
-    judged: dict[str, Judged] = field(default_factory=dict)
+    judged: dict[str, NodeResult] = field(default_factory=dict)
     rounds: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -65,14 +65,14 @@ class Problem:
 
 
 @dataclass
-class Table:
+class PoolTable:
     """A table in memory."""
 
     about: Mapping[str, Any]
-    problems: dict[str, Problem] = field(default_factory=dict)
+    problems: dict[str, PoolProblem] = field(default_factory=dict)
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
+def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Every whole line of a table; what was being written when a recording was cut short is left out."""
     left, text = path.read_bytes(), b""
     while left:
@@ -87,26 +87,26 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def read(path: Path) -> Table:
+def read_pool(path: Path) -> PoolTable:
     """A table from its file. Raises `RecordError` for what is none."""
-    found = list(lines(path))
+    found = list(whole_lines(path))
     if not found or found[0].get("type") != "pool" or found[0].get("schema") != SCHEMA:
         raise RecordError(f"{path} is no table of schema {SCHEMA}: its first line is {found[:1]!r:.120}")
-    table = Table(found[0])
+    table = PoolTable(found[0])
     for line in found[1:]:
         if line["type"] == "target":
-            target = codec.from_json(Target, line["target"])
+            target = codec.from_json(SearchTarget, line["target"])
             seeds = tuple(codec.from_json(Node, n) for n in line["seeds"])
-            table.problems[target.name] = Problem(target, seeds)
+            table.problems[target.name] = PoolProblem(target, seeds)
         elif line["type"] == "node":
             problem, node = table.problems[line["problem"]], codec.from_json(Node, line["node"])
             problem.nodes[node.id] = node
-            problem.judged[node.id] = codec.from_json(Judged, line["judged"])
+            problem.judged[node.id] = codec.from_json(NodeResult, line["judged"])
             problem.rounds[node.id] = line["round"]
     return table
 
 
-class Writer:
+class PoolWriter:
     """Appends to a table; a new one begins with `about`. Use from any thread.
 
     Raises `RecordError` where the file holds a table that was measured elsewhere.
@@ -118,26 +118,26 @@ class Writer:
         first = {"type": "pool", "schema": SCHEMA, **about}
         if not path.is_file():
             self._replace([first])
-        self.table = read(path)
+        self.table = read_pool(path)
         differs = {k: (self.table.about.get(k), v) for k, v in first.items() if self.table.about.get(k) != v}
         if differs:
             raise RecordError(f"{path} was measured otherwise: {differs}; give another file")
         # A torn line at the end would hide those appended after it.
-        self._replace(lines(path))
+        self._replace(whole_lines(path))
 
-    def target(self, target: Target, seeds: Sequence[Node]) -> Problem:
+    def target(self, target: SearchTarget, seeds: Sequence[Node]) -> PoolProblem:
         """The problem of a target, begun if it is new. Raises `RecordError` if another has its name."""
         with self._mutex:
             known = self.table.problems.get(target.name)
             if known is None:
                 shown = {"target": codec.to_json(target), "seeds": [codec.to_json(n) for n in seeds]}
                 self._append({"type": "target", **shown})
-                known = self.table.problems[target.name] = Problem(target, tuple(seeds))
+                known = self.table.problems[target.name] = PoolProblem(target, tuple(seeds))
             elif known.target.id != target.id:
                 raise RecordError(f"{self._path} holds another {target.name}: its pack has changed since")
             return known
 
-    def node(self, problem: Problem, node: Node, judged: Judged, number: int) -> None:
+    def node(self, problem: PoolProblem, node: Node, judged: NodeResult, number: int) -> None:
         """Add a result, on disk when this returns."""
         with self._mutex:
             row = {"node": codec.to_json(node), "judged": codec.to_json(judged)}
@@ -148,7 +148,7 @@ class Writer:
     def close(self) -> None:
         """Compress the whole as one: lines alone share nothing."""
         with self._mutex:
-            self._replace(lines(self._path))
+            self._replace(whole_lines(self._path))
 
     def _append(self, row: Mapping[str, Any]) -> None:
         with self._path.open("ab") as stream:
@@ -168,7 +168,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordingPlan:
     """How many candidates of a problem are recorded, and in which rounds."""
 
     nodes: int
@@ -181,7 +181,9 @@ class Plan:
     """Of each of these."""
 
 
-def due(problem: Problem, proposers: Mapping[str, Proposer], plan: Plan, number: int) -> list[Node]:
+def nodes_due(
+    problem: PoolProblem, proposers: Mapping[str, Proposer], plan: RecordingPlan, number: int
+) -> list[Node]:
     """The nodes of a round, recorded or not: a function of the rounds before it. Empty where all is done.
 
     Round 0 holds the seeds, round 1 their children, each further one children of what ran before.
@@ -195,7 +197,7 @@ def due(problem: Problem, proposers: Mapping[str, Proposer], plan: Plan, number:
         return []
     chance = random.Random(digest("round", problem.target.id, number))
     parents, each = _parents(problem, before, scores, plan, number, chance)
-    fresh = Novelty()
+    fresh = NoveltyFilter()
     for node in before.values():
         fresh.add(node)
     found: list[Node] = []
@@ -213,10 +215,10 @@ def due(problem: Problem, proposers: Mapping[str, Proposer], plan: Plan, number:
 
 
 def _parents(
-    problem: Problem,
+    problem: PoolProblem,
     before: Mapping[str, Node],
     scores: Mapping[str, float],
-    plan: Plan,
+    plan: RecordingPlan,
     number: int,
     chance: random.Random,
 ) -> tuple[list[str], int]:
@@ -231,10 +233,10 @@ def _parents(
 
 
 def _request(
-    problem: Problem, before: Mapping[str, Node], parents: Sequence[str], arm: str, n: int, number: int
-) -> Request:
+    problem: PoolProblem, before: Mapping[str, Node], parents: Sequence[str], arm: str, n: int, number: int
+) -> ProposalRequest:
     name = digest(problem.target.id, number, parents, arm)
-    return Request(
+    return ProposalRequest(
         id=f"{number:04d}-{name}",
         batch=number,
         arm=arm,
@@ -252,11 +254,11 @@ def _request(
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordingSettings:
     """How to record."""
 
     device: str
-    plan: Plan
+    plan: RecordingPlan
     lanes: int
     seconds: float
     """No node is begun after so many."""
@@ -267,11 +269,11 @@ class Recording:
     """A folder with sources in subfolders named like the problems."""
 
 
-def record(
+def record_pool_nodes(
     names: Sequence[str],
-    writer: Writer,
-    how: Recording,
-    make_judge: Callable[[Target, int], Judge] | None = None,
+    writer: PoolWriter,
+    how: RecordingSettings,
+    make_judge: Callable[[SearchTarget, int], NodeJudge] | None = None,
 ) -> dict[str, Any]:
     """Judge what is missing of every problem, round by round, a problem per lane; what it came to.
 
@@ -291,8 +293,8 @@ def record(
             except Empty:
                 return
             try:
-                over = _round(name, number, writer, how, lambda target: opened(target, lane), began)
-            except (LaneLost, SettingsError, RecordError) as error:
+                over = _record_round(name, number, writer, how, lambda target: opened(target, lane), began)
+            except (LaneFailure, SettingsError, RecordError) as error:
                 errors.append(f"{name}: {error}")
                 say(errors[-1])
                 continue
@@ -311,12 +313,12 @@ def record(
     return {"seconds": round(time.monotonic() - began, 1), "unfinished": unfinished, "errors": errors}
 
 
-def _round(
+def _record_round(
     name: str,
     number: int,
-    writer: Writer,
-    how: Recording,
-    opened: Callable[[Target], Judge],
+    writer: PoolWriter,
+    how: RecordingSettings,
+    opened: Callable[[SearchTarget], NodeJudge],
     began: float,
 ) -> bool:
     """One round of one problem; whether there was nothing left to do. Ends early where it is late."""
@@ -327,10 +329,10 @@ def _round(
         proposers["recorded"] = open_proposer(f"recorded:{how.also / name}", target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a rewrite that leaves itself out says so once per parent
-        nodes = due(problem, proposers, how.plan, number)
+        nodes = nodes_due(problem, proposers, how.plan, number)
     missing = [n for n in nodes if n.id not in problem.judged]
     if missing:
-        with closing(_Lane(problem, opened, how.trials)) as lane:
+        with closing(_JudgeLane(problem, opened, how.trials)) as lane:
             for node in missing:
                 if time.monotonic() - began > how.seconds:
                     return False
@@ -341,26 +343,28 @@ def _round(
     return not nodes
 
 
-def _judge(how: Recording, target: Target, lane: int) -> Judge:
+def _judge(how: RecordingSettings, target: SearchTarget, lane: int) -> NodeJudge:
     folder = how.folder / f"lane-{lane}"
     if how.device == "cpu":
         rules, locks = HOST_RULES, how.folder / "locks"
-        return PackJudge(target, plan_for("cpu"), folder, number=lane, rules=rules, locks=locks)
+        return PackJudge(target, verification_plan("cpu"), folder, number=lane, rules=rules, locks=locks)
     return open_judge(target, device=how.device, index=lane, folder=folder)
 
 
-class _Lane:
+class _JudgeLane:
     """Judges nodes of a problem beside its first seed, with a fresh judge after each failure of a lane."""
 
-    def __init__(self, problem: Problem, opened: Callable[[Target], Judge], trials: int) -> None:
+    def __init__(
+        self, problem: PoolProblem, opened: Callable[[SearchTarget], NodeJudge], trials: int
+    ) -> None:
         self._problem, self._opened, self._trials = problem, opened, trials
-        self._judge: Judge | None = None
+        self._judge: NodeJudge | None = None
         self._lost = 0
 
-    def judged(self, node: Node, number: int) -> Judged:
+    def judged(self, node: Node, number: int) -> NodeResult:
         """What the judge says; `infrastructure` for a node that its lane fails with, again and again.
 
-        Raises `LaneLost` where that happens to two nodes in a row: then the lane is to blame, and
+        Raises `LaneFailure` where that happens to two nodes in a row: then the lane is to blame, and
         `RecordError` where there is no time of the seed to compare with.
         """
         target, seed = self._problem.target, self._problem.seeds[0]
@@ -373,8 +377,8 @@ class _Lane:
             name = digest("pool", target.id, node.id, attempt)
             self._judge = self._judge or self._opened(target)
             try:
-                found = self._judge.judge(Job(name, node, seed, config, target, number, self._trials))
-            except LaneLost as error:
+                found = self._judge.judge(NodeJob(name, node, seed, config, target, number, self._trials))
+            except LaneFailure as error:
                 reason = f"{node.id}: {error}"[:500]
                 self.close()
             else:
@@ -382,8 +386,8 @@ class _Lane:
                 return found
         self._lost += 1
         if self._lost > 1:
-            raise LaneLost(reason)
-        return Judged(Outcome.INFRASTRUCTURE, seed.id, feedback=reason)
+            raise LaneFailure(reason)
+        return NodeResult(Outcome.INFRASTRUCTURE, seed.id, feedback=reason)
 
     def close(self) -> None:
         """End the judge's processes."""

@@ -16,29 +16,43 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.search_pool import Problem
+from benchmarks.search_pool import PoolProblem
 from forecast_autotune.records import Outcome, digest
-from forecast_harness.search.events import Confirm, Forecasted, Job, Proposed, Question, Request
-from forecast_harness.search.interfaces import Forecaster, Judge, LaneLost
-from forecast_harness.search.lanes import LocalLanes
-from forecast_harness.search.proposers.making import salt
-from forecast_harness.search.records import Belief, Budget, Context, Judged, Node, Settings
+from forecast_harness.search.events import (
+    ConfirmationJob,
+    Forecasted,
+    NodeForecastRequest,
+    NodeJob,
+    ProposalRequest,
+    Proposed,
+)
+from forecast_harness.search.interfaces import Forecaster, LaneFailure, NodeJudge
+from forecast_harness.search.lanes import LocalJudgePool
+from forecast_harness.search.proposers.making import draw_seed
+from forecast_harness.search.records import (
+    Node,
+    NodeForecast,
+    NodeResult,
+    SearchBudget,
+    SearchContext,
+    SearchSettings,
+)
 from forecast_harness.search.run import search
-from forecast_harness.search.state import State
+from forecast_harness.search.state import SearchState
 
 ARMS = ("unfiltered", "filtered", "random", "oracle")
-SURE = 0.02
+ORACLE_SPREAD = 0.02
 """Spread (log2) that the oracle states: about that of a measurement."""
 PATIENCE = 1000
 """No search ends before its budget for want of a better node: budgets are to be equal."""
 
-USUAL = Settings()
+DEFAULT_SETTINGS = SearchSettings()
 
 
-class Dealer:
+class PoolProposer:
     """A recorded proposer: children of the asked parent, those of the asked style first."""
 
-    def __init__(self, name: str, problem: Problem) -> None:
+    def __init__(self, name: str, problem: PoolProblem) -> None:
         self.name = name
         self._children: dict[str, list[Node]] = defaultdict(list)
         styles = set()
@@ -50,11 +64,11 @@ class Dealer:
                 styles.add(node.arm.rpartition("/")[2])
         self.styles: Sequence[str] = tuple(sorted(styles))
 
-    def propose(self, request: Request) -> Proposed:
+    def propose(self, request: ProposalRequest) -> Proposed:
         """See `Proposer`."""
         known = set(request.known)
         left = [n for n in self._children[request.parents[0].id] if n.id not in known]
-        random.Random(salt(request)).shuffle(left)
+        random.Random(draw_seed(request)).shuffle(left)
         left.sort(key=lambda n: n.arm != request.arm)
         problem = "" if left else "every recorded child is known already"
         return Proposed(
@@ -65,17 +79,17 @@ class Dealer:
         """Nothing is held."""
 
 
-class TableJudge:
+class PoolJudge:
     """Answers with what was recorded, at once."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PoolProblem) -> None:
         self._problem, self._scores = problem, problem.scores
 
-    def judge(self, job: Job) -> Judged:
-        """See `Judge`."""
+    def judge(self, job: NodeJob) -> NodeResult:
+        """See `NodeJudge`."""
         return self._beside(job.node.id, job.against.id)
 
-    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """The same numbers again: what is confirmed was measured when the table was."""
         first = confirm.seed_node.id
         return {n.id: self._beside(n.id, first) for n in (*confirm.nodes, confirm.seed_node)}
@@ -83,10 +97,10 @@ class TableJudge:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _beside(self, node: str, against: str) -> Judged:
+    def _beside(self, node: str, against: str) -> NodeResult:
         found = self._problem.judged.get(node)
         if found is None:
-            raise LaneLost(f"{node} is not in the table")
+            raise LaneFailure(f"{node} is not in the table")
         if found.log2_ratio is None:
             return replace(found, against=against)
         sd = 0.0 if node == against else math.hypot(found.sd, self._problem.judged[against].sd)
@@ -94,7 +108,7 @@ class TableJudge:
         return replace(found, against=against, log2_ratio=ratio, sd=sd)
 
 
-class Drawn:
+class RandomForecaster:
     """Likes candidates by a draw: a random choice of the same pool, with the same bookkeeping."""
 
     name = "drawn-1"
@@ -102,10 +116,10 @@ class Drawn:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def forecast(self, question: Question) -> Forecasted:
+    def forecast(self, question: NodeForecastRequest) -> Forecasted:
         """See `Forecaster`."""
         beliefs = {
-            n.id: Belief(-random.Random(digest(self._seed, n.id)).random(), 0.1, 0.0, 1.0)
+            n.id: NodeForecast(-random.Random(digest(self._seed, n.id)).random(), 0.1, 0.0, 1.0)
             for n in question.nodes
         }
         return Forecasted(question.batch, question.reference.id, beliefs)
@@ -114,26 +128,26 @@ class Drawn:
         """Nothing is held."""
 
 
-class Oracle:
+class OracleForecaster:
     """Knows the table: a candidate is worth the best score among it and its recorded descendants."""
 
     name = "oracle-1"
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PoolProblem) -> None:
         self._scores, self._worth = problem.scores, dict(problem.scores)
         for node in reversed(problem.nodes.values()):  # children were recorded after their parents
             above = node.parents[0] if node.parents else ""
             if node.id in self._worth and above in self._worth:
                 self._worth[above] = min(self._worth[above], self._worth[node.id])
 
-    def forecast(self, question: Question) -> Forecasted:
+    def forecast(self, question: NodeForecastRequest) -> Forecasted:
         """See `Forecaster`."""
         base = self._scores.get(question.reference.id, 0.0)
         beliefs = {}
         for node in question.nodes:
             worth = self._worth.get(node.id)
             mean = 0.0 if worth is None else worth - base
-            beliefs[node.id] = Belief(mean, SURE, float(worth is None), float(mean < 0.0))
+            beliefs[node.id] = NodeForecast(mean, ORACLE_SPREAD, float(worth is None), float(mean < 0.0))
         return Forecasted(question.batch, question.reference.id, beliefs)
 
     def close(self) -> None:
@@ -141,10 +155,10 @@ class Oracle:
 
 
 @dataclass(frozen=True)
-class Told:
+class ForecastRecord:
     """The last forecast of a node before it was measured, and what came of it."""
 
-    belief: Belief
+    belief: NodeForecast
     came: float | None
     """log2(time / time of the same reference); None where it failed."""
     noise: float
@@ -152,7 +166,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReplayedSearch:
     """What one replayed search did."""
 
     problem: str
@@ -160,7 +174,7 @@ class Run:
     arm: str
     best: tuple[float, ...]
     """Lowest score after 1, 2, ... measurements, the seeds' included; log2 against the first seed."""
-    told: tuple[Told, ...]
+    told: tuple[ForecastRecord, ...]
     ended: str
 
     def at(self, budget: int) -> float:
@@ -172,15 +186,15 @@ class Run:
         return next((n for n, best in enumerate(self.best, 1) if best <= score + 1e-9), None)
 
 
-def replay(
-    problem: Problem,
+def replay_search(
+    problem: PoolProblem,
     arm: str,
     *,
     budget: int,
     seed: int,
     forecaster: Forecaster | None = None,
-    settings: Settings = USUAL,
-) -> Run:
+    settings: SearchSettings = DEFAULT_SETTINGS,
+) -> ReplayedSearch:
     """Search a table. `forecaster` is that of the arm `filtered`; the others bring their own.
 
     Raises `ValueError` for an arm that is none of `ARMS`.
@@ -188,14 +202,14 @@ def replay(
     asked: Mapping[str, Forecaster | None] = {
         "unfiltered": None,
         "filtered": forecaster,
-        "random": Drawn(seed),
-        "oracle": Oracle(problem),
+        "random": RandomForecaster(seed),
+        "oracle": OracleForecaster(problem),
     }
     if arm not in asked:
         raise ValueError(f"an arm is one of {', '.join(ARMS)}, not {arm!r}")
-    chosen = replace(settings, budget=Budget(budget), surrogate=arm, seed=seed)
-    state = searched(problem, TableJudge(problem), asked[arm], chosen)
-    return Run(
+    chosen = replace(settings, budget=SearchBudget(budget), surrogate=arm, seed=seed)
+    state = run_recorded_search(problem, PoolJudge(problem), asked[arm], chosen)
+    return ReplayedSearch(
         problem.target.name,
         seed,
         arm,
@@ -205,27 +219,29 @@ def replay(
     )
 
 
-def searched(problem: Problem, judge: Judge, forecaster: Forecaster | None, settings: Settings) -> State:
+def run_recorded_search(
+    problem: PoolProblem, judge: NodeJudge, forecaster: Forecaster | None, settings: SearchSettings
+) -> SearchState:
     """The search of a recorded problem to the end of its budget, whatever it finds; nothing of it is kept."""
     names = sorted({n.arm.partition("/")[0] for n in problem.nodes.values() if n.parents})
-    lanes = LocalLanes(lambda _: judge, 1)
+    lanes = LocalJudgePool(lambda _: judge, 1)
     with tempfile.TemporaryDirectory(prefix="search-replay-") as folder, closing(lanes):
         return search(
             problem.target,
             problem.seeds,
             settings=replace(settings, patience=PATIENCE),
-            context=Context(problem.target.id, (), "table", {"table": "1"}, "", "table"),
-            proposers={name: Dealer(name, problem) for name in names},
+            context=SearchContext(problem.target.id, (), "table", {"table": "1"}, "", "table"),
+            proposers={name: PoolProposer(name, problem) for name in names},
             forecaster=forecaster,
             lanes=lanes,
             folder=Path(folder),
         )
 
 
-def told(state: State) -> Iterator[Told]:
+def told(state: SearchState) -> Iterator[ForecastRecord]:
     """What was forecast of every node that was measured, and what came."""
     for node, (reference, belief) in state.beliefs.items():
         if node in state.judged:
             score, judged = state.scores.get(node), state.judged[node]
             came = None if score is None else score - state.scores[reference]
-            yield Told(belief, came, math.hypot(judged.sd, state.judged[reference].sd))
+            yield ForecastRecord(belief, came, math.hypot(judged.sd, state.judged[reference].sd))

@@ -16,7 +16,7 @@ family; it lies in `--models` then. An evaluation is one (source, config) that i
 arms pay for each, and are read after equally many. With `--tuned`, the base's configs were timed before and
 cost nothing: there is less to gain then. Scores are log2(time / time of the base under the best of its
 recorded configs), and the figures are those of `search_equal_budget`; the arm `--claim` at the last of the
-budgets decides whether the claim holds. `timing` says how far two timings of a candidate disagree.
+budgets decides whether the claim holds. `timing_noise` says how far two timings of a candidate disagree.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ import torch
 
 from benchmarks import common
 from benchmarks.common import say
-from benchmarks.forecast_variants import fitted, table_paths
+from benchmarks.forecast_variants import surrogate_without, table_paths
 from benchmarks.search_equal_budget import summary
-from benchmarks.search_replay import Run
-from benchmarks.source_pool import BASE, pack
-from benchmarks.source_recording import compile_kernel, record, time_kernel
-from benchmarks.source_replay import ARMS, Recorded, replay
-from benchmarks.variant_forecasts import digest_of
+from benchmarks.search_replay import ReplayedSearch
+from benchmarks.source_pool import BASE, write_tables
+from benchmarks.source_recording import compile_kernel, record_kernels, time_kernel
+from benchmarks.source_replay import ARMS, KernelRecord, replay_sources
+from benchmarks.variant_forecasts import file_digest
 from forecast_autotune.records.table import Table, read_tables
-from forecast_autotune.surrogates.learned import Learned, Model
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.replay import load
-from forecast_harness.search.records import Settings
-from forecast_train.evaluation.splits import folds
+from forecast_harness.search.records import SearchSettings
+from forecast_train.evaluation.splits import make_folds
 
 
-def surrogates(families: Sequence[str], folder: Path) -> dict[str, Surrogate]:
+def surrogates_by_family(families: Sequence[str], folder: Path) -> dict[str, Surrogate]:
     """A surrogate for every family of kernels, fitted without it; those in the folder are not fitted again.
 
     Raises `ValueError` for a model in the folder that was fitted with the family.
@@ -62,35 +62,35 @@ def surrogates(families: Sequence[str], folder: Path) -> dict[str, Surrogate]:
     folder.mkdir(parents=True, exist_ok=True)
     missing = [f for f in families if not (folder / f"{f}.npz").is_file()]
     if missing:
-        by_family = {fold.name: fold for fold in folds(load(table_paths()), "family")}
+        by_family = {fold.name: fold for fold in make_folds(load(table_paths()), "family")}
         for family in missing:
-            fitted(family, by_family).model.save(folder / f"{family}.npz")
+            surrogate_without(family, by_family).model.save(folder / f"{family}.npz")
     found: dict[str, Surrogate] = {}
     for family in families:
-        model = Model.load(folder / f"{family}.npz")
+        model = LearnedModel.load(folder / f"{family}.npz")
         without = (model.about or {}).get("without")
         # No recorded table is of some families: then the shipped surrogate has not seen them either.
         if without not in (family, "nothing: as shipped"):
             raise ValueError(f"{family}.npz was fitted without {without}: give another folder")
-        found[family] = Learned(model)
+        found[family] = LearnedSurrogate(model)
     return found
 
 
-def replayed(a: Namespace, report: common.Report) -> dict[str, Any]:
+def replay_all(a: Namespace, report: common.ResultFile) -> dict[str, Any]:
     """Every arm on every problem with every seed; the summary."""
     tables = read_tables(a.replay)
     only = set(filter(None, a.only.split(",")))
     tables = [t for t in tables if not only or t.problem.extra["label"].partition("/")[0] in only]
-    known = surrogates(sorted({t.problem.extra["family"] for t in tables}), a.models)
+    known = surrogates_by_family(sorted({t.problem.extra["family"] for t in tables}), a.models)
     budgets = sorted(int(b) for b in a.budgets.split(","))
-    settings = Settings(samples=a.samples, k=a.k)
+    settings = SearchSettings(samples=a.samples, k=a.k)
     asked = {"unfiltered", a.claim, *a.arms.split(",")}
     arms = [arm for arm in ARMS if not a.arms or arm in asked]
-    runs: list[Run] = []
+    runs: list[ReplayedSearch] = []
     pools = {}
     for table in tables:
         try:
-            recorded = Recorded(table, known[table.problem.extra["family"]])
+            recorded = KernelRecord(table, known[table.problem.extra["family"]])
         except ValueError as error:
             say(f"left out: {error}")
             continue
@@ -99,11 +99,11 @@ def replayed(a: Namespace, report: common.Report) -> dict[str, Any]:
             say(f"left out: {pool.target.name} has {len(pool.nodes)} sources that were timed to the end")
             continue
         pools[pool.target.name] = pool
-        report.add("table", described(recorded))
+        report.add("table", record_summary(recorded))
         for seed, arm in itertools.product(range(a.seeds), arms):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                run = replay(
+                run = replay_sources(
                     recorded,
                     arm,
                     budget=budgets[-1],
@@ -122,12 +122,12 @@ def replayed(a: Namespace, report: common.Report) -> dict[str, Any]:
         say(f"{pool.target.name}: best of the pool {min(pool.scores.values()):+.4f}, mean of the runs {at}")
     if not runs:
         raise ValueError(f"{a.replay} holds no kernel with {a.least} sources that were timed to the end")
-    origin = {"table": digest_of(a.replay), "device": tables[0].problem.device.name}
+    origin = {"table": file_digest(a.replay), "device": tables[0].problem.device.name}
     options = {"trials": a.trials, "base_is_tuned": a.tuned, "claim": a.claim}
     return {**origin, **options, **summary(pools, runs, budgets, a.claim)}
 
 
-def described(recorded: Recorded) -> dict[str, Any]:
+def record_summary(recorded: KernelRecord) -> dict[str, Any]:
     """What the record of a kernel holds, and how good forecasts of its configs are before any is timed."""
     table, pool = recorded.table, recorded.pool
     rows = recorded.rows
@@ -146,13 +146,13 @@ def described(recorded: Recorded) -> dict[str, Any]:
         "evaluations": len(rows),
         "outcomes": dict(sorted(outcomes.items())),
         "best": round(min(pool.scores.values()), 4),
-        "speedups": speedups(recorded),
+        "speedups": speedups_by_origin(recorded),
         "first_config_forecast_is_slower_by": round(2 ** statistics.median(gaps) - 1, 4) if gaps else None,
-        "timing": timing(table),
+        "timing": timing_noise(table),
     }
 
 
-def speedups(recorded: Recorded) -> dict[str, float]:
+def speedups_by_origin(recorded: KernelRecord) -> dict[str, float]:
     """By origin (`llm`, `mechanical`): time of the base over that of the best source, at their best configs.
 
     The finalists' times are those that were taken in turns.
@@ -167,7 +167,7 @@ def speedups(recorded: Recorded) -> dict[str, float]:
     return found
 
 
-def timing(table: Table) -> dict[str, float | int]:
+def timing_noise(table: Table) -> dict[str, float | int]:
     """Median |log2| between what a candidate took alone and in turns with the finalists, and how many."""
     alone: dict[Any, float] = {}
     apart = []
@@ -211,7 +211,7 @@ def options() -> ArgumentParser:
 
 def main() -> int:
     made = options()
-    a = common.parse(made)
+    a = common.parse_arguments(made)
     if a.child:
         torch.set_num_threads(1)
         if a.child == "compile":
@@ -220,14 +220,14 @@ def main() -> int:
             time_kernel(a.given, a.null)
         return 0
     if a.record:
-        return record(__file__, a)
+        return record_kernels(__file__, a)
     if a.pack is not None:
-        say(f"{pack(a.pack, a.out)} measurements in {a.out.name}")
+        say(f"{write_tables(a.pack, a.out)} measurements in {a.out.name}")
         return 0
     if a.replay is None or a.models is None:
         made.error("say --record, --pack RECORDING, or --replay TABLE with --models FOLDER")
-    report = common.Report(a, "search_sources")
-    done = replayed(a, report)
+    report = common.ResultFile(a, "search_sources")
+    done = replay_all(a, report)
     report.finish(done)
     return 0 if done["holds"] else 1
 

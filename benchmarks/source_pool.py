@@ -3,8 +3,8 @@
 The sources are the base kernel, the variants that a language model wrote (`variants`), and our own rewrites
 of the base. Of each, at most so many configs are in the pool: those with the lowest digests, so that sources
 which can run a config in common have it in common, and nobody's taste decides. A recording is JSON Lines
-(`source_recording`); `tables` makes measurement tables of it, a problem per kernel, with IR and grids. What
-the sources are is under `sources` in the problem, by the name that their measurements have as `variant`.
+(`source_recording`); `tables_of_recording` makes measurement tables of it, a problem per kernel, with IR and grids. What
+the sources are is under `kernel_sources` in the problem, by the name that their measurements have as `variant`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import kernels, variants
-from benchmarks.harvest_lane import facts_of
-from benchmarks.kernel_children import read
-from benchmarks.mechanical_cases import generated
-from benchmarks.variant_forecasts import call_of, shapes_of
+from benchmarks.harvest_lane import table_facts
+from benchmarks.kernel_children import read_lines
+from benchmarks.mechanical_cases import rewrites_of_case
+from benchmarks.variant_forecasts import call_with_variants, first_cases_of
 from forecast_autotune.records import Candidate, Measurement, Problem, digest
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.variants import Variant
 from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import Call
-from forecast_integrations.triton.standalone import module_text
+from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.standalone import standalone_source
 
 BASE, LLM, MECHANICAL = "base", "llm", "mechanical"
 
 
 @dataclass(frozen=True)
-class Source:
+class PooledSource:
     """One source of a kernel."""
 
     name: str
@@ -58,39 +58,41 @@ class Source:
         return {"name": self.name, "origin": self.origin, "note": self.note, "text": self.text}
 
 
-def sources(case: kernels.Case, mechanical: int) -> list[Source]:
+def kernel_sources(case: kernels.Case, mechanical: int) -> list[PooledSource]:
     """The base, then what a model wrote, then at most so many rewrites that are none of these."""
     kernel = case.name.partition("/")[0]
-    found = [Source(BASE, BASE, BASE, module_text(case.kernel))]
-    for one in variants.sources([kernel]):
+    found = [PooledSource(BASE, BASE, BASE, standalone_source(case.kernel))]
+    for one in variants.variant_sources([kernel]):
         record = one.record()
-        found.append(Source(one.name, record.name, LLM, one.text, one.summary, record))
-    for record in generated(case, limit=mechanical) if mechanical else ():
+        found.append(PooledSource(one.name, record.name, LLM, one.text, one.summary, record))
+    for record in rewrites_of_case(case, limit=mechanical) if mechanical else ():
         note = "+".join(record.extra["rewrites"])
-        found.append(Source(f"{kernel}/{record.name}", record.name, MECHANICAL, record.source, note, record))
+        found.append(
+            PooledSource(f"{kernel}/{record.name}", record.name, MECHANICAL, record.source, note, record)
+        )
     return list({one.variant: one for one in reversed(found)}.values())[::-1]
 
 
 @dataclass(frozen=True)
-class Pool:
+class SourcePool:
     """A call of a kernel with its sources, and which configs of each are in the pool."""
 
     case: kernels.Case
-    call: Call
-    sources: Mapping[str, Source]
+    call: KernelCall
+    sources: Mapping[str, PooledSource]
     """By name, in the order in which they are timed."""
     listed: Mapping[str, tuple[Candidate, ...]]
     """By name of the source."""
 
     @classmethod
-    def of(cls, case: kernels.Case, data: kernels.Data, mechanical: int, each: int) -> Pool:
+    def of(cls, case: kernels.Case, data: kernels.Data, mechanical: int, each: int) -> SourcePool:
         """All sources of a case, `each` configs of every source at most."""
-        found = sources(case, mechanical)
-        call = call_of(case, data, [one.record for one in found if one.record is not None])
+        found = kernel_sources(case, mechanical)
+        call = call_with_variants(case, data, [one.record for one in found if one.record is not None])
         by: dict[str, list[Candidate]] = {one.variant: [] for one in found}
         for candidate in call.configs:
             by[candidate.variant].append(candidate)
-        chosen = {one.name: sampled(case.name, by[one.variant], each) for one in found}
+        chosen = {one.name: sample_candidates(case.name, by[one.variant], each) for one in found}
         return cls(case, call, {one.name: one for one in found}, chosen)
 
     @property
@@ -109,19 +111,19 @@ class Pool:
         return replace(found, extra={**found.extra, **extra})
 
 
-def sampled(case: str, own: Sequence[Candidate], each: int) -> tuple[Candidate, ...]:
+def sample_candidates(case: str, own: Sequence[Candidate], each: int) -> tuple[Candidate, ...]:
     """At most `each` candidates of a source, in the order of a digest of their configs."""
     kernel = case.partition("/")[0]
     return tuple(sorted(own, key=lambda c: digest("pool", kernel, str(c.config)))[:each])
 
 
-def case_of(kernel: str) -> kernels.Case:
+def recorded_case(kernel: str) -> kernels.Case:
     """The first shape of a kernel: the one that is recorded."""
-    return shapes_of(kernel, 1)[0]
+    return first_cases_of(kernel, 1)[0]
 
 
-def tables(path: Path) -> list[Table]:
-    """A table per kernel of a recording; what each source came to is its `outcome` under `sources`.
+def tables_of_recording(path: Path) -> list[Table]:
+    """A table per kernel of a recording; what each source came to is its `outcome` under `kernel_sources`.
 
     Of a source that was never ended there are the measurements alone, and no outcome.
     """
@@ -129,7 +131,7 @@ def tables(path: Path) -> list[Table]:
     texts: dict[str, dict[str, str]] = {}
     rows: dict[str, list[Measurement]] = {}
     became: dict[str, dict[str, str]] = {}
-    for line in read(path):
+    for line in read_lines(path):
         case = line.get("case", "")
         if "problem" in line:
             problems[case] = Problem.from_json(line["problem"])
@@ -156,20 +158,20 @@ def _table(
     whole = replace(problem, ttir=dict(ttir), extra={**problem.extra, "sources": told})
     # A recording that was taken up on another device of the model is still of one problem.
     table = Table(whole, [replace(m, problem=problem.id) for m in rows])
-    facts = {"facts": facts_of(table)}
+    facts = {"facts": table_facts(table)}
     return Table(replace(whole, extra={**whole.extra, **facts}), table.measurements)
 
 
-def pack(recording: Path, to: Path) -> int:
+def write_tables(recording: Path, to: Path) -> int:
     """Write the tables of a recording, gzipped; returns how many measurements."""
-    found = tables(recording)
+    found = tables_of_recording(recording)
     # mtime=0: the same recording gives the same bytes.
     with to.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
         packed.writelines(line.encode() for line in table_lines(found))
     return sum(len(table.measurements) for table in found)
 
 
-def ahead_of(path: Path) -> dict[str, Any]:
+def read_compiled_ahead(path: Path) -> dict[str, Any]:
     """What a process that compiled ahead has left in its file; nothing where it left none."""
     empty: dict[str, Any] = {"rows": {}, "ttir": {}}
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else empty

@@ -27,26 +27,41 @@ from typing import Any, TextIO
 
 from benchmarks import common, kernels, variants
 from benchmarks.common import say
-from benchmarks.kernel_children import PATIENCE, one_by_one, opened, read, tell, with_children, write
-from benchmarks.mechanical_cases import NOTHING, refusal
+from benchmarks.kernel_children import (
+    MOST_SILENT_KERNELS,
+    append_line,
+    open_case,
+    print_line,
+    read_lines,
+    report_each_source,
+    run_in_children,
+)
+from benchmarks.mechanical_cases import NEVER_RAN, variant_failure
 from benchmarks.report_environment import environment
-from benchmarks.source_pool import BASE, Pool, Source, ahead_of, case_of, sources
-from benchmarks.variant_forecasts import digest_of
+from benchmarks.source_pool import (
+    BASE,
+    PooledSource,
+    SourcePool,
+    kernel_sources,
+    read_compiled_ahead,
+    recorded_case,
+)
+from benchmarks.variant_forecasts import file_digest
 from forecast_autotune.records import Candidate, Measurement, Outcome, digest
-from forecast_autotune.tuning.loop import now
+from forecast_autotune.tuning.loop import utc_now
 from forecast_integrations.triton.compile.pool import make_pool
-from forecast_integrations.triton.lazily import grids_of
+from forecast_integrations.triton.lazily import candidate_grids
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
-from forecast_integrations.triton.trace import tracer
+from forecast_integrations.triton.trace import make_tracer
 
 COMPILE_S = 20.0
 """A compilation that takes longer is given up: that is a label of its own."""
-AHEAD_S = 300.0
+COMPILE_AHEAD_S = 300.0
 """Seconds that compiling one kernel ahead may take; the timing process compiles what is missing."""
 FINALISTS = 8
 """Sources whose best config is timed in turns with the base's at the end."""
-CLOSE = 0.2
+FINALIST_GAP = 0.2
 """log2(time / best): no source is a finalist that is slower by more."""
 
 
@@ -58,7 +73,7 @@ def compile_kernel(given: Mapping[str, Any]) -> None:
     (case,) = kernels.cases([given["case"]])
     begin = time.perf_counter()
     with null_device():
-        pool = Pool.of(case, case.make("meta"), given["mechanical"], given["each"])
+        pool = SourcePool.of(case, case.make("meta"), given["mechanical"], given["each"])
         wanted = [c for name in given["variants"] for c in pool.listed[name]]
         compiling = make_pool(pool.call.compile, given["workers"], COMPILE_S, "fork")
         compiling.submit(wanted)
@@ -70,13 +85,13 @@ def compile_kernel(given: Mapping[str, Any]) -> None:
             if outcome is not Outcome.INFRASTRUCTURE:
                 rows[str(done.candidate)] = [round(done.seconds, 4), outcome and str(outcome), said[:500]]
         compiling.close()
-        ttir = tracer(pool.call, {}, given["workers"])(wanted)
+        ttir = make_tracer(pool.call, {}, given["workers"])(wanted)
     part = Path(given["ahead"]).with_suffix(".part")
     part.write_text(json.dumps({"rows": rows, "ttir": dict(ttir)}), encoding="utf-8")
     part.replace(given["ahead"])
     failed = sum(row[1] is not None for row in rows.values())
     seconds = round(time.perf_counter() - begin, 1)
-    tell({"case": case.name, "compiled": len(rows) - failed, "failed": failed, "seconds": seconds})
+    print_line({"case": case.name, "compiled": len(rows) - failed, "failed": failed, "seconds": seconds})
 
 
 # --- timing, in a child of one kernel ---
@@ -85,25 +100,25 @@ def compile_kernel(given: Mapping[str, Any]) -> None:
 def time_kernel(given: Mapping[str, Any], null: bool) -> None:
     """Print the problem, a line per measurement, one per source, and how finalists fared in turns."""
     (case,) = kernels.cases([given["case"]])
-    with opened(case, null) as (where, data):
-        pool = Pool.of(case, data, given["mechanical"], given["each"])
-        timing = _Timing(pool, data, where, given)
+    with open_case(case, null) as (where, data):
+        pool = SourcePool.of(case, data, given["mechanical"], given["each"])
+        timing = _SourceTimer(pool, data, where, given)
         with contextlib.closing(timing):
-            tell({"case": case.name, "problem": timing.problem.to_json()})
+            print_line({"case": case.name, "problem": timing.problem.to_json()})
             marks = {name: pool.sources[name].mark for name in given["variants"]}
-            one_by_one(case.name, where, marks, timing.of)
+            report_each_source(case.name, where, marks, timing.of)
             timing.in_turns()
 
 
-class _Timing:
+class _SourceTimer:
     """Sources of one kernel on its device."""
 
-    def __init__(self, pool: Pool, data: kernels.Data, where: str, given: Mapping[str, Any]) -> None:
+    def __init__(self, pool: SourcePool, data: kernels.Data, where: str, given: Mapping[str, Any]) -> None:
         self.pool, self.data, self.where = pool, data, where
         self.problem = pool.problem(data)
         self._expected = None if where == "meta" else pool.case.reference(data)
-        self._grids = grids_of(pool.call, data["grid"], pool.call.arguments())
-        self._ahead: dict[str, list[Any]] = ahead_of(Path(given["ahead"]))["rows"]
+        self._grids = candidate_grids(pool.call, data["grid"], pool.call.arguments())
+        self._ahead: dict[str, list[Any]] = read_compiled_ahead(Path(given["ahead"]))["rows"]
         ready = [c for c in pool.candidates if self._compiled(c) == (True, None)]
         self._best: dict[str, Measurement] = {}
         self._measurer = TritonMeasurer(
@@ -125,7 +140,7 @@ class _Timing:
         """Check one source, and time its configs; a line is printed for each."""
         source, listed = self.pool.sources[name], self.pool.listed[name]
         if self.where != "meta" and (wrong := self._refusal(source, listed)):
-            return {"outcome": "compile_error" if wrong == NOTHING else "incorrect", "detail": wrong[:400]}
+            return {"outcome": "compile_error" if wrong == NEVER_RAN else "incorrect", "detail": wrong[:400]}
         kernels.reset(self.pool.case, self.data)
         rows = []
         for row in self._measured(listed):
@@ -149,13 +164,13 @@ class _Timing:
             return  # a process that went on with a part of the sources
         others = sorted((n for n in self._best if n != BASE), key=lambda n: self._best[n].ms)
         least = min(m.ms for m in self._best.values())
-        close = [n for n in others[:FINALISTS] if math.log2(self._best[n].ms / least) <= CLOSE]
+        close = [n for n in others[:FINALISTS] if math.log2(self._best[n].ms / least) <= FINALIST_GAP]
         names = [BASE, *close]
         again = self._measurer.compare([self._best[n].candidate for n in names])
         for name, row in zip(names, again, strict=False):
             self._tell(name, row)
         apart = [round(math.log2(m.ms / self._best[n].ms), 5) for n, m in zip(names, again, strict=False)]
-        tell({"case": self.pool.case.name, "in_turns": dict(zip(names, apart, strict=False))})
+        print_line({"case": self.pool.case.name, "in_turns": dict(zip(names, apart, strict=False))})
 
     def _measured(self, listed: Sequence[Candidate]) -> Iterator[Measurement]:
         """What could not be compiled ahead, then the others as they are timed."""
@@ -176,24 +191,24 @@ class _Timing:
     def _failed(self, candidate: Candidate, outcome: Outcome) -> Measurement:
         seconds, _, message = self._ahead[str(candidate)]
         extra = {"message": message}
-        return Measurement(self.problem.id, candidate, outcome, compile_s=seconds, at=now(), extra=extra)
+        return Measurement(self.problem.id, candidate, outcome, compile_s=seconds, at=utc_now(), extra=extra)
 
     def _tell(self, name: str, row: Measurement) -> None:
         placed = replace(row, grid=self._grids.get(row.candidate))
-        tell({"case": self.pool.case.name, "variant": name, "measurement": placed.to_json()})
+        print_line({"case": self.pool.case.name, "variant": name, "measurement": placed.to_json()})
 
-    def _refusal(self, source: Source, listed: Sequence[Candidate]) -> str:
+    def _refusal(self, source: PooledSource, listed: Sequence[Candidate]) -> str:
         """Why a source is not timed: what is wrong with its first configs that can be launched."""
         fine = [c for c in listed if self._compiled(c)[1] is None]
         if source.record is None:
             found = (self._wrong(c) for c in fine)
-            return next((wrong for wrong in found if wrong != NOTHING), NOTHING)
+            return next((wrong for wrong in found if wrong != NEVER_RAN), NEVER_RAN)
         for at in range(0, len(fine), 2):  # many configs of a sample may want too much memory
             narrow = replace(source.record, configs=tuple(c.config for c in fine[at : at + 2]))
-            wrong = refusal(self.pool.case, narrow, self.data, self._expected)
-            if wrong != NOTHING:
+            wrong = variant_failure(self.pool.case, narrow, self.data, self._expected)
+            if wrong != NEVER_RAN:
                 return wrong
-        return NOTHING
+        return NEVER_RAN
 
     def _wrong(self, candidate: Candidate) -> str:
         """What is wrong with a launch of one config; empty where it is right, or there is no device."""
@@ -201,11 +216,11 @@ class _Timing:
             return ""
         kernels.reset(self.pool.case, self.data)
         try:
-            self.pool.call.once(candidate)
+            self.pool.call.launch_once(candidate)
             common.synchronize()
         except Exception as error:  # too much shared memory for this config, perhaps
             say(f"{self.pool.case.name} {candidate}: {type(error).__name__}")
-            return NOTHING
+            return NEVER_RAN
         return kernels.mismatch(self.pool.case, self.data, self._expected)
 
 
@@ -213,7 +228,7 @@ class _Timing:
 
 
 @dataclass
-class _Kernel:
+class _PendingKernel:
     """What is left of one kernel."""
 
     case: str
@@ -221,18 +236,18 @@ class _Kernel:
     given: dict[str, Any] = field(default_factory=dict)
 
 
-def record(script: str, a: Namespace) -> int:
+def record_kernels(script: str, a: Namespace) -> int:
     """Time what is not in the file yet, kernel by kernel; returns 1 when something is left.
 
     `a` has `out`, `only`, `mechanical`, `each`, `workers`, `seconds`, `limit` and `null`. Raises `ValueError`
     where the file was recorded with other options, which would mix two pools.
     """
     a.out.parent.mkdir(parents=True, exist_ok=True)
-    before = read(a.out)
+    before = read_lines(a.out)
     head = {
         "origin": environment(0),
         "null": a.null,
-        "variants": digest_of(variants.TABLE),
+        "variants": file_digest(variants.TABLE),
         "each": a.each,
         "mechanical": a.mechanical,
     }
@@ -241,29 +256,31 @@ def record(script: str, a: Namespace) -> int:
         if "origin" in line and differ:
             raise ValueError(f"{a.out} was recorded with other {', '.join(differ)}: give another file")
     done = {(line["case"], line["variant"]) for line in before if "outcome" in line}
-    work = _work(a, done)
+    work = _pending_kernels(a, done)
     say(f"{len(work)} kernels, {sum(len(w.names) for w in work)} sources to be timed")
     with a.out.open("a", encoding="utf-8") as out, tempfile.TemporaryDirectory(prefix="sources-") as scratch:
-        write(out, head)
-        left = _through(script, a, out, work, Path(scratch))
+        append_line(out, head)
+        left = _record_all(script, a, out, work, Path(scratch))
     say(f"{left} sources are left" if left else "all sources are timed")
     return int(left > 0)
 
 
-def _work(a: Namespace, done: set[tuple[str, str]]) -> list[_Kernel]:
+def _pending_kernels(a: Namespace, done: set[tuple[str, str]]) -> list[_PendingKernel]:
     """Kernels in an order that mixes families, with what is left of their sources."""
     only = [n for n in a.only.split(",") if n]
-    found = sorted({one.kernel for one in variants.sources(only or None)}, key=lambda k: digest("pool", k))
+    found = sorted(
+        {one.kernel for one in variants.variant_sources(only or None)}, key=lambda k: digest("pool", k)
+    )
     work = []
     for kernel in found:
-        case = case_of(kernel)
-        names = [one.name for one in sources(case, a.mechanical) if (case.name, one.name) not in done]
+        case = recorded_case(kernel)
+        names = [one.name for one in kernel_sources(case, a.mechanical) if (case.name, one.name) not in done]
         if names:
-            work.append(_Kernel(case.name, names))
+            work.append(_PendingKernel(case.name, names))
     return work
 
 
-def _through(script: str, a: Namespace, out: TextIO, work: Sequence[_Kernel], scratch: Path) -> int:
+def _record_all(script: str, a: Namespace, out: TextIO, work: Sequence[_PendingKernel], scratch: Path) -> int:
     """Compile ahead in one thread, time in this one; how many sources are left."""
     begin, empty, left = time.perf_counter(), 0, 0
     stopped: list[str] = []
@@ -282,34 +299,34 @@ def _through(script: str, a: Namespace, out: TextIO, work: Sequence[_Kernel], sc
                 "limit": a.limit,
                 "ahead": str(scratch / f"{number}.json"),
             }
-            ahead.append(compiler.submit(partial(_compile, script, a, one, scratch, late)))
+            ahead.append(compiler.submit(partial(_compile_ahead, script, a, one, scratch, late)))
         for one, compiled in zip(work, ahead, strict=True):
             compiled.result()
             if late():
                 left += len(one.names)
                 continue
-            if ttir := ahead_of(Path(one.given["ahead"]))["ttir"]:
-                write(out, {"case": one.case, "ttir": ttir})
+            if ttir := read_compiled_ahead(Path(one.given["ahead"]))["ttir"]:
+                append_line(out, {"case": one.case, "ttir": ttir})
             # Every core is at work on the next kernel.
             given = {**one.given, "workers": 2}
-            made = with_children(script, a, out, "time", one.names, given, scratch)
+            made = run_in_children(script, a, out, "time", one.names, given, scratch)
             left += len(one.names) - made
             empty = empty + 1 if made == 0 else 0
             seconds = time.perf_counter() - begin
             say(f"{one.case}: {made} of {len(one.names)} sources, {seconds:.0f} s so far")
-            if empty >= PATIENCE:
+            if empty >= MOST_SILENT_KERNELS:
                 stopped.append("nothing works")
                 say(f"{empty} kernels in a row gave nothing: something else is wrong, so nothing is started")
     return left
 
 
-def _compile(script: str, a: Namespace, one: _Kernel, scratch: Path, late: Any) -> None:
+def _compile_ahead(script: str, a: Namespace, one: _PendingKernel, scratch: Path, late: Any) -> None:
     """Have one kernel compiled; without that, it is compiled where it is timed."""
     if late():
         return
     command = common.child_command(script, a, "compile", {**one.given, "variants": one.names})
     try:
-        said = common.child(command, common.child_environment(scratch), AHEAD_S)
+        said = common.run_child(command, common.child_environment(scratch), COMPILE_AHEAD_S)
     except Exception as error:
         say(f"{one.case}: not compiled ahead: {str(error)[-300:]}")
         return

@@ -31,61 +31,70 @@ from typing import Any
 import numpy as np
 
 from benchmarks import search_pool
-from benchmarks.search_replay import Oracle, Run, searched, told
+from benchmarks.search_replay import OracleForecaster, ReplayedSearch, run_recorded_search, told
 from benchmarks.source_pool import BASE
-from forecast_autotune.features.listing import Listed
+from forecast_autotune.features.listing import CandidateList
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome, digest
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.events import Confirm, Job
-from forecast_harness.search.forecasters.tracing import Forecasts, promising, suits
-from forecast_harness.search.forecasters.triton import Traced
-from forecast_harness.search.interfaces import Forecaster, LaneLost
-from forecast_harness.search.novelty import identity
-from forecast_harness.search.records import Budget, Judged, Kind, Node, Settings, Target
+from forecast_harness.search.events import ConfirmationJob, NodeJob
+from forecast_harness.search.forecasters.tracing import ConfigForecasts, is_compatible, most_promising
+from forecast_harness.search.forecasters.triton import TritonForecaster
+from forecast_harness.search.interfaces import Forecaster, LaneFailure
+from forecast_harness.search.novelty import node_identity
+from forecast_harness.search.records import (
+    Node,
+    NodeResult,
+    SearchBudget,
+    SearchSettings,
+    SearchTarget,
+    TargetKind,
+)
 
 ARMS = ("unfiltered", "filtered", "updated", "configs only", "sources only", "oracle")
 _STYLES = {"llm": "recorded/written", "mechanical": "mechanical/single"}
-FAILED = (Outcome.INCORRECT, Outcome.COMPILE_ERROR)
+FAILED_OUTCOMES = (Outcome.INCORRECT, Outcome.COMPILE_ERROR)
 
 
 @dataclass
-class Recorded:
+class KernelRecord:
     """One kernel's record, and what a surrogate that has not seen its family says of it."""
 
     table: Table
     surrogate: Surrogate
     rows: dict[Candidate, Measurement] = field(init=False)
-    candidates: Listed = field(init=False)
+    candidates: CandidateList = field(init=False)
     by_variant: dict[str, list[Candidate]] = field(init=False)
     variants: dict[str, str] = field(init=False)
     """By id of the node."""
-    pool: search_pool.Problem = field(init=False)
+    pool: search_pool.PoolProblem = field(init=False)
     """The same with every source at its best: what is dealt, and what an oracle knows."""
 
     def __post_init__(self) -> None:
         """Raises `ValueError` for a record without a time of the base kernel."""
         problem, told = self.table.problem, self.table.problem.extra["sources"]
         self.rows = self.table.by_candidate()
-        self.candidates = Listed.of(sorted(self.rows, key=lambda c: digest("row", str(c))))
+        self.candidates = CandidateList.of(sorted(self.rows, key=lambda c: digest("row", str(c))))
         self.by_variant = {}
         for candidate in self.candidates:
             self.by_variant.setdefault(candidate.variant, []).append(candidate)
         if BASE not in self.by_variant or self.best(BASE) is None:
             raise ValueError(f"{problem.extra['label']}: the base kernel has no time to compare with")
         # A kernel is searched like a pack here: nothing of it is imported, or stored as a variant.
-        target = Target(Kind.PACK, problem.extra["label"], problem.id, "triton", problem.kernel.name, "")
+        target = SearchTarget(
+            TargetKind.PACK, problem.extra["label"], problem.id, "triton", problem.kernel.name, ""
+        )
         nodes: dict[str, Node] = {}
-        judged: dict[str, Judged] = {}
+        judged: dict[str, NodeResult] = {}
         self.variants = {}
-        seed = identity(target.id, "triton", told[BASE]["text"])
+        seed = node_identity(target.id, "triton", told[BASE]["text"])
         for variant, one in told.items():
             ended = one.get("outcome", "")
-            if variant != BASE and ended not in ("ok", *FAILED):
+            if variant != BASE and ended not in ("ok", *FAILED_OUTCOMES):
                 continue  # not recorded to its end, or the harness's own trouble
             made = Provenance(Origin(one["origin"]) if variant != BASE else Origin.HAND, note=one["note"])
-            id_ = identity(target.id, "triton", one["text"])
+            id_ = node_identity(target.id, "triton", one["text"])
             if id_ in nodes:
                 continue
             above = () if variant == BASE else (seed,)
@@ -93,7 +102,7 @@ class Recorded:
             nodes[id_] = Node(id_, one["text"], "triton", above, made, arm)
             judged[id_] = self._exhaustive(variant, Outcome(ended or "ok"), seed)
             self.variants[id_] = variant
-        self.pool = search_pool.Problem(target, (nodes[seed],), nodes, judged, dict.fromkeys(nodes, 1))
+        self.pool = search_pool.PoolProblem(target, (nodes[seed],), nodes, judged, dict.fromkeys(nodes, 1))
 
     def log2_ms(self, candidate: Candidate) -> float | None:
         """log2(milliseconds); None where it did not run."""
@@ -117,49 +126,49 @@ class Recorded:
         """log2(milliseconds) of the base kernel under its slowest recorded config."""
         return math.log2(max(self.rows[c].ms for c in self.by_variant[BASE] if self.rows[c].ok))
 
-    def forecast(self, known: Sequence[Measurement] = ()) -> Mapping[str, Forecasts]:
+    def forecast(self, known: Sequence[Measurement] = ()) -> Mapping[str, ConfigForecasts]:
         """Forecasts of all configs by source, given what is measured."""
         problem = self.table.problem
         bare = replace(problem, ttir={})
         said = self.surrogate.forecast(
             Query(bare, self.candidates, self.table.grids(), known, ttir=problem.ttir)
         )
-        rows = self.candidates.row
+        rows = self.candidates.row_of
         found = {}
         for variant, own in self.by_variant.items():
             at = np.array([rows[c] for c in own], dtype=np.intp)
             configs = tuple(c.config for c in own)
-            found[variant] = Forecasts(configs, said.mean[at], said.sd[at], said.p_fail[at])
+            found[variant] = ConfigForecasts(configs, said.mean[at], said.sd[at], said.p_fail[at])
         return found
 
     @cached_property
-    def before(self) -> Mapping[str, Forecasts]:
+    def before(self) -> Mapping[str, ConfigForecasts]:
         """Forecasts with nothing measured."""
         return self.forecast()
 
-    def _exhaustive(self, variant: str, outcome: Outcome, seed: str) -> Judged:
+    def _exhaustive(self, variant: str, outcome: Outcome, seed: str) -> NodeResult:
         best = self.best(variant) if outcome is Outcome.OK else None
         if best is None:
-            return Judged(Outcome.RUNTIME_ERROR if outcome is Outcome.OK else outcome, seed)
+            return NodeResult(Outcome.RUNTIME_ERROR if outcome is Outcome.OK else outcome, seed)
         row = self.rows[best]
         ratio = math.log2(row.ms) - self.yardstick
-        return Judged(Outcome.OK, seed, ratio, sd=_error(row), config=best.config.to_json())
+        return NodeResult(Outcome.OK, seed, ratio, sd=_standard_error(row), config=best.config.to_json())
 
 
-def _error(row: Measurement) -> float:
+def _standard_error(row: Measurement) -> float:
     """Standard error of log2(milliseconds)."""
     return row.error_ms / row.ms / math.log(2.0)
 
 
-class Reader:
+class RecordTraceReader:
     """What the search's forecaster asks of a tracer: `forecasters.triton.Reader` over a record."""
 
     version = "held-out"
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: KernelRecord) -> None:
         self._recorded = recorded
 
-    def best_of(self, node: Node) -> tuple[float, float] | None:
+    def best_forecast(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config, with nothing measured."""
         found = self._recorded.before.get(self._recorded.variants[node.id])
         if found is None:
@@ -175,7 +184,7 @@ class NestedJudge:
     """Judges a source by the best of the configs that an arm times, from the record."""
 
     def __init__(
-        self, recorded: Recorded, arm: str, trials: int, budget: int, seed: int, tuned: bool = False
+        self, recorded: KernelRecord, arm: str, trials: int, budget: int, seed: int, tuned: bool = False
     ) -> None:
         """`tuned`: the base's configs were timed before, at no cost; judging it costs one evaluation."""
         self._recorded, self._arm, self._trials = recorded, arm, trials
@@ -184,12 +193,12 @@ class NestedJudge:
         """Configs tried per node, in order; a source that is wrong has none, and cost one evaluation."""
         self._best: dict[str, Candidate] = {}
 
-    def judge(self, job: Job) -> Judged:
+    def judge(self, job: NodeJob) -> NodeResult:
         """See `Judge`."""
         node, against = job.node.id, job.against.id
         recorded = self._recorded
         exhaustive = recorded.pool.judged[node]
-        if exhaustive.outcome in FAILED:
+        if exhaustive.outcome in FAILED_OUTCOMES:
             self.timed[node] = []
             return replace(exhaustive, against=against, measurements=1, device_seconds=1.0)
         tried = self._chosen(recorded.variants[node], job.against_config, node)
@@ -197,18 +206,18 @@ class NestedJudge:
         fine = [c for c in tried if recorded.rows[c].ok]
         cost: dict[str, Any] = {"measurements": len(tried), "device_seconds": float(len(tried))}
         if not fine:
-            return Judged(recorded.rows[tried[0]].outcome, against, **cost)
+            return NodeResult(recorded.rows[tried[0]].outcome, against, **cost)
         best = min(fine, key=lambda c: recorded.rows[c].ms)
         self._best[node] = best
         ratio, sd = self._beside(node, against)
-        return Judged(Outcome.OK, against, ratio, sd, config=best.config.to_json(), **cost)
+        return NodeResult(Outcome.OK, against, ratio, sd, config=best.config.to_json(), **cost)
 
-    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """The same numbers again: what is confirmed was measured when the record was."""
         first, found = confirm.seed_node.id, {}
         for node in (*confirm.nodes, confirm.seed_node):
             ratio, sd = self._beside(node.id, first)
-            found[node.id] = Judged(Outcome.OK, first, ratio, sd)
+            found[node.id] = NodeResult(Outcome.OK, first, ratio, sd)
         return found
 
     def close(self) -> None:
@@ -218,16 +227,16 @@ class NestedJudge:
         if node == against:
             return 0.0, 0.0
         if against not in self._best:
-            raise LaneLost(f"{against} was not judged in this run")
+            raise LaneFailure(f"{against} was not judged in this run")
         mine, theirs = (self._recorded.rows[self._best[n]] for n in (node, against))
-        return math.log2(mine.ms / theirs.ms), math.hypot(_error(mine), _error(theirs))
+        return math.log2(mine.ms / theirs.ms), math.hypot(_standard_error(mine), _standard_error(theirs))
 
     def _chosen(self, variant: str, beside: Mapping[str, Any], node: str) -> list[Candidate]:
         """At most `trials` configs of a source, the one that suits its rival first."""
         own, best = self._recorded.by_variant[variant], self._recorded.best(variant)
         if self._tuned and variant == BASE and best is not None:
             return [best]
-        first = [c for c in own if beside and suits(c.config, Config.from_json(beside))][:1]
+        first = [c for c in own if beside and is_compatible(c.config, Config.from_json(beside))][:1]
         rest, left = [c for c in own if c not in first], self._trials - len(first)
         if self._arm == "oracle":
             return list(dict.fromkeys([*([best] if best else []), *first, *rest]))[: self._trials]
@@ -237,13 +246,13 @@ class NestedJudge:
             return [*first, *rest[:left]]
         said = self._said(variant, first)
         by_config = {c.config: c for c in rest}
-        return [*first, *(by_config[c] for c in promising(said, list(by_config), left))]
+        return [*first, *(by_config[c] for c in most_promising(said, list(by_config), left))]
 
     def _spent(self) -> bool:
         """Whether nothing that comes now is read: forecasts would be for nothing."""
         return sum(max(1, len(t)) for t in self.timed.values()) >= self._budget
 
-    def _said(self, variant: str, without: Sequence[Candidate]) -> Forecasts:
+    def _said(self, variant: str, without: Sequence[Candidate]) -> ConfigForecasts:
         """Forecasts of a source's configs but those that are timed anyway."""
         recorded = self._recorded
         said = recorded.before[variant]
@@ -254,16 +263,16 @@ class NestedJudge:
         return said.without([c.config for c in without])
 
 
-def replay(
-    recorded: Recorded,
+def replay_sources(
+    recorded: KernelRecord,
     arm: str,
     *,
     budget: int,
     seed: int,
     trials: int,
-    settings: Settings,
+    settings: SearchSettings,
     tuned: bool = False,
-) -> Run:
+) -> ReplayedSearch:
     """Search a record. `budget` counts evaluations, `trials` are those of one source at most.
 
     Raises `ValueError` for an arm that is none of `ARMS`.
@@ -272,14 +281,14 @@ def replay(
         raise ValueError(f"an arm is one of {', '.join(ARMS)}, not {arm!r}")
     forecaster: Forecaster | None = None
     if arm == "oracle":
-        forecaster = Oracle(recorded.pool)
+        forecaster = OracleForecaster(recorded.pool)
     elif arm in ("filtered", "updated", "sources only"):
-        forecaster = Traced(recorded.pool.target, Reader(recorded))
+        forecaster = TritonForecaster(recorded.pool.target, RecordTraceReader(recorded))
     judge = NestedJudge(recorded, arm, trials, budget, seed, tuned)
     # Enough sources for the budget even where most have few configs.
-    nodes = Budget(min(len(recorded.pool.nodes), budget))
+    nodes = SearchBudget(min(len(recorded.pool.nodes), budget))
     chosen = replace(settings, budget=nodes, surrogate=arm, seed=seed, trials=trials)
-    state = searched(recorded.pool, judge, forecaster, chosen)
+    state = run_recorded_search(recorded.pool, judge, forecaster, chosen)
     # Until something has run, there is at worst a slow config of the base.
     best, lowest = list[float](), recorded.slowest - recorded.yardstick
     for point in state.history:
@@ -289,4 +298,4 @@ def replay(
             best.append(lowest)
     reason = state.stopped.reason if state.stopped is not None else ""
     name = recorded.pool.target.name
-    return Run(name, seed, arm, tuple(best[:budget]), tuple(told(state)), reason)
+    return ReplayedSearch(name, seed, arm, tuple(best[:budget]), tuple(told(state)), reason)

@@ -99,7 +99,7 @@ def one_round(root: Path, round_: int, writers: int, chance: random.Random) -> l
     return committed
 
 
-def tear(root: Path, chance: random.Random) -> int:
+def tear_log(root: Path, chance: random.Random) -> int:
     """Leave the first part of a line at the end of the log, as a kill inside a write would."""
     logs = sorted(root.glob("v1/*/*/log-*.jsonl"))
     if not logs or not logs[0].read_bytes().endswith(b"\n"):
@@ -110,7 +110,7 @@ def tear(root: Path, chance: random.Random) -> int:
     return 1
 
 
-def is_torn(raw: bytes) -> bool:
+def is_torn_line(raw: bytes) -> bool:
     """Whether these bytes are the beginning of a line that was written here, and nothing else."""
     named = re.search(rb'"NUMBER":(-?\d+),"ROUND":(-?\d+),"WRITER":(-?\d+)', raw)
     if named:
@@ -122,7 +122,7 @@ def is_torn(raw: bytes) -> bool:
     return either[0].startswith(raw) or (either[1].startswith(raw[:stem]) and numbers is not None)
 
 
-def audit(root: Path, committed: list[tuple[int, int, int]], torn: int) -> dict[str, int]:
+def audit_log(root: Path, committed: list[tuple[int, int, int]], torn: int) -> dict[str, int]:
     """Compare what was promised with what is there."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoreWarning)
@@ -137,10 +137,10 @@ def audit(root: Path, committed: list[tuple[int, int, int]], torn: int) -> dict[
                         if kind not in ("problem", "measurement"):
                             raise RecordError(f"type {kind!r}")
                 except MALFORMED:
-                    cut += is_torn(raw)
-                    corrupt += not is_torn(raw)
+                    cut += is_torn_line(raw)
+                    corrupt += not is_torn_line(raw)
         store.decision(PROBLEM)
-        spoiled = sum("decision" in note for note in store.problems_reported)
+        spoiled = sum("decision" in note for note in store.issued_warnings)
         with store.tuning_lock(PROBLEM, 0.0) as held:
             stuck = int(not held)
     promised = {measurement(*name).candidate for name in committed}
@@ -176,8 +176,8 @@ def main() -> int:
         for round_ in range(arguments.rounds):
             committed += one_round(Path(folder), round_, arguments.writers, chance)
             if chance.random() < 0.3:
-                torn += tear(Path(folder), chance)
-        counts = audit(Path(folder), committed, torn)
+                torn += tear_log(Path(folder), chance)
+        counts = audit_log(Path(folder), committed, torn)
     result: dict[str, Any] = {
         "claim": "store survives kill -9",
         "rounds": arguments.rounds,

@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, kernels
 from benchmarks.tune_matmul72 import precompile
-from benchmarks.variant_forecasts import call_of
+from benchmarks.variant_forecasts import call_with_variants
 from forecast_autotune.records import Candidate
-from forecast_autotune.tuning.loop import CLOSE, FINALISTS
-from forecast_integrations.triton.call import Call, outcome_of
-from forecast_integrations.triton.timer.clocks import Events, Lengths
+from forecast_autotune.tuning.loop import FINALIST_MARGIN, MAX_FINALISTS
+from forecast_integrations.triton.call import KernelCall, outcome_of
+from forecast_integrations.triton.timer.clocks import EventTimer, TimingLengths
 
 CASES = (
     "matmul/4096x4096x4096",
@@ -40,22 +40,22 @@ CASES = (
     "vis_conv3x3_nhwc/8x64x64x128-128",
 )
 LENGTHS = {
-    "do_bench": Lengths(100.0, 100.0, 100.0, math.inf, math.inf),
-    "20 ms within 1.25, 40 ms in turns": Lengths(full_ms=20.0, compare_ms=40.0, contender=1.25),
-    "12 ms within 1.1, 40 ms in turns": Lengths(full_ms=12.0, compare_ms=40.0, contender=1.1),
-    "10 ms within 1.1, 24 ms in turns": Lengths(full_ms=10.0, compare_ms=24.0, contender=1.1),
-    "5 ms, 24 ms in turns": Lengths(full_ms=5.0, compare_ms=24.0, contender=1.0),
+    "do_bench": TimingLengths(100.0, 100.0, 100.0, math.inf, math.inf),
+    "20 ms within 1.25, 40 ms in turns": TimingLengths(full_ms=20.0, compare_ms=40.0, contender=1.25),
+    "12 ms within 1.1, 40 ms in turns": TimingLengths(full_ms=12.0, compare_ms=40.0, contender=1.1),
+    "10 ms within 1.1, 24 ms in turns": TimingLengths(full_ms=10.0, compare_ms=24.0, contender=1.1),
+    "5 ms, 24 ms in turns": TimingLengths(full_ms=5.0, compare_ms=24.0, contender=1.0),
 }
 FAST, TOP, MORE = 24, 4, 8
 
 
-def raced(clock: Events, candidates: list[Candidate]) -> dict[Candidate, float]:
+def race_medians(clock: EventTimer, candidates: list[Candidate]) -> dict[Candidate, float]:
     """Median milliseconds of those that ran, each raced against the fastest before it."""
     found: dict[Candidate, float] = {}
     for candidate in candidates:
         try:
             clock.first(candidate, 20.0)
-            times = clock.race(candidate, min(found.values(), default=math.inf))
+            times = clock.time_adaptively(candidate, min(found.values(), default=math.inf))
         except Exception as error:
             if outcome_of(error) is None:
                 raise
@@ -65,14 +65,16 @@ def raced(clock: Events, candidates: list[Candidate]) -> dict[Candidate, float]:
     return found
 
 
-def play(call: Call, lengths: Lengths, candidates: list[Candidate]) -> tuple[Candidate, float]:
+def play(call: KernelCall, lengths: TimingLengths, candidates: list[Candidate]) -> tuple[Candidate, float]:
     """What a decision that measures these picks, and the seconds of its timing."""
     begin = time.perf_counter()
-    clock = Events(call, lengths)
-    found = raced(clock, candidates)
+    clock = EventTimer(call, lengths)
+    found = race_medians(clock, candidates)
     best = min(found.values())
-    close = sorted((c for c, ms in found.items() if ms <= best * (1 + CLOSE)), key=lambda c: found[c])
-    close = close[:FINALISTS]
+    close = sorted(
+        (c for c, ms in found.items() if ms <= best * (1 + FINALIST_MARGIN)), key=lambda c: found[c]
+    )
+    close = close[:MAX_FINALISTS]
     if len(close) > 1:
         found = {c: statistics.median(t) for c, t in zip(close, clock.in_turns(close), strict=True)}
     clock.close()
@@ -82,14 +84,14 @@ def play(call: Call, lengths: Lengths, candidates: list[Candidate]) -> tuple[Can
 def one_case(case: kernels.Case, where: str, a: Namespace) -> dict[str, Any]:
     """The plays of one case."""
     data = case.make(where)
-    call = call_of(case, data, [])
+    call = call_with_variants(case, data, [])
     precompile(case.kernel, data, kernels.configs(case), a.threads)
-    clock = Events(call)
-    rough = raced(clock, list(call.configs))
+    clock = EventTimer(call)
+    rough = race_medians(clock, list(call.configs))
     clock.close()
     fast = sorted(rough, key=lambda c: rough[c])[: FAST if not a.null else 6]
     top = fast[: TOP + MORE]
-    times = common.in_turns([partial(call.once, c) for c in top], a.rounds)
+    times = common.time_in_turns([partial(call.launch_once, c) for c in top], a.rounds)
     truth = {c: statistics.median(t) for c, t in zip(top, times, strict=True)}
     # The others are compared by the first pass, put on the scale of the truth.
     scale = truth[fast[0]] / rough[fast[0]]
@@ -110,21 +112,23 @@ def one_case(case: kernels.Case, where: str, a: Namespace) -> dict[str, Any]:
     return {"case": case.name, "candidates": len(rough), "best_ms": best, "plays": plays}
 
 
-def run(a: Namespace, report: common.Report) -> None:
+def run(a: Namespace, report: common.ResultFile) -> None:
     """All cases; a case's result is written before the next begins."""
     found: list[dict[str, Any]] = []
     with common.device(a.null) as where:
-        common.warm(where)
+        common.warm_up_device(where)
         for name in CASES[: 1 if a.null else None]:
             found.append(one_case(*kernels.cases([name]), where, a))
             report.add("cases", found[-1])
-            for lengths, line in per_lengths(found[-1]["plays"]).items():
+            for lengths, line in summary_by_lengths(found[-1]["plays"]).items():
                 common.say(f"{name}: {lengths}: {line}")
     plays = [play for case in found for play in case["plays"]]
-    report.finish({"all": per_lengths(plays), **{c["case"]: per_lengths(c["plays"]) for c in found}})
+    report.finish(
+        {"all": summary_by_lengths(plays), **{c["case"]: summary_by_lengths(c["plays"]) for c in found}}
+    )
 
 
-def per_lengths(plays: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def summary_by_lengths(plays: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Median seconds, mean and largest regret of each choice of lengths."""
     found = {}
     for name in LENGTHS:
@@ -144,8 +148,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200, help="launches per config of the truth")
     parser.add_argument("--threads", type=int, default=16, help="threads that compile")
     parser.add_argument("--seed", type=int, default=0)
-    a = common.parse(parser)
-    run(a, common.Report(a, "timing_lengths", a.seed))
+    a = common.parse_arguments(parser)
+    run(a, common.ResultFile(a, "timing_lengths", a.seed))
     return 0
 
 

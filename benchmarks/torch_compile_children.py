@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import child_command, child_environment, in_turns, say
+from benchmarks.common import child_command, child_environment, say, time_in_turns
 
 Row = dict[str, Any]
 
 
-class Rows:
+class RowFile:
     """What children have found, one line each, kept between runs; what failed is tried again."""
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ def _short(value: Any) -> bool:
     return isinstance(value, int | float | str)
 
 
-class Child:
+class RowProcess:
     """A child that prints rows, unasked or one per line that it is sent; it ends when nobody listens.
 
     One that prints none for `patience_s` is ended.
@@ -66,7 +66,7 @@ class Child:
         )
         self._patience_s = patience_s
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> RowProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,12 +106,12 @@ class Child:
 
 def stream(command: Sequence[str], env: Mapping[str, str], patience_s: float) -> Iterator[Row]:
     """The rows that a child prints unasked, to its end."""
-    with Child(command, env, patience_s) as child:
+    with RowProcess(command, env, patience_s) as child:
         while (row := child.row()) is not None:
             yield row
 
 
-def run(rows: Rows, arguments: argparse.Namespace, role: str, given: Row, until: float) -> None:
+def run_child(rows: RowFile, arguments: argparse.Namespace, role: str, given: Row, until: float) -> None:
     """One child to its end, or to the end of the time."""
     with tempfile.TemporaryDirectory(prefix="torch-compile-") as folder:
         seed = {"FORECAST_AUTOTUNE_SEED": str(given.get("repeat", 0))}
@@ -124,7 +124,7 @@ def run(rows: Rows, arguments: argparse.Namespace, role: str, given: Row, until:
                 return
 
 
-def told(row: Row) -> None:
+def print_row(row: Row) -> None:
     """Print a row for the parent."""
     print(json.dumps(row), flush=True)
 
@@ -137,7 +137,7 @@ def device_of(arguments: argparse.Namespace) -> str:
     return "cpu"
 
 
-def compiled_apart(module: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
+def compile_separately(module: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
     """`torch.compile(module, options=options)`, sharing nothing with other calls of it in this process.
 
     To dynamo, backends with equal options are equal, and modules of one class run one code: of two modules
@@ -151,7 +151,7 @@ def compiled_apart(module: Any, options: Mapping[str, Any]) -> Callable[..., Any
     return torch.compile(module, backend=backend)  # type: ignore[no-any-return]
 
 
-def fresh_workers() -> None:
+def restart_compile_workers() -> None:
     """Ready compile workers, so that all problems meet them in one state: before, the parent compiles."""
     from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
 
@@ -173,7 +173,7 @@ def timed_in_turns(calls: Sequence[Callable[[], object]], rounds: int, device: s
     for call in calls:
         call()
     if device == "cuda":
-        return [statistics.median(times) for times in in_turns(calls, rounds)]
+        return [statistics.median(times) for times in time_in_turns(calls, rounds)]
     found: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, times in zip(calls, found, strict=True):
@@ -183,19 +183,19 @@ def timed_in_turns(calls: Sequence[Callable[[], object]], rounds: int, device: s
     return [statistics.median(times) for times in found]
 
 
-def spent(suffix: str, before: Mapping[str, float]) -> float:
-    """Seconds that Inductor has spent on what ends so, since `before` (a `clock()`)."""
-    return sum(s - before.get(name, 0.0) for name, s in clock().items() if name.endswith(suffix))
+def inductor_seconds(suffix: str, before: Mapping[str, float]) -> float:
+    """Seconds that Inductor has spent on what ends so, since `before` (a `inductor_clock()`)."""
+    return sum(s - before.get(name, 0.0) for name, s in inductor_clock().items() if name.endswith(suffix))
 
 
-def clock() -> dict[str, float]:
+def inductor_clock() -> dict[str, float]:
     """Seconds by Inductor's own names, so far."""
     from torch._dynamo.utils import compilation_time_metrics
 
     return {name: sum(times) for name, times in compilation_time_metrics.items()}
 
 
-def geometric(values: Iterable[float]) -> float | None:
+def geometric_mean(values: Iterable[float]) -> float | None:
     """The geometric mean; None of nothing."""
     logs = [math.log(v) for v in values]
     return math.exp(statistics.fmean(logs)) if logs else None

@@ -35,22 +35,22 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from benchmarks.common import Report, child_command, child_environment, parse, parser
+from benchmarks.common import ResultFile, child_command, child_environment, parse_arguments, parser
 from benchmarks.torch_compile_children import (
-    Child,
     Row,
-    Rows,
-    clock,
-    compiled_apart,
+    RowFile,
+    RowProcess,
+    compile_separately,
     device_of,
-    fresh_workers,
-    geometric,
-    spent,
+    geometric_mean,
+    inductor_clock,
+    inductor_seconds,
+    print_row,
+    restart_compile_workers,
     synchronize,
     timed_in_turns,
-    told,
 )
-from forecast_integrations.inductor.hooks.assembler import Assembler
+from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
 SHARED = "shared"
 ARMS = ("plain", SHARED, "ours")
@@ -64,7 +64,7 @@ PASSES = 10
 # --- models ---
 
 
-class Transformer(nn.Module):
+class TransformerBlock(nn.Module):
     """One pre-norm block with a gated MLP; sizes are of an 8B language model on a GPU."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
@@ -87,7 +87,7 @@ class Transformer(nn.Module):
         return x + self.down(functional.silu(self.gate(h)) * self.up(h))
 
 
-class Flex(Transformer):
+class FlexBlock(TransformerBlock):
     """The same block with a sliding window, by flex attention."""
 
     def __init__(self, width: int, heads: int, hidden: int, tokens: int, device: str) -> None:
@@ -102,7 +102,7 @@ class Flex(Transformer):
         return found if isinstance(found, torch.Tensor) else found[0]
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """A bottleneck of a ResNet, without normalisation: it is folded into the weights for inference."""
 
     def __init__(self, wide: int, narrow: int) -> None:
@@ -121,7 +121,7 @@ def convnet(widths: tuple[int, ...]) -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 7, stride=2, padding=3), nn.ReLU()]
     for before, width in zip((widths[0], *widths), widths, strict=False):
         layers += [nn.Conv2d(before, width, 3, stride=2, padding=1), nn.ReLU()]
-        layers += [Residual(width, width // 4), Residual(width, width // 4)]
+        layers += [ResidualBlock(width, width // 4), ResidualBlock(width, width // 4)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 1000))
 
 
@@ -137,7 +137,11 @@ def model_of(name: str, device: str) -> tuple[nn.Module, torch.Tensor]:
     else:
         width, heads, hidden, tokens = (64, 2, 128, 128) if small else (4096, 32, 14336, 4096)
         flex = name == "flex"
-        module = Flex(width, heads, hidden, tokens, device) if flex else Transformer(width, heads, hidden)
+        module = (
+            FlexBlock(width, heads, hidden, tokens, device)
+            if flex
+            else TransformerBlock(width, heads, hidden)
+        )
         x = torch.randn(1, tokens, width)
     return module.to(device, dtype).eval(), x.to(device, dtype)
 
@@ -155,11 +159,11 @@ def compile_options(mode: str, device: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def served(arm: str, folder: Path) -> Iterator[list[Any]]:
+def tuning_service(arm: str, folder: Path) -> Iterator[list[Any]]:
     """Our service with the arm's own store, or nothing of ours; the decisions that are made."""
     decisions: list[Any] = []
     if arm == SHARED:
-        Assembler().share()
+        SharedAssembler().share()
     if arm != "ours":
         yield decisions
         return
@@ -178,13 +182,15 @@ def served(arm: str, folder: Path) -> Iterator[list[Any]]:
 def first_call(name: str, arm: str, mode: str, folder: Path, device: str) -> tuple[Callable[[], Any], Row]:
     """Compile and run once with the caches below `folder`; the call, and what it took."""
     module, x = model_of(name, device)
-    with torch.no_grad(), served(arm, folder) as decisions:
-        before, begin = clock(), time.perf_counter()
-        compiled = compiled_apart(module, compile_options(mode, device))
+    with torch.no_grad(), tuning_service(arm, folder) as decisions:
+        before, begin = inductor_clock(), time.perf_counter()
+        compiled = compile_separately(module, compile_options(mode, device))
         compiled(x)
         synchronize(device)
         seconds = time.perf_counter() - begin
-    inductor = spent("_template_precompiling", before) + spent("_template_autotuning", before)
+    inductor = inductor_seconds("_template_precompiling", before) + inductor_seconds(
+        "_template_autotuning", before
+    )
     forecast = sum(d.cost.forecast_s for d in decisions)
     row: Row = {"row": "compile", "seconds": seconds}
     row |= {"tuning_s": inductor + forecast, "forecast_s": forecast}
@@ -192,12 +198,12 @@ def first_call(name: str, arm: str, mode: str, folder: Path, device: str) -> tup
     return partial(compiled, x), row | {"considered": sum(d.candidates for d in decisions)}
 
 
-def warm(mode: str, device: str) -> None:
+def warm_up(mode: str, device: str) -> None:
     """What any arm may have done before its clock starts: worker processes, libraries, one compilation."""
     from torch._inductor.utils import fresh_cache
 
     if device == "cuda":
-        fresh_workers()
+        restart_compile_workers()
     with torch.no_grad(), fresh_cache():
         torch.compile(torch.nn.Linear(48, 40, device=device), options=compile_options(mode, device))(
             torch.randn(32, 48, device=device)
@@ -207,24 +213,24 @@ def warm(mode: str, device: str) -> None:
 def compile_child(arguments: argparse.Namespace) -> None:
     """Compile in one arm, say what it took, and time so many forward passes whenever asked to."""
     given, device = arguments.given, device_of(arguments)
-    warm(given["mode"], device)
+    warm_up(given["mode"], device)
     call, row = first_call(given["model"], given["arm"], given["mode"], Path(given["folder"]), device)
     module, x = model_of(given["model"], device)
     with torch.no_grad():
         wanted = module(x)
         error = float((call() - wanted).abs().max() / wanted.abs().max())
-        told({**row, **{k: given[k] for k in ("model", "arm", "repeat")}, "relative_error": error})
+        print_row({**row, **{k: given[k] for k in ("model", "arm", "repeat")}, "relative_error": error})
         del module, wanted
         for line in sys.stdin:
             with torch.compiler.set_stance("fail_on_recompile"):  # it would be another graph
                 (times,) = timed_in_turns([call], int(line), device)
-            told({"row": "turn", "ms": times})
+            print_row({"row": "turn", "ms": times})
 
 
 # --- the whole ---
 
 
-def in_turns_of(children: Mapping[str, Child], rounds: int) -> Row:
+def in_turns_of(children: Mapping[str, RowProcess], rounds: int) -> Row:
     """Median milliseconds of every child's forward pass, which take turns; the first takes two of them."""
     arms = [*TIMED, TIMED[0]]
     found: list[list[float]] = [[] for _ in arms]
@@ -236,7 +242,7 @@ def in_turns_of(children: Mapping[str, Child], rounds: int) -> Row:
     return {"ms": dict(zip(TIMED, times, strict=False)), "noise": abs(times[-1] / times[0] - 1.0)}
 
 
-def summary(rows: Rows) -> Row:
+def summary(rows: RowFile) -> Row:
     """Per model and altogether: tuning, the whole first call, and latency, ours over plain."""
     found: Row = {}
     for name in MODELS:
@@ -255,7 +261,7 @@ def summary(rows: Rows) -> Row:
             "tuning_shared_over_ours": tuning[SHARED] / tuning["ours"] if tuning["ours"] else None,
             "tuning_share_of_plain": tuning["plain"] / whole["plain"],
             "seconds_plain_over_ours": whole["plain"] / whole["ours"],
-            "latency_over_plain": geometric(latency),
+            "latency_over_plain": geometric_mean(latency),
             "latency_noise": max((r["noise"] for r in rows.pick(row="latency", model=name)), default=None),
             "repeats": min(map(len, arms.values())),
         }
@@ -273,25 +279,25 @@ def main() -> int:
     made.add_argument(
         "--work", type=Path, help="where caches are kept until they are timed; default: by FILE"
     )
-    arguments = parse(made)
+    arguments = parse_arguments(made)
     if arguments.child:
         compile_child(arguments)
         return 0
     until = time.monotonic() + arguments.seconds
-    report = Report(arguments, "whole models: tuning time against plain max-autotune, at equal latency")
-    rows = Rows(arguments.out.with_suffix(".rows.jsonl"))
+    report = ResultFile(arguments, "whole models: tuning time against plain max-autotune, at equal latency")
+    rows = RowFile(arguments.out.with_suffix(".rows.jsonl"))
     work = arguments.work or arguments.out.with_suffix(".work")
 
     def folder_of(name: str, arm: str, repeat: int) -> Path:
         return (work / f"{name}-{arm}-{repeat}").resolve()
 
-    def child(name: str, arm: str, repeat: int) -> Child:
+    def child(name: str, arm: str, repeat: int) -> RowProcess:
         folder = folder_of(name, arm, repeat)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         given = {"model": name, "arm": arm, "repeat": repeat, "folder": str(folder), "mode": arguments.mode}
         env = child_environment(folder, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"))
-        return Child(child_command(sys.argv[0], arguments, "compile", given), env, arguments.patience)
+        return RowProcess(child_command(sys.argv[0], arguments, "compile", given), env, arguments.patience)
 
     for repeat in range(arguments.repeats):
         for name in arguments.models:
@@ -299,7 +305,7 @@ def main() -> int:
                 continue
             rows.drop(model=name, repeat=repeat)
             with contextlib.ExitStack() as open_ones:
-                there: dict[str, Child] = {}
+                there: dict[str, RowProcess] = {}
                 for arm in ARMS if repeat % 2 else ARMS[::-1]:
                     there[arm] = open_ones.enter_context(child(name, arm, repeat))
                     row = there[arm].row()

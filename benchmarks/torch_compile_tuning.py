@@ -33,34 +33,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from benchmarks.common import Report, parse, parser
-from benchmarks.inductor_harvest import options
-from benchmarks.inductor_problems import HELD_OUT, Problem, problems
+from benchmarks.common import ResultFile, parse_arguments, parser
+from benchmarks.inductor_harvest import inductor_options
+from benchmarks.inductor_problems import HELD_OUT, InductorProblem, all_problems
 from benchmarks.torch_compile_children import (
     Row,
-    Rows,
-    clock,
-    compiled_apart,
+    RowFile,
+    compile_separately,
     device_of,
-    fresh_workers,
-    geometric,
-    run,
-    spent,
+    geometric_mean,
+    inductor_clock,
+    inductor_seconds,
+    print_row,
+    restart_compile_workers,
+    run_child,
     synchronize,
     timed_in_turns,
-    told,
 )
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_integrations.inductor.hooks.assembler import Assembler
+from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
-STOCK = "stock"
-ARMS = (STOCK, "default", "ours", "wide")
+STOCK_ARM = "stock"
+ARMS = (STOCK_ARM, "default", "ours", "wide")
 """Inductor's DEFAULT as it comes; the same with one assembler for all processes, which all else is held
 against; ours on that space; ours on EXHAUSTIVE."""
-ORACLE = "exhaustive"
+ORACLE_ARM = "exhaustive"
 
 # --- tuning ---
 
@@ -70,7 +70,7 @@ def candidate_in(pick: Row) -> Candidate:
     return Candidate(Config.from_json(pick["config"]), pick["variant"])
 
 
-def fastest(timings: Mapping[Candidate, float], prefix: str = "") -> Row | None:
+def fastest_choice(timings: Mapping[Candidate, float], prefix: str = "") -> Row | None:
     """The fastest choice whose name begins so, as a part of a row; times in ms, failures are infinite."""
     ran = [(c, ms) for c, ms in timings.items() if c.variant.startswith(prefix) and math.isfinite(ms)]
     if not ran:
@@ -79,7 +79,7 @@ def fastest(timings: Mapping[Candidate, float], prefix: str = "") -> Row | None:
     return {"variant": candidate.variant, "config": candidate.config.to_json(), "ms": ms}
 
 
-class Heard:
+class FeedbackTimings:
     """Inductor's timings by operation, from its own feedback."""
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class Heard:
         return self.found.get(self.last, {})
 
 
-def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
+def tune_problem(problem: InductorProblem, arm: str, repeat: int, device: str) -> Row:
     """Compile one problem with nothing known; what that took and came to."""
     from torch._inductor.select_algorithm import add_feedback_saver, get_algorithm_selector_cache
     from torch._inductor.utils import fresh_cache
 
     from forecast_autotune import disable_torch_compile, enable_torch_compile
 
-    heard = Heard()
+    heard = FeedbackTimings()
     module, inputs = problem.make(device)
     torch._dynamo.reset()
     with torch.no_grad(), fresh_cache():
@@ -114,9 +114,9 @@ def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
             space = "exhaustive" if arm == "wide" else "default"
             enable_torch_compile(store=Store(None), search_space=space)
         add_feedback_saver(heard)
-        before, begin = clock(), time.perf_counter()
+        before, begin = inductor_clock(), time.perf_counter()
         try:
-            torch.compile(module, options=options(arm == ORACLE, device))(*inputs)
+            torch.compile(module, options=inductor_options(arm == ORACLE_ARM, device))(*inputs)
             synchronize(device)
         finally:
             get_algorithm_selector_cache().feedback_saver_fns.remove(heard)
@@ -128,33 +128,33 @@ def tune(problem: Problem, arm: str, repeat: int, device: str) -> Row:
         "repeat": repeat,
         "problem": problem.name,
         "seconds": time.perf_counter() - begin,
-        "tuning_s": spent("GraphLowering.run", before),
-        "precompile_s": spent("_template_precompiling", before),
-        "benchmark_s": spent("_template_autotuning", before),
+        "tuning_s": inductor_seconds("GraphLowering.run", before),
+        "precompile_s": inductor_seconds("_template_precompiling", before),
+        "benchmark_s": inductor_seconds("_template_autotuning", before),
         "compiled": sum(not c.variant.startswith("aten::") for c in timings),
         "failed": sum(not math.isfinite(ms) for ms in timings.values()),
-        "best": fastest(timings),
-        "triton": fastest(timings, "triton::"),
+        "best": fastest_choice(timings),
+        "triton": fastest_choice(timings, "triton::"),
     }
 
 
 def tuning_child(arguments: argparse.Namespace) -> None:
     given, device = arguments.given, device_of(arguments)
-    named = {p.name: p for p in problems(HELD_OUT)}
-    if given["arm"] != STOCK:
-        Assembler().share()
+    named = {p.name: p for p in all_problems(HELD_OUT)}
+    if given["arm"] != STOCK_ARM:
+        SharedAssembler().share()
     if device == "cuda":
-        fresh_workers()
+        restart_compile_workers()
     # Worker processes, libraries and our own models are there before the first clock starts.
-    tune(named[given["names"][0]].tiny(), given["arm"], given["repeat"], device)
+    tune_problem(named[given["names"][0]].tiny(), given["arm"], given["repeat"], device)
     for name in given["names"]:
         problem = named[name].tiny() if arguments.null else named[name]
         try:
-            row = tune(problem, given["arm"], given["repeat"], device)
+            row = tune_problem(problem, given["arm"], given["repeat"], device)
         except Exception as error:  # this problem's, not the run's
             failed = f"{type(error).__name__}: {error}"[:500]
             row = {"row": "tune", "arm": given["arm"], "repeat": given["repeat"], "error": failed}
-        told({**row, "problem": name})
+        print_row({**row, "problem": name})
         if device == "cuda":
             torch.cuda.empty_cache()
 
@@ -162,7 +162,7 @@ def tuning_child(arguments: argparse.Namespace) -> None:
 # --- the chosen kernels, side by side ---
 
 
-class Pinned:
+class PinnedSurrogate:
     """A surrogate that wants one candidate."""
 
     name = "pinned"
@@ -177,7 +177,7 @@ class Pinned:
         return Forecasts(query.candidates, mean, np.full(len(mean), 0.01), np.zeros(len(mean)))
 
 
-def pinned(problem: Problem, wanted: Candidate, space: str, device: str, made: Any) -> Any:
+def compile_pinned(problem: InductorProblem, wanted: Candidate, space: str, device: str, made: Any) -> Any:
     """The operation compiled with this candidate; None when Inductor does not have it."""
     from forecast_autotune import enable_torch_compile
     from forecast_integrations.inductor.tally import LISTENERS
@@ -189,16 +189,16 @@ def pinned(problem: Problem, wanted: Candidate, space: str, device: str, made: A
     LISTENERS.append(hear)
     try:
         with enable_torch_compile(
-            surrogate=Pinned(wanted), store=Store(None), search_space=space, mode="skip"
+            surrogate=PinnedSurrogate(wanted), store=Store(None), search_space=space, mode="skip"
         ):
-            compiled = compiled_apart(module, options(False, device))
+            compiled = compile_separately(module, inductor_options(False, device))
             compiled(*inputs)
     finally:
         LISTENERS.remove(hear)
     return partial(compiled, *inputs) if chosen and chosen[-1] == wanted else None
 
 
-def retime(problem: Problem, picks: Sequence[Row], rounds: int, device: str) -> Row:
+def retime(problem: InductorProblem, picks: Sequence[Row], rounds: int, device: str) -> Row:
     """Every kernel that some arm chose for a problem, timed in turns; the first one takes part twice.
 
     Raises `RuntimeError` if one of them were to be compiled once more: it would be another kernel.
@@ -212,7 +212,7 @@ def retime(problem: Problem, picks: Sequence[Row], rounds: int, device: str) -> 
             candidate = candidate_in(pick)
             if str(candidate) in calls:
                 continue
-            call = pinned(problem, candidate, pick["space"], device, made)
+            call = compile_pinned(problem, candidate, pick["space"], device, made)
             if call is None:
                 missing.append(str(candidate))
             else:
@@ -229,16 +229,16 @@ def retime(problem: Problem, picks: Sequence[Row], rounds: int, device: str) -> 
 def retiming_child(arguments: argparse.Namespace) -> None:
     device = device_of(arguments)
     torch._dynamo.config.recompile_limit = 64
-    named = {p.name: p for p in problems(HELD_OUT)}
+    named = {p.name: p for p in all_problems(HELD_OUT)}
     for name, picks in arguments.given["picks"].items():
         problem = named[name].tiny() if arguments.null else named[name]
-        told({**retime(problem, picks, arguments.given["rounds"], device), "problem": name})
+        print_row({**retime(problem, picks, arguments.given["rounds"], device), "problem": name})
 
 
 # --- the whole ---
 
 
-def recorded(paths: Sequence[Path], names: Sequence[str]) -> Iterator[Row]:
+def oracle_rows(paths: Sequence[Path], names: Sequence[str]) -> Iterator[Row]:
     """The oracle's rows of these problems, from tables of all their choices."""
     for table in (table for path in paths for table in read_tables(path)):
         name = table.problem.extra.get("label")
@@ -247,26 +247,26 @@ def recorded(paths: Sequence[Path], names: Sequence[str]) -> Iterator[Row]:
         timings = {c: m.ms if m.ok else math.inf for c, m in table.by_candidate().items()}
         yield {
             "row": "tune",
-            "arm": ORACLE,
+            "arm": ORACLE_ARM,
             "repeat": 0,
             "problem": name,
             "compiled": len(timings),
             "failed": sum(not math.isfinite(ms) for ms in timings.values()),
-            "best": fastest(timings),
-            "triton": fastest(timings, "triton::"),
+            "best": fastest_choice(timings),
+            "triton": fastest_choice(timings, "triton::"),
         }
 
 
-def picks(rows: Rows, name: str) -> list[Row]:
+def picks(rows: RowFile, name: str) -> list[Row]:
     """What was chosen for a problem, with the space that has it."""
     found = []
     for row in rows.pick(row="tune", problem=name):
-        space = "exhaustive" if row["arm"] in ("wide", ORACLE) else "default"
+        space = "exhaustive" if row["arm"] in ("wide", ORACLE_ARM) else "default"
         found += [{**row[kind], "space": space} for kind in ("best", "triton") if row.get(kind)]
     return found
 
 
-def summary(rows: Rows) -> Row:
+def summary(rows: RowFile) -> Row:
     """Tuning time against DEFAULT, and chosen kernels against the oracle's and DEFAULT's best template."""
     found: Row = {"problems": len({r["problem"] for r in rows.pick(row="tune", arm="default")})}
     times = {r["problem"]: r["ms"] for r in rows.pick(row="retime")}
@@ -282,8 +282,8 @@ def summary(rows: Rows) -> Row:
             mine = [t for r in rows.pick(row="tune", arm=arm, problem=name) if (t := ms(r, kind))]
             base = [t for r in rows.pick(row="tune", arm=other, problem=name) if (t := ms(r, kind))]
             if mine and base:
-                ratios.append(geometric(mine) / geometric(base))  # type: ignore[operator]
-        return geometric(ratios)
+                ratios.append(geometric_mean(mine) / geometric_mean(base))  # type: ignore[operator]
+        return geometric_mean(ratios)
 
     def slower(arm: str, other: str) -> float | None:
         """Geometric mean over problems of tuning_s(arm) / tuning_s(other), medians over repeats."""
@@ -295,24 +295,24 @@ def summary(rows: Rows) -> Row:
             ]
             if all(pair):
                 ratios.append(statistics.median(pair[0]) / statistics.median(pair[1]))
-        return geometric(ratios)
+        return geometric_mean(ratios)
 
-    for arm in (*ARMS, ORACLE):
+    for arm in (*ARMS, ORACLE_ARM):
         mine = [r for r in rows.pick(row="tune", arm=arm) if "error" not in r]
         if not mine:
             continue
         found[arm] = {
             "tuning_s": sum(r.get("tuning_s", 0.0) for r in mine) / len({r["repeat"] for r in mine}),
             "tuning_over_default": slower(arm, "default"),
-            "tuning_over_stock": slower(arm, STOCK),
+            "tuning_over_stock": slower(arm, STOCK_ARM),
             "compiled": statistics.fmean(r["compiled"] for r in mine),
             "time_over_default": against(arm, "default", "best"),
             "template_time_over_default": against(arm, "default", "triton"),
-            "time_over_oracle": against(arm, ORACLE, "best"),
+            "time_over_oracle": against(arm, ORACLE_ARM, "best"),
             "problems": len({r["problem"] for r in mine}),
         }
     noises = [r["noise"] for r in rows.pick(row="retime") if r["noise"] is not None]
-    found["oracles"] = len({r["problem"] for r in rows.pick(row="tune", arm=ORACLE) if r.get("best")})
+    found["oracles"] = len({r["problem"] for r in rows.pick(row="tune", arm=ORACLE_ARM) if r.get("best")})
     found["retiming_noise"] = statistics.median(noises) if noises else None
     found["not_retimed"] = sum(len(r["missing"]) for r in rows.pick(row="retime"))
     found["errors"] = sum("error" in r for r in rows.rows)
@@ -332,26 +332,26 @@ def main() -> int:
     )
     made.add_argument("--patience", type=float, default=1200.0, help="seconds that one problem may take")
     made.add_argument("--seconds", type=float, default=1e9, help="end after about so many")
-    arguments = parse(made)
+    arguments = parse_arguments(made)
     if arguments.child:
         {"tune": tuning_child, "retime": retiming_child}[arguments.child](arguments)
         return 0
     until = time.monotonic() + arguments.seconds
-    report = Report(arguments, "EXHAUSTIVE's quality at DEFAULT's price: held-out GEMMs")
-    rows = Rows(arguments.out.with_suffix(".rows.jsonl"))
-    names = [p.name for p in problems(HELD_OUT) if p.is_gemm][: arguments.problems]
+    report = ResultFile(arguments, "EXHAUSTIVE's quality at DEFAULT's price: held-out GEMMs")
+    rows = RowFile(arguments.out.with_suffix(".rows.jsonl"))
+    names = [p.name for p in all_problems(HELD_OUT) if p.is_gemm][: arguments.problems]
     arms = arguments.arms
     plan = [(arm, i, names) for i in range(arguments.repeats) for arm in (arms if i % 2 else arms[::-1])]
-    oracles = list(recorded(arguments.tables, names))
+    oracles = list(oracle_rows(arguments.tables, names))
     for row in oracles:
-        if not rows.pick(row="tune", arm=ORACLE, problem=row["problem"]):
+        if not rows.pick(row="tune", arm=ORACLE_ARM, problem=row["problem"]):
             rows.add(row)
-    plan += [(ORACLE, 0, [name]) for name in names[: 0 if oracles else arguments.oracles]]
+    plan += [(ORACLE_ARM, 0, [name]) for name in names[: 0 if oracles else arguments.oracles]]
     for arm, repeat, listed in plan:
-        some = listed[: arguments.stock] if arm == STOCK else listed
+        some = listed[: arguments.stock] if arm == STOCK_ARM else listed
         this = {"row": "tune", "arm": arm, "repeat": repeat}
         while (left := [n for n in some if not rows.pick(**this, problem=n)]) and time.monotonic() < until:
-            run(rows, arguments, "tune", {**this, "names": left}, until)
+            run_child(rows, arguments, "tune", {**this, "names": left}, until)
             unfinished = [n for n in left if not rows.pick(**this, problem=n)]
             if unfinished and time.monotonic() < until:  # it took the child down, or its patience
                 rows.add({**this, "problem": unfinished[0], "error": "the child ended"})
@@ -361,7 +361,7 @@ def main() -> int:
         n: some for n, some in wanted.items() if {str(candidate_in(p)) for p in some} - done.get(n, set())
     }
     if wanted and arguments.rounds and time.monotonic() < until:
-        run(rows, arguments, "retime", {"picks": wanted, "rounds": arguments.rounds}, until)
+        run_child(rows, arguments, "retime", {"picks": wanted, "rounds": arguments.rounds}, until)
     for row in rows.rows:
         report.add(row["row"], row)
     report.finish(summary(rows))

@@ -37,11 +37,11 @@ from benchmarks import train_stages as stages
 from benchmarks.common import ROOT, say
 from benchmarks.report_environment import environment
 from benchmarks.train_judging import TRAINED
-from benchmarks.train_stages import MOST_BYTES, Work
-from forecast_train.llm.settings import Run
+from benchmarks.train_stages import MOST_BYTES, TrainingWorkspace
+from forecast_train.llm.settings import SftRun
 
 CONFIGS = ROOT / "train" / "configs"
-NEEDED = (
+NEEDED_PACKAGES = (
     "torch",
     "transformers",
     "peft",
@@ -52,7 +52,7 @@ NEEDED = (
     "lightgbm",
     "threadpoolctl",
 )
-SHOWN = (
+SHOWN_FIGURES = (
     "accuracy",
     "off_by_one",
     "ece",
@@ -100,7 +100,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--name {found.name}: no {found.config.name} in train/configs; there are {names}")
     if not (found.model / "config.json").is_file():
         parser.error(f"--model {found.model}: no folder with a config.json; get_weights or the hub gives one")
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in NEEDED_PACKAGES if importlib.util.find_spec(name) is None]:
         parser.error(f"{', '.join(missing)} cannot be imported: install them")
     for path in (found.learned, found.variants, *(found.tables or [])):
         if path is not None and not path.is_file():
@@ -114,7 +114,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return found
 
 
-def about(o: argparse.Namespace) -> dict[str, Any]:
+def run_identity(o: argparse.Namespace) -> dict[str, Any]:
     """What may not differ between the sittings of one run."""
     names = ("name", "seconds", "limit", "moments", "steps", "tokens", "seed")
     return {
@@ -128,10 +128,10 @@ def about(o: argparse.Namespace) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     o = options(argv)
     begin = time.perf_counter()
-    work = Work.opened(o, about(o))
+    work = TrainingWorkspace.opened(o, run_identity(o))
     work.results["environment"] = environment(o.seed)
     say(f"{o.name} on {work.results['environment']['device']}, training for {o.seconds:.0f} s, into {o.out}")
-    rank = Run.load(o.config).lora.rank
+    rank = SftRun.load(o.config).lora.rank
     size = stages.adapter_bytes(o.model, rank)
     if size > MOST_BYTES:
         raise SystemExit(
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     work.split()
     with ProcessPoolExecutor(1, get_context("spawn")) as aside:
         # Trees to compare with grow while those grow that training goes by.
-        growing = _grow(work, aside)
+        growing = _fit_learned_aside(work, aside)
         work.stage("data", lambda: stages.build_data(work, growing.result))
         if o.start is None:
             done = work.stage("training", lambda: stages.train_model(work))
@@ -154,19 +154,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             work.stage("export", lambda: stages.export_adapter(work))
         work.stage("learned", lambda: {"fit_s": growing.result()})
     if o.start is None:
-        work.stage("evaluation", lambda: evaluate(work))
+        work.stage("evaluation", lambda: evaluate_models(work))
     if o.variants:
         work.stage("variants", lambda: judge_variants(work))
     if o.grpo:
         from benchmarks.train_rewards import compare_rewards
 
         work.stage("rewards", lambda: compare_rewards(work, o.start or o.out / "adapter"))
-    show(work.results["stages"])
+    results_text(work.results["stages"])
     say(f"done in {time.perf_counter() - begin:.0f} s: {o.out / 'results.json'}")
     return 0
 
 
-def _grow(work: Work, aside: ProcessPoolExecutor) -> Future[float]:
+def _fit_learned_aside(work: TrainingWorkspace, aside: ProcessPoolExecutor) -> Future[float]:
     path, given = work.out / "learned.npz", work.options.learned
     if not path.is_file() and given is None:
         return aside.submit(
@@ -179,14 +179,16 @@ def _grow(work: Work, aside: ProcessPoolExecutor) -> Future[float]:
     return ready
 
 
-def evaluate(work: Work) -> dict[str, Any]:
+def evaluate_models(work: TrainingWorkspace) -> dict[str, Any]:
     """Ask both models, calibrate them, judge all four on the test side."""
-    from forecast_train.llm.words import compared, own_words, table
+    from forecast_train.llm.words import model_bin_scores, paired_differences, statistics_table
 
     o, draws = work.options, work.options.draws
     heard = {
-        judging.ZERO: stages.listen(work, judging.ZERO, None, work.judged),
-        judging.TRAINED: stages.listen(work, judging.TRAINED, work.out / "adapter", work.judged),
+        judging.ZERO: stages.collect_model_answers(work, judging.ZERO, None, work.judged),
+        judging.TRAINED: stages.collect_model_answers(
+            work, judging.TRAINED, work.out / "adapter", work.judged
+        ),
     }
     found: dict[str, Any] = {"calibration": {}, "words": {}}
     words: dict[str, Any] = {}
@@ -196,10 +198,10 @@ def evaluate(work: Work) -> dict[str, Any]:
         )
         test, fitted = stages.side_of(work, said, "test"), stages.calibration_of(work, name)
         for title, calibration in ((f"{name}, as stated", None), (name, fitted)):
-            words[title] = [w for h in test if (w := own_words(h, calibration)) is not None]
+            words[title] = [w for h in test if (w := model_bin_scores(h, calibration)) is not None]
     found["adapter"] = stages.weights_of(work)
     known = {name: (said, stages.calibration_of(work, name)) for name, said in heard.items()}
-    makings = judging.Makings(
+    makings = judging.SurrogateParts(
         work.out / "learned.npz", known[judging.ZERO], known[judging.TRAINED], tuple(range(o.judge_seeds))
     )
     told = time.monotonic()
@@ -210,19 +212,23 @@ def evaluate(work: Work) -> dict[str, Any]:
             told = time.monotonic()
             say(f"judged {done} of {total} problems")
 
-    rows, others = judging.judged(
+    rows, others = judging.judge_tables(
         work.sides["test"], makings, work.out / "judged.jsonl", jobs=o.jobs, progress=progress
     )
     words |= others
-    found["words"] = {name: table(some, draws=draws) for name, some in words.items()}
-    found["trained_minus_zero_shot"] = compared(words[judging.TRAINED], words[judging.ZERO], draws=draws)
-    found["ensemble_minus_learned"] = compared(words[judging.ENSEMBLE], words[judging.LEARNED], draws=draws)
-    summary, found["decisions"] = judging.decisions(rows, makings.seeds, draws)
-    found["ensemble_does_not_beat"] = judging.unbeaten(summary)
+    found["words"] = {name: statistics_table(some, draws=draws) for name, some in words.items()}
+    found["trained_minus_zero_shot"] = paired_differences(
+        words[judging.TRAINED], words[judging.ZERO], draws=draws
+    )
+    found["ensemble_minus_learned"] = paired_differences(
+        words[judging.ENSEMBLE], words[judging.LEARNED], draws=draws
+    )
+    summary, found["decisions"] = judging.decision_figures(rows, makings.seeds, draws)
+    found["ensemble_does_not_beat"] = judging.unbeaten_baselines(summary)
     return found
 
 
-def judge_variants(work: Work) -> dict[str, Any]:
+def judge_variants(work: TrainingWorkspace) -> dict[str, Any]:
     """The recorded variants, forecast with the adapter by the script that is there for them, and joined."""
     script, said = str(ROOT / "benchmarks" / "forecast_variants.py"), work.out / "variants.json"
     spec = f"{TRAINED}=transformers:{work.options.model}?adapter={work.out / 'adapter'}"
@@ -237,9 +243,9 @@ def variants_report(said: Path, measured: Path, families: Mapping[str, Sequence[
     `families` are those of each side. A base that is of no recorded family counts as unseen. Raises
     `ValueError` where nothing joins.
     """
-    from benchmarks.variant_report import joined, report
+    from benchmarks.variant_report import join_forecasts, report
 
-    pairs = joined([said], measured)
+    pairs = join_forecasts([said], measured)
     cases = json.loads(said.read_text(encoding="utf-8"))["raw"]["cases"]
     family = {case["case"].partition("/")[0]: case["family"] for case in cases}
     seen = {*families["train"], *families["validation"]}
@@ -247,13 +253,13 @@ def variants_report(said: Path, measured: Path, families: Mapping[str, Sequence[
     return {"all": report(pairs), "held_out": report(apart) if apart else None}
 
 
-def show(found: dict[str, Any]) -> None:
+def results_text(found: dict[str, Any]) -> None:
     """The table, as text."""
     judged = found.get("evaluation", {})
     words, decided = judged.get("words", {}), judged.get("decisions", {})
     say("held-out families, bins of time / reference time (95 % intervals over kernels):")
     for name, row in words.items():
-        cells = [f"{key} {_cell(row[key])}" for key in SHOWN]
+        cells = [f"{key} {_cell(row[key])}" for key in SHOWN_FIGURES]
         say(f"  {name} ({row['problems']} problems): {', '.join(cells)}")
     say("held-out families, decisions:")
     for name, row in decided.items():

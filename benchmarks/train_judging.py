@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.llm.calibration import Calibration
-from forecast_autotune.llm.prompt import FORECAST
+from forecast_autotune.llm.calibration import LLMCalibration
+from forecast_autotune.llm.prompt import FORECAST_VERSION
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.language_model.ensemble import Ensemble
-from forecast_autotune.surrogates.learned import Learned, Model
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Query, Surrogate
-from forecast_train.evaluation.judge import Case, judge
-from forecast_train.evaluation.models import Alone
-from forecast_train.evaluation.rows import Row
+from forecast_train.evaluation.judge import TableArrays, judge_problem
+from forecast_train.evaluation.models import LLMOnly
+from forecast_train.evaluation.rows import EvaluationRow
 from forecast_train.evaluation.run import Evaluation
 from forecast_train.evaluation.splits import Fold
 from forecast_train.evaluation.summary import Summary, summarize
-from forecast_train.llm.hearing import Heard
-from forecast_train.llm.saving import Recalled, always
-from forecast_train.llm.words import Words, forecast_words
+from forecast_train.llm.hearing import ModelAnswers
+from forecast_train.llm.saving import RecordedAnswersLLM, always_ask
+from forecast_train.llm.words import BinScoresOfProblem, forecast_bin_scores
 
 ZERO, TRAINED, LEARNED, ENSEMBLE = "zero-shot", "trained", "learned", "ensemble"
 METHODS = (ZERO, TRAINED, LEARNED, ENSEMBLE)
-DECIDED = {
+DECISION_FIGURES = {
     "spearman": "static.spearman",
     "top_10_percent_recovery": "bins.recovery",
     "regret_at_10_percent": "adaptive.max3_10%.geomean_regret",
@@ -46,32 +46,32 @@ DECIDED = {
 
 
 @dataclass(frozen=True)
-class Makings:
+class SurrogateParts:
     """What the surrogates are made of; travels to other processes."""
 
     learned: Path
-    zero: tuple[Sequence[Heard], Calibration]
-    trained: tuple[Sequence[Heard], Calibration]
+    zero: tuple[Sequence[ModelAnswers], LLMCalibration]
+    trained: tuple[Sequence[ModelAnswers], LLMCalibration]
     seeds: tuple[int, ...]
 
 
 _made: dict[str, Surrogate] = {}
-_of: dict[str, Heard] = {}
+_of: dict[str, ModelAnswers] = {}
 _seeds: tuple[int, ...] = ()
 
 
-def _start(makings: Makings) -> None:
+def _start(makings: SurrogateParts) -> None:
     """Set up a worker, or this process."""
     global _seeds
-    learned = Learned(Model.load(makings.learned))
-    trained = Recalled(*makings.trained, learned)
-    both = Ensemble(Default(learned), trained, patient=True, gate=always)
-    both.name, both.version = ENSEMBLE, f"{learned.version}+{FORECAST}"
+    learned = LearnedSurrogate(LearnedModel.load(makings.learned))
+    trained = RecordedAnswersLLM(*makings.trained, learned)
+    both = EnsembleSurrogate(DefaultSurrogate(learned), trained, patient=True, gate=always_ask)
+    both.name, both.version = ENSEMBLE, f"{learned.version}+{FORECAST_VERSION}"
     _made.clear()
     _made.update(
         {
-            ZERO: Alone(Recalled(*makings.zero, learned)),
-            TRAINED: Alone(trained),
+            ZERO: LLMOnly(RecordedAnswersLLM(*makings.zero, learned)),
+            TRAINED: LLMOnly(trained),
             LEARNED: learned,
             ENSEMBLE: both,
         }
@@ -81,23 +81,32 @@ def _start(makings: Makings) -> None:
     _seeds = makings.seeds
 
 
-def _judged(table: Table) -> dict[str, Any]:
+def _judge_table(table: Table) -> dict[str, Any]:
     """One problem: rows of all methods, and the words of those that are no model. JSON-able."""
-    fold, case = Fold("held out", "family", (table,), ()), Case(table)
+    fold, case = Fold("held out", "family", (table,), ()), TableArrays(table)
     settings = Settings(mode=Mode.TUNE)
-    rows = [judge(case, fold, name, made, seed, settings) for name, made in _made.items() for seed in _seeds]
+    rows = [
+        judge_problem(case, fold, name, made, seed, settings)
+        for name, made in _made.items()
+        for seed in _seeds
+    ]
     words: dict[str, Any] = {}
     query = Query(table.problem, list(case.rows), case.grids, ttir=table.problem.ttir)
     names = [c.id for c in query.candidates]
     for name in (LEARNED, ENSEMBLE):
-        said = forecast_words(_of[table.problem.id], _made[name].forecast(query), names)
+        said = forecast_bin_scores(_of[table.problem.id], _made[name].forecast(query), names)
         words[name] = None if said is None else said.to_json()
     return {"problem": table.problem.id, "rows": [row.to_json() for row in rows], "words": words}
 
 
-def judged(
-    tables: Sequence[Table], makings: Makings, kept: Path, *, jobs: int, progress: Callable[[int, int], None]
-) -> tuple[list[Row], dict[str, list[Words]]]:
+def judge_tables(
+    tables: Sequence[Table],
+    makings: SurrogateParts,
+    kept: Path,
+    *,
+    jobs: int,
+    progress: Callable[[int, int], None],
+) -> tuple[list[EvaluationRow], dict[str, list[BinScoresOfProblem]]]:
     """Rows of all methods and words of `learned` and `ensemble`; problems on file are not judged again."""
     done: dict[str, dict[str, Any]] = {}
     if kept.is_file():
@@ -115,29 +124,31 @@ def judged(
             stream.flush()
             progress(len(done), len(tables))
     order = [done[t.problem.id] for t in tables]
-    rows = [Row.from_json(row) for found in order for row in found["rows"]]
+    rows = [EvaluationRow.from_json(row) for found in order for row in found["rows"]]
     words = {
-        name: [Words.from_json(f["words"][name]) for f in order if f["words"][name] is not None]
+        name: [BinScoresOfProblem.from_json(f["words"][name]) for f in order if f["words"][name] is not None]
         for name in (LEARNED, ENSEMBLE)
     }
     return rows, words
 
 
-def _work(tables: Sequence[Table], makings: Makings, jobs: int) -> Any:
+def _work(tables: Sequence[Table], makings: SurrogateParts, jobs: int) -> Any:
     if min(jobs, len(tables)) <= 1:
         _start(makings)
-        yield from map(_judged, tables)
+        yield from map(_judge_table, tables)
         return
     # Spawned: this process has CUDA and threads, which no fork survives.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start, (makings,)) as pool:
         try:
-            for future in as_completed([pool.submit(_judged, table) for table in tables]):
+            for future in as_completed([pool.submit(_judge_table, table) for table in tables]):
                 yield future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def decisions(rows: Sequence[Row], seeds: Sequence[int], draws: int) -> tuple[Summary, dict[str, Any]]:
+def decision_figures(
+    rows: Sequence[EvaluationRow], seeds: Sequence[int], draws: int
+) -> tuple[Summary, dict[str, Any]]:
     """The evaluation's summary, and what the report shows of it: per method [value, low, high]."""
     settings = Settings(mode=Mode.TUNE)
     made = Evaluation(
@@ -146,11 +157,11 @@ def decisions(rows: Sequence[Row], seeds: Sequence[int], draws: int) -> tuple[Su
     found = summarize(made, subject=ENSEMBLE, draws=draws)
     shown: dict[str, Any] = {}
     for name, figures in found.figures.items():
-        parts = {title: figures[key].to_json() for title, key in DECIDED.items()}
+        parts = {title: figures[key].to_json() for title, key in DECISION_FIGURES.items()}
         shown[name] = {title: [f[k] for k in ("value", "low", "high")] for title, f in parts.items()}
     return found, shown
 
 
-def unbeaten(summary: Summary) -> list[Mapping[str, Any]]:
+def unbeaten_baselines(summary: Summary) -> list[Mapping[str, Any]]:
     """What the ensemble does not beat with certainty, with paired differences."""
     return [u.to_json() for u in summary.unbeaten]

@@ -26,28 +26,35 @@ from typing import Any
 import torch
 
 from benchmarks.common import say
-from benchmarks.train_stages import Work, listen, settings_of, side_of
-from forecast_train.llm.examples import LINES, read, side_path, write
-from forecast_train.llm.runs import WEIGHTS
-from forecast_train.llm.settings import Loss, Run
-from forecast_train.llm.words import LESS_IS_BETTER, STATISTICS, Words, compared, own_words, table
+from benchmarks.train_stages import TrainingWorkspace, collect_model_answers, settings_of, side_of
+from forecast_train.llm.examples import JSON_LINES_SUFFIX, read_examples, side_path, write_examples
+from forecast_train.llm.runs import WEIGHTS_FOLDER
+from forecast_train.llm.settings import LossSettings, SftRun
+from forecast_train.llm.words import (
+    LESS_IS_BETTER,
+    STATISTICS,
+    BinScoresOfProblem,
+    model_bin_scores,
+    paired_differences,
+    statistics_table,
+)
 
 REPLIES = 16
 """Sampled replies per candidate; candidates of an example share its forward pass."""
-ARMS: Mapping[str, tuple[str, int]] = {
+REWARD_ARMS: Mapping[str, tuple[str, int]] = {
     "correctness": ("correctness", REPLIES),
     "correctness + brier": ("correctness_brier", REPLIES),
     "correctness + crps": ("correctness_crps", REPLIES),
     "correctness + crps, exact": ("correctness_crps", 0),
 }
 """Reward and sampled replies (0: its exact expectation), by name."""
-BASE = "correctness"
+BASE_ARM = "correctness"
 DATA = "rewards/data"
 RATE = 0.1
 """Of the supervised rate: these gradients are noisier, and the start is already good."""
 
 
-def compare_rewards(work: Work, start: Path) -> dict[str, Any]:
+def compare_rewards(work: TrainingWorkspace, start: Path) -> dict[str, Any]:
     """Train every arm from `start` with every seed, and score its own words on the held-out families.
 
     Arms that are done are taken up; on several GPUs as many are trained at a time. Per arm: every statistic
@@ -56,34 +63,36 @@ def compare_rewards(work: Work, start: Path) -> dict[str, Any]:
     """
     o = work.options
     seeds = range(o.grpo_seeds)
-    _thinned(work)
-    with _abreast(work, start, [(arm, s) for s in seeds for arm in ARMS]) as ahead:
-        return _compared(work, start, ahead)
+    _write_examples(work)
+    with _run_in_parallel(work, start, [(arm, s) for s in seeds for arm in REWARD_ARMS]) as ahead:
+        return _compare_arms(work, start, ahead)
 
 
-def _compared(work: Work, start: Path, ahead: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+def _compare_arms(
+    work: TrainingWorkspace, start: Path, ahead: Mapping[str, Future[dict[str, Any]]]
+) -> dict[str, Any]:
     o = work.options
-    initial = _words(work, "trained", start)
-    found: dict[str, Any] = {"steps": o.grpo, "initial": table(initial, draws=o.draws), "arms": {}}
-    said: dict[str, list[list[Words]]] = {}
-    for arm in ARMS:
+    initial = _model_scores(work, "trained", start)
+    found: dict[str, Any] = {"steps": o.grpo, "initial": statistics_table(initial, draws=o.draws), "arms": {}}
+    said: dict[str, list[list[BinScoresOfProblem]]] = {}
+    for arm in REWARD_ARMS:
         for seed in range(o.grpo_seeds):
             name = _stage(arm, seed)
             begun = ahead.get(name)
-            make = partial(_arm, work, start, arm, seed) if begun is None else begun.result
+            make = partial(_train_reward_arm, work, start, arm, seed) if begun is None else begun.result
             trained = work.stage(name, make)
-            words = _arms_words(work, arm, seed)
+            words = _arm_scores(work, arm, seed)
             said.setdefault(arm, []).append(words)
-            row = table(words, draws=1)
+            row = statistics_table(words, draws=1)
             shown = ", ".join(f"{name} {row[name][0]}" for name in ("accuracy", "ece", "crps", "spearman"))
             say(f"{arm}, seed {seed}: {trained['steps']} steps, {shown}")
-        found["arms"][arm] = _summary(said[arm], said[BASE], o.draws)
+        found["arms"][arm] = _summary(said[arm], said[BASE_ARM], o.draws)
     return found
 
 
 @contextmanager
-def _abreast(
-    work: Work, start: Path, wanted: Sequence[tuple[str, int]]
+def _run_in_parallel(
+    work: TrainingWorkspace, start: Path, wanted: Sequence[tuple[str, int]]
 ) -> Iterator[dict[str, Future[dict[str, Any]]]]:
     """Runs that are not done yet, by stage, under way in a process per GPU; none with fewer than two GPUs."""
     told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -101,29 +110,29 @@ def _abreast(
             pool = opened.enter_context(ProcessPoolExecutor(len(gpus), context, _begin, given))
             # An interrupt ends what runs, and begins nothing more.
             opened.callback(pool.shutdown, wait=False, cancel_futures=True)
-            found = {_stage(*pair): pool.submit(_one, start, *pair) for pair in left}
+            found = {_stage(*pair): pool.submit(_run_arm, start, *pair) for pair in left}
         yield found
 
 
-_mine: Work
-"""Of a process that `_abreast` began."""
+_mine: TrainingWorkspace
+"""Of a process that `_run_in_parallel` began."""
 
 
 def _begin(free: SimpleQueue[str], options: Namespace, split: dict[str, Any]) -> None:
     global _mine
     os.environ["CUDA_VISIBLE_DEVICES"] = free.get()  # before anything here opens a device
-    _mine = Work(options, options.out, {"stages": {}, "split": split})
+    _mine = TrainingWorkspace(options, options.out, {"stages": {}, "split": split})
     _mine.split()
 
 
-def _one(start: Path, arm: str, seed: int) -> dict[str, Any]:
+def _run_arm(start: Path, arm: str, seed: int) -> dict[str, Any]:
     """Train, and have the answers on file that are asked for next."""
-    trained = _arm(_mine, start, arm, seed)
-    _arms_words(_mine, arm, seed)
+    trained = _train_reward_arm(_mine, start, arm, seed)
+    _arm_scores(_mine, arm, seed)
     return trained
 
 
-def _thinned(work: Work) -> None:
+def _write_examples(work: TrainingWorkspace) -> None:
     """Write twice as many training examples, drawn evenly, as one run sees.
 
     Every run reads all of its data first, which would take longer than its steps.
@@ -132,32 +141,32 @@ def _thinned(work: Work) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {"train": 2 * work.options.grpo * run.steps.examples, "validation": run.steps.checked}
     for side, count in wanted.items():
-        every = read(side_path(Path(run.data), side))
+        every = read_examples(side_path(Path(run.data), side))
         kept = random.Random(0).sample(every, min(count, len(every)))
-        write(folder / f"{side}{LINES}", kept)
+        write_examples(folder / f"{side}{JSON_LINES_SUFFIX}", kept)
 
 
 def _stage(arm: str, seed: int) -> str:
     return f"reward {arm}, seed {seed}"
 
 
-def _folder(work: Work, arm: str, seed: int) -> Path:
+def _folder(work: TrainingWorkspace, arm: str, seed: int) -> Path:
     return work.out / "rewards" / f"{_file(arm)}-{seed}"
 
 
-def _arms_words(work: Work, arm: str, seed: int) -> list[Words]:
+def _arm_scores(work: TrainingWorkspace, arm: str, seed: int) -> list[BinScoresOfProblem]:
     folder = _folder(work, arm, seed)
-    return _words(work, folder.name, folder / WEIGHTS)
+    return _model_scores(work, folder.name, folder / WEIGHTS_FOLDER)
 
 
-def _arm(work: Work, start: Path, arm: str, seed: int) -> dict[str, Any]:
+def _train_reward_arm(work: TrainingWorkspace, start: Path, arm: str, seed: int) -> dict[str, Any]:
     from forecast_train.llm.sft import train
 
-    (reward, replies), folder = ARMS[arm], _folder(work, arm, seed)
-    run: Run = settings_of(work)
+    (reward, replies), folder = REWARD_ARMS[arm], _folder(work, arm, seed)
+    run: SftRun = settings_of(work)
     steps = replace(run.steps, most=work.options.grpo, seconds=0.0, rate=run.steps.rate * RATE, warmup=0.1)
     steps = replace(steps, save=max(1, work.options.grpo), validate=max(1, work.options.grpo))
-    loss = Loss(sigma=run.loss.sigma, reward=reward, replies=replies)
+    loss = LossSettings(sigma=run.loss.sigma, reward=reward, replies=replies)
     data = str(work.out / DATA)
     run = replace(run, data=data, adapter=str(start), out=str(folder), loss=loss, steps=steps)
     done = train(replace(run, seed=1000 + seed), resume=True, say=say)
@@ -167,14 +176,18 @@ def _arm(work: Work, start: Path, arm: str, seed: int) -> dict[str, Any]:
     return {"steps": done["steps"], "reward_first": rewards[0], "reward_last": rewards[-1]}
 
 
-def _words(work: Work, name: str, adapter: Path) -> list[Words]:
+def _model_scores(work: TrainingWorkspace, name: str, adapter: Path) -> list[BinScoresOfProblem]:
     """The model's own words, as it states them: a reward has to calibrate by itself."""
-    heard = side_of(work, listen(work, name, adapter, work.sides["test"]), "test")
-    return [w for h in heard if (w := own_words(h)) is not None]
+    heard = side_of(work, collect_model_answers(work, name, adapter, work.sides["test"]), "test")
+    return [w for h in heard if (w := model_bin_scores(h)) is not None]
 
 
-def _summary(mine: Sequence[Sequence[Words]], base: Sequence[Sequence[Words]], draws: int) -> dict[str, Any]:
-    by_seed = [{k: v[0] for k, v in table(words, draws=1).items() if k in STATISTICS} for words in mine]
+def _summary(
+    mine: Sequence[Sequence[BinScoresOfProblem]], base: Sequence[Sequence[BinScoresOfProblem]], draws: int
+) -> dict[str, Any]:
+    by_seed = [
+        {k: v[0] for k, v in statistics_table(words, draws=1).items() if k in STATISTICS} for words in mine
+    ]
     found: dict[str, Any] = {}
     for name in STATISTICS:
         values = [float(row[name]) for row in by_seed if row[name] is not None]
@@ -185,7 +198,7 @@ def _summary(mine: Sequence[Sequence[Words]], base: Sequence[Sequence[Words]], d
             "by_seed": values,
             "less_is_better": name in LESS_IS_BETTER,
         }
-    against = [compared(one, other, draws=draws) for one, other in zip(mine, base, strict=True)]
+    against = [paired_differences(one, other, draws=draws) for one, other in zip(mine, base, strict=True)]
     found["minus_correctness_by_seed"] = against
     return found
 

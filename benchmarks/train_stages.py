@@ -15,38 +15,38 @@ from benchmarks.common import ROOT, say
 from forecast_autotune import __version__
 from forecast_autotune.llm.calibration import FILE, read, write
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.learned import Learned, Model
-from forecast_autotune.tuning.replay import load, shipped
-from forecast_train.evaluation.splits import SplitError, family_of, kernel_of, spread
-from forecast_train.llm.believing import crosswise
-from forecast_train.llm.build import Recipe, examples
-from forecast_train.llm.card import card, summary
-from forecast_train.llm.examples import LINES
-from forecast_train.llm.examples import write as write_examples
-from forecast_train.llm.export import calibrated, export
-from forecast_train.llm.hearing import Heard, hear
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation.splits import SplitError, family_of, kernel_of, spread_over_kernels
+from forecast_train.llm.believing import cross_fit
+from forecast_train.llm.build import ExampleSettings, build_examples
+from forecast_train.llm.card import dataset_card, dataset_summary
+from forecast_train.llm.examples import JSON_LINES_SUFFIX
+from forecast_train.llm.examples import write_examples as write_examples
+from forecast_train.llm.export import add_calibration, export_model
+from forecast_train.llm.hearing import ModelAnswers, collect_answers
 from forecast_train.llm.runs import write_json
-from forecast_train.llm.saving import play, summarize
-from forecast_train.llm.settings import Run
+from forecast_train.llm.saving import estimate_saving, replay_pairs
+from forecast_train.llm.settings import SftRun
 from forecast_train.llm.split import Sides, split
-from forecast_train.surrogate.fit import Recipe as Growing
+from forecast_train.surrogate.fit import FitSettings as Growing
 from forecast_train.surrogate.fit import fit, fit_model
 
-CORPUS = ("corpus_h200.jsonl.gz", "corpus_h200_2.jsonl.gz", "corpus_h200_near.jsonl.gz")
+CORPUS_TABLES = ("corpus_h200.jsonl.gz", "corpus_h200_2.jsonl.gz", "corpus_h200_near.jsonl.gz")
 """Beside the tables of the package."""
-HELD_OUT = ("attention_backward", "gemv", "quantise", "rope", "scan", "softmax", "stencil")
+TEST_FAMILIES = ("attention_backward", "gemv", "quantise", "rope", "scan", "softmax", "stencil")
 """Families of the corpus that are tested on, chosen before any training: products and none, one pass and
 several, sequential and not. The large families stay for learning."""
 FAMILIES = 3
 """Kernel families that validation and test have at least: fewer carry neither a calibration nor a claim."""
 MOST_BYTES = 15_000_000
 """Of an adapter that is shipped."""
-REPLAYED = 40
+MOST_REPLAYED = 40
 """Validation problems that are replayed with and without the model, at the most."""
 
 
 @dataclass
-class Work:
+class TrainingWorkspace:
     """One run of the script: options, tables, and results that are written as they come."""
 
     options: Namespace
@@ -55,7 +55,7 @@ class Work:
     sides: Sides = field(default_factory=dict)
 
     @classmethod
-    def opened(cls, options: Namespace, about: Mapping[str, Any]) -> Work:
+    def opened(cls, options: Namespace, about: Mapping[str, Any]) -> TrainingWorkspace:
         """Take a run up, or begin one. Raises `ValueError` for a folder with a run of other settings."""
         out: Path = options.out
         out.mkdir(parents=True, exist_ok=True)
@@ -84,12 +84,15 @@ class Work:
     def split(self) -> None:
         """Read the tables and part them by family; a later sitting gets the same sides."""
         o = self.options
-        paths = o.tables or [*shipped(), *(ROOT / "benchmarks" / "data" / name for name in CORPUS)]
+        paths = o.tables or [
+            *shipped_tables(),
+            *(ROOT / "benchmarks" / "data" / name for name in CORPUS_TABLES),
+        ]
         tables = load(paths)
         if o.limit:
-            tables = spread(tables, o.limit)
-        named = HELD_OUT if o.hold_out is None and not o.tables else (o.hold_out or ())
-        self.sides, seed = parted(tables, o.seed, tuple(o.shares), named)
+            tables = spread_over_kernels(tables, o.limit)
+        named = TEST_FAMILIES if o.hold_out is None and not o.tables else (o.hold_out or ())
+        self.sides, seed = split_by_family(tables, o.seed, tuple(o.shares), named)
         told = {side: sorted({family_of(t.problem) for t in some}) for side, some in self.sides.items()}
         for side, some in self.sides.items():
             kernels = len({kernel_of(t.problem) for t in some})
@@ -104,7 +107,7 @@ class Work:
         return [*self.sides["validation"], *self.sides["test"]]
 
 
-def parted(
+def split_by_family(
     tables: Sequence[Table], seed: int, shares: tuple[float, float], hold_out: Sequence[str] = ()
 ) -> tuple[Sides, int]:
     """Sides by family, and the first seed from `seed` on that gives validation and test families enough.
@@ -126,37 +129,37 @@ def parted(
     )
 
 
-def build_data(work: Work, fitted: Callable[[], float]) -> dict[str, Any]:
+def build_data(work: TrainingWorkspace, fitted: Callable[[], float]) -> dict[str, Any]:
     """Write the three sides' examples, with their card; `fitted` waits for the learned surrogate's file.
 
     Guesses on the training side come of surrogates that have not seen the family, on the others of the one
     fitted to the training side.
     """
-    believe = crosswise(
+    believe = cross_fit(
         work.sides["train"],
         learn=lambda tables: fit(tables, seed=work.options.seed, recipe=Growing(jobs=work.options.jobs)),
         progress=lambda done, of: say(f"data: {done} of {of} surrogates fitted to guess by"),
     )
     fitted()
     whole = learned_of(work)
-    folder, recipe = work.out / "data", Recipe(moments=work.options.moments)
+    folder, recipe = work.out / "data", ExampleSettings(moments=work.options.moments)
     folder.mkdir(exist_ok=True)
     made = {}
     for side, some in work.sides.items():
         by = believe if side == "train" else lambda _: whole
-        made[side] = examples(some, recipe, believe=by, seed=work.options.seed)
-        write_examples(folder / f"{side}{LINES}", made[side])
+        made[side] = build_examples(some, recipe, believe=by, seed=work.options.seed)
+        write_examples(folder / f"{side}{JSON_LINES_SUFFIX}", made[side])
         say(f"data: {side}: {len(made[side])} examples")
     about = {"by": "family", "seed": work.options.seed, "recipe": vars(recipe), "release": __version__}
-    (folder / "README.md").write_text(card(made, about), encoding="utf-8")
-    counted = summary(made)
+    (folder / "README.md").write_text(dataset_card(made, about), encoding="utf-8")
+    counted = dataset_summary(made)
     return {side: {k: counted[side][k] for k in ("examples", "rows", "problems")} for side in made}
 
 
-def settings_of(work: Work) -> Run:
+def settings_of(work: TrainingWorkspace) -> SftRun:
     """The run of the configuration, in this folder and under this clock."""
     o = work.options
-    run = Run.load(o.config)
+    run = SftRun.load(o.config)
     steps = replace(run.steps, seconds=float(o.seconds), most=o.steps)
     if o.tokens:
         steps = replace(steps, tokens=o.tokens)
@@ -164,7 +167,7 @@ def settings_of(work: Work) -> Run:
     return replace(run, model=str(o.model), data=data, out=out, seed=o.seed, steps=steps)
 
 
-def train_model(work: Work) -> dict[str, Any]:
+def train_model(work: TrainingWorkspace) -> dict[str, Any]:
     """The supervised run, taken up where it was ended."""
     from forecast_train.llm.sft import train
 
@@ -182,11 +185,11 @@ def train_model(work: Work) -> dict[str, Any]:
     }
 
 
-def export_adapter(work: Work) -> dict[str, Any]:
+def export_adapter(work: TrainingWorkspace) -> dict[str, Any]:
     """Half-precision weights and a card; the calibration is fitted to what this folder says."""
     folder = work.out / "adapter"
     shutil.rmtree(folder, ignore_errors=True)  # half of one, from a sitting that was ended
-    return export(work.out / "run", folder, half=True, most_bytes=MOST_BYTES)
+    return export_model(work.out / "run", folder, half=True, most_bytes=MOST_BYTES)
 
 
 def adapter_bytes(model: Path, rank: int) -> int:
@@ -211,19 +214,21 @@ def fit_learned(train: Sequence[Table], path: str, seed: int, jobs: int) -> floa
     return round(time.perf_counter() - begin, 1)
 
 
-def learned_of(work: Work) -> Learned:
+def learned_of(work: TrainingWorkspace) -> LearnedSurrogate:
     """The learned surrogate of this run."""
-    return Learned(Model.load(work.out / "learned.npz"))
+    return LearnedSurrogate(LearnedModel.load(work.out / "learned.npz"))
 
 
-def listen(work: Work, name: str, adapter: Path | None, tables: Sequence[Table]) -> list[Heard]:
+def collect_model_answers(
+    work: TrainingWorkspace, name: str, adapter: Path | None, tables: Sequence[Table]
+) -> list[ModelAnswers]:
     """Ask the model, or what training made of it, about tables; answers on file are not asked for again."""
-    from forecast_integrations.models.transformers.backend import Transformers
+    from forecast_integrations.models.transformers.backend import TransformersBackend
 
     folder = work.out / "heard"
     folder.mkdir(exist_ok=True)
     learned = learned_of(work)
-    backend = Transformers(str(work.options.model), None if adapter is None else str(adapter))
+    backend = TransformersBackend(str(work.options.model), None if adapter is None else str(adapter))
     told = time.monotonic()
 
     def progress(done: int, total: int, label: str) -> None:
@@ -234,34 +239,36 @@ def listen(work: Work, name: str, adapter: Path | None, tables: Sequence[Table])
 
     try:
         # The surrogate that questions go by has seen the training side alone, whatever is asked about.
-        return hear(
+        return collect_answers(
             tables, backend, learn=lambda _: learned, kept=folder / f"{name}.jsonl", progress=progress
         )
     finally:
         backend.close()
 
 
-def side_of(work: Work, heard: Sequence[Heard], side: str) -> list[Heard]:
+def side_of(work: TrainingWorkspace, heard: Sequence[ModelAnswers], side: str) -> list[ModelAnswers]:
     """What was said of one side's problems."""
     ids = {t.problem.id for t in work.sides[side]}
     return [h for h in heard if h.problem in ids]
 
 
-def calibrate_model(work: Work, name: str, heard: Sequence[Heard], *, replayed: bool) -> dict[str, Any]:
+def calibrate_model(
+    work: TrainingWorkspace, name: str, heard: Sequence[ModelAnswers], *, replayed: bool
+) -> dict[str, Any]:
     """Fit a calibration to the validation side; `replayed` also finds out what the model saves there."""
-    from forecast_train.llm.calibrate import calibrate
+    from forecast_train.llm.calibrate import fit_calibration
 
     known = side_of(work, heard, "validation")
-    made = calibrate(known, {"side": "validation"})
+    made = fit_calibration(known, {"side": "validation"})
     saving = None
     # What is saved is found out with each family left out, and a calibration takes three others.
     if replayed and made.skilled and len({h.family for h in known}) > 3:
-        learned, some = learned_of(work), spread(work.sides["validation"], REPLAYED)
-        saving = summarize(play(some, known, learn=lambda _: learned, seeds=(0,)))
-        made = replace(made, saved=saving.sure, about={**made.about, "saving": saving.to_json()})
+        learned, some = learned_of(work), spread_over_kernels(work.sides["validation"], MOST_REPLAYED)
+        saving = estimate_saving(replay_pairs(some, known, learn=lambda _: learned, seeds=(0,)))
+        made = replace(made, saved=saving.lower_bound, about={**made.about, "saving": saving.to_json()})
     write(work.out / f"calibration-{name}.json", made)
     if replayed:
-        calibrated(work.out / "adapter", work.out / f"calibration-{name}.json")
+        add_calibration(work.out / "adapter", work.out / f"calibration-{name}.json")
     weight = made.weights["pooled"].mean
     say(f"{name}: temperature {made.temperature:.2f}, weight beside the learned surrogate {weight:.2f}")
     return {
@@ -272,13 +279,13 @@ def calibrate_model(work: Work, name: str, heard: Sequence[Heard], *, replayed: 
     }
 
 
-def weights_of(work: Work) -> dict[str, int]:
+def weights_of(work: TrainingWorkspace) -> dict[str, int]:
     """Sizes of what is shipped: safetensors, and calibration if it is there."""
     folder = work.out / "adapter"
     files = [*folder.glob("*.safetensors"), *(p for p in [folder / FILE] if p.is_file())]
     return {path.name: path.stat().st_size for path in files}
 
 
-def calibration_of(work: Work, name: str) -> Any:
+def calibration_of(work: TrainingWorkspace, name: str) -> Any:
     """The calibration of a model of this run."""
     return read(work.out / f"calibration-{name}.json")

@@ -47,13 +47,13 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
     cases.sort(key=lambda c: CASES.index(c.name))
     with common.device(null) as where:
         data = [case.make(where) for case in cases]
-        common.warm(where)
+        common.warm_up_device(where)
         configs = kernels.configs(cases[0])[:: given["every"]]
         kernel, key = cases[0].kernel, list(cases[0].key)
         shapes = []
         for case, d in zip(cases, data, strict=True):
             if role == "floor":
-                shapes.append(floor(case, d, common.from_json(given["winners"][case.name])))
+                shapes.append(known_winner(case, d, common.config_from_json(given["winners"][case.name])))
             else:
                 if not shapes:
                     make = autotune if role == "forecast" else triton.autotune
@@ -86,7 +86,7 @@ def precompile(kernel: Any, data: kernels.Data, configs: list[Any], threads: int
         list(pool.map(one, configs))
 
 
-def floor(case: kernels.Case, data: kernels.Data, config: Any) -> dict[str, Any]:
+def known_winner(case: kernels.Case, data: kernels.Data, config: Any) -> dict[str, Any]:
     """What is left when the winner is known: compile it, time it once, launch it."""
 
     class Known:
@@ -107,10 +107,10 @@ def floor(case: kernels.Case, data: kernels.Data, config: Any) -> dict[str, Any]
     return found
 
 
-def again(given: dict[str, Any], null: bool) -> dict[str, Any]:
+def retime_winners(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that times all winners in turns."""
     with common.device(null) as where:
-        common.warm(where)
+        common.warm_up_device(where)
         return {
             "shapes": [
                 common.retime(case, where, given["configs"][case.name], given["rounds"])
@@ -119,14 +119,14 @@ def again(given: dict[str, Any], null: bool) -> dict[str, Any]:
         }
 
 
-def run(a: Namespace, report: common.Report) -> None:
+def run(a: Namespace, report: common.ResultFile) -> None:
     every = 18 if a.null else 1
     given: dict[str, Any] = {"every": every, "threads": a.threads}
     raw: dict[str, list[dict[str, Any]]] = {}
 
     def once(role: str, more: dict[str, Any] | None = None, **env: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True) as folder:
-            result = common.child(
+            result = common.run_child(
                 common.child_command(__file__, a, role, {**given, **(more or {})}),
                 common.child_environment(Path(folder), **env),
             )
@@ -134,7 +134,7 @@ def run(a: Namespace, report: common.Report) -> None:
         raw.setdefault(role, []).append(result)
         for s in result["shapes"] if role != "again" else ():
             common.say(
-                f"{role}: {s['case']} {s['seconds']:.2f} s, {s['timed']} timed, {common.shown(s['winner'])}"
+                f"{role}: {s['case']} {s['seconds']:.2f} s, {s['timed']} timed, {common.config_text(s['winner'])}"
             )
         return result
 
@@ -164,7 +164,7 @@ def summary(raw: dict[str, list[dict[str, Any]]], times: dict[str, Any]) -> dict
     """Per shape: seconds, speedups and regrets; medians over repeats, and all of them."""
     found: dict[str, Any] = {}
     for place, shape in enumerate(("first", "next")):
-        side = common.retimed(next(t for t in times["shapes"] if t["case"] == CASES[place]))
+        side = common.read_retimed(next(t for t in times["shapes"] if t["case"] == CASES[place]))
         runs = {role: [r["shapes"][place] for r in done] for role, done in raw.items()}
         seconds = {role: statistics.median(r["seconds"] for r in done) for role, done in runs.items()}
         regrets = {role: [round(side.regret(r["winner"]), 5) for r in done] for role, done in runs.items()}
@@ -194,12 +194,12 @@ def main() -> int:
     parser.add_argument(
         "--baseline", type=Path, help="a result of this script: its contenders, on a like machine, stand"
     )
-    a = common.parse(parser)
+    a = common.parse_arguments(parser)
     if a.child:
-        result = again(a.given, a.null) if a.child == "again" else tune(a.child, a.given, a.null)
+        result = retime_winners(a.given, a.null) if a.child == "again" else tune(a.child, a.given, a.null)
         print(json.dumps(result), flush=True)
         return 0
-    run(a, common.Report(a, "tune_matmul72"))
+    run(a, common.ResultFile(a, "tune_matmul72"))
     return 0
 
 

@@ -35,7 +35,7 @@ MATMUL, ATTENTION = "matmul/4096x4096x4096", "attention/4x32x8x4096x128-causal"
 TOP = 3
 
 
-def space_of(case: kernels.Case) -> Space:
+def case_space(case: kernels.Case) -> Space:
     """The case's wide space as the `Space` a user would write."""
     wide = case.wide
     assert wide is not None, f"{case.name} has no wide space"
@@ -44,7 +44,7 @@ def space_of(case: kernels.Case) -> Space:
     )
 
 
-def forgiving(call: Any, quantiles: Any) -> Any:
+def tolerant_do_bench(call: Any, quantiles: Any) -> Any:
     """`do_bench`, with a config that cannot be compiled counted as slow.
 
     A random config may fail in a way that makes Triton's own sweep abort; the baseline is spared that.
@@ -62,10 +62,10 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
     (case,) = kernels.cases([given["case"]])
     with common.device(null) as where:
         data = case.make(where)
-        common.warm(where)
+        common.warm_up_device(where)
         key = list(case.key)
         if role == "ours":
-            space = space_of(case)
+            space = case_space(case)
             size = sum(1 for _ in space)
             limit = given["measurements"]
             tuner = autotune(
@@ -76,7 +76,7 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
             if given["count"]:
                 configs = random.Random(given["seed"]).sample(configs, given["count"])
             size = len(configs)
-            tuner = triton.autotune(configs, key, do_bench=forgiving if role == "sample" else None)(
+            tuner = triton.autotune(configs, key, do_bench=tolerant_do_bench if role == "sample" else None)(
                 case.kernel
             )
         result = common.tuned_call(case, tuner, data, lambda: None)
@@ -85,28 +85,28 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
     return {**result, "role": role, "configs": size}
 
 
-def again(given: dict[str, Any], null: bool) -> dict[str, Any]:
+def retime_winners(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that times the winners in turns and checks the output of ours."""
     (case,) = kernels.cases([given["case"]])
     with common.device(null) as where:
-        common.warm(where)
+        common.warm_up_device(where)
         result: dict[str, Any] = common.retime(case, where, given["configs"], given["rounds"])
-        winner = common.from_json(given["configs"][0])
+        winner = common.config_from_json(given["configs"][0])
         result["correct"] = common.check_output(case, case.make(where), where, winner)
     return result
 
 
-def run(a: Namespace, report: common.Report) -> None:
+def run(a: Namespace, report: common.ResultFile) -> None:
     def once(name: str, role: str, **given: Any) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True) as folder:
-            result = common.child(
+            result = common.run_child(
                 common.child_command(__file__, a, role, {"case": name, **given}),
                 common.child_environment(Path(folder)),
                 580,
             )
         report.add(f"{name}/{role}", result)
         if role != "again":
-            winner = common.shown(result["winner"])
+            winner = common.config_text(result["winner"])
             common.say(f"{role}: {name} {result['seconds']:.2f} s, {result['timed']} timed, {winner}")
         return result
 
@@ -138,9 +138,9 @@ def baseline(path: Path) -> dict[str, Any]:
 
 def compare(ours: dict[str, Any], other: dict[str, Any], times: dict[str, Any]) -> dict[str, Any]:
     """Seconds and speed of what was found; `faster` is above zero where our winner is the faster one."""
-    side = common.retimed(times)
-    mine = side.medians[common.shown(ours["winner"])]
-    theirs = min(side.medians[common.shown(config)] for config, _ in other["timings"][:TOP])
+    side = common.read_retimed(times)
+    mine = side.medians[common.config_text(ours["winner"])]
+    theirs = min(side.medians[common.config_text(config)] for config, _ in other["timings"][:TOP])
     return {
         "configs": ours["configs"],
         "measured": ours["decision"]["measured"],
@@ -154,7 +154,7 @@ def compare(ours: dict[str, Any], other: dict[str, Any], times: dict[str, Any]) 
         "faster": round(theirs / mine - 1, 5),
         "noise": round(side.noise, 5),
         "winner_correct": times["correct"],
-        "winner": common.shown(ours["winner"]),
+        "winner": common.config_text(ours["winner"]),
     }
 
 
@@ -175,14 +175,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="matmul or attention")
     parser.add_argument("--rounds", type=int, default=200, help="launches per config in the final timing")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
-    a = common.parse(parser)
+    a = common.parse_arguments(parser)
     if a.child:
-        result = again(a.given, a.null) if a.child == "again" else tune(a.child, a.given, a.null)
+        result = retime_winners(a.given, a.null) if a.child == "again" else tune(a.child, a.given, a.null)
         print(json.dumps(result), flush=True)
         return 0
     if a.baseline:
         baseline(a.baseline)  # fails now if it cannot be read
-    run(a, common.Report(a, "tune_space", a.seed))
+    run(a, common.ResultFile(a, "tune_space", a.seed))
     return 0
 
 

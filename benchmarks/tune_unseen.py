@@ -34,15 +34,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, kernels
 from forecast_autotune import autotune
-from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.learned import Learned, Model
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
+from forecast_autotune.tuning.replay import load, shipped_tables
 
 TOP = 3
 MATMUL = "matmul/4096x4096x4096"
 
 
-def unseen(count: int, recorded: Collection[str] | None) -> list[kernels.Case]:
+def unseen_cases(count: int, recorded: Collection[str] | None) -> list[kernels.Case]:
     """First cases of kernels (of those recorded, if given), families and hands in turn."""
     groups: dict[tuple[str, str], list[kernels.Case]] = {}
     seen: set[str] = set()
@@ -66,25 +66,25 @@ def model_for(cases: Sequence[kernels.Case], paths: Sequence[Path], path: Path) 
         path.parent.mkdir(parents=True, exist_ok=True)
         model = fitted_without(cases, paths)
         replace(model, about={**(model.about or {}), "without": names}).save(path)
-    about = dict(Model.load(path).about or {})
+    about = dict(LearnedModel.load(path).about or {})
     if known := set(names) - set(about.get("without", ())):
         raise SystemExit(f"{path} may know {', '.join(sorted(known))}: fit it again with --fit-only")
     return about
 
 
-def fitted_without(cases: Sequence[kernels.Case], paths: Sequence[Path]) -> Model:
+def fitted_without(cases: Sequence[kernels.Case], paths: Sequence[Path]) -> LearnedModel:
     """Fit the learned surrogate to all tables that hold none of these kernels, by name or by source."""
-    from forecast_train.evaluation.splits import identities
+    from forecast_train.evaluation.splits import kernel_identities
     from forecast_train.surrogate.fit import fit_model
 
-    tables = load([*shipped(), *paths])
+    tables = load([*shipped_tables(), *paths])
     names = {f"name {c.name.partition('/')[0].lower()}" for c in cases}
-    out_of = [t for t in tables if identities(t.problem) & names]
-    taken = {i for t in out_of for i in identities(t.problem)} | names
-    return fit_model([t for t in tables if not identities(t.problem) & taken])
+    out_of = [t for t in tables if kernel_identities(t.problem) & names]
+    taken = {i for t in out_of for i in kernel_identities(t.problem)} | names
+    return fit_model([t for t in tables if not kernel_identities(t.problem) & taken])
 
 
-def oracles(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+def recorded_oracles(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """Of recorded cases, by name: the list (`configs`) and its fastest (`best`), as JSON."""
     found: dict[str, dict[str, Any]] = {}
     for table in sorted(load(paths), key=lambda t: len(t.by_candidate())):  # of several, the longest list
@@ -101,12 +101,12 @@ def oracles(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
 def unseen_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child of one kernel."""
     (case,) = kernels.cases([given["case"]])
-    surrogate = Default(Learned(Model.load(Path(given["model"]))))
+    surrogate = DefaultSurrogate(LearnedSurrogate(LearnedModel.load(Path(given["model"]))))
     oracle = given["oracle"]
-    configs = [common.from_json(c) for c in oracle["configs"]] if oracle else kernels.configs(case)
+    configs = [common.config_from_json(c) for c in oracle["configs"]] if oracle else kernels.configs(case)
     with common.device(null) as where:
         data = case.make(where)
-        common.warm(where)
+        common.warm_up_device(where)
         options: dict[str, Any] = {"reset_to_zero": list(case.reset_to_zero), "store": False}
         ours = autotune(configs, list(case.key), surrogate=surrogate, **options)(case.kernel)
         kernels.reset(case, data)
@@ -117,7 +117,7 @@ def unseen_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
             oracle = common.tuned_call(case, every, data, lambda: None)
             oracle["best"] = [config for config, _ in oracle["timings"][:TOP]]
         again = common.retime(case, where, [result["winner"], *oracle["best"]], given["rounds"])
-    side = common.retimed(again)
+    side = common.read_retimed(again)
     return {
         **{k: v for k, v in result.items() if k != "timings"},
         "configs": len(configs),
@@ -128,7 +128,7 @@ def unseen_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
     }
 
 
-def sized(given: dict[str, Any], null: bool) -> dict[str, Any]:
+def tune_list(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that tunes the matmul over a list of `size` configs."""
     (case,) = kernels.cases([MATMUL])
     sides = [16, 32, 48, 64, 96, 128, 160, 192, 224, 256]
@@ -146,7 +146,7 @@ def sized(given: dict[str, Any], null: bool) -> dict[str, Any]:
     configs = random.Random(given["seed"]).sample(every, given["size"])
     with common.device(null) as where:
         data = case.make(where)
-        common.warm(where)
+        common.warm_up_device(where)
         tuner = autotune(configs, list(case.key), store=False)(case.kernel)
         result = common.tuned_call(case, tuner, data, lambda: None)
         result["correct"] = common.check_output(case, data, where)
@@ -154,11 +154,11 @@ def sized(given: dict[str, Any], null: bool) -> dict[str, Any]:
     return {**result, "configs": len(configs)}
 
 
-def run(a: Namespace, report: common.Report) -> None:
+def run(a: Namespace, report: common.ResultFile) -> None:
     def once(role: str, given: dict[str, Any]) -> dict[str, Any] | None:
         with tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True) as folder:
             try:
-                result = common.child(
+                result = common.run_child(
                     common.child_command(__file__, a, role, given),
                     common.child_environment(Path(folder)),
                     240,
@@ -171,8 +171,8 @@ def run(a: Namespace, report: common.Report) -> None:
         return result
 
     rows = []
-    known = oracles(a.tables) if a.recorded else None
-    chosen = unseen(a.kernels, known)
+    known = recorded_oracles(a.tables) if a.recorded else None
+    chosen = unseen_cases(a.kernels, known)
     model: Path = a.model or a.out.with_suffix(".npz")
     about = model_for(chosen, a.tables, model)
     report.add("fitted", about)
@@ -231,14 +231,14 @@ def main() -> int:
     parser.add_argument("--recorded", action="store_true", help="lists and oracles are those of the tables")
     parser.add_argument("--model", type=Path, help="where the fit is kept, or was by a run for these kernels")
     parser.add_argument("--fit-only", action="store_true", help="fit --model, and no more: needs no device")
-    a = common.parse(parser)
+    a = common.parse_arguments(parser)
     if a.fit_only and a.model is None:
         parser.error("--fit-only needs --model FILE: what is fitted would be thrown away")
     if a.child:
-        result = unseen_case(a.given, a.null) if a.child == "unseen" else sized(a.given, a.null)
+        result = unseen_case(a.given, a.null) if a.child == "unseen" else tune_list(a.given, a.null)
         print(json.dumps(result), flush=True)
         return 0
-    run(a, common.Report(a, "tune_unseen", 0))
+    run(a, common.ResultFile(a, "tune_unseen", 0))
     return 0
 
 

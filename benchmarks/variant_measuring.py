@@ -19,15 +19,23 @@ from typing import Any
 
 from benchmarks import common, kernels, variants
 from benchmarks.common import say
-from benchmarks.kernel_children import PATIENCE, one_by_one, opened, read, tell, with_children, write
-from benchmarks.mechanical_cases import NOTHING, refusal
+from benchmarks.kernel_children import (
+    MOST_SILENT_KERNELS,
+    append_line,
+    open_case,
+    print_line,
+    read_lines,
+    report_each_source,
+    run_in_children,
+)
+from benchmarks.mechanical_cases import NEVER_RAN, variant_failure
 from benchmarks.report_environment import environment
-from benchmarks.variant_forecasts import call_of, digest_of, shapes_of, source_mark
+from benchmarks.variant_forecasts import call_with_variants, file_digest, first_cases_of, source_mark
 from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants import Variant
-from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 
 TOP = 2
@@ -40,22 +48,24 @@ TOP = 2
 def measure_kernel(given: Mapping[str, Any], null: bool) -> None:
     """Print a line for the base, and two per variant: that it begins, and what became of it."""
     (case,) = kernels.cases([given["case"]])
-    found = {one.name: one for one in variants.sources(given["variants"])}
-    with opened(case, null) as (where, data):
+    found = {one.name: one for one in variants.variant_sources(given["variants"])}
+    with open_case(case, null) as (where, data):
         options: dict[str, Any] = {"store": False, "reset_to_zero": list(case.reset_to_zero)}
         alone = autotune(kernels.configs(case), list(case.key), **options)(case.kernel)
         base = common.tuned_call(case, alone, data, lambda: None)
         kernels.reset(case, data)
         correct = common.check_output(case, data, where, alone.best_config)
         said = {"config": base["winner"], "seconds": round(base["seconds"], 3), "correct": correct}
-        tell({"case": case.name, "base": said})
-        trial = _Trial(case, data, where, alone.best_config, base["timings"], given)
+        print_line({"case": case.name, "base": said})
+        trial = _VariantTimer(case, data, where, alone.best_config, base["timings"], given)
         trial.prepare([found[name] for name in given["variants"]])
         with contextlib.closing(trial):
-            one_by_one(case.name, where, {n: source_mark(found[n]) for n in given["variants"]}, trial.of)
+            report_each_source(
+                case.name, where, {n: source_mark(found[n]) for n in given["variants"]}, trial.of
+            )
 
 
-class _Trial:
+class _VariantTimer:
     """The variants of one kernel on its device, compiled ahead in children."""
 
     def __init__(
@@ -73,13 +83,13 @@ class _Trial:
         self.expected = None if where == "meta" else case.reference(data)
         self.records: dict[str, Variant] = {}
         self.listed: dict[str, list[Candidate]] = {}
-        self._call: Call | None = None
+        self._call: KernelCall | None = None
         self._measurer: TritonMeasurer | None = None
 
-    def prepare(self, found: Sequence[variants.Source]) -> None:
+    def prepare(self, found: Sequence[variants.VariantSource]) -> None:
         """Choose every variant's configs, and compile all of them in children."""
         self.records = {one.name: one.record() for one in found}
-        self._call = call_of(self.case, self.data, list(self.records.values()))
+        self._call = call_with_variants(self.case, self.data, list(self.records.values()))
         for name, record in self.records.items():
             own = [c for c in self._call.configs if c.variant == record.name]
             self.listed[name] = self._chosen(own, self.given["order"].get(name, []))
@@ -115,9 +125,9 @@ class _Trial:
         chosen, record = self.listed[name], self.records[name]
         if self.where != "meta":
             narrow = replace(record, configs=tuple(c.config for c in chosen))
-            if wrong := refusal(self.case, narrow, self.data, self.expected):
+            if wrong := variant_failure(self.case, narrow, self.data, self.expected):
                 return {
-                    "outcome": "compile_error" if wrong == NOTHING else "incorrect",
+                    "outcome": "compile_error" if wrong == NEVER_RAN else "incorrect",
                     "detail": wrong[:400],
                 }
         kernels.reset(self.case, self.data)
@@ -128,7 +138,7 @@ class _Trial:
             return {"outcome": str(rows[0].outcome), "failed": failed}
         winner = fine[0].candidate
         base = partial(kernels.launch, self.case, self.data, self.best)
-        times = common.in_turns([base, self._call.launcher(winner), base], self.given["rounds"])
+        times = common.time_in_turns([base, self._call.launcher(winner), base], self.given["rounds"])
         base_ms, own_ms, again_ms = (statistics.median(t) for t in times)
         wrong = self._wrong(winner)
         return {
@@ -157,50 +167,50 @@ class _Trial:
 # --- the parent ---
 
 
-def measure(script: str, a: Namespace) -> int:
+def measure_variants(script: str, a: Namespace) -> int:
     """Measure what is not measured yet, line by line; returns 1 when something is left."""
-    found = variants.sources(a.only.split(",") if a.only else None)
+    found = variants.variant_sources(a.only.split(",") if a.only else None)
     first = a.forecasts[0]
     forecasts = json.loads(first.read_text(encoding="utf-8")) if first.is_file() else None
     a.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = read(a.out)
+    lines = read_lines(a.out)
     done = {(line["case"], line["variant"]) for line in lines if "outcome" in line}
     with a.out.open("a", encoding="utf-8") as out:
-        origin = {path.name: digest_of(path) for path in a.forecasts if path.is_file()}
+        origin = {path.name: file_digest(path) for path in a.forecasts if path.is_file()}
         head = {
             "origin": environment(0),
             "null": a.null,
             "forecasts": origin,
-            "variants": digest_of(variants.TABLE),
+            "variants": file_digest(variants.TABLE),
         }
-        write(out, head)
+        append_line(out, head)
         begin, empty, left = time.perf_counter(), 0, 0
         for kernel in sorted({one.kernel for one in found}):
-            (case,) = shapes_of(kernel, 1)
+            (case,) = first_cases_of(kernel, 1)
             names = [o.name for o in found if o.kernel == kernel and (case.name, o.name) not in done]
             if not names:
                 continue
-            if time.perf_counter() - begin > a.seconds or empty >= PATIENCE:
+            if time.perf_counter() - begin > a.seconds or empty >= MOST_SILENT_KERNELS:
                 left += len(names)
                 continue
             given = {
                 "case": case.name,
-                "order": _orders(forecasts, case.name),
+                "order": _forecast_orders(forecasts, case.name),
                 "configs": a.configs,
                 "rounds": 5 if a.null else a.rounds,
                 "limit": a.limit,
             }
-            made = with_children(script, a, out, "measure", names, given)
+            made = run_in_children(script, a, out, "measure", names, given)
             left += len(names) - made
             empty = empty + 1 if made == 0 else 0
             say(f"{case.name}: {made} of {len(names)} variants, {time.perf_counter() - begin:.0f} s so far")
-            if empty >= PATIENCE:
+            if empty >= MOST_SILENT_KERNELS:
                 say(f"{empty} kernels in a row gave nothing: something else is wrong, so nothing is started")
     say(f"{left} variants are left" if left else "all variants are measured")
     return int(left > 0)
 
 
-def _orders(forecasts: Mapping[str, Any] | None, case: str) -> dict[str, list[int]]:
+def _forecast_orders(forecasts: Mapping[str, Any] | None, case: str) -> dict[str, list[int]]:
     """Places of the most promising configs by variant, as they were forecast."""
     for row in forecasts["raw"]["cases"] if forecasts is not None else ():
         if row["case"] == case:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.kernel_children import read
-from benchmarks.variant_forecasts import finite
+from benchmarks.kernel_children import read_lines
+from benchmarks.variant_forecasts import nan_if_none
 from benchmarks.variants import EXPECTATIONS
 from forecast_train.evaluation import metrics
 
@@ -21,14 +21,14 @@ Array = npt.NDArray[np.float64]
 
 COVERAGES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the variants, the surest first, whose error is reported."""
-TOP = 0.1
+TOP_SHARE = 0.1
 """Share of the variants that somebody measures who trusts the forecasts."""
-NOISE = 0.01
+FASTER_SHARE = 0.01
 """A variant is called faster if it is so by this share: less is a matter of timing."""
 
 
 @dataclass(frozen=True)
-class Pair:
+class VariantPair:
     """One variant, forecast and measured."""
 
     kernel: str
@@ -48,17 +48,17 @@ class Pair:
     @property
     def faster(self) -> bool:
         """Whether it is right, and faster than the base's best."""
-        return self.ran and bool(self.truth < -math.log2(1.0 + NOISE))
+        return self.ran and bool(self.truth < -math.log2(1.0 + FASTER_SHARE))
 
 
-def joined(forecasts: Sequence[Path], measured: Path) -> list[Pair]:
+def join_forecasts(forecasts: Sequence[Path], measured: Path) -> list[VariantPair]:
     """Pairs of everything that was forecast and measured at one shape; the last line of a variant counts.
 
     Files of forecasts add up: each may hold those of other surrogates. Raises `ValueError` where the measured
     text is not the one that was forecast, and where nothing joins.
     """
-    lines = {(line["case"], line["variant"]): line for line in read(measured) if "outcome" in line}
-    found: dict[tuple[str, str], Pair] = {}
+    lines = {(line["case"], line["variant"]): line for line in read_lines(measured) if "outcome" in line}
+    found: dict[tuple[str, str], VariantPair] = {}
     for row in (row for path in forecasts for row in json.loads(path.read_text("utf-8"))["raw"]["cases"]):
         for variant, mark in row["sha256"].items():
             line = lines.get((row["case"], variant))
@@ -68,12 +68,12 @@ def joined(forecasts: Sequence[Path], measured: Path) -> list[Pair]:
                 raise ValueError(
                     f"{variant} was forecast as {mark} and measured as {line['sha256']}: forecast again"
                 )
-            truth = finite(line.get("log2_ratio")) if line["outcome"] == "ok" else np.nan
+            truth = nan_if_none(line.get("log2_ratio")) if line["outcome"] == "ok" else np.nan
             said = {name: rows[variant] for name, rows in row["forecasts"].items() if variant in rows}
             if (before := found.get((row["case"], variant))) is not None:
                 said = {**before.said, **said}
             kernel, expect = row["case"].partition("/")[0], row["expect"][variant]
-            pair = Pair(kernel, variant, expect, line["outcome"], float(truth), said)
+            pair = VariantPair(kernel, variant, expect, line["outcome"], float(truth), said)
             found[row["case"], variant] = pair
     if not found:
         names = ", ".join(path.name for path in forecasts)
@@ -81,7 +81,7 @@ def joined(forecasts: Sequence[Path], measured: Path) -> list[Pair]:
     return list(found.values())
 
 
-def report(pairs: Sequence[Pair]) -> dict[str, Any]:
+def report(pairs: Sequence[VariantPair]) -> dict[str, Any]:
     """Figures over all variants, and by kernel (under `raw`), per surrogate; author's expectation beside."""
     names = list(dict.fromkeys(name for pair in pairs for name in pair.said))
     kernels = sorted({pair.kernel for pair in pairs})
@@ -91,9 +91,9 @@ def report(pairs: Sequence[Pair]) -> dict[str, Any]:
         "kernels": len(kernels),
         "outcomes": {o: sum(pair.outcome == o for pair in pairs) for o in outcomes},
         "faster": sum(pair.faster for pair in pairs),
-        "author's expectation": _ordered(pairs, _expected(pairs)),
+        "author's expectation": _ranking_scores(pairs, _expectation_scores(pairs)),
     }
-    found |= {name: figures(pairs, name) for name in names}
+    found |= {name: surrogate_figures(pairs, name) for name in names}
     rows = []
     for kernel in kernels:
         mine = [pair for pair in pairs if pair.kernel == kernel]
@@ -105,7 +105,7 @@ def report(pairs: Sequence[Pair]) -> dict[str, Any]:
             "faster": sum(p.faster for p in mine),
             "best": None if best is None else [best.variant, round(best.truth, 4)],
         }
-        rows.append(row | {name: _ordered(mine, _column(mine, name, "log2_ratio")) for name in names})
+        rows.append(row | {name: _ranking_scores(mine, _column(mine, name, "log2_ratio")) for name in names})
     # Means over kernels: between kernels levels differ, and nobody chooses between variants of two kernels.
     for name in names:
         within = [row[name]["spearman"] for row in rows if row[name]["spearman"] is not None]
@@ -116,7 +116,7 @@ def report(pairs: Sequence[Pair]) -> dict[str, Any]:
     return {**found, "raw": {"kernels": rows}}
 
 
-def figures(pairs: Sequence[Pair], name: str) -> dict[str, Any]:
+def surrogate_figures(pairs: Sequence[VariantPair], name: str) -> dict[str, Any]:
     """Figures of one surrogate over all variants of which it said something."""
     told = [p for p in pairs if name in p.said and p.said[name].get("said", True)]
     if not told:
@@ -132,7 +132,7 @@ def figures(pairs: Sequence[Pair], name: str) -> dict[str, Any]:
     crps = metrics.crps_gaussian(told_ratio[both], sd, truth[both])
     return {
         "variants": len(told),
-        **_ordered(told, told_ratio),
+        **_ranking_scores(told, told_ratio),
         "faster": {
             "ece": _rounded(metrics.ece(chance, happened)),
             "brier": _rounded(metrics.brier(chance, happened)),
@@ -152,7 +152,7 @@ def figures(pairs: Sequence[Pair], name: str) -> dict[str, Any]:
     }
 
 
-def _ordered(pairs: Sequence[Pair], score: Array) -> dict[str, Any]:
+def _ranking_scores(pairs: Sequence[VariantPair], score: Array) -> dict[str, Any]:
     """How well a score (less is better) ranks the variants: Spearman of those that ran, and what the first
     tenth of it holds: the share of the best tenth, and how close its best comes to the best of all (1: it is
     in it; failures count as chosen for nothing)."""
@@ -165,7 +165,7 @@ def _ordered(pairs: Sequence[Pair], score: Array) -> dict[str, Any]:
         "top_10_percent_share": None,
     }
     if np.isfinite(truth).any():
-        count = max(1, int(np.ceil(TOP * len(pairs))))
+        count = max(1, int(np.ceil(TOP_SHARE * len(pairs))))
         first = np.argsort(np.where(np.isfinite(score), score, np.inf), kind="stable")[:count]
         best = np.argsort(np.where(np.isfinite(truth), truth, np.inf), kind="stable")[:count]
         taken = truth[first][np.isfinite(truth[first])]
@@ -175,12 +175,12 @@ def _ordered(pairs: Sequence[Pair], score: Array) -> dict[str, Any]:
     return found
 
 
-def _expected(pairs: Sequence[Pair]) -> Array:
+def _expectation_scores(pairs: Sequence[VariantPair]) -> Array:
     return np.array([float(EXPECTATIONS.index(p.expect)) for p in pairs])
 
 
-def _column(pairs: Sequence[Pair], name: str, key: str) -> Array:
-    return np.array([finite(p.said.get(name, {}).get(key)) for p in pairs])
+def _column(pairs: Sequence[VariantPair], name: str, key: str) -> Array:
+    return np.array([nan_if_none(p.said.get(name, {}).get(key)) for p in pairs])
 
 
 def _rounded(value: float) -> float | None:

@@ -51,7 +51,7 @@ _IMPORTS = ("triton", "triton.language")
 
 
 @dataclass(frozen=True)
-class Source:
+class VariantSource:
     """One file of this folder, read but not executed."""
 
     kernel: str
@@ -76,7 +76,7 @@ class Source:
         base = describe.kernel_record(base_of(self.kernel))
         own = json.loads((folder() / "PROVENANCE.json").read_text(encoding="utf-8"))
         provenance = Provenance(Origin.LLM, author=own["author"], note=self.summary, at=own["date"])
-        listed = tuple(describe.to_config(c) for c in load(self).configs or ())
+        listed = tuple(describe.to_config(c) for c in load_variant(self).configs or ())
         return Variant.of(
             base.name,
             base.source_sha256,
@@ -88,7 +88,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Runnable:
+class RunnableVariant:
     """A variant that is loaded and can be launched in place of its base kernel."""
 
     function: Any
@@ -113,11 +113,11 @@ class Runnable:
             named[name].zero_()
         own = self.grid
         grid = data["grid"] if own is None else tuple(own(dict(config.kwargs), named))
-        triton.set_allocator(_scratch)
+        triton.set_allocator(_allocate_scratch)
         return self.function[grid](**named, **config.all_kwargs())
 
 
-def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+def _allocate_scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
     """Memory for tensor descriptors that a kernel makes itself; Triton asks for it at such a launch."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
@@ -168,7 +168,7 @@ def base_of(kernel: str) -> Any:
     return kernels.cases([kernel])[0].kernel
 
 
-def sources(names: Sequence[str] | None = None) -> list[Source]:
+def variant_sources(names: Sequence[str] | None = None) -> list[VariantSource]:
     """Every variant of these kernels, or those of these names (`kernel/NN_short_name`); all by default.
 
     Raises `ValueError` for a file that is no variant, and for a name that has none.
@@ -192,7 +192,7 @@ def sources(names: Sequence[str] | None = None) -> list[Source]:
     return [s for s in found if s.name in names or s.kernel in names]
 
 
-def _read(path: Path) -> Source:
+def _read(path: Path) -> VariantSource:
     where = f"{path.parent.name}/{path.name}"
     if not _NAME.fullmatch(path.stem):
         raise ValueError(f"{where}: a variant's file is named NN_short_name.py, in lower case")
@@ -202,7 +202,7 @@ def _read(path: Path) -> Source:
     except SyntaxError as error:
         raise ValueError(f"{where}: not Python ({error})") from error
     said = (ast.get_docstring(tree) or "").partition("\n")[0].strip()
-    told = [n for n in tree.body if isinstance(n, ast.Assign) and _targets(n) == ["EXPECT"]]
+    told = [n for n in tree.body if isinstance(n, ast.Assign) and _assigned_names(n) == ["EXPECT"]]
     if not said or len(told) != 1 or not isinstance(told[0].value, ast.Constant):
         raise ValueError(f"{where}: a variant begins with a docstring and says EXPECT = {EXPECTATIONS}")
     if told[0].value.value not in EXPECTATIONS:
@@ -211,11 +211,11 @@ def _read(path: Path) -> Source:
     for node in (told[0], tree.body[0]):
         lines[node.lineno - 1 : node.end_lineno] = []
     plain = re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines).strip() + "\n")
-    return Source(path.parent.name, path, said, told[0].value.value, plain, form_of(plain))
+    return VariantSource(path.parent.name, path, said, told[0].value.value, plain, form_of(plain))
 
 
 @cache
-def load(source: Source) -> Runnable:
+def load_variant(source: VariantSource) -> RunnableVariant:
     """Import a variant. Raises what its module raises, and `AttributeError` without the entry."""
     name = f"benchmarks.variants.{source.kernel}.{source.path.stem}"
     spec = importlib.util.spec_from_file_location(name, source.path)
@@ -225,7 +225,7 @@ def load(source: Source) -> Runnable:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     listed = getattr(module, "CONFIGS", None)
-    return Runnable(
+    return RunnableVariant(
         getattr(module, describe.kernel_record(base_of(source.kernel)).name),
         None if listed is None else [_config(c) for c in listed],
         getattr(module, "grid", None),
@@ -238,7 +238,7 @@ def _config(given: Mapping[str, Any]) -> triton.Config:
     return triton.Config(dict(given["kwargs"]), **rest)
 
 
-def broken_rules(source: Source) -> list[str]:
+def broken_rules(source: VariantSource) -> list[str]:
     """What in a variant's text goes against the contract; empty for a sound one. Imports the module."""
     found = []
     for node in ast.parse(source.text).body:
@@ -252,27 +252,27 @@ def broken_rules(source: Source) -> list[str]:
         elif isinstance(node, ast.FunctionDef):
             if not node.decorator_list and node.name != "grid":
                 found.append(f"{node.name} is neither a @triton.jit function nor grid")
-        elif not (isinstance(node, ast.Assign) and _plain(node)):
+        elif not (isinstance(node, ast.Assign) and _is_allowed_assignment(node)):
             found.append(f"line {node.lineno} is neither import, function nor {' or '.join(_OPTIONAL)}")
-    function, base = load(source).function, base_of(source.kernel)
-    own, given = _runtime(function), _runtime(base)
+    function, base = load_variant(source).function, base_of(source.kernel)
+    own, given = _runtime_parameters(function), _runtime_parameters(base)
     if own != given:
         found.append(f"runtime parameters are {own}, those of the base {given}")
     return found
 
 
-def _targets(node: ast.Assign) -> list[str]:
+def _assigned_names(node: ast.Assign) -> list[str]:
     return [t.id for t in node.targets if isinstance(t, ast.Name)]
 
 
-def _plain(node: ast.Assign) -> bool:
+def _is_allowed_assignment(node: ast.Assign) -> bool:
     """One of the optional names, or a module-level `tl.constexpr`."""
     call = node.value
     constant = isinstance(call, ast.Call) and ast.unparse(call.func) == "tl.constexpr"
-    return constant or all(name in _OPTIONAL for name in _targets(node))
+    return constant or all(name in _OPTIONAL for name in _assigned_names(node))
 
 
-def _runtime(function: Any) -> list[str]:
+def _runtime_parameters(function: Any) -> list[str]:
     given = inspect.signature(innermost(function).fn).parameters.values()
     return [p.name for p in given if "constexpr" not in str(p.annotation)]
 

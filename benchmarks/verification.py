@@ -34,30 +34,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import common
 from benchmarks import verification_corpus as corpora
 from benchmarks.common import say
-from benchmarks.verification_corpus import Lanes, Place, Row, Task
+from benchmarks.verification_corpus import CandidatePlace, LanePool, Row, Task
 from forecast_harness.packs import Language, Pack, Solution, load
-from forecast_harness.sandbox.api import Fault, Job, Lane, Limits, Result, Status
-from forecast_harness.sandbox.toolchain import variable
+from forecast_harness.sandbox.api import Fault, JobResult, JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.sandbox.toolchain import environment_variable
 from forecast_harness.timing.device import DeviceTimer
 from forecast_harness.verify.foreign import problem_of
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.problem import Draw, load_module
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problem import DrawSpec, load_module
 from forecast_harness.verify.run import verify
-from forecast_harness.verify.skeleton import filled
+from forecast_harness.verify.skeleton import decode_arguments
 
 STAGES = ("exploits", "honest", "kernels", "overhead", "faults")
 PACKS = ("softmax", "rms_norm", "swiglu", "layer_norm", "cross_entropy", "matmul", "attention")
 """Of `overhead`."""
 MOST_OVERHEAD_S, MOST_LOST_S, MOST_FALSE = 3.0, 10.0, 0.01
 _RUN = "forecast_harness.sandbox.worker:run_file"
-_EVERY = 5
+_FAULTS_PER_HONEST_JOB = 5
 """Faults to an honest job."""
 
 
-class Bench:
+class VerificationStages:
     """The stages of one run, which share its options and its report."""
 
-    def __init__(self, arguments: argparse.Namespace, place: Place, report: common.Report) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, place: CandidatePlace, report: common.ResultFile
+    ) -> None:
         self.a, self.place, self.report = arguments, place, report
         self.opened: dict[str, Any] = {}
 
@@ -65,14 +67,16 @@ class Bench:
         """Those that `--only` and `--limit` leave."""
         return [t for t in tasks if self.a.only in t[0]][: self.a.limit]
 
-    def go(self, stage: str, tasks: Sequence[Task], place: Place, lanes: int, stop_at: float) -> list[Row]:
+    def go(
+        self, stage: str, tasks: Sequence[Task], place: CandidatePlace, lanes: int, stop_at: float
+    ) -> list[Row]:
         """Rows of these tasks, each recorded and shown as it comes."""
-        through, rows = Lanes(place, lanes, stop_at), []
+        through, rows = LanePool(place, lanes, stop_at), []
         for row in through.each(tasks):
             rows.append(row)
             self.report.add(stage, row)
             done = f"{stage} {len(rows)}/{len(tasks)} on {place.device}"
-            say(f"{done}: {row['name']} {row['seconds']} s: {_word(row)}")
+            say(f"{done}: {row['name']} {row['seconds']} s: {_row_text(row)}")
         self.opened[place.device] = through.opened or self.opened.get(place.device, {})
         return rows
 
@@ -82,24 +86,26 @@ class Bench:
     def exploits(self) -> Row:
         entries = [e for e in corpora.exploits(self.place) if self.a.only in e.name][: self.a.limit]
         before, end, rows = corpora.fingerprint(), self.stop_at(), []
-        for place in (Place("cpu"), *([self.place] if self.place.device == "cuda" else [])):
+        for place in (CandidatePlace("cpu"), *([self.place] if self.place.device == "cuda" else [])):
             for alone in (True, False):
                 tasks = corpora.exploit_tasks(entries, place, alone=alone)
                 rows += self.go("exploits", tasks, place, 1 if alone else self.a.lanes, end)
         if corpora.fingerprint() != before:
             raise RuntimeError("an exploit changed the harness or the corpora on disk: no verdict counts")
-        return corpora.exploits_summed(rows)
+        return corpora.summarize_exploits(rows)
 
     def honest(self) -> Row:
         tasks = self.chosen(corpora.honest_tasks(self.place))
-        return corpora.honest_summed(self.go("honest", tasks, self.place, 1, self.stop_at()))
+        return corpora.summarize_honest(self.go("honest", tasks, self.place, 1, self.stop_at()))
 
     def kernels(self) -> Row:
         tasks = self.chosen(corpora.kernel_tasks(self.place, self.a.configs))
-        return corpora.kernels_summed(self.go("kernels", tasks, self.place, self.a.lanes, self.stop_at()))
+        return corpora.summarize_kernels(self.go("kernels", tasks, self.place, self.a.lanes, self.stop_at()))
 
     def overhead(self) -> Row:
-        tasks = self.chosen([(name, partial(cost, self.place, name, self.a.repeats)) for name in PACKS])
+        tasks = self.chosen(
+            [(name, partial(verification_cost, self.place, name, self.a.repeats)) for name in PACKS]
+        )
         rows = self.go("overhead", tasks, self.place, 1, self.stop_at())
         told = [r for r in rows if "difference_s" in r]
         fields = ("judged_s", "bare_s", "compile_s", "difference_s", "difference_less_compile_s")
@@ -116,7 +122,7 @@ class Bench:
         poisons, hangs = (n if most is None else min(n, most) for n in (a.poisons, a.hangs))
         with self.place.lane() as lane:
             rows = []
-            for row in in_a_row(lane, self.place, poisons, hangs, a.hang_seconds):
+            for row in run_faults(lane, self.place, poisons, hangs, a.hang_seconds):
                 rows.append(row)
                 self.report.add("faults", row)
                 done = f"faults {len(rows)}/{poisons + hangs} {row['name']}: {row['fault']}"
@@ -125,7 +131,7 @@ class Bench:
         return {**faults_summed(rows), "restarts": restarts}
 
 
-def _word(row: Row) -> str:
+def _row_text(row: Row) -> str:
     """What became of it, in a few words."""
     for name in ("error", "not_verifiable"):
         if name in row:
@@ -147,7 +153,7 @@ def _median(values: Sequence[float]) -> float | None:
 # --- overhead ---
 
 
-def cost(place: Place, name: str, repeats: int, lane: Lane) -> Row:
+def verification_cost(place: CandidatePlace, name: str, repeats: int, lane: SandboxLane) -> Row:
     """One pack's verdicts, after one that does not count, and bare timing of the same solution."""
     pack = place.sized(load(name))
     wanted = Language.TRITON if place.device == "cuda" else Language.TORCH
@@ -159,7 +165,7 @@ def cost(place: Place, name: str, repeats: int, lane: Lane) -> Row:
         verdict = verify(pack, solution, lane, plan=plan)
         taken.append(round(time.perf_counter() - begin, 4))
     assert verdict is not None
-    found = bare(pack, solution, plan)
+    found = bare_seconds(pack, solution, plan)
     judged = statistics.median(taken[1:])
     return {
         "solution": solution.name,
@@ -175,7 +181,7 @@ def cost(place: Place, name: str, repeats: int, lane: Lane) -> Row:
     }
 
 
-def bare(pack: Pack, solution: Solution, plan: Plan) -> dict[str, float]:
+def bare_seconds(pack: Pack, solution: Solution, plan: VerificationPlan) -> dict[str, float]:
     """Seconds of the plan's timed launches and a warm-up, in this process: our own solution, so trusted.
 
     `compile_s` is the first call's, with no binary on disk; the launches that follow find everything warm.
@@ -183,15 +189,18 @@ def bare(pack: Pack, solution: Solution, plan: Plan) -> dict[str, float]:
     import torch
 
     work = pack.timed_workloads(plan.device, solution.language)[0]
-    with tempfile.TemporaryDirectory() as folder, variable("TRITON_CACHE_DIR", f"{folder}/triton"):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        environment_variable("TRITON_CACHE_DIR", f"{folder}/triton"),
+    ):
         entry = getattr(load_module(solution.source, Path(folder), "bare_solution"), solution.entry)
-        draw = Draw("normal", "contiguous", torch.Generator().manual_seed(0))
+        draw = DrawSpec("normal", "contiguous", torch.Generator().manual_seed(0))
         case = problem_of(pack, Path(folder)).case(work.axes, draw)
         views = {n: t.to(plan.device) for n, t in (*case.tensors.items(), *case.outputs.items())}
         call = partial(
             entry,
-            *(filled(s, views) for s in case.call["args"]),
-            **{n: filled(s, views) for n, s in case.call["kwargs"].items()},
+            *(decode_arguments(s, views) for s in case.call["args"]),
+            **{n: decode_arguments(s, views) for n, s in case.call["kwargs"].items()},
         )
         on_device = plan.device == "cuda"
         timed: Callable[[Callable[[], Any]], Any] = DeviceTimer(torch).time if on_device else _called
@@ -222,26 +231,28 @@ POISONED = {
     },
 }
 HANGING = {"cuda": ("hangs",), "cpu": ("hangs", "hangs_deaf", "stops_itself")}
-RIGHT = {"cuda": 64.0, "cpu": 40}
+EXPECTED_RESULTS = {"cuda": 64.0, "cpu": 40}
 """What the honest function returns."""
-ROOMY = Limits(wall_s=60, cpu_s=120, memory_bytes=8 << 30, processes=512)
+FAULT_LIMITS = ResourceLimits(wall_s=60, cpu_s=120, memory_bytes=8 << 30, processes=512)
 
 
-def in_a_row(lane: Lane, place: Place, poisons: int, hangs: int, hang_s: float) -> Iterator[Row]:
+def run_faults(
+    lane: SandboxLane, place: CandidatePlace, poisons: int, hangs: int, hang_s: float
+) -> Iterator[Row]:
     """Poisons, then hangs; `lost_s` is what a fault cost the lane beyond the time that it was allowed."""
     file = "device_faults.py" if place.device == "cuda" else "attacks.py"
     text = (corpora.CORPORA / file).read_text(encoding="utf-8")
 
-    def run(function: str, limits: Limits = ROOMY) -> Result:
-        return lane.run(Job(_RUN, {"file": "s.py", "function": function}, {"s.py": text}), limits)
+    def run(function: str, limits: ResourceLimits = FAULT_LIMITS) -> JobResult:
+        return lane.run(SandboxJob(_RUN, {"file": "s.py", "function": function}, {"s.py": text}), limits)
 
-    if (first := run("honest")).status is not Status.OK:
+    if (first := run("honest")).status is not JobStatus.OK:
         raise RuntimeError(f"the lane does no honest job before any fault: {first.detail}")
     listed, stuck = list(POISONED[place.device].items()), HANGING[place.device]
     asked = [(*listed[i % len(listed)], 0.0) for i in range(poisons)]
     asked += [(stuck[i % len(stuck)], Fault.TIMEOUT, hang_s) for i in range(hangs)]
     for number, (function, expected, allowed) in enumerate(asked):
-        found = run(function, replace(ROOMY, wall_s=allowed) if allowed else ROOMY)
+        found = run(function, replace(FAULT_LIMITS, wall_s=allowed) if allowed else FAULT_LIMITS)
         row = {
             "name": function,
             "expected": str(expected),
@@ -254,9 +265,9 @@ def in_a_row(lane: Lane, place: Place, poisons: int, hangs: int, hang_s: float) 
             "result_s": round(found.seconds, 3),
             "lost_s": round(found.seconds - allowed, 3),
         }
-        if (number + 1) % _EVERY == 0 or number + 1 == len(asked):
+        if (number + 1) % _FAULTS_PER_HONEST_JOB == 0 or number + 1 == len(asked):
             after = run("honest")
-            right = after.status is Status.OK and after.value["returned"] == RIGHT[place.device]
+            right = after.status is JobStatus.OK and after.value["returned"] == EXPECTED_RESULTS[place.device]
             row |= {"next_right": right, "next_s": round(found.seconds - allowed + after.seconds, 3)}
         yield row
 
@@ -278,7 +289,7 @@ def faults_summed(rows: Sequence[Row]) -> Row:
     }
 
 
-def held(sums: dict[str, Row], rate: Row | None) -> dict[str, bool]:
+def claims_held(sums: dict[str, Row], rate: Row | None) -> dict[str, bool]:
     """Which of the claims the stages that ran bear out."""
     found = {}
     if s := sums.get("exploits"):
@@ -314,16 +325,16 @@ def main() -> int:
     made.add_argument("--hang-seconds", type=float, default=3.0, help="limit of one that hangs")
     early, _ = made.parse_known_args()
     made.set_defaults(stub_only=early.device == "cpu")
-    a = common.parse(made)
+    a = common.parse_arguments(made)
     if a.null:
         a.device, a.limit = "cpu", a.limit or 2
     os.environ.pop("TRITON_INTERPRET", None)  # lanes on a CPU set it for themselves; on a device none may
     try:
-        place = Place.of(a.device)
+        place = CandidatePlace.of(a.device)
     except LookupError as error:
         made.error(str(error))
-    report = common.Report(a, "verification")
-    bench, sums, took, failed = Bench(a, place, report), {}, {}, {}
+    report = common.ResultFile(a, "verification")
+    bench, sums, took, failed = VerificationStages(a, place, report), {}, {}, {}
     for stage in a.stages:
         begin = time.perf_counter()
         try:
@@ -334,7 +345,7 @@ def main() -> int:
         took[stage] = round(time.perf_counter() - begin, 1)
     right = [sums[s] for s in ("honest", "kernels") if s in sums]
     rate = corpora.false_rejections(right) if right else None
-    claims = held(sums, rate)
+    claims = claims_held(sums, rate)
     summary = {"device": place.name, "lanes": bench.opened, "stage_seconds": took, "failed_stages": failed}
     report.finish({**summary, **sums, "false_rejections": rate, "claims": claims})
     return int(bool(failed) or not all(claims.values()))

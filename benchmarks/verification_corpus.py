@@ -30,63 +30,67 @@ from forecast_autotune.store import Store
 from forecast_autotune.variants import Origin, Provenance, Variant
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.packs import Language, Pack, Solution, builtin_names, load
-from forecast_harness.sandbox.api import Lane
+from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.timing import device
-from forecast_harness.timing.plausible import HOST, Peaks
+from forecast_harness.timing.plausible import HOST_PEAKS, DevicePeaks
 from forecast_harness.variants import verify as variants
-from forecast_harness.variants.subject import Subject, Survey
-from forecast_harness.variants.targets import Target
+from forecast_harness.variants.subject import BaseKernel, KernelSurvey
+from forecast_harness.variants.targets import UserKernel
 from forecast_harness.verify import corpus
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.run import LIMITS, verify
-from forecast_harness.verify.verdict import Code, Judgement, Verdict
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import VERIFICATION_LIMITS, verify
+from forecast_harness.verify.verdict import Judgement, ReasonCode, SolutionVerdict
 from forecast_integrations.triton.describe import kernel_record
 from forecast_integrations.triton.source import innermost
-from forecast_integrations.triton.standalone import module_text
+from forecast_integrations.triton.standalone import standalone_source
 from tests.harness.small import checked_only
 
 CORPORA = ROOT / "tests" / "harness"
-CLOCKED = {Code.CLOCK, Code.IMPOSSIBLE, Code.COMPILES_WHILE_TIMED, "neutralised"}
+CLOCKED = {ReasonCode.CLOCK, ReasonCode.IMPOSSIBLE, ReasonCode.COMPILES_WHILE_TIMED, "neutralised"}
 """An exploit that is expected to be found in one of these ways is judged with no other lane at work."""
-KERNEL_LIMITS = replace(variants.LIMITS, wall_s=300.0, cpu_s=300.0, trusted_s=300.0)
+KERNEL_LIMITS = replace(variants.VARIANT_LIMITS, wall_s=300.0, cpu_s=300.0, trusted_s=300.0)
 _ALPHA = 0.05
 _SAID = 400
 
 Row: TypeAlias = dict[str, Any]
-Task: TypeAlias = tuple[str, Callable[[Lane], Row]]
+Task: TypeAlias = tuple[str, Callable[[SandboxLane], Row]]
 
 
 @dataclass(frozen=True)
-class Place:
+class CandidatePlace:
     """Where candidates run."""
 
     device: str
     """`cpu` or `cuda`."""
     name: str = "cpu"
-    peaks: Peaks = HOST
+    peaks: DevicePeaks = HOST_PEAKS
     uuid: str = ""
 
     @classmethod
-    def of(cls, asked: str) -> Place:
+    def of(cls, asked: str) -> CandidatePlace:
         """Raises `LookupError` for a device that the driver does not know."""
         if asked == "cpu":
             return cls(asked)
         name, uuid = device.identity(0)
         if not uuid:
             raise LookupError("the driver knows no device")
-        return cls(asked, name, device.peaks(name), uuid)
+        return cls(asked, name, device.device_peaks(name), uuid)
 
-    def lane(self) -> Lane:
+    def lane(self) -> SandboxLane:
         """A lane, not yet open; without a device Triton kernels can only be interpreted there."""
         if self.device == "cpu":
-            return Lane(environment={"TRITON_INTERPRET": "1"})
-        return Lane(device="0")
+            return SandboxLane(environment={"TRITON_INTERPRET": "1"})
+        return SandboxLane(device="0")
 
-    def plan(self, language: Language) -> Plan:
+    def plan(self, language: Language) -> VerificationPlan:
         """The shipped plan; on a CPU that of the tests, as interpreted launches take so much longer."""
         if self.device == "cuda":
-            return Plan(device="cuda", peaks=self.peaks, uuid=self.uuid)
-        return Plan(cases=6, timed=4) if language is Language.TRITON else Plan(cases=12, timed=30)
+            return VerificationPlan(device="cuda", peaks=self.peaks, uuid=self.uuid)
+        return (
+            VerificationPlan(cases=6, timed=4)
+            if language is Language.TRITON
+            else VerificationPlan(cases=12, timed=30)
+        )
 
     def sized(self, pack: Pack) -> Pack:
         """At all of its sizes on a device, at the small ones on a CPU."""
@@ -94,10 +98,10 @@ class Place:
 
 
 @dataclass
-class Lanes:
+class LanePool:
     """Lanes of one place, a thread each, until the tasks or the seconds are used up."""
 
-    place: Place
+    place: CandidatePlace
     most: int
     stop_at: float = math.inf
     """By `time.monotonic`; no task begins later."""
@@ -117,7 +121,7 @@ class Lanes:
                 yield row
 
     def _work(self, left: deque[Task], done: SimpleQueue[Row | None]) -> None:
-        lane: Lane | None = None
+        lane: SandboxLane | None = None
         try:
             with contextlib.suppress(IndexError):
                 while True:
@@ -133,7 +137,9 @@ class Lanes:
                 lane.close()
             done.put(None)
 
-    def _one(self, lane: Lane | None, task: Callable[[Lane], Row]) -> tuple[Lane | None, Row]:
+    def _one(
+        self, lane: SandboxLane | None, task: Callable[[SandboxLane], Row]
+    ) -> tuple[SandboxLane | None, Row]:
         """The lane for the next task, None for a fresh one, and the row."""
         try:
             if lane is None:
@@ -152,30 +158,32 @@ class Lanes:
 # --- exploits ---
 
 
-def exploits(place: Place) -> list[corpus.Entry]:
+def exploits(place: CandidatePlace) -> list[corpus.CorpusEntry]:
     """The corpus; without a device, what needs none."""
-    found = corpus.read(CORPORA / "exploits")
+    found = corpus.read_corpus(CORPORA / "exploits")
     return [e for e in found if place.device == "cuda" or e.backend == "cpu"]
 
 
-def clocked(entry: corpus.Entry) -> bool:
+def needs_clock(entry: corpus.CorpusEntry) -> bool:
     """Whether a clock has a say in it, so that nothing else may run."""
     return entry.backend == "gpu" or bool(entry.expected & CLOCKED)
 
 
-def exploit_tasks(entries: Iterable[corpus.Entry], place: Place, *, alone: bool) -> list[Task]:
+def exploit_tasks(entries: Iterable[corpus.CorpusEntry], place: CandidatePlace, *, alone: bool) -> list[Task]:
     """Those that are judged alone, or the others; what needs a device first, and on a CPU not at all.
 
     What is no question of clocks is asked at small sizes on a device, too.
     """
-    chosen = [e for e in entries if clocked(e) == alone and (place.device == "cuda" or e.backend == "cpu")]
+    chosen = [
+        e for e in entries if needs_clock(e) == alone and (place.device == "cuda" or e.backend == "cpu")
+    ]
     sized = [e if alone and place.device == "cuda" else replace(e, pack=checked_only(e.pack)) for e in chosen]
     return [(e.name, _exploit(e, place)) for e in sorted(sized, key=lambda e: e.backend != "gpu")]
 
 
-def _exploit(entry: corpus.Entry, place: Place) -> Callable[[Lane], Row]:
-    def task(lane: Lane) -> Row:
-        tried = corpus.attempt(entry, lane, place.plan(entry.solution.language), LIMITS)
+def _exploit(entry: corpus.CorpusEntry, place: CandidatePlace) -> Callable[[SandboxLane], Row]:
+    def task(lane: SandboxLane) -> Row:
+        tried = corpus.verify_entry(entry, lane, place.plan(entry.solution.language), VERIFICATION_LIMITS)
         return {
             "mode": entry.mode,
             "backend": entry.backend,
@@ -184,16 +192,16 @@ def _exploit(entry: corpus.Entry, place: Place) -> Callable[[Lane], Row]:
             "found": sorted(tried.found),
             "as_expected": tried.as_expected,
             "accepted": "accepted" in tried.found,
-            **(_told(tried.verdict) if tried.verdict else {}),
+            **(_verdict_row(tried.verdict) if tried.verdict else {}),
         }
 
     return task
 
 
-def exploits_summed(rows: Sequence[Row]) -> Row:
+def summarize_exploits(rows: Sequence[Row]) -> Row:
     """An exploit counts where its trick is meant to bite; what a device makes of the others is told apart."""
     told = [r for r in rows if "found" in r]
-    home, away = ([r for r in told if _at_home(r) == where] for where in (True, False))
+    home, away = ([r for r in told if _on_intended_device(r) == where] for where in (True, False))
     accepted = [r for r in home if r["accepted"]]
     return {
         "exploits": len(home),
@@ -201,27 +209,27 @@ def exploits_summed(rows: Sequence[Row]) -> Row:
         "modes_accepted": sorted({r["mode"] for r in accepted}),
         "accepted": [f"{r['name']} on {r['where']}" for r in accepted],
         "as_expected": sum(r["as_expected"] for r in home),
-        "refused_otherwise": _otherwise(home),
+        "refused_otherwise": _unintended_rows(home),
         "rows_on_a_device_of_others": len(away),
         "accepted_on_device": [r["name"] for r in away if r["accepted"]],
         "as_expected_on_device": sum(r["as_expected"] for r in away),
-        "refused_otherwise_on_device": _otherwise(away),
+        "refused_otherwise_on_device": _unintended_rows(away),
         "infrastructure": [f"{r['name']} on {r['where']}" for r in told if _at_fault(r)],
         **_failed(rows),
     }
 
 
-def _at_home(row: Row) -> bool:
+def _on_intended_device(row: Row) -> bool:
     return bool((row["backend"] == "gpu") == (row["where"] == "cuda"))
 
 
-def _otherwise(rows: Iterable[Row]) -> dict[str, list[str]]:
+def _unintended_rows(rows: Iterable[Row]) -> dict[str, list[str]]:
     return {r["name"]: r["found"] for r in rows if not r["as_expected"] and not r["accepted"]}
 
 
 def _at_fault(row: Row) -> bool:
     """Whether the harness failed, or the honest twin did: nothing was shown."""
-    return str(Code.HARNESS) in row["found"] or any(f.endswith(" refused") for f in row["found"])
+    return str(ReasonCode.HARNESS) in row["found"] or any(f.endswith(" refused") for f in row["found"])
 
 
 def fingerprint() -> str:
@@ -236,31 +244,35 @@ def fingerprint() -> str:
 # --- honest solutions ---
 
 
-def honest_tasks(place: Place) -> list[Task]:
+def honest_tasks(place: CandidatePlace) -> list[Task]:
     """The honest corpus, then every solution of every shipped pack."""
-    entries = [e for e in corpus.read(CORPORA / "honest") if place.device == "cuda" or e.backend == "cpu"]
+    entries = [
+        e for e in corpus.read_corpus(CORPORA / "honest") if place.device == "cuda" or e.backend == "cpu"
+    ]
     found = [(f"honest/{e.name}", _honest(e.pack, e.solution, place)) for e in entries]
     for pack in map(load, builtin_names()):
-        kept = [s for s in pack.solutions if place.device == "cuda" or not _cut(pack, s)]
+        kept = [s for s in pack.solutions if place.device == "cuda" or not _is_cut_on_cpu(pack, s)]
         found += [(f"{pack.definition.name}/{s.name}", _honest(pack, s, place)) for s in kept]
     return found
 
 
-def _cut(pack: Pack, solution: Solution) -> bool:
+def _is_cut_on_cpu(pack: Pack, solution: Solution) -> bool:
     """Whether no CPU can find it right: Triton's interpreter cuts to bfloat16, compiled code rounds."""
     written = {t.dtype for t in pack.definition.outputs.values()}
     return solution.language is Language.TRITON and "bfloat16" in written
 
 
-def _honest(pack: Pack, solution: Solution, place: Place) -> Callable[[Lane], Row]:
-    def task(lane: Lane) -> Row:
-        verdict = verify(place.sized(pack), solution, lane, plan=place.plan(solution.language), limits=LIMITS)
-        return {"pack": pack.definition.name, "language": str(solution.language), **_told(verdict)}
+def _honest(pack: Pack, solution: Solution, place: CandidatePlace) -> Callable[[SandboxLane], Row]:
+    def task(lane: SandboxLane) -> Row:
+        verdict = verify(
+            place.sized(pack), solution, lane, plan=place.plan(solution.language), limits=VERIFICATION_LIMITS
+        )
+        return {"pack": pack.definition.name, "language": str(solution.language), **_verdict_row(verdict)}
 
     return task
 
 
-def _told(verdict: Verdict) -> Row:
+def _verdict_row(verdict: SolutionVerdict) -> Row:
     return {
         "judgement": str(verdict.judgement),
         "reasons": [_short(f"{r.code}: {r.detail} ({r.trial})") for r in verdict.reasons],
@@ -276,7 +288,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 2 * _SAID else f"{text[:_SAID]} ... {text[-_SAID:]}"
 
 
-def honest_summed(rows: Sequence[Row]) -> Row:
+def summarize_honest(rows: Sequence[Row]) -> Row:
     """Counts by judgement, and who was refused."""
     told = [r for r in rows if "judgement" in r]
     refused = [r for r in told if r["judgement"] in (Judgement.REJECTED, Judgement.SUSPICIOUS)]
@@ -312,19 +324,19 @@ def false_rejections(sums: Iterable[Mapping[str, Any]]) -> Row:
 # --- kernels ---
 
 
-def kernel_tasks(place: Place, configs: int) -> list[Task]:
+def kernel_tasks(place: CandidatePlace, configs: int) -> list[Task]:
     """Every benchmark kernel, against itself under another text that is launched with so many configs."""
     found = first_cases(len(kernels.every()))
     return [(case.name.partition("/")[0], _kernel(case, place, configs)) for case in found]
 
 
-def _kernel(case: kernels.Case, place: Place, configs: int) -> Callable[[Lane], Row]:
-    usual = variants.PLAN
+def _kernel(case: kernels.Case, place: CandidatePlace, configs: int) -> Callable[[SandboxLane], Row]:
+    usual = variants.VARIANT_PLAN
     cases = 4 if place.device == "cpu" else usual.cases
     plan = replace(usual, cases=cases, device=place.device, peaks=place.peaks, uuid=place.uuid)
     slug = INTERPRETER if place.device == "cpu" else place.name
 
-    def task(lane: Lane) -> Row:
+    def task(lane: SandboxLane) -> Row:
         row: Row = {"family": case.family, "hand": case.hand}
         begin = time.perf_counter()
         try:
@@ -333,19 +345,21 @@ def _kernel(case: kernels.Case, place: Place, configs: int) -> Callable[[Lane], 
         except (VariantError, RecordError) as error:
             return {**row, "not_verifiable": str(error)[:2000]}
         row["survey_s"] = round(time.perf_counter() - begin, 3)
-        found = variants.verify(variant, subject, known, lane, device=slug, plan=plan, limits=KERNEL_LIMITS)
-        return {**row, **_told(found.verdict), **_known(found.verdict, known)}
+        found = variants.verify_variant(
+            variant, subject, known, lane, device=slug, plan=plan, limits=KERNEL_LIMITS
+        )
+        return {**row, **_verdict_row(found.verdict), **_survey_facts(found.verdict, known)}
 
     return task
 
 
-def _known(verdict: Verdict, known: Survey) -> Row:
+def _survey_facts(verdict: SolutionVerdict, known: KernelSurvey) -> Row:
     facts = {n: verdict.facts.get(n) for n in ("configs", "unable")}
     found = {"deterministic": known.deterministic, "updates": list(known.updates)}
     return {**facts, "words": dict(known.words), "grid": known.grid, **found}
 
 
-def twin_of(case: kernels.Case, configs: int) -> tuple[Subject, Variant]:
+def twin_of(case: kernels.Case, configs: int) -> tuple[BaseKernel, Variant]:
     """A kernel as the command `variants` takes it, and its twin: the same text below a comment.
 
     The call to be covered is the small one of the first case, so that its memory can always be sent to a
@@ -358,11 +372,11 @@ def twin_of(case: kernels.Case, configs: int) -> tuple[Subject, Variant]:
     if module is None or module.__file__ is None:
         raise RecordError(f"{name} is in no file")
     named = next((n for n, value in vars(module).items() if value is case.kernel), name)
-    text = module_text(case.kernel)
+    text = standalone_source(case.kernel)
     holder = ModuleType(name)
     vars(holder)["CASES"] = kernels.cases([name])
     kernel = kernel_record(below)
-    target = Target(Path(module.__file__), named, holder, case.kernel, kernel, text, ())
+    target = UserKernel(Path(module.__file__), named, holder, case.kernel, kernel, text, ())
     first = target.subjects(Store(None))[0]
     real, small, *others = first.calls
     subject = replace(first, calls=(small, real, *others))
@@ -379,12 +393,12 @@ def twin_of(case: kernels.Case, configs: int) -> tuple[Subject, Variant]:
     return subject, made
 
 
-def kernels_summed(rows: Sequence[Row]) -> Row:
-    """As `honest_summed`; kernels that nothing can be verified against are counted apart, by reasons."""
+def summarize_kernels(rows: Sequence[Row]) -> Row:
+    """As `summarize_honest`; kernels that nothing can be verified against are counted apart, by reasons."""
     unable = {r["name"]: r["not_verifiable"] for r in rows if "not_verifiable" in r}
     return {
         "kernels": len(rows),
-        **honest_summed(rows),
+        **summarize_honest(rows),
         "not_verifiable": len(unable),
         "why_not": dict(Counter(_in_short(text) for text in unable.values()).most_common()),
         "not_verifiable_kernels": sorted(unable),

@@ -35,11 +35,11 @@ PLAIN = 20
 """Plain launches whose median host time counts as the cost of a launch."""
 
 
-def shapes(count: int) -> list[tuple[int, int, int]]:
+def matmul_shapes(count: int) -> list[tuple[int, int, int]]:
     return [(4096, 4096, 4096)] + [(256 * i, 1024, 1024) for i in range(1, count + 1)]
 
 
-def inputs(shape: tuple[int, int, int], where: str) -> kernels.Data:
+def matmul_inputs(shape: tuple[int, int, int], where: str) -> kernels.Data:
     """Arguments of the matmul kernel; see `benchmarks/kernels/matmul.py`."""
     m, n, k = shape
     a, b = kernels.normal((m, k), where), kernels.normal((k, n), where)
@@ -59,22 +59,22 @@ def host_ms(kernel: Any, data: kernels.Data, **launch: Any) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def tune(given: dict[str, Any], null: bool) -> dict[str, Any]:
+def tune_child(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that fills the store."""
     (case,) = kernels.cases([MATMUL])
     with common.device(null) as where:
         tuner = autotune(kernels.configs(case)[:: given["every"]], list(case.key))(case.kernel)
         rows = []
-        for shape in shapes(given["shapes"]):
-            data = inputs(shape, where)
+        for shape in matmul_shapes(given["shapes"]):
+            data = matmul_inputs(shape, where)
             seconds = host_ms(tuner, data) / 1e3
             common.synchronize()
             row = {"shape": shape, "measured": tuner.decision.measured, "seconds": seconds}
-            rows.append({**row, "winner": common.to_json(tuner.best_config)})
+            rows.append({**row, "winner": common.config_to_json(tuner.best_config)})
     return {"rows": rows}
 
 
-def start(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
+def start_child(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that meets known problems: with `one` decorated kernel, or with a `new` one per shape."""
     (case,) = kernels.cases([MATMUL])
     configs = kernels.configs(case)[:: given["every"]]
@@ -83,16 +83,16 @@ def start(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
         return autotune(configs, list(case.key))(case.kernel)
 
     with common.device(null) as where:
-        common.warm(where)
+        common.warm_up_device(where)
         other = kernels.cases([OTHER])[0]
         data = other.make(where, small=not null)
         with tempfile.TemporaryDirectory(prefix="warm-", ignore_cleanup_errors=True) as elsewhere:
             tuner = autotune(kernels.configs(other)[:3], list(other.key), store=elsewhere)(other.kernel)
             tuner[data["grid"]](*data["args"], **data["kwargs"])
-        known = [(row, inputs(row["shape"], where)) for row in given["rows"]]
+        known = [(row, matmul_inputs(row["shape"], where)) for row in given["rows"]]
         plain = []
         for row, d in known:
-            launch = common.from_json(row["winner"]).all_kwargs()
+            launch = common.config_from_json(row["winner"]).all_kwargs()
             host_ms(case.kernel, d, **launch)  # compiles
             plain.append(statistics.median(host_ms(case.kernel, d, **launch) for _ in range(PLAIN)))
         tuner = decorated()
@@ -102,7 +102,7 @@ def start(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
                 tuner = decorated()
             first, again = host_ms(tuner, d), host_ms(tuner, d)
             decision = tuner.decision
-            if decision.measured or common.to_json(tuner.best_config) != row["winner"]:
+            if decision.measured or common.config_to_json(tuner.best_config) != row["winner"]:
                 raise AssertionError(f"{row['shape']}: not served from the store: {decision}")
             times = {"first_ms": first, "again_ms": again, "plain_ms": base, "extra_ms": first - base}
             found = {"measured": decision.measured, "evidence": str(decision.evidence)}
@@ -110,18 +110,18 @@ def start(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
     return {"role": role, "rows": rows}
 
 
-def run(a: Namespace, report: common.Report) -> None:
+def run(a: Namespace, report: common.ResultFile) -> None:
     given: dict[str, Any] = {"every": 18 if a.null else 6, "shapes": 3 if a.null else a.shapes}
     with tempfile.TemporaryDirectory(prefix="warm-start-", ignore_cleanup_errors=True) as folder:
         env = common.child_environment(Path(folder))
-        tuned = common.child(common.child_command(__file__, a, "tune", given), env)
+        tuned = common.run_child(common.child_command(__file__, a, "tune", given), env)
         report.add("tune", tuned)
         common.say(f"tuned {len(tuned['rows'])} shapes, {tuned['rows'][0]['measured']} measured in the first")
         done = []
         for i in range(a.processes):
             role = ("one", "new")[i % 2]
             command = common.child_command(__file__, a, role, {**given, "rows": tuned["rows"]})
-            done.append(common.child(command, env))
+            done.append(common.run_child(command, env))
             report.add(role, done[-1])
             first = done[-1]["rows"][0]
             common.say(f"{role}: first call {first['first_ms']:.3f} ms, plain {first['plain_ms']:.3f} ms")
@@ -148,14 +148,14 @@ def main() -> int:
     parser = common.parser(__doc__)
     parser.add_argument("--processes", type=int, default=4, help="fresh processes, at least 2")
     parser.add_argument("--shapes", type=int, default=12, help="known shapes besides 4096^3")
-    a = common.parse(parser)
+    a = common.parse_arguments(parser)
     if a.child:
-        result = tune(a.given, a.null) if a.child == "tune" else start(a.child, a.given, a.null)
+        result = tune_child(a.given, a.null) if a.child == "tune" else start_child(a.child, a.given, a.null)
         print(json.dumps(result), flush=True)
         return 0
     if a.processes < 2:
         parser.error("--processes must be at least 2: one per way of decorating")
-    run(a, common.Report(a, "warm_start"))
+    run(a, common.ResultFile(a, "warm_start"))
     return 0
 
 

@@ -17,11 +17,11 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_TRITON = ("triton", "triton.runtime.autotuner")
+_TRITON_MODULES = ("triton", "triton.runtime.autotuner")
 """What is waited for, and what has to be there then: the patch needs modules that the package imports."""
-_INDUCTOR = "torch._inductor.compile_fx"
+_INDUCTOR_ENTRY_MODULE = "torch._inductor.compile_fx"
 """The way into Inductor, imported by the first compilation; behind it, all that is hooked can be imported."""
-_GENERATED = "torch._inductor.runtime.triton_heuristics"
+_INDUCTOR_HEURISTICS_MODULE = "torch._inductor.runtime.triton_heuristics"
 """All that a compile worker has of Inductor."""
 
 
@@ -43,10 +43,10 @@ def install(then: Callable[[], None] | None = None) -> bool:
         return False
     if not settings.enabled:
         return False
-    _await(*_TRITON, _serve_triton, then)
-    _await(_INDUCTOR, _INDUCTOR, _serve_inductor)
+    _call_after_import(*_TRITON_MODULES, _serve_triton, then)
+    _call_after_import(_INDUCTOR_ENTRY_MODULE, _INDUCTOR_ENTRY_MODULE, _serve_inductor)
     if settings.inductor_pointwise:
-        _await(_GENERATED, _GENERATED, _serve_generated)
+        _call_after_import(_INDUCTOR_HEURISTICS_MODULE, _INDUCTOR_HEURISTICS_MODULE, _serve_generated)
     return True
 
 
@@ -71,16 +71,18 @@ def _warn(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _await(
+def _call_after_import(
     package: str, home: str, serve: Callable[[], None], then: Callable[[], None] | None = None
 ) -> None:
     """Call `serve`, and then `then`, as soon as `package` is imported and has brought `home` along."""
     if home in sys.modules:
-        _Hook(package, home, serve, then).call()
+        _PostImportFinder(package, home, serve, then).call()
         return
-    waiting = next((f for f in sys.meta_path if isinstance(f, _Hook) and f.package == package), None)
+    waiting = next(
+        (f for f in sys.meta_path if isinstance(f, _PostImportFinder) and f.package == package), None
+    )
     if waiting is None:
-        sys.meta_path.insert(0, _Hook(package, home, serve, then))
+        sys.meta_path.insert(0, _PostImportFinder(package, home, serve, then))
     elif then is not None:
         waiting.then.append(then)
 
@@ -103,7 +105,7 @@ def _serve_generated() -> None:
     autoload_generated()
 
 
-class _Hook(MetaPathFinder):
+class _PostImportFinder(MetaPathFinder):
     """Finds nothing itself: it sees the import of a package coming and adds a step to its end.
 
     The step follows the whole package, not only the module that is patched: in the middle of its own

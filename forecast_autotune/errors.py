@@ -23,11 +23,11 @@ class PluginError(ForecastAutotuneError, LookupError):
     """A part that another package should have registered is not there."""
 
 
-class NothingLaunches(ForecastAutotuneError, RuntimeError):
+class NoWorkingConfigError(ForecastAutotuneError, RuntimeError):
     """Every candidate that was tried failed; the message lists the outcomes."""
 
 
-class FrozenMiss(ForecastAutotuneError, LookupError):
+class FrozenMissError(ForecastAutotuneError, LookupError):
     """Frozen mode met a problem the store holds no decision and no measurement for."""
 
 
@@ -39,5 +39,5 @@ class VariantError(ForecastAutotuneError, RuntimeError):
     """A variant cannot be loaded, launched or verified; the base kernel is used in its place."""
 
 
-class DeviceLost(ForecastAutotuneError, RuntimeError):
+class DeviceLostError(ForecastAutotuneError, RuntimeError):
     """A candidate hung or broke the device; nothing more can be launched in this process."""

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-NOMINAL = (0.5, 0.8, 0.9, 0.95)
+INTERVAL_LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Levels of central intervals that are calibrated; between them the factors are interpolated."""
 DENSE = 100
 """Beyond this many candidates a list is a denser grid over the same ground."""
 
 
-def one_thread() -> AbstractContextManager[object]:
+def single_threaded_blas() -> AbstractContextManager[object]:
     """A `with` block in which BLAS keeps to one thread.
 
     The matrices of a decision have a few hundred rows: one thread takes some milliseconds. BLAS threads
@@ -37,7 +37,7 @@ def _controller() -> Any:
     return ThreadpoolController()
 
 
-def median(values: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.float64]:
+def fast_median(values: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.float64]:
     """`numpy.median` of values without NaN; numpy's own imports masked arrays to look for them (15 ms)."""
     n = values.shape[axis]
     low, high = (n - 1) // 2, n // 2

@@ -7,26 +7,26 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-Tree = TypeVar("Tree")
+ParsedNode = TypeVar("ParsedNode")
 
-_TRIES = 20
+_MAX_ATTEMPTS = 20
 """Other libraries' threads know nothing of the lock."""
-_alone = threading.Lock()
+_PARSE_LOCK = threading.Lock()
 
 
-def module(source: str) -> ast.Module:
+def parse_module(source: str) -> ast.Module:
     """The tree of a module's text. Raises what `ast.parse` does."""
-    return _read(lambda: ast.parse(source))
+    return _parse_locked(lambda: ast.parse(source))
 
 
-def expression(source: str) -> ast.expr:
+def parse_expression(source: str) -> ast.expr:
     """The tree of an expression's text. Raises what `ast.parse` does."""
-    return _read(lambda: ast.parse(source, mode="eval").body)
+    return _parse_locked(lambda: ast.parse(source, mode="eval").body)
 
 
-def _read(parse: Callable[[], Tree]) -> Tree:
-    with _alone:
-        for _ in range(_TRIES - 1):
+def _parse_locked(parse: Callable[[], ParsedNode]) -> ParsedNode:
+    with _PARSE_LOCK:
+        for _ in range(_MAX_ATTEMPTS - 1):
             try:
                 return parse()
             except SystemError:

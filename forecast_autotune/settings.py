@@ -102,7 +102,7 @@ def _mode(text: str) -> Mode:
     return Mode(_choice(*Mode)(text))
 
 
-def user_directory(text: str | Path) -> Path:
+def parse_user_directory(text: str | Path) -> Path:
     """A directory as users write it. Raises `SettingsError` for the home of somebody unknown here.
 
     A shell expands `~`, but a container's or a service's environment file does not.
@@ -128,7 +128,7 @@ class Settings:
     )
     cache_dir: Path | None = _variable(
         "_CACHE_DIR",
-        user_directory,
+        parse_user_directory,
         None,
         "where measurements are kept (default: the user's cache directory)",
     )
@@ -177,7 +177,7 @@ class Settings:
     )
     model: Path | None = _variable(
         "_MODEL",
-        user_directory,
+        parse_user_directory,
         None,
         "a model of `forecast-autotune train surrogate` instead of the shipped one",
     )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.policy import Policy, State
+from forecast_autotune.policy import Policy, TuningState
 from forecast_autotune.records import (
     Argument,
     Candidate,
@@ -29,16 +29,16 @@ from forecast_autotune.records import (
     Evidence,
     Kernel,
     Measurement,
+    MeasuringCost,
     Outcome,
     Problem,
-    Spent,
 )
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Budget
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.tuning.measuring import Measurer
 from forecast_autotune.tuning.simulation import TableMeasurer
-from forecast_autotune.tuning.task import checked
+from forecast_autotune.tuning.task import validate_forecasts
 
 __all__ = [
     "MeasurerContract",
@@ -107,7 +107,7 @@ class SurrogateContract:
 
     def ask(self, query: Query) -> Forecasts:
         """Forecasts of a fresh surrogate, refused unless the tuner would accept them."""
-        return checked(self.make().forecast(query), query.candidates)
+        return validate_forecasts(self.make().forecast(query), query.candidates)
 
     def test_answers_every_candidate_with_finite_numbers(self) -> None:
         assert self.make().name
@@ -190,7 +190,7 @@ class PolicyContract:
         """A fresh policy."""
         raise AssertionError("a contract test class must implement make()")
 
-    def state(self, table: Table, known: int, **changes: Any) -> State:
+    def state(self, table: Table, known: int, **changes: Any) -> TuningState:
         """A state of a table's problem with independent forecasts around the truth."""
         rows = table.by_candidate()
         mean = np.array([math.log2(m.ms) if m.ok else 0.0 for m in rows.values()])
@@ -198,9 +198,9 @@ class PolicyContract:
         forecasts = Forecasts(list(rows), mean, np.full(len(rows), 0.2), fails)
         measured = dict(list(rows.items())[:known])
         given: dict[str, Any] = {"new": known, "round": int(known > 0), "workers": 4, **changes}
-        return State(forecasts, measured, **given)
+        return TuningState(forecasts, measured, **given)
 
-    def run(self, state: State, rows: Mapping[Candidate, Measurement]) -> dict[Candidate, Measurement]:
+    def run(self, state: TuningState, rows: Mapping[Candidate, Measurement]) -> dict[Candidate, Measurement]:
         """What the policy measures, plan after plan, until it stops; fails if it does not stop."""
         known = dict(state.measured)
         for _ in range(len(rows) + 2):
@@ -239,7 +239,9 @@ class PolicyContract:
 
     def test_stops_when_the_seconds_are_used_up(self) -> None:
         for budget in (Budget(seconds=1.0), Budget(gpu_seconds=1.0)):
-            state = self.state(example_table(), 2, budget=budget, spent=Spent(timing_s=1.0, wall_s=1.0))
+            state = self.state(
+                example_table(), 2, budget=budget, spent=MeasuringCost(timing_s=1.0, wall_s=1.0)
+            )
             assert not self.make().plan(state).measure
 
     def test_goes_on_until_something_runs(self) -> None:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
-from forecast_autotune.commands.output import Failure, Usage
+from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.commands.program import split_run
 from forecast_autotune.errors import ForecastAutotuneError, RecordError, SettingsError
 
@@ -37,12 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _close_stdout()
         return _BROKEN_PIPE
-    except (Usage, RecordError, SettingsError) as error:
+    except (UsageError, RecordError, SettingsError) as error:
         return _say(f"error: {error}", 2)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         where = "" if error.filename is None else f"{error.filename}: "
         return _say(f"error: {where}{error.strerror or error}", 2)
-    except (Failure, ForecastAutotuneError, OSError) as error:
+    except (CommandError, ForecastAutotuneError, OSError) as error:
         return _say(f"error: {error}", 1)
     finally:
         warnings.showwarning = shown

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.output import Output
 from forecast_autotune.commands.show import first_forecasts, open_store
-from forecast_autotune.records import Verdict
+from forecast_autotune.records import RiskVerdict
 from forecast_autotune.records.table import Table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-EDGES = (0.05, 0.1, 0.2, 0.4, 1.0)
+RISK_BIN_EDGES = (0.05, 0.1, 0.2, 0.4, 1.0)
 """Upper ends of the bins of stated risk, inclusive."""
 
 
@@ -29,18 +29,18 @@ def calibration(options: argparse.Namespace, output: Output) -> int:
         "risk": reliability(verdicts),
         "intervals": intervals,
     }
-    output.emit(data, *([] if output.as_json else _shown(data)))
+    output.emit(data, *([] if output.as_json else _render(data)))
     return 0
 
 
-def reliability(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+def reliability(verdicts: Sequence[RiskVerdict]) -> list[dict[str, Any]]:
     """Stated and observed risk per bin that holds a verdict, lowest first.
 
     `n` counts verdicts, `seen` adds up the shares of the trusted candidates that were measured, and
     `observed` is refuted / seen, at most 1: a winner is found with at least the probability of its share.
     """
     rows, low = [], 0.0
-    for high in EDGES:
+    for high in RISK_BIN_EDGES:
         inside = [v for v in verdicts if (low < v.stated or low == 0.0) and v.stated <= high]
         if inside:
             seen = sum(v.share for v in inside)
@@ -76,15 +76,15 @@ def coverage(tables: Iterable[Table]) -> dict[str, Any]:
     return {"nominal": 0.9, "n": n, "covered": inside / n if n else None}
 
 
-def _shown(data: dict[str, Any]) -> list[RenderableType]:
+def _render(data: dict[str, Any]) -> list[RenderableType]:
     from rich.text import Text
 
     from forecast_autotune.report.chart import percent
-    from forecast_autotune.report.table import table
+    from forecast_autotune.report.table import plain_table
 
     parts: list[RenderableType] = []
     if data["risk"]:
-        made = table("stated risk", ">decisions checked", ">refuted", ">stated", ">observed")
+        made = plain_table("stated risk", ">decisions checked", ">refuted", ">stated", ">observed")
         for row in data["risk"]:
             made.add_row(
                 f"{percent(row['low'])} to {percent(row['high'])}",

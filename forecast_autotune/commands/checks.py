@@ -13,7 +13,7 @@ MODEL_VARIABLE = "FORECAST_AUTOTUNE_LLM"
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One line: `status` is `ok`, `warn` (something is missing) or `fail` (tuning cannot work)."""
 
     name: str

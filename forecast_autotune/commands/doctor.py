@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import frameworks, plugins
-from forecast_autotune.commands.checks import GROUP, Check, shown_settings
+from forecast_autotune.commands.checks import GROUP, DoctorCheck, shown_settings
 from forecast_autotune.commands.output import Output
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.settings import Settings, user_directory
+from forecast_autotune.settings import Settings, parse_user_directory
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-OLDEST_TRITON = (3, 4)
+MIN_TRITON = (3, 4)
 
 
 def doctor(options: argparse.Namespace, output: Output) -> int:
@@ -32,14 +32,14 @@ def doctor(options: argparse.Namespace, output: Output) -> int:
     settings, checks = _settings()
     root = _root(options)
     checks = [
-        Check("forecast-autotune", "ok", f"{__version__}, Python {platform.python_version()}"),
+        DoctorCheck("forecast-autotune", "ok", f"{__version__}, Python {platform.python_version()}"),
         *_packages(),
         _cores(settings),
         checks[0],
         *([] if root is None else _store(root)),
-        _guarded("surrogate", _surrogate),
+        _run_check("surrogate", _surrogate),
         *_added(settings, options.network),
-        _guarded("replay tables", _tables),
+        _run_check("replay tables", _tables),
     ]
     failed = any(check.status == "fail" for check in checks)
     rows = shown_settings(settings)
@@ -48,16 +48,16 @@ def doctor(options: argparse.Namespace, output: Output) -> int:
         "checks": [asdict(check) for check in checks],
         "settings": [dict(zip(("variable", "value", "meaning"), row, strict=True)) for row in rows],
     }
-    output.emit(data, *([] if output.as_json else _shown(checks, rows)))
+    output.emit(data, *([] if output.as_json else _render_checks(checks, rows)))
     return int(failed)
 
 
-def _guarded(name: str, check: Callable[[], Check]) -> Check:
+def _run_check(name: str, check: Callable[[], DoctorCheck]) -> DoctorCheck:
     """A check that breaks is a finding, not the end of the examination."""
     try:
         return check()
     except Exception as error:
-        return Check(
+        return DoctorCheck(
             name,
             "fail",
             f"{type(error).__name__}: {error}",
@@ -65,12 +65,12 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
         )
 
 
-def _settings() -> tuple[Settings, list[Check]]:
+def _settings() -> tuple[Settings, list[DoctorCheck]]:
     try:
         settings = Settings.from_environment()
     except SettingsError as error:
         return Settings(), [
-            Check("settings", "fail", str(error), "unset the variable, or give it a value of its rule")
+            DoctorCheck("settings", "fail", str(error), "unset the variable, or give it a value of its rule")
         ]
     names = {row[0] for row in settings.describe()}
     given = sorted(name for name in os.environ if name in names)
@@ -79,22 +79,24 @@ def _settings() -> tuple[Settings, list[Check]]:
     )
     if strange:
         return settings, [
-            Check("settings", "warn", f"unknown: {', '.join(strange)}", "see the list below for the names")
+            DoctorCheck(
+                "settings", "warn", f"unknown: {', '.join(strange)}", "see the list below for the names"
+            )
         ]
-    return settings, [Check("settings", "ok", f"set: {', '.join(given)}" if given else "all defaults")]
+    return settings, [DoctorCheck("settings", "ok", f"set: {', '.join(given)}" if given else "all defaults")]
 
 
 def _root(options: argparse.Namespace) -> Path | None:
     """The directory that `show` and tuning use; None for a variable that the settings' check refuses."""
     if options.store is not None:
-        return Store.default(user_directory(options.store)).root
+        return Store.default(parse_user_directory(options.store)).root
     try:
         return Store.default().root
     except SettingsError:
         return None
 
 
-def _packages() -> Iterator[Check]:
+def _packages() -> Iterator[DoctorCheck]:
     import importlib
 
     remedies = {
@@ -110,18 +112,20 @@ def _packages() -> Iterator[Check]:
         try:
             installed = version(name)
         except PackageNotFoundError:
-            yield Check(name, status, "not installed", remedy)
+            yield DoctorCheck(name, status, "not installed", remedy)
             continue
-        if name == "triton" and _release(installed) < OLDEST_TRITON:
-            yield Check(name, "fail", f"{installed} is older than 3.4", "pip install -U triton")
+        if name == "triton" and _release(installed) < MIN_TRITON:
+            yield DoctorCheck(name, "fail", f"{installed} is older than 3.4", "pip install -U triton")
             continue
         if name in ("numpy", "torch", "triton"):
             try:
                 importlib.import_module(name)
             except Exception as error:
-                yield Check(name, "fail", f"{installed} does not load: {error!r}"[:300], f"reinstall {name}")
+                yield DoctorCheck(
+                    name, "fail", f"{installed} does not load: {error!r}"[:300], f"reinstall {name}"
+                )
                 continue
-        yield Check(name, "ok", installed)
+        yield DoctorCheck(name, "ok", installed)
     yield _accelerator()
 
 
@@ -129,26 +133,34 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
-def _accelerator() -> Check:
+def _accelerator() -> DoctorCheck:
     remedy = "kernels cannot be timed here: use `forecast-autotune replay`, or FORECAST_AUTOTUNE_MODE=skip"
     if "torch" not in sys.modules or "triton" not in sys.modules:
-        return Check("accelerator", "warn", "unknown without torch and triton", remedy)
+        return DoctorCheck("accelerator", "warn", "unknown without torch and triton", remedy)
     try:
         found = frameworks.triton().accelerators()
     except Exception as error:
-        return Check("accelerator", "fail", f"{error!r}"[:300], "check the driver: nvidia-smi or rocm-smi")
-    return Check("accelerator", "ok", found) if found else Check("accelerator", "warn", "none", remedy)
+        return DoctorCheck(
+            "accelerator", "fail", f"{error!r}"[:300], "check the driver: nvidia-smi or rocm-smi"
+        )
+    return (
+        DoctorCheck("accelerator", "ok", found)
+        if found
+        else DoctorCheck("accelerator", "warn", "none", remedy)
+    )
 
 
-def _cores(settings: Settings) -> Check:
+def _cores(settings: Settings) -> DoctorCheck:
     count = settings.worker_count()
     if count == 1:
-        return Check("compile threads", "warn", "1", "candidates compile one after another: allow more cores")
-    return Check("compile threads", "ok", str(count))
+        return DoctorCheck(
+            "compile threads", "warn", "1", "candidates compile one after another: allow more cores"
+        )
+    return DoctorCheck("compile threads", "ok", str(count))
 
 
-def _store(root: Path) -> Iterator[Check]:
-    from forecast_autotune.store.files import release_lock, take_lock
+def _store(root: Path) -> Iterator[DoctorCheck]:
+    from forecast_autotune.store.files import acquire_lock, release_lock
 
     remedy = "point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory; without one nothing is kept"
     probe = root / f".doctor-{os.getpid()}"
@@ -158,27 +170,27 @@ def _store(root: Path) -> Iterator[Check]:
         probe.write_bytes(b"ok")
         probe.unlink()
     except OSError as error:
-        yield Check("store", "fail", f"{root} is not writable: {error.strerror}", remedy)
+        yield DoctorCheck("store", "fail", f"{root} is not writable: {error.strerror}", remedy)
         return
     files = [path for path in (root / "v1").rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
-    yield Check("store", "ok", f"{root}, {len(files)} files, {size:.1f} MB")
+    yield DoctorCheck("store", "ok", f"{root}, {len(files)} files, {size:.1f} MB")
     yield _variants(root)
-    lock = take_lock(lock_path, 1.0, 0.01)
+    lock = acquire_lock(lock_path, 1.0, 0.01)
     release_lock(lock)
     lock_path.unlink(missing_ok=True)
     if lock is None:
-        yield Check(
+        yield DoctorCheck(
             "store locks",
             "warn",
             "not supported by this file system",
             "two processes may tune the same problem",
         )
     else:
-        yield Check("store locks", "ok", "work")
+        yield DoctorCheck("store locks", "ok", "work")
 
 
-def _variants(root: Path) -> Check:
+def _variants(root: Path) -> DoctorCheck:
     """How many variants there are, and for how many a check has passed."""
     store = Store(root)
     with warnings.catch_warnings():
@@ -187,50 +199,52 @@ def _variants(root: Path) -> Check:
     bases = len({v.base_sha256 for v in found})
     passed = sum(any(c.passed for c in v.checks) for v in found)
     detail = f"{len(found)} of {bases} kernel sources, {passed} verified" if found else "none"
-    if store.problems_reported:
-        remedy = "remove the files: " + "; ".join(store.problems_reported[:3])
-        return Check("variants", "warn", f"{detail}; {len(store.problems_reported)} unreadable", remedy)
-    return Check("variants", "ok", detail)
+    if store.issued_warnings:
+        remedy = "remove the files: " + "; ".join(store.issued_warnings[:3])
+        return DoctorCheck("variants", "warn", f"{detail}; {len(store.issued_warnings)} unreadable", remedy)
+    return DoctorCheck("variants", "ok", detail)
 
 
-def _surrogate() -> Check:
-    from forecast_autotune.surrogates.default import default
+def _surrogate() -> DoctorCheck:
+    from forecast_autotune.surrogates.default import default_surrogate
     from forecast_autotune.testing import example_table, query_of
 
-    surrogate, query = default(), query_of(example_table())
+    surrogate, query = default_surrogate(), query_of(example_table())
     begin = time.perf_counter()
     count = len(surrogate.forecast(query))
     spent = 1000 * (time.perf_counter() - begin)
-    return Check(
+    return DoctorCheck(
         "surrogate", "ok", f"{surrogate.name}/{surrogate.version}: {count} candidates in {spent:.0f} ms"
     )
 
 
-def _added(settings: Settings, network: bool) -> Iterator[Check]:
+def _added(settings: Settings, network: bool) -> Iterator[DoctorCheck]:
     """Rows of other packages; one that breaks is a finding, too."""
     for name in plugins.names(GROUP):
         try:
             yield from plugins.load(GROUP, name)(settings, network)
         except Exception as error:
-            yield Check(name, "warn", f"{type(error).__name__}: {error}"[:300], "see above, or reinstall")
+            yield DoctorCheck(
+                name, "warn", f"{type(error).__name__}: {error}"[:300], "see above, or reinstall"
+            )
 
 
-def _tables() -> Check:
-    from forecast_autotune.tuning.replay import shipped
+def _tables() -> DoctorCheck:
+    from forecast_autotune.tuning.replay import shipped_tables
 
-    found = shipped()
+    found = shipped_tables()
     if not found:
-        return Check(
+        return DoctorCheck(
             "replay tables",
             "warn",
             "none in this installation",
             "`replay` needs TABLE files, as `export` writes them",
         )
     size = sum(path.stat().st_size for path in found) / 1e6
-    return Check("replay tables", "ok", f"{len(found)} files, {size:.1f} MB")
+    return DoctorCheck("replay tables", "ok", f"{len(found)} files, {size:.1f} MB")
 
 
-def _shown(checks: list[Check], settings: list[tuple[str, str, str]]) -> list[RenderableType]:
+def _render_checks(checks: list[DoctorCheck], settings: list[tuple[str, str, str]]) -> list[RenderableType]:
     from rich.text import Text
 
     from forecast_autotune.report.table import checklist, settings_table

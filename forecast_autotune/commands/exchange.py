@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks, plugins
-from forecast_autotune.commands.output import Failure, Output, Usage
+from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.show import open_store
 from forecast_autotune.records import Device
 from forecast_autotune.records.table import Table, read_tables, write_tables
-from forecast_autotune.settings import user_directory
-from forecast_autotune.store.exchange.helion import import_helion, is_helion
-from forecast_autotune.store.exchange.kernel_tuner import device_named, import_kernel_tuner, is_kernel_tuner
+from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.store.exchange.helion import import_helion, is_helion_log
+from forecast_autotune.store.exchange.kernel_tuner import (
+    device_from_name,
+    import_kernel_tuner,
+    is_kernel_tuner_cache,
+)
 from forecast_autotune.store.exchange.triton_cache import import_triton_cache
-from forecast_autotune.store.variants import unchecked
+from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Variant
 
 if TYPE_CHECKING:
@@ -38,12 +42,12 @@ def export(options: argparse.Namespace, output: Output) -> int:
     name: str = options.file
     form = options.format or ("parquet" if name.endswith(".parquet") else "jsonl")
     if name == "-" and form == "parquet":
-        raise Usage("parquet is not written to stdout: give FILE")
+        raise UsageError("parquet is not written to stdout: give FILE")
     if name == "-" and output.as_json:
-        raise Usage("the table itself goes to stdout, which --json needs: give FILE")
+        raise UsageError("the table itself goes to stdout, which --json needs: give FILE")
     path = Path(name)
     if name != "-" and not path.absolute().parent.is_dir():
-        raise Usage(f"{name}: there is no directory {path.parent}")
+        raise UsageError(f"{name}: there is no directory {path.parent}")
     store = open_store(options)
     tables = list(store.tables(options.kernel, options.device))
     variants = [] if form == "parquet" else store.variants_of(options.kernel)
@@ -55,19 +59,19 @@ def export(options: argparse.Namespace, output: Output) -> int:
         if name == "-" and isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # as the format has it, whatever the terminal's
         count = write_tables(path, tables, [v.to_json() for v in variants])
-    shown = f"{_counted(count, 'measurement')} of {_counted(len(tables), 'problem')}{_also(len(variants))}"
+    shown = f"{_count_text(count, 'measurement')} of {_count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
     if name == "-":
         output.remark(shown)
         return 0
     data = {"file": name, "format": form, "problems": len(tables), "measurements": count}
-    output.emit({**data, "variants": len(variants)}, f"wrote {shown}", _plain(name))
+    output.emit({**data, "variants": len(variants)}, f"wrote {shown}", _dim_text(name))
     return 0
 
 
 def import_(options: argparse.Namespace, output: Output) -> int:
     """Read table files and other tuners' timings; add what the store does not hold."""
     if not options.files and options.triton_cache is None:
-        raise Usage(
+        raise UsageError(
             "nothing to import: give table files, cache files of Kernel Tuner or Inductor, logs of Helion, a "
             "Triton cache directory, or --triton-cache"
         )
@@ -77,35 +81,35 @@ def import_(options: argparse.Namespace, output: Output) -> int:
         caches.append(_triton_cache(options.triton_cache))
     for cache in caches:
         if not cache.is_dir():
-            raise Usage(f"{cache} is no directory: name the Triton cache, as in TRITON_CACHE_DIR")
+            raise UsageError(f"{cache} is no directory: name the Triton cache, as in TRITON_CACHE_DIR")
     variants: list[Variant] = []
 
     def other(data: dict[str, Any]) -> None:
         if data.get("type") == "variant":
             variants.append(Variant.from_json(data))
 
-    tables = [t for path in files if not path.is_dir() for t in tables_of(path, options.device_name, other)]
+    tables = [
+        t for path in files if not path.is_dir() for t in read_any_table(path, options.device_name, other)
+    ]
     if caches:
         device = _device(options.device_name)
         tables += [table for cache in caches for table in import_triton_cache(cache, device)]
     store = open_store(options)
     found = sum(len(table.measurements) for table in tables)
     added = store.import_tables(tables)
-    for variant in unchecked(variants):
+    for variant in without_checks(variants):
         store.put_variant(variant)
     store.sync()
     _check_saved(store)
     counts = {"problems": len(tables), "measurements": found, "added": added, "variants": len(variants)}
     data = {**counts, "store": str(store.root)}
-    new = (
-        f"added {_counted(added, 'measurement')} of {_counted(len(tables), 'problem')}{_also(len(variants))}"
-    )
+    new = f"added {_count_text(added, 'measurement')} of {_count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
     known = "" if found == added else f"; {found - added} known already"
-    output.emit(data, new + known, _plain(str(store.root)))
+    output.emit(data, new + known, _dim_text(str(store.root)))
     return 0
 
 
-def tables_of(
+def read_any_table(
     path: Path, device: str | None, other: Callable[[dict[str, Any]], None] | None = None
 ) -> list[Table]:
     """The tables of one file: ours, Kernel Tuner's, Helion's or Inductor's; standard input is always ours.
@@ -114,10 +118,10 @@ def tables_of(
     """
     if str(path) == "-":
         return read_tables(path, other)
-    if is_helion(path):
-        return import_helion(path, device_named(device) if device else None)
-    if is_kernel_tuner(path):
-        return [import_kernel_tuner(path, device_named(device) if device else None)]
+    if is_helion_log(path):
+        return import_helion(path, device_from_name(device) if device else None)
+    if is_kernel_tuner_cache(path):
+        return [import_kernel_tuner(path, device_from_name(device) if device else None)]
     for name in plugins.names(IMPORTERS):
         found: list[Table] | None = plugins.load(IMPORTERS, name)(path, device)
         if found is not None:
@@ -133,52 +137,56 @@ def clear(options: argparse.Namespace, output: Output) -> int:
     tables = list(store.tables(options.kernel, options.device))
     count = sum(len(table.measurements) for table in tables)
     decisions = sum(1 for _ in store.decisions(options.kernel, options.device))
-    if not options.yes and (count or decisions) and not _agreed(tables, count, decisions, store, output):
+    if (
+        not options.yes
+        and (count or decisions)
+        and not _confirm_removal(tables, count, decisions, store, output)
+    ):
         output.remark("nothing removed")
         return 1
     removed = store.clear(options.kernel, options.device)
     data = {"measurements": removed, "decisions": decisions, "store": str(store.root)}
     output.emit(
         data,
-        f"removed {_counted(removed, 'measurement')} and {_counted(decisions, 'decision')}",
-        _plain(str(store.root)),
+        f"removed {_count_text(removed, 'measurement')} and {_count_text(decisions, 'decision')}",
+        _dim_text(str(store.root)),
     )
     return 0
 
 
 def _clear_variants(options: argparse.Namespace, output: Output) -> int:
     if options.device:
-        raise Usage("variants belong to no device: leave --device out")
+        raise UsageError("variants belong to no device: leave --device out")
     store = open_store(options)
     found = store.variants_of(options.kernel)
-    what = f"{_counted(len(found), 'variant')} from {store.root}"
-    if found and not options.yes and not _asked(what, output):
+    what = f"{_count_text(len(found), 'variant')} from {store.root}"
+    if found and not options.yes and not _ask_confirmation(what, output):
         output.remark("nothing removed")
         return 1
     removed = store.clear_variants(options.kernel)
     data = {"variants": removed, "store": str(store.root)}
-    output.emit(data, f"removed {_counted(removed, 'variant')}", _plain(str(store.root)))
+    output.emit(data, f"removed {_count_text(removed, 'variant')}", _dim_text(str(store.root)))
     return 0
 
 
-def _agreed(tables: list[Table], count: int, decisions: int, store: Store, output: Output) -> bool:
+def _confirm_removal(tables: list[Table], count: int, decisions: int, store: Store, output: Output) -> bool:
     kernels = len({table.problem.kernel.name for table in tables})
     what = (
-        f"{_counted(count, 'measurement')} of {_counted(kernels, 'kernel')} and "
-        f"{_counted(decisions, 'decision')} from {store.root}"
+        f"{_count_text(count, 'measurement')} of {_count_text(kernels, 'kernel')} and "
+        f"{_count_text(decisions, 'decision')} from {store.root}"
     )
-    return _asked(what, output)
+    return _ask_confirmation(what, output)
 
 
-def _asked(what: str, output: Output) -> bool:
+def _ask_confirmation(what: str, output: Output) -> bool:
     if output.as_json or not sys.stdin.isatty():
-        raise Usage(f"this would remove {what}: pass --yes where nobody can be asked")
+        raise UsageError(f"this would remove {what}: pass --yes where nobody can be asked")
     print(f"Remove {what}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _triton_cache(given: str) -> Path:
-    return user_directory(given or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache")
+    return parse_user_directory(given or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache")
 
 
 def _device(name: str | None) -> Device:
@@ -186,28 +194,28 @@ def _device(name: str | None) -> Device:
         return Device(name)
     remedy = "say where the cache was measured: --device-name 'NVIDIA H100 80GB HBM3', for example"
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None:
-        raise Usage(f"the device cannot be asked without torch and triton; {remedy}")
+        raise UsageError(f"the device cannot be asked without torch and triton; {remedy}")
     triton = frameworks.triton()
     if not triton.has_device():
-        raise Usage(f"there is no accelerator here; {remedy}")
+        raise UsageError(f"there is no accelerator here; {remedy}")
     return triton.current_device()
 
 
 def _check_saved(store: Store) -> None:
-    unsaved = [note for note in store.problems_reported if "cannot write" in note]
+    unsaved = [note for note in store.issued_warnings if "cannot write" in note]
     if unsaved:
-        raise Failure(unsaved[0])
+        raise CommandError(unsaved[0])
 
 
-def _also(variants: int) -> str:
-    return f" and {_counted(variants, 'variant')}" if variants else ""
+def _variants_note(variants: int) -> str:
+    return f" and {_count_text(variants, 'variant')}" if variants else ""
 
 
-def _counted(count: int, noun: str) -> str:
+def _count_text(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _plain(text: str) -> Text:
+def _dim_text(text: str) -> Text:
     """A path as dim text: never read as markup."""
     from rich.text import Text
 

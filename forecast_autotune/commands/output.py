@@ -19,11 +19,11 @@ _PIPE_WIDTH = 132
 """Columns when nobody's terminal says how wide it is."""
 
 
-class Usage(Exception):
+class UsageError(Exception):
     """The command was called wrongly; exit status 2."""
 
 
-class Failure(Exception):
+class CommandError(Exception):
     """The command could not do what was asked; exit status 1."""
 
 
@@ -78,11 +78,11 @@ class Output:
             yield done
 
 
-def at_least_one(options: argparse.Namespace, *names: str) -> None:
+def require_positive(options: argparse.Namespace, *names: str) -> None:
     """Refuse counts below 1 among these options; what is not given is nobody's mistake."""
     for name in names:
         if (given := getattr(options, name)) is not None and given < 1:
-            raise Usage(f"--{name} must be at least 1, got {given}")
+            raise UsageError(f"--{name} must be at least 1, got {given}")
 
 
 def _console(*, stderr: bool) -> Console:

@@ -12,7 +12,7 @@ import argparse
 import pkgutil
 from typing import Any, NoReturn
 
-from forecast_autotune.commands.output import Output, Usage
+from forecast_autotune.commands.output import Output, UsageError
 
 GROUP = "forecast_autotune.commands"
 
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Leave printing to `main`, so that all errors look alike."""
-        raise Usage(f"{message} (`{self.prog} --help` explains)")
+        raise UsageError(f"{message} (`{self.prog} --help` explains)")
 
 
 class Commands:

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import plugins
-from forecast_autotune.commands.output import Output, Usage, at_least_one
-from forecast_autotune.commands.tables import recorded
+from forecast_autotune.commands.output import Output, UsageError, require_positive
+from forecast_autotune.commands.tables import load_tables
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
 from forecast_autotune.records.table import Table
 from forecast_autotune.report.table import replay_panel, replay_table
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.tuning.replay import Report
+from forecast_autotune.tuning.replay import ReplayReport
 from forecast_autotune.tuning.replay import replay as replay_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forecast_autotune.surrogates.protocol import Surrogate
-    from forecast_autotune.tuning.replay import Row
+    from forecast_autotune.tuning.replay import ReplayRow
 
 REPLAYS = "forecast_autotune.replays"
 _PICTURES = (".png", ".html", ".htm")
@@ -35,10 +35,10 @@ _PICTURES = (".png", ".html", ".htm")
 def replay(options: argparse.Namespace, output: Output) -> int:
     """Replay tables, print the report, and draw it if asked to."""
     picture = None if options.plot is None else _picture_path(options.plot)
-    at_least_one(options, "workers")
+    require_positive(options, "workers")
     _check_left_out(options)
     policy, settings = _policy(options), _settings(options)
-    tables = recorded(options)
+    tables = load_tables(options)
     if options.leave_out is not None:
         return int(plugins.load(REPLAYS, "leave-out")(tables, options, settings, policy, output))
     report = _replay(tables, options, settings, policy, output)
@@ -56,9 +56,9 @@ def replay(options: argparse.Namespace, output: Output) -> int:
 def _picture_path(name: str) -> Path:
     path = Path(name)
     if path.suffix.lower() not in _PICTURES:
-        raise Usage(f"--plot {name}: the name must end in .png (a picture) or .html (a page)")
+        raise UsageError(f"--plot {name}: the name must end in .png (a picture) or .html (a page)")
     if not path.absolute().parent.is_dir():
-        raise Usage(f"--plot {name}: there is no directory {path.parent}")
+        raise UsageError(f"--plot {name}: there is no directory {path.parent}")
     return path
 
 
@@ -78,7 +78,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 def _policy(options: argparse.Namespace) -> Callable[[Table], Policy | None]:
     given, name = options.max_measurements, options.policy
     if given is not None and given < 1:
-        raise Usage(f"--max-measurements must be at least 1, got {given}")
+        raise UsageError(f"--max-measurements must be at least 1, got {given}")
     if name == "default":
         return lambda table: None
     if name == "exhaustive":
@@ -95,12 +95,12 @@ def _check_left_out(options: argparse.Namespace) -> None:
     if options.leave_out is None:
         for name in ("jobs", "seeds", "baselines"):
             if getattr(options, name) is not None:
-                raise Usage(f"--{name} belongs to --leave-out: give both, or neither")
+                raise UsageError(f"--{name} belongs to --leave-out: give both, or neither")
         return
-    at_least_one(options, "jobs", "seeds")
+    require_positive(options, "jobs", "seeds")
     plain = options.prior == "none" and options.plot is None and options.surrogate == "analytic"
     if not plain or options.llm is not None:
-        raise Usage(
+        raise UsageError(
             "--leave-out says itself what is known (shape: the kernel's other shapes), fits the learned "
             "surrogate and draws nothing: leave out --prior, --surrogate, --plot and --llm (`eval` has it)"
         )
@@ -112,17 +112,17 @@ def _replay(
     settings: Settings,
     policy: Callable[[Table], Policy | None],
     output: Output,
-) -> Report:
-    from forecast_autotune.surrogates.default import Default, default
-    from forecast_autotune.surrogates.formula import Analytic
-    from forecast_autotune.surrogates.selection import asking
+) -> ReplayReport:
+    from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate
+    from forecast_autotune.surrogates.formula import AnalyticSurrogate
+    from forecast_autotune.surrogates.selection import with_language_model
 
     # The shipped model has seen the shipped tables: of them only the untrained formula is an honest replay.
-    surrogate: Surrogate = default() if options.surrogate == "default" else Analytic()
+    surrogate: Surrogate = default_surrogate() if options.surrogate == "default" else AnalyticSurrogate()
     if options.llm is not None:
         # Seconds are not real here: it is taken for loaded, and waited for.
-        plain = surrogate if isinstance(surrogate, Default) else Default(surrogate)
-        surrogate = asking(
+        plain = surrogate if isinstance(surrogate, DefaultSurrogate) else DefaultSurrogate(surrogate)
+        surrogate = with_language_model(
             plain,
             options.llm,
             cache=settings.cache_dir,
@@ -133,7 +133,7 @@ def _replay(
     with output.progress("replaying", len(tables)) as progress:
         played = itertools.count(1)
 
-        def done(row: Row) -> None:
+        def done(row: ReplayRow) -> None:
             progress(next(played), len(tables), row.label)
 
         return replay_tables(
@@ -147,13 +147,13 @@ def _replay(
         )
 
 
-def _draw(report: Report, path: Path) -> None:
-    from forecast_autotune.report.plot import png
+def _draw(report: ReplayReport, path: Path) -> None:
+    from forecast_autotune.report.plot import render_png
 
-    picture = png(report)
+    picture = render_png(report)
     if path.suffix.lower() == ".png":
         path.write_bytes(picture)
         return
-    from forecast_autotune.report.page import page
+    from forecast_autotune.report.page import render_page
 
-    path.write_text(page(report, picture), encoding="utf-8")
+    path.write_text(render_page(report, picture), encoding="utf-8")

@@ -7,19 +7,19 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from forecast_autotune.commands.output import Failure, Output, Usage
+from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.records import Candidate, Decision, Measurement, Problem
-from forecast_autotune.records.table import Table, latest
-from forecast_autotune.settings import user_directory
+from forecast_autotune.records.table import Table, latest_labels
+from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store import Store
 
-_Z90 = 1.6448536269514722
+_NORMAL_QUANTILE_95 = 1.6448536269514722
 """Half the width of a normal's central 90 %, in standard deviations."""
 
 
 def open_store(options: argparse.Namespace) -> Store:
     """The store of `--store`, else the environment's."""
-    return Store.default(None if options.store is None else user_directory(options.store))
+    return Store.default(None if options.store is None else parse_user_directory(options.store))
 
 
 def show(options: argparse.Namespace, output: Output) -> int:
@@ -91,31 +91,33 @@ def summarize(tables: Iterator[Table], decisions: Iterator[tuple[Problem, Decisi
 def explain(options: argparse.Namespace, output: Output) -> int:
     """Decision, evidence and forecasts of every problem of a kernel."""
     if options.top < 1:
-        raise Usage(f"--top must be at least 1, got {options.top}")
+        raise UsageError(f"--top must be at least 1, got {options.top}")
     store = open_store(options)
-    problems, measured, decided = _known(store)
+    problems, measured, decided = _stored_by_id(store)
     chosen = [p for p in problems.values() if p.kernel.name == options.kernel]
     if not chosen:
-        raise Failure(_unknown_kernel(options.kernel, {p.kernel.name for p in problems.values()}, store))
-    matching = [p for p in chosen if holds(p.key, options.key)]
+        raise CommandError(_unknown_kernel(options.kernel, {p.kernel.name for p in problems.values()}, store))
+    matching = [p for p in chosen if key_contains(p.key, options.key)]
     if not matching:
         keys = sorted({" ".join(p.key) for p in chosen})
-        raise Failure(
+        raise CommandError(
             f"kernel {options.kernel} has no key that holds {' '.join(options.key)}; stored keys: "
             + "; ".join(keys[:8])
         )
-    found = [_entry(p, measured.get(p.id, []), decided.get(p.id)) for p in matching]
+    found = [_problem_json(p, measured.get(p.id, []), decided.get(p.id)) for p in matching]
     data = {"kernel": options.kernel, "problems": found}
     if output.as_json:
         output.emit(data)
         return 0
-    from forecast_autotune.report.table import explanation
+    from forecast_autotune.report.table import decision_explanation
 
-    output.emit(data, *(explanation(entry, options.top) for entry in found))
+    output.emit(data, *(decision_explanation(entry, options.top) for entry in found))
     return 0
 
 
-def _known(store: Store) -> tuple[dict[str, Problem], dict[str, list[Measurement]], dict[str, Decision]]:
+def _stored_by_id(
+    store: Store,
+) -> tuple[dict[str, Problem], dict[str, list[Measurement]], dict[str, Decision]]:
     problems: dict[str, Problem] = {}
     measured: dict[str, list[Measurement]] = {}
     decided: dict[str, Decision] = {}
@@ -140,16 +142,18 @@ def _unknown_kernel(name: str, names: set[str], store: Store) -> str:
     )
 
 
-def holds(key: Sequence[str], wanted: Sequence[str]) -> bool:
+def key_contains(key: Sequence[str], wanted: Sequence[str]) -> bool:
     """Whether a problem's key contains the wanted values, in their order; `torch.` may be left out."""
     values = iter(key)
     return all(any(part in (value, value.removeprefix("torch.")) for value in values) for part in wanted)
 
 
-def _entry(problem: Problem, rows: Sequence[Measurement], decision: Decision | None) -> dict[str, Any]:
+def _problem_json(problem: Problem, rows: Sequence[Measurement], decision: Decision | None) -> dict[str, Any]:
     """One problem of `explain --json`: measurements sorted, fastest first, failures last."""
     forecasts = first_forecasts(rows)
-    listed = sorted(latest(rows).values(), key=lambda m: (not m.ok, m.median_ms or 0.0, str(m.candidate)))
+    listed = sorted(
+        latest_labels(rows).values(), key=lambda m: (not m.ok, m.median_ms or 0.0, str(m.candidate))
+    )
     return {
         "problem": problem.id,
         "kernel": problem.kernel.name,
@@ -190,8 +194,8 @@ def first_forecasts(rows: Sequence[Measurement]) -> dict[Candidate, dict[str, fl
         point, sd, p_fail = (float(v) for v in values if v is not None)
         found[m.candidate] = {
             "ms": 2.0**point,
-            "low_ms": 2.0 ** (point - _Z90 * sd),
-            "high_ms": 2.0 ** (point + _Z90 * sd),
+            "low_ms": 2.0 ** (point - _NORMAL_QUANTILE_95 * sd),
+            "high_ms": 2.0 ** (point + _NORMAL_QUANTILE_95 * sd),
             "p_fail": p_fail,
         }
     return found

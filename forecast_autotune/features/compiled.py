@@ -13,7 +13,7 @@ _INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z][\w.:]*)", re.MULTILINE)
 _BITS = re.compile(r"\.(?:v(\d))?\.?[busf](\d+)$")
 _SPECIAL = ("ex2", "lg2", "rcp", "sqrt", "rsqrt", "sin", "cos", "tanh", "div")
 
-NAMES = (
+PTX_FACT_NAMES = (
     "instructions",
     "global_loads",
     "global_load_bytes",
@@ -33,18 +33,18 @@ NAMES = (
 
 
 def ptx_facts(ptx: str) -> dict[str, int]:
-    """Static counts of one PTX module by the names of `NAMES`; byte counts are per thread."""
-    counts = dict.fromkeys(NAMES, 0)
+    """Static counts of one PTX module by the names of `PTX_FACT_NAMES`; byte counts are per thread."""
+    counts = dict.fromkeys(PTX_FACT_NAMES, 0)
     for match in _INSTRUCTION.finditer(ptx):
         op = match[1]
         head, _, rest = op.partition(".")
         counts["instructions"] += 1
         if head == "ld" and rest.startswith("global"):
             counts["global_loads"] += 1
-            counts["global_load_bytes"] += _bytes(op)
+            counts["global_load_bytes"] += _access_bytes(op)
         elif head == "st" and rest.startswith("global"):
             counts["global_stores"] += 1
-            counts["global_store_bytes"] += _bytes(op)
+            counts["global_store_bytes"] += _access_bytes(op)
         elif head == "cp" and rest.startswith("async") and ("shared" in rest or "bulk" in rest):
             counts["async_copies"] += 1
         elif head in ("ld", "ldmatrix") and "shared" in rest:
@@ -66,12 +66,12 @@ def ptx_facts(ptx: str) -> dict[str, int]:
     return counts
 
 
-def _bytes(op: str) -> int:
+def _access_bytes(op: str) -> int:
     found = _BITS.search(op)
     return int(found[1] or 1) * int(found[2]) // 8 if found else 0
 
 
-def usage(text: str) -> Mapping[str, int]:
+def resource_usage(text: str) -> Mapping[str, int]:
     """Registers, stack and shared memory of `cuobjdump --dump-resource-usage` output, the largest each."""
     found: dict[str, int] = {}
     for name, key in (("registers", "REG"), ("stack", "STACK"), ("static_shared", "SHARED")):

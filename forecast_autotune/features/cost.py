@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.devices import Card
-from forecast_autotune.features.ttir.memory import VECTOR, WARPS
-from forecast_autotune.features.ttir.walk import Facts
+from forecast_autotune.features.devices import DeviceSpec
+from forecast_autotune.features.ttir.memory import COUNTED_WARPS, VECTOR_ELEMENTS
+from forecast_autotune.features.ttir.walk import TtirFacts
 from forecast_autotune.records import Config
 
 VERSION = "cost-6"
@@ -29,7 +29,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Constants:
+class CostConstants:
     """What the formula assumes of a machine and its compiler."""
 
     load_latency: float = 1000.0
@@ -71,19 +71,19 @@ class Constants:
     """Share of the datasheet's bandwidth that can be had."""
 
 
-_REGISTERS = 65536.0
-_THREADS = 2048.0
-_PROGRAMS = 32.0
-_SPILL_BYTES = 64.0
+_REGISTERS_PER_MULTIPROCESSOR = 65536.0
+_MAX_THREADS_PER_MULTIPROCESSOR = 2048.0
+_MAX_PROGRAMS_PER_MULTIPROCESSOR = 32.0
+_SPILL_BYTES_PER_CYCLE = 64.0
 """Bytes of local memory that a multiprocessor moves in a cycle ..."""
-_SPILL_BYTES_OF_A_WARP = 6.0
+_SPILL_BYTES_PER_CYCLE_AND_WARP = 6.0
 """... and that one warp, which waits for what it wrote, gets out of it (matmul of 256 x 256 tiles, H200)."""
 
 PARTS = ("memory", "dot", "alu", "latency", "occupancy", "tail", "registers")
 
 
 @dataclass(frozen=True)
-class Costs:
+class CostBreakdown:
     """Milliseconds by part for each candidate's whole launch, and what limits it; all of shape [n]."""
 
     total_ms: Array
@@ -131,23 +131,23 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Table:
+class FactColumns:
     """Facts of n candidates as columns."""
 
     columns: dict[str, Array]
-    """Every number of `Facts` by name, [n]."""
+    """Every number of `TtirFacts` by name, [n]."""
     dots: Array
     """(M, N, K, share) of the distinct dots, [n, most, 4]; rows of zeros where there are fewer."""
 
     @classmethod
-    def of(cls, every: Sequence[Facts]) -> Table:
+    def of(cls, every: Sequence[TtirFacts]) -> FactColumns:
         """The columns of these facts."""
         most = max([len(f.dot_shapes) for f in every], default=0)
         dots = np.zeros((len(every), most, 4))
         for i, f in enumerate(every):
             for j, shape in enumerate(f.dot_shapes):
                 dots[i, j] = shape
-        return cls({n: np.array([float(getattr(f, n)) for f in every]) for n in NUMBERS}, dots)
+        return cls({n: np.array([float(getattr(f, n)) for f in every]) for n in NUMERIC_FACTS}, dots)
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
@@ -156,24 +156,24 @@ class Table:
         return len(self.dots)
 
 
-NUMBERS = tuple(f.name for f in fields(Facts) if f.name != "dot_shapes")
-"""The fields of `Facts` that are plain numbers."""
+NUMERIC_FACTS = tuple(f.name for f in fields(TtirFacts) if f.name != "dot_shapes")
+"""The fields of `TtirFacts` that are plain numbers."""
 
 
-def _grouped(facts: Table, warps: Array, warp_groups: bool) -> npt.NDArray[np.bool_]:
+def _uses_warp_groups(facts: FactColumns, warps: Array, warp_groups: bool) -> npt.NDArray[np.bool_]:
     """Whether the dots are warp-group products, [n]: those take four warps and 64 rows."""
     there = facts.dots[:, :, 3] > 0
     rows = np.where(there, facts.dots[:, :, 0], np.inf).min(axis=1, initial=np.inf)
     return np.asarray((warps % 4 == 0) & (rows >= 64) & warp_groups)
 
 
-def _ahead(facts: Table, stages: Array) -> tuple[Array, Array]:
+def _prefetch_depth(facts: FactColumns, stages: Array) -> tuple[Array, Array]:
     """(stages of the loop that loads most, iterations that it loads ahead), [n] each; see `shared_bytes`."""
     asked = np.where(facts["loop_stages"] > 0, facts["loop_stages"], stages)
     return asked, np.maximum(1.0, np.floor((asked - 1.0) / np.maximum(1.0, facts["load_levels"])))
 
 
-def shared_bytes(facts: Table, warps: Array, stages: Array, warp_groups: bool = True) -> Array:
+def shared_bytes(facts: FactColumns, warps: Array, stages: Array, warp_groups: bool = True) -> Array:
     """Shared memory of one program in bytes, [n], by the rules of Triton's pipeliner and allocator.
 
     A loop with dots keeps `stages - 1` buffers of what it loads ahead, one more of what warp-group
@@ -182,8 +182,8 @@ def shared_bytes(facts: Table, warps: Array, stages: Array, warp_groups: bool = 
     loops, operands, tiles whose fastest dimension changes and what warps exchange in reductions live one
     after another.
     """
-    asked, ahead = _ahead(facts, stages)
-    groups = _grouped(facts, warps, warp_groups)
+    asked, ahead = _prefetch_depth(facts, stages)
+    groups = _uses_warp_groups(facts, warps, warp_groups)
     buffers = (ahead + groups) * facts["direct_bytes"] + ahead * facts["indirect_bytes"]
     buffers = np.where(asked > 1, buffers, facts["direct_once_bytes"])
     # Copies of less than 4 bytes per thread stay in registers.
@@ -192,7 +192,7 @@ def shared_bytes(facts: Table, warps: Array, stages: Array, warp_groups: bool = 
     held = facts["resident_bytes"] + np.where(groups, facts["cast_bytes"], facts["chained_bytes"])
     across = facts["reduced_across"]
     sharing = np.where(across > 0, facts["reduced_length"], facts["reduced_length"] / 32.0)
-    spread = np.where(across > 0, VECTOR * 32.0 * warps / np.maximum(across, 1.0), warps)
+    spread = np.where(across > 0, VECTOR_ELEMENTS * 32.0 * warps / np.maximum(across, 1.0), warps)
     sharing = np.minimum.reduce([warps, sharing, spread])
     exchanged = np.where(sharing > 1.0, np.maximum(sharing, 1.0) * facts["reduced_bytes"], 0.0)
     during = facts["reduced_inside"] * exchanged
@@ -201,15 +201,15 @@ def shared_bytes(facts: Table, warps: Array, stages: Array, warp_groups: bool = 
 
 
 def costs(
-    facts: Table,
+    facts: FactColumns,
     grids: Sequence[tuple[int, ...] | None],
     configs: Sequence[Config],
-    device: Card,
+    device: DeviceSpec,
     unique_bytes: float = 0.0,
-    constants: Constants | None = None,
-) -> Costs:
+    constants: CostConstants | None = None,
+) -> CostBreakdown:
     """Cost of every candidate. `unique_bytes` is the size of all tensors: what DRAM must move at least."""
-    k = constants or Constants()
+    k = constants or CostConstants()
     # A config without warps will not compile, but must not end the forecast of the others.
     warps = np.maximum(1.0, np.array([float(c.num_warps) for c in configs]))
     stages = np.array([float(c.num_stages) for c in configs])
@@ -222,9 +222,16 @@ def costs(
 
     registers = _registers(facts, threads, k)
     shared = shared_bytes(facts, warps, stages, device.warp_groups)
-    by_registers = _REGISTERS / (np.minimum(registers, 255.0) * threads)
+    by_registers = _REGISTERS_PER_MULTIPROCESSOR / (np.minimum(registers, 255.0) * threads)
     by_shared = device.shared_memory_bytes / np.maximum(shared, 1024.0)
-    fits = np.minimum.reduce([by_registers, by_shared, _THREADS / threads, np.full(len(threads), _PROGRAMS)])
+    fits = np.minimum.reduce(
+        [
+            by_registers,
+            by_shared,
+            _MAX_THREADS_PER_MULTIPROCESSOR / threads,
+            np.full(len(threads), _MAX_PROGRAMS_PER_MULTIPROCESSOR),
+        ]
+    )
     resident = np.maximum(1.0, np.floor(fits))
     resident = np.minimum(resident, np.maximum(1.0, np.ceil(programs / device.multiprocessors)))
     waves = programs / (device.multiprocessors * resident)
@@ -234,15 +241,15 @@ def costs(
     moved = (facts["load_bytes"] + facts["store_bytes"]) / np.maximum(line, 0.06)
     # Bytes per cycle and multiprocessor.
     l2_rate = k.l2_over_dram * device.memory_gb_s * 1e6 / device.multiprocessors / clock
-    lines, requests = _by_warps(facts, "lines", warps), _by_warps(facts, "accesses", warps)
+    lines, requests = _fact_at_warps(facts, "lines", warps), _fact_at_warps(facts, "accesses", warps)
     near = np.maximum(k.line * lines, k.request * requests)
     parted = k.parted * k.l2_over_dram * facts["partial_bytes"]  # not the cache's bytes, but memory's
     added = k.atomic * facts["atomic_elements"]
     memory = _soft_max(k, (moved + parted + added) / l2_rate, near)
-    groups = _grouped(facts, warps, device.warp_groups)
+    groups = _uses_warp_groups(facts, warps, device.warp_groups)
     turned = facts["iterations"] * facts["crosswise_bytes"] / k.turning
     turned = np.where(groups, turned, 0.0)
-    repeated = _repeated(facts, warps, groups)
+    repeated = _recompute_factor(facts, warps, groups)
     share = np.where(groups, facts["chained_flops"] / np.maximum(facts["dot_flops"], 1.0), 1.0)
     cycles = _dot_cycles(facts, warps, device) * (1.0 + share * (repeated - 1.0))
     dot = np.maximum(cycles, turned)
@@ -250,15 +257,15 @@ def costs(
     alu = alu + facts["integer_ops"] / 64.0 + facts["special"] / 16.0
     alu = k.issue * repeated * (alu + (facts["reduce_elements"] + 2.0 * facts["scan_elements"]) / 64.0)
     across = (facts["reduce_elements"] + facts["elementwise"]) / 64.0
-    alu = alu + np.where(_rows_split(facts, warps), across, 0.0)
-    exchange = k.exchange * _by_warps(facts, "exchanged", warps)
+    alu = alu + np.where(_rows_cross_warp_groups(facts, warps), across, 0.0)
+    exchange = k.exchange * _fact_at_warps(facts, "exchanged", warps)
     alu = alu + exchange
-    spilt = _spilt_bytes(facts, registers, threads)
-    spill = spilt / _SPILL_BYTES
+    spilt = _spilled_bytes(facts, registers, threads)
+    spill = spilt / _SPILL_BYTES_PER_CYCLE
 
     # Latency of the iterations that pipelining does not hide; other resident programs may.
     pipelined = facts["direct_bytes"] + facts["indirect_bytes"] + facts["streamed_bytes"] > 0
-    ahead = np.where(pipelined, _ahead(facts, stages)[1], 1.0)
+    ahead = np.where(pipelined, _prefetch_depth(facts, stages)[1], 1.0)
     loads = np.maximum(1.0, np.where(pipelined, 1.0, facts["load_chain"]))
     chain = np.maximum(loads, facts["serial_chain"])
     first = np.minimum(facts["iterations"], facts["loop_entries"])
@@ -266,7 +273,7 @@ def costs(
     latency = latency + facts["iterations"] * k.stage_latency * (chain - loads)
 
     busy = _soft_max(k, memory, dot, alu) + spill
-    waiting = np.where(facts["dot_flops"] > 0, spilt / (_SPILL_BYTES_OF_A_WARP * warps), 0.0)
+    waiting = np.where(facts["dot_flops"] > 0, spilt / (_SPILL_BYTES_PER_CYCLE_AND_WARP * warps), 0.0)
     slow_alu, slow_mem = np.maximum(1.0, k.alu_warps / warps), np.maximum(1.0, k.load_warps / warps)
     by_itself = _soft_max(k, slow_mem * memory, dot, slow_alu * alu) + spill
     alone = _soft_max(k, by_itself, latency, waiting) + k.load_latency
@@ -275,12 +282,12 @@ def costs(
     tail = waves - full
     last = _soft_max(k, np.maximum(1.0, np.ceil(tail * resident)) * busy, alone)
     cycles = full * per_wave + np.where(tail > 0, last, 0.0)
-    unique = _touched(facts, programs, unique_bytes)
+    unique = _touched_bytes(facts, programs, unique_bytes)
     dram = np.full(len(busy), unique / (device.memory_gb_s * 1e6 * k.dram_share))
     again = k.again_ms * programs * facts["atomic_repeats"]
     total = np.maximum(_soft_max(k, cycles / clock, dram, again), k.program_ms * programs) + k.launch_ms
     scale = programs / device.multiprocessors / clock
-    return Costs(
+    return CostBreakdown(
         total,
         np.maximum(memory * scale, dram),
         dot * scale,
@@ -300,14 +307,14 @@ def costs(
     )
 
 
-def _by_warps(facts: Table, name: str, warps: Array) -> Array:
+def _fact_at_warps(facts: FactColumns, name: str, warps: Array) -> Array:
     """A fact that was counted for each number of warps, [n]; between two of those, the nearer one's."""
-    counts = np.stack([facts[f"{name}_{n}"] for n in WARPS], axis=1)
-    nearest = np.abs(np.log2(warps)[:, None] - np.log2(WARPS)).argmin(axis=1)
+    counts = np.stack([facts[f"{name}_{n}"] for n in COUNTED_WARPS], axis=1)
+    nearest = np.abs(np.log2(warps)[:, None] - np.log2(COUNTED_WARPS)).argmin(axis=1)
     return np.asarray(counts[np.arange(len(warps)), nearest])
 
 
-def _touched(facts: Table, programs: Array, unique_bytes: float) -> float:
+def _touched_bytes(facts: FactColumns, programs: Array, unique_bytes: float) -> float:
     """Bytes of all tensors, or as few as a candidate touches at all: a lookup reads little of its table."""
     if not len(programs) or facts["unknown_trips"].any():
         return unique_bytes
@@ -315,14 +322,14 @@ def _touched(facts: Table, programs: Array, unique_bytes: float) -> float:
     return min(unique_bytes, float((moved * programs).min()))
 
 
-def _rows_split(facts: Table, warps: Array) -> npt.NDArray[np.bool_]:
+def _rows_cross_warp_groups(facts: FactColumns, warps: Array) -> npt.NDArray[np.bool_]:
     """Whether a row of a product lies in several warp groups: reductions then go through shared memory."""
     rows = facts.dots[:, :, 0].max(axis=1, initial=0.0)
     split = warps / 4.0 > np.maximum(1.0, rows / 64.0)
     return np.asarray((rows > 0) & (facts["reduce_elements"] > 0) & split)
 
 
-def _registers(facts: Table, threads: Array, k: Constants) -> Array:
+def _registers(facts: FactColumns, threads: Array, k: CostConstants) -> Array:
     """Registers per thread before the limit: accumulators whole, the rest as far as it must be held.
 
     Pipelined dot operands stay in shared memory, and of a tile of pointers only one per vector is held.
@@ -340,7 +347,7 @@ def _registers(facts: Table, threads: Array, k: Constants) -> Array:
     return np.asarray(np.maximum(tensors, np.minimum(255.0, tensors + addresses)))
 
 
-def _spilt_bytes(facts: Table, registers: Array, threads: Array) -> Array:
+def _spilled_bytes(facts: FactColumns, registers: Array, threads: Array) -> Array:
     """Local memory that one program writes and reads again, over all iterations.
 
     ptxas gives up whole tiles rather than single registers. An accumulator that alone takes all registers of
@@ -354,7 +361,7 @@ def _spilt_bytes(facts: Table, registers: Array, threads: Array) -> Array:
     return np.asarray(2.0 * spilt * np.maximum(1.0, facts["iterations"]))
 
 
-def _dot_cycles(facts: Table, warps: Array, device: Card) -> Array:
+def _dot_cycles(facts: FactColumns, warps: Array, device: DeviceSpec) -> Array:
     """Tensor-core cycles of one program, with the inefficiency of small tiles."""
     cycles = np.zeros(len(facts))
     if not facts.dots.shape[1]:
@@ -375,7 +382,7 @@ def _dot_cycles(facts: Table, warps: Array, device: Card) -> Array:
     return cycles
 
 
-def _repeated(facts: Table, warps: Array, groups: npt.NDArray[np.bool_]) -> Array:
+def _recompute_factor(facts: FactColumns, warps: Array, groups: npt.NDArray[np.bool_]) -> Array:
     """How often the same rows of a chained dot are computed, [n]: 1 where each warp has its own.
 
     Triton gives all warps of a dot that another one follows to its rows, 16 for each, so that reductions in
@@ -387,6 +394,6 @@ def _repeated(facts: Table, warps: Array, groups: npt.NDArray[np.bool_]) -> Arra
     return np.where(rows > 0, np.maximum(1.0, needed), 1.0)
 
 
-def _soft_max(k: Constants, *values: Array) -> Array:
+def _soft_max(k: CostConstants, *values: Array) -> Array:
     power = k.sharpness
     return np.asarray(np.sum([v**power for v in values], axis=0) ** (1.0 / power))

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.listing import LAUNCH, Column, Listed
+from forecast_autotune.features.listing import LAUNCH_OPTIONS, CandidateList, Column
 from forecast_autotune.records import Candidate, Scalar
 
 _STAGE_UNIT = 0.7
 """One more pipeline stage counts as this many doublings."""
 _CATEGORY_UNIT = 1.5
 """Two different words (booleans, strings, variants) are this many doublings apart."""
-_FAR = 1e6
+_COORDINATE_LIMIT = 1e6
 """Squares of larger coordinates are no numbers any more; a meta-parameter may be any integer."""
 
 
 @dataclass(frozen=True)
-class Encoder:
+class ConfigEncoder:
     """Maps candidates to coordinates [n, d]; learnt from the candidates of one problem."""
 
     numeric: tuple[tuple[str, bool], ...]
@@ -30,15 +30,15 @@ class Encoder:
     """(parameter, values) of the categorical ones."""
 
     @classmethod
-    def of(cls, candidates: Sequence[Candidate], *, meta_only: bool = False) -> Encoder:
+    def of(cls, candidates: Sequence[Candidate], *, meta_only: bool = False) -> ConfigEncoder:
         """Only parameters that differ between the candidates become coordinates.
 
         `meta_only` leaves out warps and stages, which do not change the TTIR.
         """
-        columns = Listed.of(candidates).columns
+        columns = CandidateList.of(candidates).columns
         numeric: list[tuple[str, bool]] = []
         words: list[tuple[str, tuple[str, ...]]] = []
-        unseen = LAUNCH[:2] if meta_only else ()
+        unseen = LAUNCH_OPTIONS[:2] if meta_only else ()
         for name in sorted(set(columns).difference(unseen)):
             values = columns[name].values
             if len(values) < 2:
@@ -49,9 +49,9 @@ class Encoder:
                 words.append((name, tuple(sorted(set(map(repr, values))))))
         return cls(tuple(numeric), tuple(words))
 
-    def without(self, names: Collection[str]) -> Encoder:
+    def without(self, names: Collection[str]) -> ConfigEncoder:
         """The same without the coordinates of these parameters."""
-        return Encoder(
+        return ConfigEncoder(
             tuple(pair for pair in self.numeric if pair[0] not in names),
             tuple(pair for pair in self.words if pair[0] not in names),
         )
@@ -63,7 +63,7 @@ class Encoder:
 
     def __call__(self, candidates: Sequence[Candidate]) -> npt.NDArray[np.float64]:
         """Coordinates [len(candidates), width]; unknown or odd values sit at the origin."""
-        columns = Listed.of(candidates).columns
+        columns = CandidateList.of(candidates).columns
         points = np.zeros((len(candidates), max(1, self.width)))
         for place, (name, logarithmic) in enumerate(self.numeric):
             if (column := columns.get(name)) is not None:
@@ -86,4 +86,6 @@ def _coordinate(name: str, value: Scalar, logarithmic: bool) -> float:
         return 0.0
     if logarithmic:
         return math.log2(value) if value > 0 else 0.0
-    return float(max(-_FAR, min(_FAR, value))) * (_STAGE_UNIT if name == "num_stages" else 1.0)
+    return float(max(-_COORDINATE_LIMIT, min(_COORDINATE_LIMIT, value))) * (
+        _STAGE_UNIT if name == "num_stages" else 1.0
+    )

@@ -13,31 +13,31 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from forecast_autotune.features.listing import Listed
-from forecast_autotune.features.ttir.facts import Facts
-from forecast_autotune.features.ttir.walk import FeatureError, facts
+from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.features.ttir.facts import TtirFacts
+from forecast_autotune.features.ttir.walk import FeatureError, extract_facts
 from forecast_autotune.records import Argument, Candidate, Problem, digest
 from forecast_autotune.records.problem import FACTS
 
 Grid = tuple[int, ...] | None
 
-_MEANING = 1
+_SEMANTICS_VERSION = 1
 """Counts up when a fact is read otherwise; new and renamed facts change the version by themselves."""
-VERSION = f"{_MEANING}-{digest([f.name for f in fields(Facts)])[:8]}"
+VERSION = f"{_SEMANTICS_VERSION}-{digest([f.name for f in fields(TtirFacts)])[:8]}"
 
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Facts)}
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(TtirFacts)}
 
 
 @lru_cache(maxsize=4096)
-def read(text: str, arguments: tuple[Argument, ...], grid: Grid) -> Facts | None:
+def cached_facts(text: str, arguments: tuple[Argument, ...], grid: Grid) -> TtirFacts | None:
     """`ttir.facts`, remembered; None for text that cannot be read."""
     try:
-        return facts(text, arguments, grid)
+        return extract_facts(text, arguments, grid)
     except FeatureError:
         return None
 
 
-def gathered(
+def collect_facts(
     problem: Problem,
     candidates: Sequence[Candidate],
     grids: Mapping[Candidate, tuple[int, ...]],
@@ -51,59 +51,59 @@ def gathered(
     left out.
     """
     end = time.perf_counter() + within_s
-    listed = Listed.of(candidates)
+    listed = CandidateList.of(candidates)
     names, keys = listed.assignments
     units = listed.units(grids, problem.grid)
-    found: dict[tuple[str, Grid], Facts] = {}
+    found: dict[tuple[str, Grid], TtirFacts] = {}
     for row in units.first.tolist():
         name, grid = names[keys[row]], units.grids[row]
         if (text := ttir.get(name)) is None or (name, grid) in found:
             continue
         if time.perf_counter() > end:
             break
-        if (one := read(text, problem.arguments, grid)) is not None:
+        if (one := cached_facts(text, problem.arguments, grid)) is not None:
             found[name, grid] = one
-    return {"version": VERSION, "units": [_unit(*unit, one) for unit, one in found.items()]}
+    return {"version": VERSION, "units": [_encode_unit(*unit, one) for unit, one in found.items()]}
 
 
-def merged(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
+def merge_facts(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
     """Both, as far as `old` is of this version; of units in both, the new one."""
-    units = {**_units(old), **_units(new)}
-    return {"version": VERSION, "units": [_unit(*unit, one) for unit, one in units.items()]}
+    units = {**_decode_units(old), **_decode_units(new)}
+    return {"version": VERSION, "units": [_encode_unit(*unit, one) for unit, one in units.items()]}
 
 
-def known(problem: Problem) -> dict[tuple[str, Grid], Facts]:
+def facts_by_unit(problem: Problem) -> dict[tuple[str, Grid], TtirFacts]:
     """What a problem's record has kept, by (assignment, grid); empty for nothing, or of another version."""
-    return _units(problem.extra.get(FACTS))
+    return _decode_units(problem.extra.get(FACTS))
 
 
-def informed(problem: Problem) -> bool:
+def has_facts(problem: Problem) -> bool:
     """Whether a formula can be computed for this record: TTIR, or facts that this release understands."""
-    return bool(problem.ttir) or bool(known(problem))
+    return bool(problem.ttir) or bool(facts_by_unit(problem))
 
 
-def _unit(assignment: str, grid: Grid, one: Facts) -> list[Any]:
+def _encode_unit(assignment: str, grid: Grid, one: TtirFacts) -> list[Any]:
     told = {name: value for name, value in vars(one).items() if value != _DEFAULTS[name]}
     return [assignment, None if grid is None else list(grid), told]
 
 
-def _units(data: Any) -> dict[tuple[str, Grid], Facts]:
+def _decode_units(data: Any) -> dict[tuple[str, Grid], TtirFacts]:
     """Whole units only: stores are edited and merged by people."""
     if not isinstance(data, Mapping) or data.get("version") != VERSION:
         return {}
-    found: dict[tuple[str, Grid], Facts] = {}
+    found: dict[tuple[str, Grid], TtirFacts] = {}
     units = data.get("units")
     for unit in units if isinstance(units, list) else []:
         try:
             assignment, grid, told = unit
             where = None if grid is None else tuple(int(n) for n in grid)
-            found[str(assignment), where] = _facts(told)
+            found[str(assignment), where] = _decode_facts(told)
         except (TypeError, ValueError, KeyError, OverflowError, AttributeError):
             continue
     return found
 
 
-def _facts(told: Mapping[str, Any]) -> Facts:
+def _decode_facts(told: Mapping[str, Any]) -> TtirFacts:
     """Raises `ValueError`, `TypeError` or `KeyError` for anything but numbers under known names."""
     given: dict[str, Any] = {}
     for name, value in told.items():
@@ -112,7 +112,7 @@ def _facts(told: Mapping[str, Any]) -> Facts:
         else:
             kind = type(_DEFAULTS[name])
             given[name] = kind(_number(value))
-    return Facts(**given)
+    return TtirFacts(**given)
 
 
 def _number(value: Any) -> float:

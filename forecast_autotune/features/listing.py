@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.ttir.walk import assignment_of
-from forecast_autotune.records import Candidate, of_base
+from forecast_autotune.records import Candidate, is_base_variant
 
 Codes = npt.NDArray[np.intp]
 Grid = tuple[int, ...] | None
 
-LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 """Launch options by name; the first two do not change the TTIR."""
 _LARGEST = 2**60
 """Combined codes must stay whole numbers of 64 bits."""
@@ -48,7 +48,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Units:
+class TraceUnits:
     """Candidates that share TTIR, all of their meta-parameters and the launch grid, taken together."""
 
     first: Codes
@@ -61,43 +61,43 @@ class Units:
     """Launch grid per candidate, length n; None where it is unknown."""
 
 
-class Listed(tuple[Candidate, ...]):
+class CandidateList(tuple[Candidate, ...]):
     """Candidates in order; see the module."""
 
     @classmethod
-    def of(cls, candidates: Iterable[Candidate]) -> Listed:
+    def of(cls, candidates: Iterable[Candidate]) -> CandidateList:
         """The same list, with what was computed of it, if it is one already."""
         return candidates if isinstance(candidates, cls) else cls(candidates)
 
     @cached_property
-    def row(self) -> dict[Candidate, int]:
+    def row_of(self) -> dict[Candidate, int]:
         """Row of each candidate; the last one of duplicates."""
         return dict(zip(self, range(len(self)), strict=True))
 
-    def among(self, wanted: Collection[Candidate]) -> npt.NDArray[np.bool_]:
+    def mask_of(self, wanted: Collection[Candidate]) -> npt.NDArray[np.bool_]:
         """Which candidates are among `wanted`, [n]."""
-        if len(self.row) < len(self):  # duplicates
+        if len(self.row_of) < len(self):  # duplicates
             return np.array([c in wanted for c in self], dtype=bool)
         found = np.zeros(len(self), dtype=bool)
-        found[[self.row[c] for c in wanted if c in self.row]] = True
+        found[[self.row_of[c] for c in wanted if c in self.row_of]] = True
         return found
 
     @cached_property
     def sources(self) -> int:
         """How many sources the candidates are configs of; the user's own is one, whatever its hooks."""
-        return len({"" if of_base(name) else name for name in self.columns["variant"].values})
+        return len({"" if is_base_variant(name) else name for name in self.columns["variant"].values})
 
     @cached_property
     def columns(self) -> dict[str, Column]:
         """Every parameter by name, `variant` among them; None where a candidate lacks it."""
         kwargs = [c.config.kwargs for c in self]
-        found = self._uniform
+        found = self._uniform_kwargs
         if found is None:
             rows = [dict(pairs) for pairs in kwargs]
             names = dict.fromkeys(name for row in rows for name in row)
             found = {name: [row.get(name) for row in rows] for name in names}
         configs = [c.config for c in self]
-        for name in LAUNCH:
+        for name in LAUNCH_OPTIONS:
             values = [getattr(config, name) for config in configs]
             if name in found:  # a meta-parameter of this name counts where the launch option is not given
                 values = [b if a is None else a for a, b in zip(values, found[name], strict=True)]
@@ -108,36 +108,36 @@ class Listed(tuple[Candidate, ...]):
     @cached_property
     def assignments(self) -> tuple[tuple[str, ...], Codes]:
         """The distinct `assignment_of` in order of appearance, and which one each candidate has, [n]."""
-        if self._uniform is None:
+        if self._uniform_kwargs is None:
             column = Column.of([assignment_of(c) for c in self])
             return column.values, column.codes
-        sources = Column.of(["" if c.of_base else c.variant for c in self])
-        columns = [sources, *(Column.of(values) for values in self._uniform.values())]
-        first, codes = grouped(columns, len(self))
+        sources = Column.of(["" if c.is_base_variant else c.variant for c in self])
+        columns = [sources, *(Column.of(values) for values in self._uniform_kwargs.values())]
+        first, codes = group_rows(columns, len(self))
         names = tuple(assignment_of(self[i]) for i in first)
         merged = Column.of(names)  # 1 and "1" are written alike
         return merged.values, merged.codes[codes] if len(names) else codes
 
-    def units(self, grids: Mapping[Candidate, tuple[int, ...]], default: Grid) -> Units:
+    def units(self, grids: Mapping[Candidate, tuple[int, ...]], default: Grid) -> TraceUnits:
         """Units under these launch grids; `default` is the grid of candidates that have none there.
 
         Remembered for the latest `grids`: the mapping must not change while it is asked about.
         """
         if self._units is None or self._units[0] is not grids or self._units[1] != default:
-            self._units = (grids, default, self._united(grids, default))
+            self._units = (grids, default, self._group_units(grids, default))
         return self._units[2]
 
-    def _united(self, grids: Mapping[Candidate, tuple[int, ...]], default: Grid) -> Units:
+    def _group_units(self, grids: Mapping[Candidate, tuple[int, ...]], default: Grid) -> TraceUnits:
         given = [grids.get(c, default) for c in self] if grids else [default] * len(self)
         names, keys = self.assignments
-        meta = [column for name, column in self.columns.items() if name not in LAUNCH[:2]]
-        first, of = grouped([*meta, Column(names, keys), Column.of(given)], len(self))
-        return Units(first, of, np.bincount(of, minlength=len(first)).astype(float), given)
+        meta = [column for name, column in self.columns.items() if name not in LAUNCH_OPTIONS[:2]]
+        first, of = group_rows([*meta, Column(names, keys), Column.of(given)], len(self))
+        return TraceUnits(first, of, np.bincount(of, minlength=len(first)).astype(float), given)
 
-    _units: tuple[Mapping[Candidate, tuple[int, ...]], Grid, Units] | None = None
+    _units: tuple[Mapping[Candidate, tuple[int, ...]], Grid, TraceUnits] | None = None
 
     @cached_property
-    def _uniform(self) -> dict[str, Sequence[Any]] | None:
+    def _uniform_kwargs(self) -> dict[str, Sequence[Any]] | None:
         """Meta-parameters by name, when all candidates have the same names."""
         kwargs = [c.config.kwargs for c in self]
         if len(set(map(len, kwargs))) != 1:
@@ -151,7 +151,7 @@ class Listed(tuple[Candidate, ...]):
         return found
 
 
-def grouped(columns: Sequence[Column], n: int) -> tuple[Codes, Codes]:
+def group_rows(columns: Sequence[Column], n: int) -> tuple[Codes, Codes]:
     """Rows that agree in all columns: (first row of each group [groups], group of each row [n]).
 
     Groups are numbered in order of appearance.

@@ -12,19 +12,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from forecast_autotune.features.listing import LAUNCH, Codes, Column, Listed, grouped
-from forecast_autotune.features.ttir.facts import Facts
+from forecast_autotune.features.listing import LAUNCH_OPTIONS, CandidateList, Codes, Column, group_rows
+from forecast_autotune.features.ttir.facts import TtirFacts
 
-PAIRS = 3
+MIN_PAIRS = 3
 """Pairs that differ in nothing else and have the same facts, before a parameter counts as mute."""
 
 
-def meta(listed: Listed) -> dict[str, Column]:
+def trace_parameters(listed: CandidateList) -> dict[str, Column]:
     """What may change the TTIR, by name: all but warps and stages, as far as it differs."""
-    return {n: c for n, c in listed.columns.items() if n not in LAUNCH[:2] and len(c.values) > 1}
+    return {n: c for n, c in listed.columns.items() if n not in LAUNCH_OPTIONS[:2] and len(c.values) > 1}
 
 
-def muted(columns: Mapping[str, Column], rows: Codes, facts: Sequence[Facts]) -> tuple[str, ...]:
+def find_inert(columns: Mapping[str, Column], rows: Codes, facts: Sequence[TtirFacts]) -> tuple[str, ...]:
     """The columns that made no difference: `facts` are those of the candidates in `rows`.
 
     How many operations a text has may differ, as `x // 1` has none. A variant is never mute.
@@ -34,17 +34,17 @@ def muted(columns: Mapping[str, Column], rows: Codes, facts: Sequence[Facts]) ->
     for name in columns:
         if name == "variant":
             continue
-        first, group = grouped(_at(columns, rows, without={name}), len(rows))
+        first, group = group_rows(_select_rows(columns, rows, without={name}), len(rows))
         # One of each group's facts; a pair is whatever else is in the group.
-        if np.array_equal(kinds[first][group], kinds) and len(rows) - len(first) >= PAIRS:
+        if np.array_equal(kinds[first][group], kinds) and len(rows) - len(first) >= MIN_PAIRS:
             found.append(name)
     return tuple(found)
 
 
-def classes(columns: Mapping[str, Column], rows: Codes, mute: Sequence[str]) -> Codes:
+def equivalence_classes(columns: Mapping[str, Column], rows: Codes, mute: Sequence[str]) -> Codes:
     """Which of these rows have the same facts, [rows]."""
-    return grouped(_at(columns, rows, without=set(mute)), len(rows))[1]
+    return group_rows(_select_rows(columns, rows, without=set(mute)), len(rows))[1]
 
 
-def _at(columns: Mapping[str, Column], rows: Codes, without: set[str]) -> list[Column]:
+def _select_rows(columns: Mapping[str, Column], rows: Codes, without: set[str]) -> list[Column]:
     return [Column(c.values, c.codes[rows]) for name, c in columns.items() if name not in without]

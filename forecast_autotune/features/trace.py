@@ -12,9 +12,9 @@ from typing import Any
 
 from forecast_autotune.features.ttir.parser import FeatureError, strip_locations
 from forecast_autotune.features.ttir.walk import assignment_key
-from forecast_autotune.records import plain
+from forecast_autotune.records import to_scalar
 
-_KEPT = ("hash", "used_global_vals")
+_CACHED_ATTRIBUTES = ("hash", "used_global_vals")
 """What Triton remembers about a function's source once something asks for its cache key."""
 
 
@@ -38,7 +38,7 @@ def trace(
     get as far as TTIR: a config that breaks a `static_assert`, an interpreted or Gluon kernel, a
     Triton whose internals this function does not know.
     """
-    return _Tracer.of(fn, target).text(args, {**kwargs, **constexprs})
+    return _KernelTracer.of(fn, target).text(args, {**kwargs, **constexprs})
 
 
 def trace_many(
@@ -54,13 +54,13 @@ def trace_many(
     Lazy and in order, so a caller with a deadline may stop at any time. Raises nothing: what is
     wrong with the kernel itself is yielded for every assignment.
     """
-    tracer: _Tracer | FeatureError
+    tracer: _KernelTracer | FeatureError
     try:
-        tracer = _Tracer.of(fn, target)
+        tracer = _KernelTracer.of(fn, target)
     except FeatureError as error:
         tracer = error
     for assignment in assignments:
-        key = assignment_key({name: plain(value) for name, value in assignment.items()})
+        key = assignment_key({name: to_scalar(value) for name, value in assignment.items()})
         if isinstance(tracer, FeatureError):
             yield key, tracer
             continue
@@ -71,7 +71,7 @@ def trace_many(
 
 
 @dataclass(frozen=True)
-class _Tracer:
+class _KernelTracer:
     """A kernel with its heuristics peeled off, and Triton's machinery for one target."""
 
     kernel: Any
@@ -82,7 +82,7 @@ class _Tracer:
     binder: Callable[..., tuple[dict[str, Any], list[Any], dict[str, Any]]]
 
     @classmethod
-    def of(cls, fn: Any, target: Any) -> _Tracer:
+    def of(cls, fn: Any, target: Any) -> _KernelTracer:
         """Unwrap `fn` and make its binder. Raises `FeatureError` when it cannot be traced."""
         try:
             from triton.compiler.compiler import make_backend
@@ -106,7 +106,9 @@ class _Tracer:
             backend = make_backend(target)
             binder = create_function_from_signature(fn.signature, fn.params, backend)
         except Exception as error:
-            raise FeatureError(f"this Triton offers no binder for {target}: {_said(error)}") from error
+            raise FeatureError(
+                f"this Triton offers no binder for {target}: {_error_summary(error)}"
+            ) from error
         return cls(fn, tuple(heuristics), target, backend, binder)
 
     def text(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -114,7 +116,9 @@ class _Tracer:
         named = dict(kwargs)
         kernel = self.kernel
         functions = [kernel, *(value for value in named.values() if hasattr(value, "used_global_vals"))]
-        kept = [(f, name, getattr(f, name)) for f in functions for name in _KEPT if hasattr(f, name)]
+        kept = [
+            (f, name, getattr(f, name)) for f in functions for name in _CACHED_ATTRIBUTES if hasattr(f, name)
+        ]
         try:
             for layer in self.heuristics:
                 for name, rule in layer.values.items():
@@ -124,7 +128,7 @@ class _Tracer:
             signature, constants, attributes = _pack(kernel, self.backend, bound, specialization)
             return _lower(kernel, signature, constants, attributes, self.target, self.backend)
         except Exception as error:
-            failure = _said(error)
+            failure = _error_summary(error)
         finally:
             # A cache key taken now would pin today's global variables for the first real launch.
             for function, name, value in kept:
@@ -192,7 +196,7 @@ def _lower(kernel: Any, signature: Any, constants: Any, attributes: Any, target:
     return str(module.str_nodebug()) if hasattr(module, "str_nodebug") else strip_locations(str(module))
 
 
-def _said(error: BaseException) -> str:
+def _error_summary(error: BaseException) -> str:
     """What an error says. Triton's wrap the cause several deep, and quote source with the fault last."""
     while error.__cause__ is not None:
         error = error.__cause__

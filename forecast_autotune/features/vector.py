@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from forecast_autotune.features.cost import Array, Costs, Table
-from forecast_autotune.features.devices import Card
+from forecast_autotune.features.cost import Array, CostBreakdown, FactColumns
+from forecast_autotune.features.devices import DeviceSpec
 from forecast_autotune.records import Config
 
 VERSION = "vector-5"
@@ -25,7 +25,9 @@ def _log(values: Array) -> Array:
     return np.asarray(np.log2(1.0 + np.maximum(values, 0.0)))
 
 
-def _columns(facts: Table, cost: Costs, warps: Array, stages: Array, device: Card) -> dict[str, Array]:
+def _columns(
+    facts: FactColumns, cost: CostBreakdown, warps: Array, stages: Array, device: DeviceSpec
+) -> dict[str, Array]:
     threads = 32.0 * warps
     loaded, stored = facts["load_bytes"], facts["store_bytes"]
     moved = np.maximum(loaded + stored, 1.0)
@@ -105,7 +107,9 @@ def _columns(facts: Table, cost: Costs, warps: Array, stages: Array, device: Car
     }
 
 
-def vectors(facts: Table, cost: Costs, configs: Sequence[Config], device: Card) -> tuple[Array, list[str]]:
+def feature_matrix(
+    facts: FactColumns, cost: CostBreakdown, configs: Sequence[Config], device: DeviceSpec
+) -> tuple[Array, list[str]]:
     """Features [n, 2 k] of a problem's candidates, and their names; finite.
 
     The second half repeats the first relative to the mean over the candidates (names end in `~`).

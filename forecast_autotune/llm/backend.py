@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.llm.bins import Label
+from forecast_autotune.llm.bins import AnswerLabel
 
 Array = npt.NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BackendResponse:
     """Probabilities [n, labels], one row per suffix, in their order."""
 
     probabilities: Array
@@ -59,7 +59,7 @@ class Answer:
 
 
 @contextlib.contextmanager
-def turn(lock: Lock, timeout_s: float, busy: str) -> Iterator[None]:
+def exclusive(lock: Lock, timeout_s: float, busy: str) -> Iterator[None]:
     """Hold the lock of a model that threads share. Raises `LLMError(busy)` if they keep it for so long."""
     if not lock.acquire(timeout=max(timeout_s, 0.0)):
         raise LLMError(busy)
@@ -77,8 +77,8 @@ class Backend(Protocol):
     """Kind, model and adapter, as they are recorded with a forecast."""
 
     def forecast(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
-    ) -> Answer:
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
         """Probability of each label as the next word after `prefix + suffix`, for every suffix.
 
         A suffix ends where the label's letter, with a space before it, would follow. Raises `LLMError` when

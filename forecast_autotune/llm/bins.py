@@ -2,7 +2,7 @@
 
 The reference implementation of the paper (arXiv 2605.31464) tells its model one table of edges and labels
 with another, one bin apart, so that a perfect forecaster who obeys the prompt is never right. Here
-everything is derived from `RATIOS`; the text that a model reads can be parsed back to it (`Bins.parsed`),
+everything is derived from `BIN_EDGES`; the text that a model reads can be parsed back to it (`Bins.from_table`),
 and a test does so. The continuous log2 ratio is always kept beside the bin.
 """
 
@@ -23,7 +23,7 @@ from forecast_autotune.errors import RecordError
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 
-RATIOS = (0.5, 0.7, 0.84, 0.92, 0.97, 1.03, 1.09, 1.19, 1.32, 1.5, 1.8, 2.3, 3.2, 5.6)
+BIN_EDGES = (0.5, 0.7, 0.84, 0.92, 0.97, 1.03, 1.09, 1.19, 1.32, 1.5, 1.8, 2.3, 3.2, 5.6)
 """time / reference time where one bin ends and the next begins: fine around 1, where decisions are made,
 coarse where a candidate is out of the question anyway."""
 
@@ -31,7 +31,7 @@ _RANGE = re.compile(r"^([A-Z]) = (?:(below|at least) ([0-9.]+)|([0-9.]+) to ([0-
 
 
 @dataclass(frozen=True)
-class Label:
+class AnswerLabel:
     """One answer that a model may give: a short word, and what it stands for."""
 
     token: str
@@ -43,7 +43,7 @@ class Label:
 class Bins:
     """Ordered bins of time / reference time, and "fails" as one more label after them."""
 
-    ratios: tuple[float, ...] = RATIOS
+    ratios: tuple[float, ...] = BIN_EDGES
 
     def __post_init__(self) -> None:
         ordered = all(a < b for a, b in itertools.pairwise(self.ratios))
@@ -55,7 +55,7 @@ class Bins:
         return len(self.ratios) + 1
 
     @property
-    def fails(self) -> int:
+    def failure_index(self) -> int:
         """Index of the label "fails": the last."""
         return len(self)
 
@@ -65,20 +65,20 @@ class Bins:
         return np.asarray(np.log2(self.ratios))
 
     @cached_property
-    def labels(self) -> tuple[Label, ...]:
+    def labels(self) -> tuple[AnswerLabel, ...]:
         """A letter and a meaning per bin, then "fails"; [bins + 1]."""
         shown = [f"{r:g}" for r in self.ratios]
         inner = [f"{a} to {b}" for a, b in itertools.pairwise(shown)]
         meanings = [f"below {shown[0]}", *inner, f"at least {shown[-1]}"]
         meanings.append("fails to compile or to run")
-        return tuple(map(Label, string.ascii_uppercase, meanings))
+        return tuple(map(AnswerLabel, string.ascii_uppercase, meanings))
 
     def table(self) -> str:
         """What a model is told: one line per label."""
         return "\n".join(f"{label.token} = {label.meaning}" for label in self.labels)
 
     @classmethod
-    def parsed(cls, text: str) -> Bins:
+    def from_table(cls, text: str) -> Bins:
         """The bins that a text with `table()` in it speaks of. Raises `RecordError` if they leave gaps."""
         found = [m.groups() for m in _RANGE.finditer(text)]
         low = [float(g[2] if g[1] == "at least" else g[3]) for g in found if g[1] != "below"]
@@ -103,9 +103,9 @@ class Bins:
 
         `probabilities` is [n, bins + 1] with rows that sum to 1. Within a bin the density is taken as even.
         """
-        p_fail = probabilities[:, self.fails]
+        p_fail = probabilities[:, self.failure_index]
         runs = np.maximum(1.0 - p_fail, 1e-9)[:, None]
-        weight = probabilities[:, : self.fails] / runs
+        weight = probabilities[:, : self.failure_index] / runs
         total = weight.sum(axis=1, keepdims=True)
         weight = np.where(total > 1e-6, weight / np.maximum(total, 1e-6), 1.0 / len(self))
         centre, width = self.bounds.mean(axis=1), np.diff(self.bounds, axis=1)[:, 0]
@@ -113,7 +113,7 @@ class Bins:
         variance = weight @ (centre**2 + width**2 / 12.0) - mean**2
         return mean, np.sqrt(np.maximum(variance, 1e-8)), p_fail
 
-    def soft(self, log2_ratio: npt.ArrayLike, sigma: float) -> Array:
+    def soft_targets(self, log2_ratio: npt.ArrayLike, sigma: float) -> Array:
         """Soft targets [n, bins + 1] of measured log2 ratios [n]; NaN stands for a failure.
 
         HL-Gauss (Imani & White 2018; Farebrother et al., arXiv 2403.03950): the share of a normal of width
@@ -127,8 +127,8 @@ class Bins:
         below = 0.5 * (1.0 + np.vectorize(math.erf, otypes=[float])(scaled))
         ends = np.concatenate([np.zeros((len(y), 1)), below, np.ones((len(y), 1))], axis=1)
         target = np.zeros((len(y), len(self) + 1))
-        target[:, : self.fails] = np.where(failed[:, None], 0.0, np.diff(ends, axis=1))
-        target[failed, self.fails] = 1.0
+        target[:, : self.failure_index] = np.where(failed[:, None], 0.0, np.diff(ends, axis=1))
+        target[failed, self.failure_index] = 1.0
         return target
 
 

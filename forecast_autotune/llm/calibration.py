@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS, Bins
-from forecast_autotune.llm.similarity import KINDS, Map
-from forecast_autotune.numerics import NOMINAL
+from forecast_autotune.llm.similarity import KERNEL_KINDS, FittedProblems
+from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Problem, digest
 
 Array = npt.NDArray[np.float64]
@@ -30,20 +30,20 @@ Array = npt.NDArray[np.float64]
 SCHEMA = 1
 FILE = "forecast_calibration.json"
 """Its name in an adapter's folder."""
-POOLED = "pooled"
-AGAIN = "write it again with `forecast-autotune train calibrate-llm`"
-LEAST = 0.2
+POOLED_KIND = "pooled"
+RECALIBRATE_HINT = "write it again with `forecast-autotune train calibrate-llm`"
+MIN_REMAINING_DOUBT = 0.2
 """No model takes more of the doubt away than down to this share of it."""
-WIDEN = 1.3
+UNKNOWN_DEVICE_WIDENING = 1.3
 """What intervals are widened by on a device that nothing was recorded of."""
-VAGUE = 0.6
+HALF_TRUST_SD = 0.6
 """Spread (log2) of an answer that is half as reliable as a sure one: half an octave either way."""
-STRETCH = 2.0
+MAX_LENGTH_FACTOR = 2.0
 """A prompt may be longer than those that were tried by this factor ..."""
 
 
 @dataclass(frozen=True)
-class Monotone:
+class MonotoneCurve:
     """A rising curve through knots, linear in between; empty changes nothing.
 
     Beyond its ends it goes on as it does next to them, but no steeper than the identity: the fastest
@@ -75,14 +75,14 @@ class Monotone:
         return [[a, b] for a, b in zip(self.x, self.y, strict=True)]
 
     @classmethod
-    def from_json(cls, data: Any) -> Monotone:
+    def from_json(cls, data: Any) -> MonotoneCurve:
         """Read pairs; raises `TypeError` or `ValueError` for anything else."""
         pairs = [(float(a), float(b)) for a, b in data]
         return cls(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
 
 
 @dataclass(frozen=True)
-class Weight:
+class BlendWeight:
     """How far to follow the model where it disagrees with the learned surrogate: a share of the way."""
 
     mean: float = 0.0
@@ -93,13 +93,13 @@ class Weight:
         if not (0.0 <= self.mean <= 1.0 and 0.0 <= self.sd <= 2.0):
             raise RecordError(f"a weight is a share in [0, 1] with an sd in [0, 2], got {self}")
 
-    def times(self, factor: float) -> Weight:
+    def scaled_by(self, factor: float) -> BlendWeight:
         """The same weight where the model is worth only a part of it."""
-        return Weight(self.mean * factor, self.sd * factor)
+        return BlendWeight(self.mean * factor, self.sd * factor)
 
 
 @dataclass(frozen=True)
-class Scope:
+class CalibrationScope:
     """What the calibration was fitted to; what lies outside is out of distribution."""
 
     devices: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Scope:
     """The longest prompt: prefix and one suffix."""
     mass: float = 0.0
     """Least probability that the labels together must have."""
-    map: Map = field(default_factory=Map)
+    map: FittedProblems = field(default_factory=FittedProblems)
 
     def doubts(self, problem: Problem, characters: int, distance: float) -> list[str]:
         """Why this problem is like none that the model was calibrated on; empty if it is like some."""
@@ -118,7 +118,7 @@ class Scope:
             found.append(f"calibrated on kernels in {', '.join(self.languages) or 'no language'}")
         if problem.device.slug not in self.devices:
             found.append(f"not calibrated on {problem.device.name}")
-        if characters > STRETCH * self.characters:
+        if characters > MAX_LENGTH_FACTOR * self.characters:
             found.append(f"a prompt of {characters} characters, calibrated up to {self.characters}")
         if math.isfinite(distance) and distance > self.map.reach:
             found.append(f"a kernel unlike all it was calibrated on (distance {distance:.1f})")
@@ -126,7 +126,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Pace:
+class ModelLatency:
     """How long the model took where it was calibrated; whoever has asked goes by that."""
 
     per_token_s: float = 0.0
@@ -136,7 +136,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class LLMCalibration:
     """See the module."""
 
     model: str
@@ -146,14 +146,14 @@ class Calibration:
     bins: Bins = BINS
     temperature: float = 1.0
     """Log probabilities are divided by this (Guo et al. 2017)."""
-    ratio: Monotone = Monotone()
+    ratio: MonotoneCurve = MonotoneCurve()
     """Mean of log2(time / reference) -> what was observed (isotonic regression)."""
-    fails: Monotone = Monotone()
+    fails: MonotoneCurve = MonotoneCurve()
     """P(failure) -> how often it failed (isotonic regression)."""
     intervals: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Factors on half-widths by `NOMINAL` level, per device and pooled: group-wise split-conformal quantiles
+    """Factors on half-widths by `INTERVAL_LEVELS` level, per device and pooled: group-wise split-conformal quantiles
     of |observed - mean| / sd over those of a normal."""
-    weights: Mapping[str, Weight] = field(default_factory=dict)
+    weights: Mapping[str, BlendWeight] = field(default_factory=dict)
     """By kind of kernel (`likeness.KINDS`), and pooled for kinds that were not recorded."""
     decay: tuple[tuple[float, float], ...] = ()
     """(distance up to which it holds, factor on the weight), nearest first; beyond the last: its factor."""
@@ -164,8 +164,8 @@ class Calibration:
     """The same share for the log odds of failing."""
     saved: float = 0.0
     """Share of the measurements that asking has saved at equal regret, less its standard error."""
-    scope: Scope = Scope()
-    pace: Pace = Pace()
+    scope: CalibrationScope = CalibrationScope()
+    pace: ModelLatency = ModelLatency()
     about: Mapping[str, Any] = field(default_factory=dict)
     """Where it comes from: problems, kernels, scores, date."""
 
@@ -173,22 +173,26 @@ class Calibration:
         if not 0.05 <= self.temperature <= 100.0:
             raise RecordError(f"a temperature lies in [0.05, 100], got {self.temperature}")
         rows = list(self.intervals.values())
-        if any(len(row) != len(NOMINAL) or not all(0.0 < f < 1e3 for f in row) for row in rows):
+        if any(len(row) != len(INTERVAL_LEVELS) or not all(0.0 < f < 1e3 for f in row) for row in rows):
             raise RecordError(
-                f"intervals need {len(NOMINAL)} positive factors per group, got {self.intervals}"
+                f"intervals need {len(INTERVAL_LEVELS)} positive factors per group, got {self.intervals}"
             )
-        if unknown := set(self.weights) - {*KINDS, POOLED}:
-            raise RecordError(f"weights of unknown kinds {sorted(unknown)}: known are {[*KINDS, POOLED]}")
+        if unknown := set(self.weights) - {*KERNEL_KINDS, POOLED_KIND}:
+            raise RecordError(
+                f"weights of unknown kinds {sorted(unknown)}: known are {[*KERNEL_KINDS, POOLED_KIND]}"
+            )
         shares = (self.saved, self.fail_weight, self.remains)
-        if not all(0.0 <= share <= 1.0 for share in shares) or self.remains < LEAST:
-            raise RecordError(f"shares lie in [0, 1], remains from {LEAST}; got {shares}: {AGAIN}")
+        if not all(0.0 <= share <= 1.0 for share in shares) or self.remains < MIN_REMAINING_DOUBT:
+            raise RecordError(
+                f"shares lie in [0, 1], remains from {MIN_REMAINING_DOUBT}; got {shares}: {RECALIBRATE_HINT}"
+            )
 
     @property
     def skilled(self) -> bool:
         """Whether its answers have been worth anything anywhere."""
         return any(w.mean > 0 for w in self.weights.values())
 
-    def cooled(self, probabilities: Array) -> Array:
+    def temperature_scaled(self, probabilities: Array) -> Array:
         """The probabilities [n, labels] at the fitted temperature; rows of zeros stay zeros."""
         held = probabilities.sum(axis=1, keepdims=True) > 0.5
         logits = np.log(np.maximum(probabilities, 1e-12)) / self.temperature
@@ -201,7 +205,7 @@ class Calibration:
         `probabilities` [n, labels] are as the model stated them. The sd is not corrected: `factors` are for
         that.
         """
-        mean, sd, p_fail = self.bins.moments(self.cooled(probabilities))
+        mean, sd, p_fail = self.bins.moments(self.temperature_scaled(probabilities))
         return self.ratio(mean), sd, np.clip(self.fails(p_fail), 0.0, 1.0)
 
     def trust(self, probabilities: Array, mass: Array) -> Array:
@@ -209,24 +213,27 @@ class Calibration:
 
         A row of zeros is no answer, and one whose labels have hardly any `mass` [n] was not understood.
         """
-        _, sd, _ = self.bins.moments(self.cooled(probabilities))
+        _, sd, _ = self.bins.moments(self.temperature_scaled(probabilities))
         told = (probabilities.sum(axis=1) > 0.5) & np.isfinite(mass) & (mass >= self.scope.mass)
-        return np.where(told, 1.0 / (1.0 + (sd / VAGUE) ** 2), 0.0)
+        return np.where(told, 1.0 / (1.0 + (sd / HALF_TRUST_SD) ** 2), 0.0)
 
-    def factors(self, device: str) -> tuple[float, ...]:
+    def interval_factors(self, device: str) -> tuple[float, ...]:
         """Interval factors on a device (slug); on one that was not recorded, the widest of all and more."""
         if device in self.intervals:
             return self.intervals[device]
         if not self.intervals:
-            return (1.0,) * len(NOMINAL)
-        return tuple(WIDEN * max(1.0, *column) for column in zip(*self.intervals.values(), strict=True))
+            return (1.0,) * len(INTERVAL_LEVELS)
+        return tuple(
+            UNKNOWN_DEVICE_WIDENING * max(1.0, *column)
+            for column in zip(*self.intervals.values(), strict=True)
+        )
 
-    def weight(self, kind: str, distance: float) -> Weight:
+    def weight(self, kind: str, distance: float) -> BlendWeight:
         """How far to follow the model on a kernel of a kind, at a distance from those it was tried on."""
-        found = self.weights.get(kind) or self.weights.get(POOLED) or Weight()
+        found = self.weights.get(kind) or self.weights.get(POOLED_KIND) or BlendWeight()
         if not self.decay or not math.isfinite(distance):
             return found
-        return found.times(next((f for edge, f in self.decay if distance <= edge), self.decay[-1][1]))
+        return found.scaled_by(next((f for edge, f in self.decay if distance <= edge), self.decay[-1][1]))
 
     def mark(self) -> str:
         """A short name of everything it says but where it comes from."""
@@ -259,11 +266,11 @@ class Calibration:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> Calibration:
+    def from_json(cls, data: Any) -> LLMCalibration:
         """Read it back. Raises `RecordError` naming what is wrong."""
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             raise RecordError(
-                f"a calibration of a language model has schema {SCHEMA}, got {data!r:.80}: {AGAIN}"
+                f"a calibration of a language model has schema {SCHEMA}, got {data!r:.80}: {RECALIBRATE_HINT}"
             )
         try:
             return cls(
@@ -271,47 +278,49 @@ class Calibration:
                 prompt=str(data["prompt"]),
                 bins=Bins(tuple(map(float, data["bins"]))),
                 temperature=float(data["temperature"]),
-                ratio=Monotone.from_json(data["ratio"]),
-                fails=Monotone.from_json(data["fails"]),
+                ratio=MonotoneCurve.from_json(data["ratio"]),
+                fails=MonotoneCurve.from_json(data["fails"]),
                 intervals={str(k): tuple(map(float, v)) for k, v in data["intervals"].items()},
                 weights={
-                    str(k): Weight(float(w["mean"]), float(w["sd"])) for k, w in data["weights"].items()
+                    str(k): BlendWeight(float(w["mean"]), float(w["sd"])) for k, w in data["weights"].items()
                 },
                 decay=tuple((float(a), float(b)) for a, b in data["decay"]),
                 remains=float(data["remains"]),
                 fail_weight=float(data["fail_weight"]),
                 saved=float(data["saved"]),
-                scope=_scope(data["scope"]),
-                pace=Pace(**{k: float(v) for k, v in data["pace"].items()}),
+                scope=_parse_scope(data["scope"]),
+                pace=ModelLatency(**{k: float(v) for k, v in data["pace"].items()}),
                 about=dict(data.get("about", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RecordError(f"calibration of a language model: {error!r}: {AGAIN}") from error
+            raise RecordError(f"calibration of a language model: {error!r}: {RECALIBRATE_HINT}") from error
 
 
-def _scope(data: Mapping[str, Any]) -> Scope:
+def _parse_scope(data: Mapping[str, Any]) -> CalibrationScope:
     places = tuple(tuple(map(float, p)) for p in data["map"]["places"])
     reach = data["map"]["reach"]
-    return Scope(
+    return CalibrationScope(
         devices=tuple(map(str, data["devices"])),
         languages=tuple(map(str, data["languages"])),
         characters=int(data["characters"]),
         mass=float(data["mass"]),
-        map=Map(places, tuple(map(float, data["map"]["scale"])), math.inf if reach is None else float(reach)),
+        map=FittedProblems(
+            places, tuple(map(float, data["map"]["scale"])), math.inf if reach is None else float(reach)
+        ),
     )
 
 
-def read(path: Path) -> Calibration:
+def read(path: Path) -> LLMCalibration:
     """The calibration in a file. Raises `RecordError` when it is not one, and `OSError`."""
     try:
-        return Calibration.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return LLMCalibration.from_json(json.loads(path.read_text(encoding="utf-8")))
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
     except ValueError as error:
-        raise RecordError(f"{path}: not JSON ({error}): {AGAIN}") from error
+        raise RecordError(f"{path}: not JSON ({error}): {RECALIBRATE_HINT}") from error
 
 
-def write(path: Path, calibration: Calibration) -> None:
+def write(path: Path, calibration: LLMCalibration) -> None:
     """Put it there, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
@@ -319,12 +328,12 @@ def write(path: Path, calibration: Calibration) -> None:
     part.replace(path)
 
 
-def path_for(model: str, cache: Path) -> Path:
+def calibration_path(model: str, cache: Path) -> Path:
     """Where the calibration of a model is kept in a cache directory."""
     return cache / "llm" / "calibrations" / f"{digest(model)}.json"
 
 
-def find(model: str, prompt: str, places: Sequence[Path]) -> Calibration:
+def find_calibration(model: str, prompt: str, places: Sequence[Path]) -> LLMCalibration:
     """The first calibration of this model and prompt at one of these files, else one of weight 0.
 
     Raises `RecordError` for a file that is there and cannot be read, or was fitted for another prompt: going
@@ -336,7 +345,7 @@ def find(model: str, prompt: str, places: Sequence[Path]) -> Calibration:
         found = read(path)
         if found.prompt != prompt or found.bins != BINS:
             raise RecordError(
-                f"{path}: fitted for prompt {found.prompt!r}, this release asks with {prompt!r}: {AGAIN}"
+                f"{path}: fitted for prompt {found.prompt!r}, this release asks with {prompt!r}: {RECALIBRATE_HINT}"
             )
         return found
-    return Calibration(model, prompt)
+    return LLMCalibration(model, prompt)

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 from forecast_autotune.numerics import sparse_count
 
-FEWEST = 16
+MIN_CANDIDATES = 16
 """Of fewer candidates the first look alone measures a good part: an answer would come too late to matter."""
 TIMING_S = 0.05
 """Seconds to time one candidate."""
-PREFIX, SUFFIX = 1500, 65
+TYPICAL_PREFIX_TOKENS, TYPICAL_SUFFIX_TOKENS = 1500, 65
 """Tokens of a prompt, where they have not been counted: what all candidates share, and of each."""
-LOADING_S = 15.0
+DEFAULT_LOAD_S = 15.0
 """Until the first answer of a model that has never been loaded here."""
-PER_TOKEN_S = 1e-4
+DEFAULT_PER_TOKEN_S = 1e-4
 """Seconds per token of a model that has never been asked here: a small one on a GPU takes a tenth."""
-OWN_S = 0.02
+OVERHEAD_S = 0.02
 """What two beliefs instead of one take in a decision, whatever the model takes (16 ms on recorded ones)."""
 MARGIN = 2.0
 """An answer must be worth so many times what it costs: both are estimates."""
 
 
 @dataclass(frozen=True)
-class Situation:
+class GateInputs:
     """What the gate looks at."""
 
     candidates: int
@@ -40,8 +40,8 @@ class Situation:
     """Share of the measurements that asking saves at equal regret, in [0, 1]."""
     asked: int
     """Candidates that would be asked about."""
-    per_token_s: float = PER_TOKEN_S
-    load_s: float = LOADING_S
+    per_token_s: float = DEFAULT_PER_TOKEN_S
+    load_s: float = DEFAULT_LOAD_S
     """Until the model could begin to answer; 0 for a warm one."""
     once: bool = False
     """Nothing will be measured: the answer is for the choice itself, and any second within the limit is."""
@@ -50,11 +50,11 @@ class Situation:
     @property
     def latency_s(self) -> float:
         """Estimated seconds of the answer itself, once the model is loaded."""
-        return self.per_token_s * (PREFIX + SUFFIX * self.asked)
+        return self.per_token_s * (TYPICAL_PREFIX_TOKENS + TYPICAL_SUFFIX_TOKENS * self.asked)
 
 
 @dataclass(frozen=True)
-class Worth:
+class GateDecision:
     """The gate's verdict."""
 
     ask: bool
@@ -62,45 +62,47 @@ class Worth:
     """Wall seconds that an answer is expected to save; nobody should wait longer."""
     cost_s: float
     """Wall seconds until the answer, if it is asked for now."""
-    why: str
+    reason: str
     """A sentence for users."""
 
     @property
-    def waits(self) -> bool:
+    def should_wait(self) -> bool:
         """Whether to wait for it before anything else: it costs next to nothing."""
         return self.ask and self.cost_s <= self.worth_s / MARGIN
 
 
-MEASURED = 0.17
+MEASURED_SHARE = 0.17
 """Share of a list that the default policy measures before its risk is accepted (recorded replays)."""
 LEAST_MEASURED = 8.0
 """... and how many of a short one, whatever its share."""
 
 
-def measurements(candidates: int) -> float:
+def expected_measurements(candidates: int) -> float:
     """How many of so many candidates the default policy measures, as recorded replays say."""
-    return min(float(candidates), max(LEAST_MEASURED, MEASURED * sparse_count(candidates)))
+    return min(float(candidates), max(LEAST_MEASURED, MEASURED_SHARE * sparse_count(candidates)))
 
 
-def wall_seconds(situation: Situation) -> float:
+def expected_measuring_s(situation: GateInputs) -> float:
     """Wall seconds of measuring what the default policy would: compiled in parallel, timed one by one."""
-    count = measurements(situation.candidates)
+    count = expected_measurements(situation.candidates)
     return count / max(1, situation.workers) * situation.compile_s + TIMING_S * count
 
 
-def judge(situation: Situation) -> Worth:
+def decide_asking(situation: GateInputs) -> GateDecision:
     """Whether to ask; see the module."""
     s = situation
     cost = s.load_s + s.latency_s
     if s.saved <= 0.0:
-        return Worth(False, 0.0, cost, "its answers have not been worth anything on recorded problems")
+        return GateDecision(False, 0.0, cost, "its answers have not been worth anything on recorded problems")
     if s.once:
-        worth = Worth(True, s.timeout_s, cost, "nothing is measured, so its answer decides")
+        worth = GateDecision(True, s.timeout_s, cost, "nothing is measured, so its answer decides")
         late = f"it would take about {cost:.1f} s, longer than the limit of {s.timeout_s:g} s"
-        return worth if cost <= s.timeout_s else Worth(False, s.timeout_s, cost, late)
-    if s.candidates < FEWEST:
-        return Worth(False, 0.0, cost, f"{s.candidates} candidates are measured sooner than asked about")
-    value = s.saved * wall_seconds(s)
+        return worth if cost <= s.timeout_s else GateDecision(False, s.timeout_s, cost, late)
+    if s.candidates < MIN_CANDIDATES:
+        return GateDecision(
+            False, 0.0, cost, f"{s.candidates} candidates are measured sooner than asked about"
+        )
+    value = s.saved * expected_measuring_s(s)
     told = f"{s.candidates} candidates: an answer saves about {value:.2f} s and takes {s.latency_s:.2f} s"
     # Loading is paid once by a process and goes on beside the compilations: it only delays the answer.
-    return Worth(value >= MARGIN * (s.latency_s + OWN_S), value, cost, told)
+    return GateDecision(value >= MARGIN * (s.latency_s + OVERHEAD_S), value, cost, told)

@@ -11,7 +11,7 @@ from forecast_autotune.llm.backend import LLMError
 T = TypeVar("T")
 
 
-def side_by_side(jobs: Sequence[Callable[[], T]], width: int) -> list[T | LLMError]:
+def run_parallel(jobs: Sequence[Callable[[], T]], width: int) -> list[T | LLMError]:
     """Run jobs in up to `width` threads; what a job raises as `LLMError` takes its result's place."""
 
     def safe(job: Callable[[], T]) -> T | LLMError:

@@ -15,25 +15,25 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from forecast_autotune.features.devices import card
-from forecast_autotune.llm.bins import BINS, Label
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.records import Argument, Candidate, Problem
 
-FORECAST = "forecast-2"
+FORECAST_VERSION = "forecast-2"
 """Version of the prompt whose answer is a bin."""
-COMPARE = "compare-1"
+COMPARE_VERSION = "compare-1"
 """Version of the prompt whose answer is the faster of two."""
-PAIR = (Label("A", "the first"), Label("B", "the second"))
+PAIR_LABELS = (AnswerLabel("A", "the first"), AnswerLabel("B", "the second"))
 """Labels of a comparison."""
-SOURCE = 6000
+MAX_SOURCE_CHARS = 6000
 """Most characters of a kernel's source in a prompt, about 1,500 tokens; the middle of longer ones is cut."""
-CHANGE = 4000
+MAX_DIFF_CHARS = 4000
 """Most characters of a variant's changes in a suffix."""
-_QUESTION = {FORECAST: "Bin:", COMPARE: "Faster:"}
+_LAST_LINE = {FORECAST_VERSION: "Bin:", COMPARE_VERSION: "Faster:"}
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceTime:
     """What times are compared with: a candidate that was measured, or an estimate and how it came about."""
 
     log2_ms: float
@@ -59,7 +59,7 @@ class Neighbour:
 
     def __str__(self) -> str:
         place = f" at {self.where}, against the fastest there" if self.where else ""
-        return f"{self.shown}{place}: {_answer(self.log2_ratio)}"
+        return f"{self.shown}{place}: {_letter_text(self.log2_ratio)}"
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Prompt:
     version: str
     prefix: str
     suffixes: tuple[str, ...]
-    labels: tuple[Label, ...]
+    labels: tuple[AnswerLabel, ...]
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProblemDescription:
     """What the prefix says of a problem."""
 
     problem: Problem
@@ -84,24 +84,27 @@ class Subject:
 
 
 def forecast_prompt(
-    subject: Subject, candidates: Sequence[str], reference: Reference, neighbours: Sequence[Neighbour] = ()
+    subject: ProblemDescription,
+    candidates: Sequence[str],
+    reference: ReferenceTime,
+    neighbours: Sequence[Neighbour] = (),
 ) -> Prompt:
-    """Ask for the bin of every candidate; texts from `shown` or `shown_variant`, `guessed` below them."""
-    prefix = _prefix(FORECAST, subject, reference, neighbours)
-    suffixes = tuple(f"{text}\n{_QUESTION[FORECAST]}" for text in candidates)
-    return Prompt(FORECAST, prefix, suffixes, BINS.labels)
+    """Ask for the bin of every candidate; texts from `shown` or `variant_text`, `guess_text` below them."""
+    prefix = _prefix(FORECAST_VERSION, subject, reference, neighbours)
+    suffixes = tuple(f"{text}\n{_LAST_LINE[FORECAST_VERSION]}" for text in candidates)
+    return Prompt(FORECAST_VERSION, prefix, suffixes, BINS.labels)
 
 
 def compare_prompt(
-    subject: Subject,
+    subject: ProblemDescription,
     pairs: Sequence[tuple[str, str]],
-    reference: Reference,
+    reference: ReferenceTime,
     neighbours: Sequence[Neighbour] = (),
 ) -> Prompt:
     """Ask which of each pair is faster. A model may favour a place: ask both orders and take the mean."""
-    prefix = _prefix(COMPARE, subject, reference, neighbours)
-    suffixes = tuple(f"A: {a}\nB: {b}\n{_QUESTION[COMPARE]}" for a, b in pairs)
-    return Prompt(COMPARE, prefix, suffixes, PAIR)
+    prefix = _prefix(COMPARE_VERSION, subject, reference, neighbours)
+    suffixes = tuple(f"A: {a}\nB: {b}\n{_LAST_LINE[COMPARE_VERSION]}" for a, b in pairs)
+    return Prompt(COMPARE_VERSION, prefix, suffixes, PAIR_LABELS)
 
 
 def shown(candidate: Candidate, features: Mapping[str, float] | None = None) -> str:
@@ -110,16 +113,16 @@ def shown(candidate: Candidate, features: Mapping[str, float] | None = None) -> 
     return f"{candidate.config}{' | ' if known else ''}{known}"
 
 
-def guessed(log2_ratio: float | None) -> str:
+def guess_text(log2_ratio: float | None) -> str:
     """What another surrogate believes of a candidate's log2(time / reference time), None: that it fails.
 
     In the words of the answer, and next to it: a model that copies the letter is as good as that surrogate
     from its first step of training on, and has the rest of its training for where that is wrong.
     """
-    return f"Guess: {_answer(log2_ratio)}"
+    return f"Guess: {_letter_text(log2_ratio)}"
 
 
-def shown_variant(base: str, source: str, text: str) -> str:
+def variant_text(base: str, source: str, text: str) -> str:
     """A candidate of another source: its changes against the base as a unified diff, then `text`.
 
     Where the diff is longer than the source itself, the whole source is shown.
@@ -129,18 +132,18 @@ def shown_variant(base: str, source: str, text: str) -> str:
     )
     change = "\n".join(list(lines)[2:])
     if len(change) < len(source):
-        return f"Changed kernel:\n```diff\n{cut(change, CHANGE)}\n```\n{text}"
-    return f"Other kernel:\n```\n{cut(source, CHANGE)}\n```\n{text}"
+        return f"Changed kernel:\n```diff\n{truncate_middle(change, MAX_DIFF_CHARS)}\n```\n{text}"
+    return f"Other kernel:\n```\n{truncate_middle(source, MAX_DIFF_CHARS)}\n```\n{text}"
 
 
-def _answer(log2_ratio: float | None) -> str:
+def _letter_text(log2_ratio: float | None) -> str:
     """The letter that a model answers with, and the ratio it stands for; None: it fails."""
     if log2_ratio is None:
-        return f"{BINS.labels[BINS.fails].token} (fails)"
+        return f"{BINS.labels[BINS.failure_index].token} (fails)"
     return f"{BINS.labels[int(BINS.index(log2_ratio))].token} ({2.0**log2_ratio:.2f})"
 
 
-def cut(text: str, most: int) -> str:
+def truncate_middle(text: str, most: int) -> str:
     """The text, or its first two thirds and its end with a mark between, `most` characters at the most."""
     if len(text) <= most:
         return text
@@ -149,7 +152,7 @@ def cut(text: str, most: int) -> str:
     return text[:head] + mark + text[len(text) - (most - len(mark) - head) :]
 
 
-def described(argument: Argument) -> str:
+def argument_text(argument: Argument) -> str:
     """An argument as a line of text."""
     if argument.kind == "tensor":
         aligned = "" if argument.aligned else ", not 16-byte aligned"
@@ -161,7 +164,7 @@ def described(argument: Argument) -> str:
     return f"{argument.name}: {kind} = {argument.value}"
 
 
-def sizes(problem: Problem) -> str:
+def sizes_text(problem: Problem) -> str:
     """The sizes of a problem in a few words: its key, or else its scalars."""
     named = [f"{a.name}={a.value}" for a in problem.arguments if a.kind == "scalar" and a.value is not None]
     return " ".join(named[:6]) or ",".join(problem.key) or problem.id
@@ -177,18 +180,22 @@ def work_text(flops: float, moved_bytes: float) -> str:
     return ", ".join(parts)
 
 
-def _prefix(version: str, subject: Subject, reference: Reference, neighbours: Sequence[Neighbour]) -> str:
+def _prefix(
+    version: str, subject: ProblemDescription, reference: ReferenceTime, neighbours: Sequence[Neighbour]
+) -> str:
     problem = subject.problem
     if not math.isfinite(reference.log2_ms):
         raise ValueError(f"a reference needs a finite time, got 2^{reference.log2_ms} ms")
     return str(
         _template(version).render(
             device=problem.device,
-            card=card(problem.device),
+            card=device_spec(problem.device),
             toolchain=", ".join(f"{k} {v}" for k, v in problem.toolchain) or "not known",
             kernel=problem.kernel,
-            source=cut(subject.source or problem.kernel.source or "(source not known)", SOURCE),
-            arguments=[described(a) for a in problem.arguments],
+            source=truncate_middle(
+                subject.source or problem.kernel.source or "(source not known)", MAX_SOURCE_CHARS
+            ),
+            arguments=[argument_text(a) for a in problem.arguments],
             work=subject.work,
             reference=str(reference),
             neighbours=[str(n) for n in neighbours],

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from forecast_autotune import plugins
 from forecast_autotune.llm.backend import Backend
-from forecast_autotune.llm.writers import Told, Writer, untold
+from forecast_autotune.llm.writers import TextGenerator, UsageCallback, ignore_usage
 from forecast_autotune.settings import Settings
 
 GROUP = "forecast_autotune.models"
-WRITING_S = 300.0
+GENERATION_TIMEOUT_S = 300.0
 """Default time limit of one call of a writer."""
 
 
@@ -31,9 +31,9 @@ class Provider(Protocol):
         text: str,
         *,
         settings: Settings | None = None,
-        timeout_s: float = WRITING_S,
-        told: Told = untold,
-    ) -> Writer:
+        timeout_s: float = GENERATION_TIMEOUT_S,
+        told: UsageCallback = ignore_usage,
+    ) -> TextGenerator:
         """A function from (prompt, n) to up to n texts. Raises `SettingsError`."""
         ...
 

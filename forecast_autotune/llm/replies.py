@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.bins import Label
+from forecast_autotune.llm.bins import AnswerLabel
 
-LEAST, MOST = 0.5, 1.5
+MIN_TOTAL, MAX_TOTAL = 0.5, 1.5
 """Sums of a verbalised distribution that are taken for carelessness; others for a misunderstanding."""
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
-class Unusable(LLMError):
+class InvalidResponse(LLMError):
     """A reply that arrived whole and cannot be what was asked for; asking again may help."""
 
 
-def weights(distribution: Any, *, labels: Sequence[Label]) -> list[Any]:
+def weights(distribution: Any, *, labels: Sequence[AnswerLabel]) -> list[Any]:
     """One weight per label; what the model gave to anything else counts for nothing."""
     if isinstance(distribution, dict):
         pairs = list(distribution.items())
@@ -30,19 +30,19 @@ def weights(distribution: Any, *, labels: Sequence[Label]) -> list[Any]:
             for entry in distribution
         ]
     if any(isinstance(value, bool) for _, value in pairs):
-        raise Unusable("numbers that are no probabilities")
+        raise InvalidResponse("numbers that are no probabilities")
     numbers = [(str(name).strip().upper(), float(value)) for name, value in pairs]
     if len({name for name, _ in numbers}) < len(numbers):
-        raise Unusable("a letter given twice")
+        raise InvalidResponse("a letter given twice")
     if not all(0.0 <= value <= 150.0 for _, value in numbers):
-        raise Unusable("numbers that are no probabilities")
+        raise InvalidResponse("numbers that are no probabilities")
     total = math.fsum(value for _, value in numbers)
-    percent = 100.0 if total > 100.0 * LEAST else 1.0
+    percent = 100.0 if total > 100.0 * MIN_TOTAL else 1.0
     found = dict(numbers)
     return [found.get(label.token, 0.0) / percent for label in labels]
 
 
-def json_in(text: str) -> Any:
+def extract_json(text: str) -> Any:
     """The JSON value in a reply: all of it, or what follows the thoughts, or what stands in a fence."""
     text = text.rpartition("</think>")[2].strip()
     fenced = _FENCE.findall(text)
@@ -55,4 +55,4 @@ def json_in(text: str) -> Any:
     try:
         return json.JSONDecoder().raw_decode(text, first)[0]
     except ValueError:
-        raise Unusable("an answer that is not JSON, or was cut off") from None
+        raise InvalidResponse("an answer that is not JSON, or was cut off") from None

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.cost import Costs, Table
-from forecast_autotune.features.devices import card
-from forecast_autotune.features.vector import vectors
-from forecast_autotune.numerics import median
+from forecast_autotune.features.cost import CostBreakdown, FactColumns
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.vector import feature_matrix
+from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import Candidate, Device
 
 Array = npt.NDArray[np.float64]
 
-PRODUCTS, PRODUCT, SCAN, REDUCTION, POINTWISE, UNREAD = (
+MULTI_MATMUL, SINGLE_MATMUL, SCAN, REDUCTION, POINTWISE, UNKNOWN_KIND = (
     "products",
     "product",
     "scan",
@@ -28,41 +28,41 @@ PRODUCTS, PRODUCT, SCAN, REDUCTION, POINTWISE, UNREAD = (
     "pointwise",
     "unread",
 )
-KINDS = (PRODUCTS, PRODUCT, SCAN, REDUCTION, POINTWISE, UNREAD)
+KERNEL_KINDS = (MULTI_MATMUL, SINGLE_MATMUL, SCAN, REDUCTION, POINTWISE, UNKNOWN_KIND)
 """Several matrix products per iteration (attention), one, a scan, a reduction, none of these; no IR."""
 
 
-ALIKE = 0.25
+MIN_SCALE = 0.25
 """Least scale of a coordinate (most are log2): one in which a few kernels happen to agree decides nothing."""
 
 
-def kind_of(facts: Table | None) -> str:
-    """What most candidates of a problem do, one of `KINDS`; `facts` as `Prior.facts` has them."""
+def kernel_kind(facts: FactColumns | None) -> str:
+    """What most candidates of a problem do, one of `KERNEL_KINDS`; `facts` as `Prior.facts` has them."""
     if facts is None:
-        return UNREAD
+        return UNKNOWN_KIND
 
     def usual(name: str) -> float:
-        return float(median(facts[name], axis=0))
+        return float(fast_median(facts[name], axis=0))
 
     if usual("dot_flops") > 0:
-        return PRODUCTS if usual("dot_ops") >= 1.5 * max(1.0, usual("iterations")) else PRODUCT
+        return MULTI_MATMUL if usual("dot_ops") >= 1.5 * max(1.0, usual("iterations")) else SINGLE_MATMUL
     if usual("scan_elements") > 0:
         return SCAN
     return REDUCTION if usual("reduce_elements") > 0 else POINTWISE
 
 
-def place_of(
-    facts: Table | None, costs: Costs | None, candidates: Sequence[Candidate], device: Device
+def problem_features(
+    facts: FactColumns | None, costs: CostBreakdown | None, candidates: Sequence[Candidate], device: Device
 ) -> Array | None:
     """Where a problem lies among others: the mean of its candidates' features, [k]; None without IR."""
     if facts is None or costs is None:
         return None
-    features, names = vectors(facts, costs, [c.config for c in candidates], card(device))
+    features, names = feature_matrix(facts, costs, [c.config for c in candidates], device_spec(device))
     return np.asarray(features[:, : len(names) // 2].mean(axis=0))
 
 
 @dataclass(frozen=True)
-class Map:
+class FittedProblems:
     """The places of the problems that something was fitted to."""
 
     places: tuple[tuple[float, ...], ...] = ()
@@ -75,7 +75,7 @@ class Map:
         """Root mean square difference to the nearest place, in standard deviations; inf without IR."""
         if place is None or not self.places or len(place) != len(self.scale):
             return math.inf
-        gap = (np.array(self.places) - place) / np.maximum(np.array(self.scale), ALIKE)
+        gap = (np.array(self.places) - place) / np.maximum(np.array(self.scale), MIN_SCALE)
         return float(np.sqrt((gap**2).mean(axis=1)).min())
 
     def __post_init__(self) -> None:

@@ -13,24 +13,24 @@ from urllib.parse import parse_qsl, urlsplit
 
 from forecast_autotune.errors import SettingsError
 
-FORMS = """\
+SPEC_FORMS = """\
 transformers:PATH_OR_ID[?adapter=PATH_OR_NAME&device=cuda&dtype=bfloat16], \
 vllm:PATH_OR_ID[?adapter=PATH_OR_NAME&dtype=bfloat16&memory=0.3&length=8192] or \
 http(s)://HOST:PORT/v1?model=NAME[&kind=completions|chat|systemone&...]"""
-KINDS = ("completions", "chat", "systemone")
-_SECRET = re.compile(
+SERVER_KINDS = ("completions", "chat", "systemone")
+_SECRET_OPTION = re.compile(
     r"key|secret|passw|credential|auth|^(access_|api_|bearer_)?token$|^bearer$", re.IGNORECASE
 )
-_LIKE_A_KEY = re.compile(r"\b(?:sk-|gsk_|xai-|nvapi-|hf_|ghp_)[A-Za-z0-9_-]{20,}|\bBearer\b")
+_SECRET_VALUE = re.compile(r"\b(?:sk-|gsk_|xai-|nvapi-|hf_|ghp_)[A-Za-z0-9_-]{20,}|\bBearer\b")
 _WORD = re.compile(r"[a-z_]{1,24}")
 
-ADAPTERS = Path(__file__).parents[1] / "assets" / "adapters"
+SHIPPED_ADAPTERS_DIR = Path(__file__).parents[1] / "assets" / "adapters"
 """Those that are shipped, a folder each."""
 
-Parser = Callable[[str], Any]
+OptionParser = Callable[[str], Any]
 
 
-def _count(least: int, most: int) -> Parser:
+def _count(least: int, most: int) -> OptionParser:
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and least <= int(text[:12]) <= most):
             raise ValueError(f"must be an integer from {least} to {most}")
@@ -39,7 +39,7 @@ def _count(least: int, most: int) -> Parser:
     return parse
 
 
-def _number(least: float, most: float) -> Parser:
+def _number(least: float, most: float) -> OptionParser:
     def parse(text: str) -> float:
         try:
             value = float(text)
@@ -60,18 +60,18 @@ def _word(text: str) -> str:
 
 def _adapter(text: str) -> str:
     """A folder or a name on the hub; the name of one that is shipped stands for its folder."""
-    shipped = ADAPTERS / _word(text)
+    shipped = SHIPPED_ADAPTERS_DIR / _word(text)
     return text if Path(text).is_dir() or not (shipped / "adapter_config.json").is_file() else str(shipped)
 
 
-_TRANSFORMERS: dict[str, Parser] = {"adapter": _adapter, "device": _word, "dtype": _word}
-_VLLM: dict[str, Parser] = {
+_TRANSFORMERS_OPTIONS: dict[str, OptionParser] = {"adapter": _adapter, "device": _word, "dtype": _word}
+_VLLM_OPTIONS: dict[str, OptionParser] = {
     "adapter": _adapter,
     "dtype": _word,
     "memory": _number(0.01, 1.0),
     "length": _count(16, 10**7),
 }
-_SERVER: dict[str, Parser] = {
+_SERVER_OPTIONS: dict[str, OptionParser] = {
     "model": _word,
     "kind": _word,
     "batch": _count(1, 1024),
@@ -80,46 +80,49 @@ _SERVER: dict[str, Parser] = {
     "price_prompt": _number(0.0, 1e6),
     "price_output": _number(0.0, 1e6),
 }
-_WRITING: dict[str, Parser] = {"temperature": _number(0.0, 2.0), "max_tokens": _count(1, 10**6)}
-_CHAT: dict[str, Parser] = {**_WRITING, "samples": _count(1, 64), "effort": _word}
+_GENERATION_OPTIONS: dict[str, OptionParser] = {
+    "temperature": _number(0.0, 2.0),
+    "max_tokens": _count(1, 10**6),
+}
+_CHAT_OPTIONS: dict[str, OptionParser] = {**_GENERATION_OPTIONS, "samples": _count(1, 64), "effort": _word}
 
 
 @dataclass(frozen=True)
-class Spec:
+class ModelSpec:
     """A parsed specification."""
 
     kind: str
     """transformers, vllm, completions, chat or systemone."""
-    place: str
+    location: str
     """Folder or name of a model, or the URL where a server's API starts."""
     options: Mapping[str, Any]
     """Parsed options, without `kind`."""
 
-    def only(self, *names: str) -> dict[str, Any]:
+    def given_options(self, *names: str) -> dict[str, Any]:
         """The options of these names that were given."""
         return {name: self.options[name] for name in names if name in self.options}
 
 
-def parsed(text: str, *, writing: bool = False) -> Spec:
+def parsed(text: str, *, writing: bool = False) -> ModelSpec:
     """Parse a specification; `writing` also allows what only matters for generated text.
 
-    Raises `SettingsError` for a form that is not one of `FORMS`, for unknown, repeated or bad options, and
+    Raises `SettingsError` for a form that is not one of `SPEC_FORMS`, for unknown, repeated or bad options, and
     for anything that looks like a key: messages do not repeat what they complain of.
     """
     _refuse_secrets(text)
     place, _, query = text.strip().partition("?")
     scheme, _, rest = place.partition(":")
     if scheme in ("http", "https"):
-        return _server(place, query, writing)
+        return _parse_server(place, query, writing)
     if scheme not in ("transformers", "vllm") or not rest:
-        raise SettingsError(f"a language model is given as {FORMS}; this is none of these")
-    known = _TRANSFORMERS if scheme == "transformers" else _VLLM
+        raise SettingsError(f"a language model is given as {SPEC_FORMS}; this is none of these")
+    known = _TRANSFORMERS_OPTIONS if scheme == "transformers" else _VLLM_OPTIONS
     if writing and scheme == "transformers":
-        known = known | _WRITING
-    return Spec(scheme, rest, _options(query, known, scheme))
+        known = known | _GENERATION_OPTIONS
+    return ModelSpec(scheme, rest, _parse_options(query, known, scheme))
 
 
-def _server(place: str, query: str, writing: bool) -> Spec:
+def _parse_server(place: str, query: str, writing: bool) -> ModelSpec:
     try:
         url = urlsplit(place)
         host, port = url.hostname, url.port
@@ -130,19 +133,21 @@ def _server(place: str, query: str, writing: bool) -> Spec:
     if not host or url.fragment or port == 0:
         raise SettingsError("a server's address must name its host: http://localhost:8000/v1")
     given = dict(parse_qsl(query, keep_blank_values=True))
-    kind = given.get("kind", KINDS[0])
-    if kind not in KINDS:
-        raise SettingsError(f"kind must be one of {', '.join(KINDS)}")
-    known = _SERVER | (_CHAT if kind == "chat" else _WRITING if writing and kind == "completions" else {})
-    options = _options(query, known, f"kind={kind}")
+    kind = given.get("kind", SERVER_KINDS[0])
+    if kind not in SERVER_KINDS:
+        raise SettingsError(f"kind must be one of {', '.join(SERVER_KINDS)}")
+    known = _SERVER_OPTIONS | (
+        _CHAT_OPTIONS if kind == "chat" else _GENERATION_OPTIONS if writing and kind == "completions" else {}
+    )
+    options = _parse_options(query, known, f"kind={kind}")
     if "model" not in options:
         raise SettingsError(f"{place} needs ?model=NAME; the server lists its models at /v1/models")
     options.pop("kind", None)
     path = url.path.rstrip("/") or "/v1"
-    return Spec(kind, f"{url.scheme}://{url.netloc}{path}", options)
+    return ModelSpec(kind, f"{url.scheme}://{url.netloc}{path}", options)
 
 
-def _options(query: str, known: Mapping[str, Parser], what: str) -> dict[str, Any]:
+def _parse_options(query: str, known: Mapping[str, OptionParser], what: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in known:
@@ -159,11 +164,11 @@ def _options(query: str, known: Mapping[str, Parser], what: str) -> dict[str, An
 
 def _refuse_secrets(text: str) -> None:
     query = text.partition("?")[2]
-    named = any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
+    named = any(_SECRET_OPTION.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
     login = "@" in text.partition("?")[0].partition("//")[2].partition("/")[0]
     keys = [os.environ.get("FORECAST_AUTOTUNE_LLM_KEY", ""), os.environ.get("OPENAI_API_KEY", "")]
     held = any(len(key) >= 8 and key in text for key in keys)
-    if named or login or held or _LIKE_A_KEY.search(text):
+    if named or login or held or _SECRET_VALUE.search(text):
         raise SettingsError(
             "the model's address holds what looks like a key or a password: give the key in "
             "FORECAST_AUTOTUNE_LLM_KEY (or OPENAI_API_KEY), where it is neither shown nor stored"

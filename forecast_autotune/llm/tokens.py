@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.bins import Label
+from forecast_autotune.llm.bins import AnswerLabel
 
 Ids = npt.NDArray[np.int64]
 
-_KEPT = 20_000
+_CACHE_SIZE = 20_000
 """Most texts whose tokens are remembered: later rounds ask about the same candidates again."""
 
 
-class Tokens:
+class ForecastTokenizer:
     """A tokenizer of transformers, asked for what a forecast needs."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -31,7 +31,9 @@ class Tokens:
         ids = self._encoded([text], opening=True)[0]
         # Some tokenizers close every text as well; this one goes on.
         closed = (
-            len(ids) > 1 and ids[-1] == self._tokenizer.eos_token_id and not _ends_so(self._tokenizer, text)
+            len(ids) > 1
+            and ids[-1] == self._tokenizer.eos_token_id
+            and not _appends_end_token(self._tokenizer, text)
         )
         return ids[:-1] if closed else ids
 
@@ -39,7 +41,7 @@ class Tokens:
         """Tokens of what follows a prefix, one array per text."""
         return self._encoded(texts, opening=False)
 
-    def labels(self, suffixes: Sequence[str], labels: Sequence[Label]) -> list[int]:
+    def labels(self, suffixes: Sequence[str], labels: Sequence[AnswerLabel]) -> list[int]:
         """The token of every label after these suffixes.
 
         Raises `LLMError` where a label, with a space before it, is not exactly one token of its own.
@@ -80,7 +82,7 @@ class Tokens:
 
     def _encoded(self, texts: Sequence[str], opening: bool) -> list[Ids]:
         missing = [text for text in dict.fromkeys(texts) if (opening, text) not in self._known]
-        if len(self._known) + len(missing) > _KEPT:
+        if len(self._known) + len(missing) > _CACHE_SIZE:
             self._known.clear()
             missing = list(dict.fromkeys(texts))
         if missing:
@@ -94,5 +96,5 @@ class Tokens:
         return [self._known[opening, text] for text in texts]
 
 
-def _ends_so(tokenizer: Any, text: str) -> bool:
+def _appends_end_token(tokenizer: Any, text: str) -> bool:
     return bool(tokenizer.eos_token) and text.endswith(tokenizer.eos_token)

@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from forecast_autotune.llm.backend import LLMError, Usage
 
-Writer = Callable[[str, int], list[str]]
+TextGenerator = Callable[[str, int], list[str]]
 """(prompt, n) -> up to n texts; raises `LLMError` when there is none."""
-Told = Callable[[Usage], None]
+UsageCallback = Callable[[Usage], None]
 """Is told what one call of a writer cost, in the caller's thread, whether or not there was a text."""
 
 
-def untold(usage: Usage) -> None:
+def ignore_usage(usage: Usage) -> None:
     """Nobody asked; the ledger knows all the same."""
 
 
-def some(texts: list[str], trouble: list[str]) -> list[str]:
+def require_texts(texts: list[str], trouble: list[str]) -> list[str]:
     """The texts. Raises `LLMError` telling the trouble where there are none."""
     if not texts and trouble:
         raise LLMError(f"no text was written: {'; '.join(dict.fromkeys(trouble))}")

@@ -2,6 +2,15 @@
 
 from forecast_autotune.policy.baselines import Exhaustive, Fixed
 from forecast_autotune.policy.risk_bounded import RiskBounded
-from forecast_autotune.policy.state import REFUSED, Policy, State, exhausted, stated_risk
+from forecast_autotune.policy.state import REFUSED, Policy, TuningState, stated_risk, time_exhausted
 
-__all__ = ["REFUSED", "Exhaustive", "Fixed", "Policy", "RiskBounded", "State", "exhausted", "stated_risk"]
+__all__ = [
+    "REFUSED",
+    "Exhaustive",
+    "Fixed",
+    "Policy",
+    "RiskBounded",
+    "TuningState",
+    "stated_risk",
+    "time_exhausted",
+]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.numerics import DENSE, median, sparse_count
-from forecast_autotune.policy.state import State, stated_risk
+from forecast_autotune.numerics import DENSE, fast_median, sparse_count
+from forecast_autotune.policy.state import TuningState, stated_risk
 from forecast_autotune.records import Plan, digest
 from forecast_autotune.surrogates.protocol import Array
 
@@ -48,19 +48,23 @@ class RiskBounded:
         """A share of the candidates as a number, with the fourth-root rule beyond `many`."""
         return math.ceil(share * sparse_count(candidates, self.many))
 
-    def cap(self, state: State) -> int:
+    def cap(self, state: TuningState) -> int:
         """Most measurements for this decision."""
         if state.budget.measurements is not None:
             return state.budget.measurements
         return max(self.floor, self.of(self.share, len(state.forecasts)))
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: TuningState) -> Plan:
         """One round; see the class."""
         rows, samples = self._promising(state)
         risk = stated_risk(state, rows, samples)
         seen = sum(m.ok for m in state.measured.values())
         total = len(state.forecasts)
-        room = min(state.room(), max(self.cap(state) - state.new, int(state.stuck())), len(rows))
+        room = min(
+            state.remaining_measurements(),
+            max(self.cap(state) - state.new, int(state.lacks_working_config())),
+            len(rows),
+        )
         if not len(rows):
             return Plan((), "every candidate that can launch is measured", risk)
         enough = min(self.least, total)
@@ -89,7 +93,7 @@ class RiskBounded:
             prefetch=tuple(names[rows[i]] for i in later),
         )
 
-    def _promising(self, state: State) -> tuple[npt.NDArray[np.intp], Array]:
+    def _promising(self, state: TuningState) -> tuple[npt.NDArray[np.intp], Array]:
         forecasts, rows = state.forecasts, state.pending()
         if len(rows) > self.considered:
             optimistic = forecasts.optimistic()[rows]
@@ -101,11 +105,11 @@ class RiskBounded:
         failing = np.random.default_rng(state.seed + 1).random(samples.shape) < forecasts.p_fail[rows]
         return rows, np.where(failing, np.inf, samples)
 
-    def _greedy(self, state: State, samples: Array, weight: Array, count: int) -> list[int]:
+    def _greedy(self, state: TuningState, samples: Array, weight: Array, count: int) -> list[int]:
         best = state.best()
         # Before the first measurement every draw competes with its own typical candidate.
         finite = np.where(np.isfinite(samples), samples, np.nanmax(samples[np.isfinite(samples)], initial=0))
-        bar = np.full(len(samples), best) if math.isfinite(best) else median(finite, axis=1)
+        bar = np.full(len(samples), best) if math.isfinite(best) else fast_median(finite, axis=1)
         columns = np.ascontiguousarray(samples.T)
         gain = weight * np.maximum(0.0, bar - columns).mean(axis=1)
         known = np.zeros(len(gain), dtype=np.intp)
@@ -127,14 +131,14 @@ class RiskBounded:
             bar = np.minimum(bar, columns[choice])
         return picked
 
-    def _audit(self, state: State, risk: float, rows: npt.NDArray[np.intp]) -> Plan:
+    def _audit(self, state: TuningState, risk: float, rows: npt.NDArray[np.intp]) -> Plan:
         done = f"{risk:.0%} risk of more than {state.tolerance:.1%} regret is accepted"
         if state.audit <= 0 or state.audited:
             return Plan((), done, risk)
         drawn = np.random.default_rng([state.seed, int(digest(state.problem), 16)])
         chance = drawn.random(len(state.forecasts))
         names = tuple(state.forecasts.candidates[int(i)] for i in rows if chance[i] < state.audit)
-        names = names[: state.room()]
+        names = names[: state.remaining_measurements()]
         if not names:
             return Plan((), done, risk)
         return Plan(names, f"audit of {len(names)} trusted candidates", risk, (), names, state.audit)

@@ -1,4 +1,4 @@
-"""What a policy looks at (`State`), what it is (`Policy`), and the risk that it states."""
+"""What a policy looks at (`TuningState`), what it is (`Policy`), and the risk that it states."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.listing import Listed
-from forecast_autotune.records import Candidate, Measurement, Outcome, Plan, Spent
+from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome, Plan
 from forecast_autotune.settings import Budget
 from forecast_autotune.surrogates.protocol import Array, Forecasts
 
@@ -20,7 +20,7 @@ REFUSED = 0.9
 
 
 @dataclass(frozen=True)
-class State:
+class TuningState:
     """All a policy may look at."""
 
     forecasts: Forecasts
@@ -33,7 +33,7 @@ class State:
     tolerance: float = 0.02
     risk: float = 0.10
     budget: Budget = Budget()
-    spent: Spent = Spent()
+    spent: MeasuringCost = MeasuringCost()
     audit: float = 0.0
     audited: bool = False
     """The audit share of this decision has been drawn."""
@@ -49,13 +49,13 @@ class State:
 
     def pending(self) -> npt.NDArray[np.intp]:
         """Rows not measured, without the refused ones unless nothing else is left to try."""
-        unknown = ~Listed.of(self.forecasts.candidates).among(self.measured)
+        unknown = ~CandidateList.of(self.forecasts.candidates).mask_of(self.measured)
         fit = unknown & (self.forecasts.p_fail < REFUSED)
         if not fit.any() and math.isinf(self.best()):
             return np.flatnonzero(unknown)
         return np.flatnonzero(fit)
 
-    def stuck(self) -> bool:
+    def lacks_working_config(self) -> bool:
         """Every candidate tried so far failed by its own fault: no limit may end the decision here.
 
         A launch needs a config that works, so until there is one, candidates are tried one by one as
@@ -64,16 +64,16 @@ class State:
         faults = any(m.outcome is Outcome.INFRASTRUCTURE for m in self.measured.values())
         return math.isinf(self.best()) and not faults
 
-    def room(self) -> int:
+    def remaining_measurements(self) -> int:
         """How many more candidates the budget allows (all when there is no limit, one when stuck)."""
-        least = int(self.stuck())
-        if exhausted(self.budget, self.spent):
+        least = int(self.lacks_working_config())
+        if time_exhausted(self.budget, self.spent):
             return least
         limit = self.budget.measurements
         return len(self.forecasts) if limit is None else max(least, limit - self.new)
 
 
-def exhausted(budget: Budget, spent: Spent) -> bool:
+def time_exhausted(budget: Budget, spent: MeasuringCost) -> bool:
     """Whether the seconds of a budget are used up."""
     return (budget.seconds is not None and spent.wall_s >= budget.seconds) or (
         budget.gpu_seconds is not None and spent.timing_s >= budget.gpu_seconds
@@ -88,12 +88,12 @@ class Policy(Protocol):
         """Short name, for reports."""
         ...
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: TuningState) -> Plan:
         """The next round; an empty `measure` ends the decision."""
         ...
 
 
-def stated_risk(state: State, rows: npt.NDArray[np.intp], samples: Array) -> float:
+def stated_risk(state: TuningState, rows: npt.NDArray[np.intp], samples: Array) -> float:
     """P(some candidate of `rows` is faster than the incumbent by more than the tolerance).
 
     `samples` [k, len(rows)] are joint draws of log2(milliseconds), +inf where the draw failed. The
@@ -105,4 +105,4 @@ def stated_risk(state: State, rows: npt.NDArray[np.intp], samples: Array) -> flo
     if not len(rows):
         return 0.0
     share = float((samples.min(axis=1) < best - math.log2(1 + state.tolerance)).mean())
-    return state.forecasts.calibrate(state.forecasts.weigh(share))
+    return state.forecasts.calibrate_risk(state.forecasts.weigh_risk(share))

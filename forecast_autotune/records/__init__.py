@@ -6,34 +6,48 @@ again, so a table survives a round trip through an older release. Nothing here i
 or triton: the records must be cheap to load and safe to read on any machine.
 """
 
-from forecast_autotune.records.base import SCHEMA, Extra, Scalar, check_line, digest, plain
-from forecast_autotune.records.candidate import HOOKED, Candidate, Config, Evidence, Outcome, of_base
-from forecast_autotune.records.decision import Consulted, Cost, Decision, Plan, Spent, Verdict
+from forecast_autotune.records.base import SCHEMA, Extra, Scalar, check_line, digest, to_scalar
+from forecast_autotune.records.candidate import (
+    HOOK_VARIANT_PREFIX,
+    Candidate,
+    Config,
+    Evidence,
+    Outcome,
+    is_base_variant,
+)
+from forecast_autotune.records.decision import (
+    Cost,
+    Decision,
+    LLMConsultation,
+    MeasuringCost,
+    Plan,
+    RiskVerdict,
+)
 from forecast_autotune.records.measurement import Measurement
 from forecast_autotune.records.problem import Argument, Device, Kernel, Problem
 
 __all__ = [
-    "HOOKED",
+    "HOOK_VARIANT_PREFIX",
     "SCHEMA",
     "Argument",
     "Candidate",
     "Config",
-    "Consulted",
     "Cost",
     "Decision",
     "Device",
     "Evidence",
     "Extra",
     "Kernel",
+    "LLMConsultation",
     "Measurement",
+    "MeasuringCost",
     "Outcome",
     "Plan",
     "Problem",
+    "RiskVerdict",
     "Scalar",
-    "Spent",
-    "Verdict",
     "check_line",
     "digest",
-    "of_base",
-    "plain",
+    "is_base_variant",
+    "to_scalar",
 ]

@@ -21,7 +21,7 @@ Extra: TypeAlias = Mapping[str, Any]
 _PLAIN = (bool, int, str)
 
 
-def plain(value: object) -> Scalar:
+def to_scalar(value: object) -> Scalar:
     """Reduce a meta-parameter's value to something JSON can hold; other types become their `str`."""
     if value is None or isinstance(value, _PLAIN):
         return value

@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.base import Scalar, digest, plain
-from forecast_autotune.records.fields import whole
+from forecast_autotune.records.base import Scalar, digest, to_scalar
+from forecast_autotune.records.fields import read_integer
 
 
 class Outcome(StrEnum):
@@ -71,7 +71,7 @@ class Config:
         ir_override: str | None = None,
     ) -> Config:
         """Build a config from a mapping of meta-parameters (any order, any value type)."""
-        pairs = tuple(sorted([(str(name), plain(value)) for name, value in kwargs.items()]))
+        pairs = tuple(sorted([(str(name), to_scalar(value)) for name, value in kwargs.items()]))
         return cls(pairs, num_warps, num_stages, num_ctas, maxnreg, ir_override)
 
     def parameters(self) -> dict[str, Scalar]:
@@ -107,7 +107,7 @@ class Config:
         if not isinstance(override, str | None):
             raise RecordError(f"config.ir_override must be a text or null, not {override!r:.40}")
         names = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-        options = {k: whole(data[k], f"config.{k}") for k in names if data.get(k) is not None}
+        options = {k: read_integer(data[k], f"config.{k}") for k in names if data.get(k) is not None}
         return cls.of(kwargs, ir_override=override, **options)
 
     def __str__(self) -> str:
@@ -120,13 +120,13 @@ class Config:
         return " ".join(shown)
 
 
-HOOKED = "base hook "
+HOOK_VARIANT_PREFIX = "base hook "
 """How the variant of a candidate is named whose config differs from another in its `pre_hook` alone."""
 
 
-def of_base(variant: str) -> bool:
+def is_base_variant(variant: str) -> bool:
     """Whether candidates of this variant run the user's own source; configs that differ in hooks alone do."""
-    return variant == "base" or variant.startswith(HOOKED)
+    return variant == "base" or variant.startswith(HOOK_VARIANT_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ class Candidate:
         return str(self.config) if self.variant == "base" else f"{self.variant}: {self.config}"
 
     @property
-    def of_base(self) -> bool:
-        """Whether it runs the user's own source; see `of_base`."""
-        return of_base(self.variant)
+    def is_base_variant(self) -> bool:
+        """Whether it runs the user's own source; see `is_base_variant`."""
+        return is_base_variant(self.variant)
 
     @property
     def id(self) -> str:

@@ -1,4 +1,4 @@
-"""What the loop plans and decides: `Plan`, `Cost`, `Verdict`, `Decision`.
+"""What the loop plans and decides: `Plan`, `Cost`, `RiskVerdict`, `Decision`.
 
 A decision that rests on nothing cannot claim to be measured.
 """
@@ -12,11 +12,11 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import SCHEMA, check_line
 from forecast_autotune.records.candidate import Candidate, Config, Evidence
-from forecast_autotune.records.fields import number
+from forecast_autotune.records.fields import read_number
 
 
 @dataclass(frozen=True)
-class Spent:
+class MeasuringCost:
     """Seconds used so far by a measurer."""
 
     compile_s: float = 0.0
@@ -44,7 +44,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Consulted:
+class LLMConsultation:
     """A language model's part in forecasts."""
 
     model: str
@@ -86,7 +86,7 @@ class Cost:
     llm_money: float = 0.0
     """In the currency of the configured prices."""
 
-    def asked(self, consulted: Consulted | None) -> Cost:
+    def with_llm(self, consulted: LLMConsultation | None) -> Cost:
         """The same with what a language model took, if one was asked."""
         if consulted is None:
             return self
@@ -98,7 +98,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RiskVerdict:
     """What later measurements said of a stated risk; probabilities and shares in [0, 1]."""
 
     surrogate: str
@@ -124,7 +124,7 @@ class Verdict:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+    def from_json(cls, data: Mapping[str, Any]) -> RiskVerdict:
         """Read one verdict. Raises `RecordError`, `KeyError`, `TypeError` or `ValueError` for another."""
         values = [float(data[name]) for name in ("shipped", "stated", "share")]
         return cls(str(data["surrogate"]), values[0], values[1], bool(data["beaten"]), values[2])
@@ -162,7 +162,7 @@ class Decision:
     """`name/version` of whose risk is stated."""
     shipped_risk: float | None = None
     """The stated risk before what this store has seen corrected it."""
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[RiskVerdict, ...] = ()
     """On risks that were stated of this problem, audits included; oldest first."""
 
     def to_json(self) -> dict[str, Any]:
@@ -194,8 +194,8 @@ class Decision:
                 cost=Cost(**data.get("cost", {})),
                 rounds=tuple(str(r) for r in data.get("rounds", ())),
                 surrogate=str(data.get("surrogate") or ""),
-                shipped_risk=number(data.get("shipped_risk"), "shipped_risk"),
-                verdicts=tuple(Verdict.from_json(v) for v in data.get("verdicts", ())),
+                shipped_risk=read_number(data.get("shipped_risk"), "shipped_risk"),
+                verdicts=tuple(RiskVerdict.from_json(v) for v in data.get("verdicts", ())),
                 **{name: data[name] for name in _DECISION_PLAIN},
             )
         except RecordError:

@@ -13,13 +13,13 @@ _LARGEST = 2**63 - 1
 """What every tool that reads tables can hold; Python's own integers have no end."""
 
 
-def rest(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+def unknown_fields(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     """The fields of an object that this release does not know, kept for the round trip."""
     known = set(known)
     return {name: value for name, value in data.items() if name not in known}
 
 
-def whole(value: object, what: str, least: int = 0) -> int:
+def read_integer(value: object, what: str, least: int = 0) -> int:
     """An integer of at least `least`; 4.0 is 4. Raises `RecordError` for anything else, booleans too."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -29,17 +29,17 @@ def whole(value: object, what: str, least: int = 0) -> int:
     return value
 
 
-def wholes(value: object, what: str, least: int = 0) -> tuple[int, ...]:
+def read_integers(value: object, what: str, least: int = 0) -> tuple[int, ...]:
     """A list of integers (null counts as empty). Raises `RecordError` for anything else."""
-    return tuple(whole(n, f"every number in {what}", least) for n in listed(value, what))
+    return tuple(read_integer(n, f"every number in {what}", least) for n in read_list(value, what))
 
 
-def signed(value: object, what: str) -> tuple[int, ...]:
+def read_signed_integers(value: object, what: str) -> tuple[int, ...]:
     """A list of integers of either sign (null counts as empty). Raises `RecordError` for anything else."""
-    return wholes(value, what, -_LARGEST)
+    return read_integers(value, what, -_LARGEST)
 
 
-def listed(value: object, what: str) -> Sequence[Any]:
+def read_list(value: object, what: str) -> Sequence[Any]:
     """A list (null counts as empty). Raises `RecordError` for anything else, texts too."""
     if value is None:
         return ()
@@ -48,7 +48,7 @@ def listed(value: object, what: str) -> Sequence[Any]:
     return value
 
 
-def number(value: object, what: str) -> float | None:
+def read_number(value: object, what: str) -> float | None:
     """A finite number or None. Raises `RecordError` for anything else."""
     if value is None:
         return None
@@ -63,16 +63,16 @@ def number(value: object, what: str) -> float | None:
     return found
 
 
-def _refuse(word: str) -> float:
+def _refuse_constant(word: str) -> float:
     raise RecordError(f"{word} is not JSON: write null")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise RecordError(f"a number must be finite, got {text:.40}")
     return value
 
 
-decode_json = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
+decode_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite).decode
 """`json.loads` without NaN and infinity. Raises `ValueError`; `RecordError`, too, is one."""

@@ -10,7 +10,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import SCHEMA, Extra, check_line
 from forecast_autotune.records.candidate import Candidate, Config, Outcome
-from forecast_autotune.records.fields import number, rest, whole, wholes
+from forecast_autotune.records.fields import read_integer, read_integers, read_number, unknown_fields
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,15 @@ class Measurement:
                 problem=str(data["problem"]),
                 candidate=Candidate(Config.from_json(data["config"]), str(data.get("variant", "base"))),
                 outcome=Outcome(data["outcome"]),
-                median_ms=number(data.get("median_ms"), "median_ms"),
-                p20_ms=number(data.get("p20_ms"), "p20_ms"),
-                p80_ms=number(data.get("p80_ms"), "p80_ms"),
-                repeats=whole(data.get("repeats") or 0, "repeats"),
-                compile_s=number(data.get("compile_s"), "compile_s"),
+                median_ms=read_number(data.get("median_ms"), "median_ms"),
+                p20_ms=read_number(data.get("p20_ms"), "p20_ms"),
+                p80_ms=read_number(data.get("p80_ms"), "p80_ms"),
+                repeats=read_integer(data.get("repeats") or 0, "repeats"),
+                compile_s=read_number(data.get("compile_s"), "compile_s"),
                 protocol=str(data.get("protocol") or ""),
                 at=str(data.get("at") or ""),
-                grid=None if data.get("grid") is None else wholes(data["grid"], "grid"),
-                extra=rest(data, _MEASUREMENT_FIELDS),
+                grid=None if data.get("grid") is None else read_integers(data["grid"], "grid"),
+                extra=unknown_fields(data, _MEASUREMENT_FIELDS),
             )
         except RecordError:
             raise

@@ -8,8 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.base import SCHEMA, Extra, Scalar, check_line, digest, plain
-from forecast_autotune.records.fields import listed, rest, signed, whole, wholes
+from forecast_autotune.records.base import SCHEMA, Extra, Scalar, check_line, digest, to_scalar
+from forecast_autotune.records.fields import (
+    read_integer,
+    read_integers,
+    read_list,
+    read_signed_integers,
+    unknown_fields,
+)
 
 FACTS = "facts"
 """Of a problem line: `{"version": ..., "units": [[assignment, grid, {fact: value}], ...]}`."""
@@ -53,8 +59,8 @@ class Device:
             raise RecordError(f"device must be an object with a name, not {data!r:.80}")
         known = {name: data[name] for name in _DEVICE_FIELDS if data.get(name) is not None}
         for name, value in known.items():
-            known[name] = str(value) if name in _DEVICE_TEXTS else whole(value, f"device.{name}")
-        return cls(**known, extra=rest(data, _DEVICE_FIELDS))
+            known[name] = str(value) if name in _DEVICE_TEXTS else read_integer(value, f"device.{name}")
+        return cls(**known, extra=unknown_fields(data, _DEVICE_FIELDS))
 
 
 _DEVICE_FIELDS = (
@@ -99,7 +105,7 @@ class Kernel:
             raise RecordError(f"kernel must be an object with a name, not {data!r:.80}")
         known = ("name", "language", "source", "source_sha256")
         values = {name: str(data[name]) for name in known if data.get(name) is not None}
-        return cls(**values, extra=rest(data, known))
+        return cls(**values, extra=unknown_fields(data, known))
 
 
 @dataclass(frozen=True)
@@ -139,11 +145,11 @@ class Argument:
                 name=str(data["name"]),
                 kind=str(data["kind"]),
                 dtype=str(data.get("dtype") or ""),
-                shape=wholes(data.get("shape"), "shape"),
-                stride=signed(data.get("stride"), "stride"),
+                shape=read_integers(data.get("shape"), "shape"),
+                stride=read_signed_integers(data.get("stride"), "stride"),
                 aligned=bool(data.get("aligned", False)),
-                value=plain(data.get("value")),
-                extra=rest(data, known),
+                value=to_scalar(data.get("value")),
+                extra=unknown_fields(data, known),
             )
         except RecordError as error:
             raise RecordError(f"argument {data['name']!r:.40}: {error}") from error
@@ -235,13 +241,13 @@ class Problem:
         return cls(
             id=data["id"],
             kernel=Kernel.from_json(data.get("kernel", {})),
-            arguments=tuple(Argument.from_json(a) for a in listed(data.get("arguments"), "arguments")),
+            arguments=tuple(Argument.from_json(a) for a in read_list(data.get("arguments"), "arguments")),
             device=Device.from_json(data.get("device", {})),
-            key=tuple(str(k) for k in listed(data.get("key"), "key")),
-            grid=None if grid is None else wholes(grid, "grid"),
+            key=tuple(str(k) for k in read_list(data.get("key"), "key")),
+            grid=None if grid is None else read_integers(grid, "grid"),
             toolchain=tuple(sorted((str(k), str(v)) for k, v in tools.items())),
             ttir={str(k): str(v) for k, v in ttir.items()},
-            extra=rest(data, known),
+            extra=unknown_fields(data, known),
         )
 
 

@@ -30,7 +30,7 @@ class Table:
 
     def by_candidate(self) -> dict[Candidate, Measurement]:
         """The measurement that counts per candidate: the last one that is a label."""
-        return latest(self.measurements)
+        return latest_labels(self.measurements)
 
     def grids(self) -> dict[Candidate, tuple[int, ...]]:
         """The launch grid per candidate, where it was recorded."""
@@ -41,7 +41,7 @@ class Table:
         return [math.log2(m.ms) if m.ok else math.nan for m in self.by_candidate().values()]
 
 
-def latest(measurements: Iterable[Measurement]) -> dict[Candidate, Measurement]:
+def latest_labels(measurements: Iterable[Measurement]) -> dict[Candidate, Measurement]:
     """The last label per candidate, in order of first appearance; infrastructure faults never count."""
     kept: dict[Candidate, Measurement] = {}
     for m in measurements:
@@ -106,7 +106,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise RecordError(f"{path}: unreadable or cut off: {error}") from error
 
 
-def filed(tables: dict[str, Table], problem: Problem) -> Table:
+def table_of_problem(tables: dict[str, Table], problem: Problem) -> Table:
     """The table of a problem among `tables`, by id, added if need be; its IR joins what is known of it.
 
     Raises `RecordError` if its id names another kernel or device there: the measurements of the two
@@ -136,7 +136,7 @@ def read_tables(path: Path, other: Callable[[dict[str, Any]], None] | None = Non
         try:
             if data.get("type") == "problem":
                 problem = Problem.from_json(data)
-                filed(tables, problem)
+                table_of_problem(tables, problem)
             elif data.get("type") == "measurement":
                 measurement = Measurement.from_json(data)
                 if measurement.problem not in tables:

@@ -38,7 +38,7 @@ def milliseconds(value: float | None, digits: int = 4) -> str:
     return f"{1000 * value:.{digits}g} µs" if value < 0.1 else f"{value:.{digits}g} ms"
 
 
-def step(regret: float, tolerance: float) -> int:
+def sparkline_step(regret: float, tolerance: float) -> int:
     """Height of a regret in a sparkline: 0 within the tolerance, one more per doubling, 7 at most."""
     unit = max(tolerance, 0.005)
     if regret <= tolerance + 1e-9:
@@ -47,7 +47,7 @@ def step(regret: float, tolerance: float) -> int:
 
 
 def sparkline(path: Sequence[float], tolerance: float, width: int = 16, *, plain: bool = False) -> str:
-    """The incumbent's regret after each measurement, one character each (see `step`).
+    """The incumbent's regret after each measurement, one character each (see `sparkline_step`).
 
     A path longer than `width` is cut into equal pieces, each shown by its last value.
     """
@@ -55,7 +55,7 @@ def sparkline(path: Sequence[float], tolerance: float, width: int = 16, *, plain
     if len(shown) > width:
         shown = [shown[math.ceil((i + 1) * len(path) / width) - 1] for i in range(width)]
     steps = _PLAIN_STEPS if plain else STEPS
-    return "".join(steps[step(regret, tolerance)] for regret in shown)
+    return "".join(steps[sparkline_step(regret, tolerance)] for regret in shown)
 
 
 def bar(share: float, width: int = 10, *, plain: bool = False) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from forecast_autotune.records import Decision
 
 
-def summary(kernel: str, decision: Decision) -> str:
+def summary_line(kernel: str, decision: Decision) -> str:
     """Candidates, forecast, measured, trusted, time spent and saved, choice and risk in one line."""
     timed = "" if decision.median_ms is None else f" {decision.median_ms:.4g} ms"
     counts = f"{decision.candidates} candidates"

@@ -6,7 +6,7 @@ import base64
 from html import escape
 
 from forecast_autotune.report.chart import milliseconds, percent, seconds, sparkline
-from forecast_autotune.tuning.replay import Report, Row
+from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
 
 STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #6e7781; --line: #e3e7eb; --paper: #fff; }
@@ -41,7 +41,7 @@ _HEADS = (
 )
 
 
-def page(report: Report, picture: bytes) -> str:
+def render_page(report: ReplayReport, picture: bytes) -> str:
     """The page; `picture` is the PNG of `report.plot.png`."""
     s = report.summary()
     cards = (
@@ -73,7 +73,7 @@ def page(report: Report, picture: bytes) -> str:
     )
 
 
-def _row(row: Row, tolerance: float) -> str:
+def _row(row: ReplayRow, tolerance: float) -> str:
     within = row.regret <= tolerance + 1e-9
     colour = "good" if within else "fair" if row.regret <= max(0.1, 5 * tolerance) else "bad"
     cells = (

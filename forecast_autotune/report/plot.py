@@ -10,34 +10,34 @@ import numpy as np
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.report.chart import percent, seconds
-from forecast_autotune.tuning.replay import Report, Row
+from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
 
 _INK, _SOFT, _BLUE, _GREY, _GREEN = "#1b1f24", "#6e7781", "#0b69c7", "#c9d1d9", "#2da44e"
 _TICKS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
-_TOP = 4.0
+_MAX_SHOWN_REGRET = 4.0
 """Regrets above this are cut off: a first measurement may be a thousandfold off, and nobody chooses it."""
-_NAMED = 48
+_MAX_NAMED_BARS = 48
 """With more problems than this the bars lose their names."""
 
 
-class MissingPlotLibrary(ForecastAutotuneError):
+class MissingMatplotlibError(ForecastAutotuneError):
     """Drawing was asked for and matplotlib is not installed."""
 
 
-def png(report: Report, *, dpi: int = 150) -> bytes:
+def render_png(report: ReplayReport, *, dpi: int = 150) -> bytes:
     """The picture of a replay as a PNG file's bytes.
 
     Left: the incumbent's regret over the share of configs measured, a thin line per problem and their
     median. Right: seconds of tuning against measuring every config, on a log scale.
 
-    Raises `MissingPlotLibrary` when matplotlib is not installed.
+    Raises `MissingMatplotlibError` when matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
-        raise MissingPlotLibrary(
+        raise MissingMatplotlibError(
             f"drawing needs matplotlib ({error}): pip install 'forecast-autotune[plot]'"
         ) from error
     height = min(14.0, max(5.0, 2.0 + 0.22 * len(report.rows)))
@@ -66,12 +66,12 @@ def png(report: Report, *, dpi: int = 150) -> bytes:
     return packed.getvalue()
 
 
-def write_png(report: Report, path: Path) -> None:
-    """Write the picture. Raises `MissingPlotLibrary`, and `OSError` when the file cannot be written."""
-    path.write_bytes(png(report))
+def write_png(report: ReplayReport, path: Path) -> None:
+    """Write the picture. Raises `MissingMatplotlibError`, and `OSError` when the file cannot be written."""
+    path.write_bytes(render_png(report))
 
 
-def median_path(rows: list[Row], points: int = 200) -> tuple[Any, Any]:
+def median_path(rows: list[ReplayRow], points: int = 200) -> tuple[Any, Any]:
     """Median over problems of the incumbent's regret, at equally spaced shares of configs measured.
 
     Returns two arrays of shape [points]: shares, from the first at which every problem has a
@@ -90,7 +90,7 @@ def median_path(rows: list[Row], points: int = 200) -> tuple[Any, Any]:
     return shares, np.median(at, axis=0)
 
 
-def _plain(axes: Any, title: str) -> None:
+def _style_axes(axes: Any, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, color=_INK, pad=10)
     axes.tick_params(colors=_SOFT, labelsize=9, length=0)
     for side in ("top", "right", "left"):
@@ -98,11 +98,11 @@ def _plain(axes: Any, title: str) -> None:
     axes.spines["bottom"].set_color(_GREY)
 
 
-def _regret_panel(axes: Any, report: Report) -> None:
+def _regret_panel(axes: Any, report: ReplayReport) -> None:
     rows = [r for r in report.rows if r.path]
-    _plain(axes, "Regret of the best config so far, over configs measured")
+    _style_axes(axes, "Regret of the best config so far, over configs measured")
     highest = max([x for r in rows for x in r.path] + [2 * report.tolerance, 0.1])
-    top = 1.15 * min(highest, max(_TOP, 2 * report.tolerance))
+    top = 1.15 * min(highest, max(_MAX_SHOWN_REGRET, 2 * report.tolerance))
     unit = max(report.tolerance, 0.005)
     # Linear up to the tolerance, so that zero regret has a place; logarithmic beyond it.
     axes.set_yscale("symlog", linthresh=unit, linscale=0.7)
@@ -134,9 +134,9 @@ def _regret_panel(axes: Any, report: Report) -> None:
     )
 
 
-def _seconds_panel(axes: Any, report: Report) -> None:
+def _seconds_panel(axes: Any, report: ReplayReport) -> None:
     rows = sorted(report.rows, key=lambda r: r.exhaustive_s)
-    _plain(axes, "Seconds to tune (log scale)")
+    _style_axes(axes, "Seconds to tune (log scale)")
     places = np.arange(len(rows))
     tuned = np.array([max(r.tune_s, 1e-3) for r in rows])
     every = np.array([max(r.exhaustive_s, 1e-3) for r in rows])
@@ -150,7 +150,7 @@ def _seconds_panel(axes: Any, report: Report) -> None:
     )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} s")
     axes.set_ylim(-0.6, len(rows) - 0.4)
-    if len(rows) <= _NAMED:
+    if len(rows) <= _MAX_NAMED_BARS:
         axes.set_yticks(places, [r.label or r.kernel for r in rows])
         for place, (a, b) in enumerate(zip(tuned, every, strict=True)):
             axes.text(1.08 * max(a, b), place, f"{b / a:.0f}x", va="center", fontsize=8, color=_SOFT)

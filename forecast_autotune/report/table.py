@@ -13,15 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from forecast_autotune.report.chart import bar, milliseconds, percent, seconds, sparkline
-from forecast_autotune.tuning.replay import Report, Row
+from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
 
-_NARROW = 110
+_NARROW_COLUMNS = 110
 """Below so many columns the charts give way to the figures."""
-_TINY = 72
+_TINY_COLUMNS = 72
 """... and below so many the times give way to the problems' names."""
 
 
-def table(*columns: str, title: str = "") -> Table:
+def plain_table(*columns: str, title: str = "") -> Table:
     """An airy table; a column whose name starts with `>` is aligned to the right."""
     made = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title=title or None, title_justify="left", header_style="bold"
@@ -32,7 +32,7 @@ def table(*columns: str, title: str = "") -> Table:
     return made
 
 
-def facts(pairs: Iterable[tuple[str, str | Text]]) -> Table:
+def key_value_table(pairs: Iterable[tuple[str, str | Text]]) -> Table:
     """Names and values in two columns without lines."""
     made = Table.grid(padding=(0, 2))
     made.add_column(style="dim", no_wrap=True)
@@ -72,19 +72,19 @@ def _colour(regret: float, tolerance: float) -> str:
     return "yellow" if regret <= max(0.1, 5 * tolerance) else "red"
 
 
-def replay_table(report: Report, *, width: int = 132, plain: bool = False) -> RenderableType:
+def replay_table(report: ReplayReport, *, width: int = 132, plain: bool = False) -> RenderableType:
     """One line per problem, with its regret after each measurement as a sparkline.
 
     `width` is the terminal's; `plain` uses ASCII only.
     """
-    wide = width >= _NARROW
-    made = table(
+    wide = width >= _NARROW_COLUMNS
+    made = plain_table(
         "problem",
         ">measured",
         *(["share", "regret, falling"] if wide else []),
         ">regret",
         *([">stated risk"] if wide else []),
-        *([">tuned in", ">all configs"] if width >= _TINY else []),
+        *([">tuned in", ">all configs"] if width >= _TINY_COLUMNS else []),
         *([">faster"] if wide else []),
     )
     for row in report.rows:
@@ -100,13 +100,13 @@ def replay_table(report: Report, *, width: int = 132, plain: bool = False) -> Re
     return Group(made, Padding(Text(legend, style="dim"), (0, 0, 1, 0)))
 
 
-def _cells(row: Row, tolerance: float, width: int, plain: bool) -> list[Text]:
+def _cells(row: ReplayRow, tolerance: float, width: int, plain: bool) -> list[Text]:
     colour = _colour(row.regret, tolerance)
     counts = [Text(row.label or row.kernel), Text(f"{row.measured} of {row.candidates}")]
     regret = Text(percent(row.regret), style=colour)
     times = [Text(seconds(row.tune_s)), Text(seconds(row.exhaustive_s), style="dim")]
-    if width < _NARROW:
-        return [*counts, regret, *(times if width >= _TINY else [])]
+    if width < _NARROW_COLUMNS:
+        return [*counts, regret, *(times if width >= _TINY_COLUMNS else [])]
     return [
         *counts,
         Text(bar(row.measured / row.candidates, plain=plain), style="cyan on grey23"),
@@ -118,7 +118,7 @@ def _cells(row: Row, tolerance: float, width: int, plain: bool) -> list[Text]:
     ]
 
 
-def replay_panel(report: Report) -> RenderableType:
+def replay_panel(report: ReplayReport) -> RenderableType:
     """What all rows add up to."""
     s = report.summary()
     shares = {name: percent(value) for name, value in s.items() if isinstance(value, float)}
@@ -138,12 +138,12 @@ def replay_panel(report: Report) -> RenderableType:
         ("tuning", speed),
         ("with", f"policy {s['policy']}, surrogate {s['surrogate']}, prior {s['prior']}"),
     ]
-    return Panel(facts(pairs), title="replay", title_align="left", border_style="dim", expand=False)
+    return Panel(key_value_table(pairs), title="replay", title_align="left", border_style="dim", expand=False)
 
 
 def store_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """What a store holds, per kernel and device."""
-    made = table(
+    made = plain_table(
         "kernel", "device", ">problems", ">decided", ">candidates", ">ok", ">failed", ">best", "last measured"
     )
     for row in rows:
@@ -169,15 +169,18 @@ _EVIDENCE = {
 }
 
 
-def explanation(problem: Mapping[str, Any], top: int) -> RenderableType:
+def decision_explanation(problem: Mapping[str, Any], top: int) -> RenderableType:
     """Why one problem got its config; `problem` is an entry of `explain --json`."""
     title = Text.assemble(
         (problem["kernel"], "bold"), "  ", " ".join(problem["key"]), "  ", (problem["device"], "dim")
     )
-    parts: list[RenderableType] = [title, Padding(facts(_decision_facts(problem["decision"])), (0, 0, 0, 2))]
+    parts: list[RenderableType] = [
+        title,
+        Padding(key_value_table(_decision_rows(problem["decision"])), (0, 0, 0, 2)),
+    ]
     ran = [m for m in problem["measurements"] if m["outcome"] == "ok"]
     if ran:
-        made = table("", "config", ">measured", ">forecast", ">90 % range", ">off by")
+        made = plain_table("", "config", ">measured", ">forecast", ">90 % range", ">off by")
         for place, m in enumerate(ran[:top], 1):
             chosen = problem["decision"] is not None and m["candidate"] == problem["decision"]["candidate"]
             made.add_row(f"{place}", *_forecast_cells(m, ran[0]["median_ms"]), style="bold" if chosen else "")
@@ -211,7 +214,7 @@ def _forecast_cells(m: Mapping[str, Any], best_ms: float) -> list[Text]:
     ]
 
 
-def _decision_facts(decision: Mapping[str, Any] | None) -> list[tuple[str, str | Text]]:
+def _decision_rows(decision: Mapping[str, Any] | None) -> list[tuple[str, str | Text]]:
     if decision is None:
         return [("decision", Text("none stored: measured, imported or interrupted", style="yellow"))]
     cost = decision["cost"]

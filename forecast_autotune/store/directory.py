@@ -10,32 +10,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forecast_autotune.errors import StoreError
-from forecast_autotune.records import Decision, Measurement, Verdict
+from forecast_autotune.records import Decision, Measurement, RiskVerdict
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.files import (
-    Notes,
+    StoreNotes,
+    acquire_lock,
     append,
     flush_to_disk,
     host_name,
     problem_file,
     release_lock,
-    take_lock,
-    write_whole,
+    write_atomically,
 )
-from forecast_autotune.store.log import MALFORMED, Log, decode, encode
+from forecast_autotune.store.log import MALFORMED, LogFile, decode, encode
 from forecast_autotune.store.watch import forget
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem
 
-Record = TypeVar("Record")
+FileRecord = TypeVar("FileRecord")
 
-_PATIENCE_S = 10.0
+_LOCK_TIMEOUT_S = 10.0
 """Longest wait for another process's write, which takes well under a millisecond."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One line to be stored; `measurement` is None when only the problem has to be known."""
 
     problem: Problem
@@ -43,27 +43,27 @@ class Entry:
     line: bytes
 
     @classmethod
-    def of(cls, problem: Problem, measurement: Measurement | None) -> Entry:
+    def of(cls, problem: Problem, measurement: Measurement | None) -> LogEntry:
         """Serialize. Raises `RecordError` for values that JSON cannot hold."""
         return cls(problem, measurement, b"" if measurement is None else encode(measurement.to_json()))
 
 
-class Directory:
+class KernelDirectory:
     """The store's view of one `<device>/<kernel>` directory. `path` None: memory only."""
 
-    def __init__(self, path: Path | None, notes: Notes) -> None:
+    def __init__(self, path: Path | None, notes: StoreNotes) -> None:
         self.path = path
         self._notes = notes
-        self._own = None if path is None else f"log-{host_name()}.jsonl"
-        self._logs: dict[str, Log] = {}
-        self._kept: list[Entry] = []
+        self._own_log_name = None if path is None else f"log-{host_name()}.jsonl"
+        self._logs: dict[str, LogFile] = {}
+        self._unwritten: list[LogEntry] = []
         """What is not on disk: everything in memory-only mode, else what could not be written."""
         self._decisions: dict[str, Decision] = {}
         """Likewise for decisions."""
         self._facts: dict[str, Mapping[str, Any]] = {}
         """Likewise for facts."""
         self._unsynced = False
-        self._patience_s = _PATIENCE_S
+        self._patience_s = _LOCK_TIMEOUT_S
         self._mutexes: dict[str, threading.Lock] = {}
 
     def forget(self) -> None:
@@ -90,10 +90,10 @@ class Directory:
         for name in sorted(names):
             self._log(name).refresh()
 
-    def _log(self, name: str) -> Log:
+    def _log(self, name: str) -> LogFile:
         if name not in self._logs:
             assert self.path is not None
-            self._logs[name] = Log(self.path / name, self._notes)
+            self._logs[name] = LogFile(self.path / name, self._notes)
         return self._logs[name]
 
     def measurements(self, problem_id: str) -> list[Measurement]:
@@ -102,8 +102,8 @@ class Directory:
         Hosts are merged by time; a measurement without a time counts as older than all others.
         """
         found = [m for log in self._logs.values() for m in log.measurements.get(problem_id, ())]
-        stored = set(found) if self._kept and found else set()
-        for entry in self._kept:
+        stored = set(found) if self._unwritten and found else set()
+        for entry in self._unwritten:
             m = entry.measurement
             # A write that failed late (at close, on a network) may have arrived all the same.
             if m is not None and m.problem == problem_id and m not in stored:
@@ -115,7 +115,7 @@ class Directory:
         known: dict[str, Problem] = {}
         for log in self._logs.values():
             known |= {name: problem for name, problem in log.problems.items() if name not in known}
-        for entry in self._kept:
+        for entry in self._unwritten:
             known.setdefault(entry.problem.id, entry.problem)
         return known
 
@@ -125,7 +125,9 @@ class Directory:
             if measurements := self.measurements(problem.id):
                 yield Table(problem, measurements)
 
-    def _read(self, path: Path, record: Callable[[dict[str, Any]], Record], otherwise: str) -> Record | None:
+    def _read(
+        self, path: Path, record: Callable[[dict[str, Any]], FileRecord], otherwise: str
+    ) -> FileRecord | None:
         """What a JSON file holds; None where there is no file, and, with a note, where it is damaged."""
         try:
             return record(decode(path.read_bytes()))
@@ -139,69 +141,71 @@ class Directory:
 
     # --- writing ---
 
-    def add(self, entries: list[Entry], *, unique: bool = False) -> int:
+    def add(self, entries: list[LogEntry], *, unique: bool = False) -> int:
         """Append entries in one write; returns how many were added.
 
         `unique` leaves out what is held already. What cannot be written is kept in memory, reported,
         and written together with the next entry that can be.
         """
-        if self.path is None or self._own is None:
-            fresh = self._unknown(entries) if unique else entries
-            self._kept += fresh
+        if self.path is None or self._own_log_name is None:
+            fresh = self._not_held(entries) if unique else entries
+            self._unwritten += fresh
             return len(fresh)
         lock = None
         fresh = entries
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            own = self._log(self._own)
+            own = self._log(self._own_log_name)
             try:
-                lock = take_lock(own.lock_path, self._patience_s, 0.002)
+                lock = acquire_lock(own.lock_path, self._patience_s, 0.002)
             except TimeoutError:
                 self._patience_s = 0.0
-                self._notes.add(f"{own.lock_path}: held for {_PATIENCE_S:.0f} s by another process, ignored")
+                self._notes.add(
+                    f"{own.lock_path}: held for {_LOCK_TIMEOUT_S:.0f} s by another process, ignored"
+                )
             if unique:
                 self.refresh()
-                fresh = self._unknown(entries)
+                fresh = self._not_held(entries)
             own.refresh(locked=lock is not None)
-            if payload := self._payload(own, fresh):
+            if payload := self._lines_to_write(own, fresh):
                 append(own.path, payload, exclusive=lock is not None)
                 self._unsynced = True
                 own.refresh(locked=lock is not None)
-            self._kept = []
+            self._unwritten = []
         except OSError as error:
-            fresh = self._unknown(entries) if unique else entries
-            self._kept += fresh
-            self._unsaved(error)
+            fresh = self._not_held(entries) if unique else entries
+            self._unwritten += fresh
+            self._warn_unsaved(error)
         finally:
             release_lock(lock)
         return len(fresh)
 
-    def _unsaved(self, error: OSError) -> None:
+    def _warn_unsaved(self, error: OSError) -> None:
         self._notes.add(
             f"the measurement store cannot write to {self.path} ({error}); results stay in memory "
             "only: free space there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
             topic="unsaved",
         )
 
-    def _payload(self, own: Log, fresh: list[Entry]) -> bytes:
+    def _lines_to_write(self, own: LogFile, fresh: list[LogEntry]) -> bytes:
         lines: list[bytes] = []
         written = set(own.problems)
-        arrived = [e for e in self._kept if e.measurement in own.measurements.get(e.problem.id, ())]
-        for entry in [*(e for e in self._kept if e not in arrived), *fresh]:
+        arrived = [e for e in self._unwritten if e.measurement in own.measurements.get(e.problem.id, ())]
+        for entry in [*(e for e in self._unwritten if e not in arrived), *fresh]:
             if entry.problem.id not in written:
                 written.add(entry.problem.id)
                 lines.append(encode(entry.problem.to_json()))
             lines.append(entry.line)
         return b"".join(lines)
 
-    def _unknown(self, entries: list[Entry]) -> list[Entry]:
+    def _not_held(self, entries: list[LogEntry]) -> list[LogEntry]:
         """Entries whose (problem, candidate, time of day, median) is not held yet."""
 
         def name(m: Measurement) -> tuple[object, ...]:
             return m.problem, m.candidate.id, m.outcome, m.at, m.median_ms
 
         held = {name(m) for i in {e.problem.id for e in entries} for m in self.measurements(i)}
-        new: list[Entry] = []
+        new: list[LogEntry] = []
         for entry in entries:
             if entry.measurement is not None and (key := name(entry.measurement)) not in held:
                 held.add(key)
@@ -210,12 +214,12 @@ class Directory:
 
     def sync(self) -> None:
         """Make what was appended survive a power cut."""
-        if self.path is None or self._own is None or not self._unsynced:
+        if self.path is None or self._own_log_name is None or not self._unsynced:
             return
         try:
-            flush_to_disk(self.path / self._own)
+            flush_to_disk(self.path / self._own_log_name)
         except OSError as error:
-            self._notes.add(f"{self.path / self._own}: not flushed to disk: {error}")
+            self._notes.add(f"{self.path / self._own_log_name}: not flushed to disk: {error}")
         self._unsynced = False
 
     # --- decisions ---
@@ -243,14 +247,14 @@ class Directory:
             self._decisions[problem.id] = decision
         else:
             try:
-                write_whole(self.path / "decisions" / f"{problem_file(problem.id)}.json", payload)
+                write_atomically(self.path / "decisions" / f"{problem_file(problem.id)}.json", payload)
                 self._decisions.pop(problem.id, None)
             except OSError as error:
                 self._decisions[problem.id] = decision
-                self._unsaved(error)
+                self._warn_unsaved(error)
         self.refresh()
         if problem.id not in self.problems():
-            self.add([Entry.of(problem, None)])
+            self.add([LogEntry.of(problem, None)])
 
     def decisions(self) -> Iterator[tuple[Problem, Decision]]:
         """Every decision with its problem, after the last refresh."""
@@ -282,12 +286,12 @@ class Directory:
             self._facts[problem_id] = facts
             return
         try:
-            write_whole(self.path / "facts" / f"{problem_file(problem_id)}.json", payload)
+            write_atomically(self.path / "facts" / f"{problem_file(problem_id)}.json", payload)
         except OSError as error:
             # Only a refit misses them, and the next decision writes them again.
-            self._unsaved(error)
+            self._warn_unsaved(error)
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[RiskVerdict]:
         """All verdicts of the decisions on file; decisions without any are not even parsed."""
         found = dict(self._decisions)
         if self.path is not None:
@@ -317,7 +321,7 @@ class Directory:
         # Busy and impossible are both a plain False here.
         with contextlib.suppress(OSError):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = take_lock(self.path / f"tuning-{problem_file(problem_id)}.lock", timeout_s, 0.02)
+            lock = acquire_lock(self.path / f"tuning-{problem_file(problem_id)}.lock", timeout_s, 0.02)
         try:
             yield lock is not None
         finally:
@@ -332,18 +336,18 @@ class Directory:
         Returns the number of measurements removed. Raises `StoreError` when a file cannot be removed.
         """
         self.refresh()
-        count = sum(len(self.measurements(name)) for name in self._ids())
-        self._kept, self._decisions, self._facts = [], {}, {}
+        count = sum(len(self.measurements(name)) for name in self._known_ids())
+        self._unwritten, self._decisions, self._facts = [], {}, {}
         if self.path is None:
             return count
         try:
             for log in list(self._logs.values()):
-                lock = take_lock(log.lock_path, _PATIENCE_S, 0.002)
+                lock = acquire_lock(log.lock_path, _LOCK_TIMEOUT_S, 0.002)
                 try:
                     log.clear()
                 finally:
                     release_lock(lock)
-            for path in [*_children(self.path / "decisions"), *_children(self.path / "facts")]:
+            for path in [*_subdirectories(self.path / "decisions"), *_subdirectories(self.path / "facts")]:
                 path.unlink(missing_ok=True)
             forget(self.path)
         except OSError as error:
@@ -353,12 +357,12 @@ class Directory:
         self._logs = {}
         return count
 
-    def _ids(self) -> Iterable[str]:
+    def _known_ids(self) -> Iterable[str]:
         logged = {name for log in self._logs.values() for name in log.measurements}
-        return logged | {entry.problem.id for entry in self._kept}
+        return logged | {entry.problem.id for entry in self._unwritten}
 
 
-def _children(path: Path) -> list[Path]:
+def _subdirectories(path: Path) -> list[Path]:
     try:
         return sorted(path.iterdir())
     except (FileNotFoundError, NotADirectoryError):

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.store.similar import nearness
+from forecast_autotune.store.similar import nearness_key
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem
-    from forecast_autotune.store.directory import Directory
+    from forecast_autotune.store.directory import KernelDirectory
     from forecast_autotune.surrogates.protocol import Relative
 
 DEVICES = 8
@@ -19,7 +19,7 @@ BYTES = 4 * 1024 * 1024
 """Their logs together are no larger than this: about a twentieth of a second per MiB, once per process."""
 
 
-def affordable(root: Path, kernel: str, own: str) -> list[Path]:
+def affordable_directories(root: Path, kernel: str, own: str) -> list[Path]:
     """Directories of a kernel on devices other than `own`, by name, within `DEVICES` and `BYTES`.
 
     `kernel` and `own` are directory names; a directory whose logs are too large is passed over. Raises
@@ -37,7 +37,7 @@ def affordable(root: Path, kernel: str, own: str) -> list[Path]:
     return found
 
 
-def nearest(problem: Problem, directories: Iterable[Directory]) -> list[Relative]:
+def nearest_relatives(problem: Problem, directories: Iterable[KernelDirectory]) -> list[Relative]:
     """Of each device class the most similar problem of the very same source that ran, nearest first.
 
     Nothing where the source is not known: times of another kernel must not pass for this one's.
@@ -48,10 +48,10 @@ def nearest(problem: Problem, directories: Iterable[Directory]) -> list[Relative
     source = problem.kernel.source_sha256
     for directory in directories:
         same = [p for p in directory.problems().values() if source and p.kernel.source_sha256 == source]
-        for other in sorted(same, key=lambda p: nearness(problem, p)):
+        for other in sorted(same, key=lambda p: nearness_key(problem, p)):
             rows = tuple(directory.measurements(other.id))
             if any(m.ok for m in rows):
                 made.append(Relative(other, rows))
                 break
-    made.sort(key=lambda r: nearness(problem, r.problem))
+    made.sort(key=lambda r: nearness_key(problem, r.problem))
     return made

@@ -22,7 +22,7 @@ class StoreWarning(UserWarning):
     """Something in the store was skipped or could not be saved; tuning goes on without it."""
 
 
-class Notes:
+class StoreNotes:
     """Human-readable notes; each distinct one is kept and issued as a `StoreWarning` once."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def host_name() -> str:
     return _UNSAFE.sub("-", platform.node()).strip("-.")[:80] or "localhost"
 
 
-def take_lock(path: Path, timeout_s: float, poll_s: float) -> BaseFileLock | None:
+def acquire_lock(path: Path, timeout_s: float, poll_s: float) -> BaseFileLock | None:
     """Take an exclusive lock that dies with its holder.
 
     Returns None where no lock can be had at all (read-only directory, no support for locks). Raises
@@ -116,7 +116,7 @@ def append(path: Path, payload: bytes, *, exclusive: bool) -> None:
             raise
 
 
-def write_whole(path: Path, payload: bytes) -> None:
+def write_atomically(path: Path, payload: bytes) -> None:
     """Replace a small file atomically: readers see the old or the new bytes, never a mixture.
 
     Raises `OSError` when that is impossible; the old file then stays as it was.

@@ -11,12 +11,12 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import SCHEMA, Measurement, Problem
 from forecast_autotune.records.fields import decode_json
-from forecast_autotune.store.files import Notes, release_lock, take_lock
+from forecast_autotune.store.files import StoreNotes, acquire_lock, release_lock
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What reading a line of arbitrary bytes as a record can raise. `RecordError` is a ValueError."""
 
-_SHOWN = 3
+_MAX_SHOWN_LINES = 3
 """Bad lines named one by one per read; the rest are counted, so garbage cannot flood a terminal."""
 
 _HEAD = 64
@@ -47,16 +47,16 @@ def decode(raw: bytes) -> dict[str, Any]:
     return data
 
 
-class Log:
+class LogFile:
     """What one log file holds, kept current by reading only what was appended since the last time."""
 
-    def __init__(self, path: Path, notes: Notes) -> None:
+    def __init__(self, path: Path, notes: StoreNotes) -> None:
         self.path = path
         self.lock_path = path.with_name(path.name + ".lock")
         self._notes = notes
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.problems: dict[str, Problem] = {}
         self.measurements: dict[str, list[Measurement]] = {}
         self._identity: tuple[int, int] | None = None
@@ -80,25 +80,25 @@ class Log:
         reported. An unreadable file is reported, and what was read of it before is kept.
         """
         try:
-            rest = self._follow()
+            rest = self._read_appended()
             if rest and not self._torn:
-                self._settle(rest, locked)
+                self._resolve_tail(rest, locked)
         except FileNotFoundError:
-            self._forget()
+            self._reset()
         except OSError as error:
             self._notes.add(f"{self.path}: cannot be read, its measurements are unknown here: {error}")
 
-    def _settle(self, rest: bytes, locked: bool) -> None:
+    def _resolve_tail(self, rest: bytes, locked: bool) -> None:
         """Judge text after the last newline: a write still under way, or torn by a kill?"""
         lock = None
         try:
             if not locked:
                 # Writers hold the lock: whatever is unfinished while we have it stays unfinished.
-                lock = take_lock(self.lock_path, 1.0, 0.002)
-                rest = self._follow()
+                lock = acquire_lock(self.lock_path, 1.0, 0.002)
+                rest = self._read_appended()
             if not rest:
                 return
-            error = self._take(rest, self._lines + 1)
+            error = self._index_line(rest, self._lines + 1)
             if error is None:  # torn exactly before its newline, and no proper prefix of an object is one
                 self._advance(rest)
             else:
@@ -111,13 +111,13 @@ class Log:
         finally:
             release_lock(lock)
 
-    def _follow(self) -> bytes:
+    def _read_appended(self) -> bytes:
         """Take in all complete lines behind our position; returns the text after the last newline."""
         with self.path.open("rb", buffering=0) as stream:
             stat = os.fstat(stream.fileno())
             head = stream.read(_HEAD)
             if self._identity != (stat.st_dev, stat.st_ino) or not head.startswith(self._head):
-                self._forget()  # removed or cleared, and started anew
+                self._reset()  # removed or cleared, and started anew
             self._identity, self._head = (stat.st_dev, stat.st_ino), head
             if stat.st_size == self._offset:
                 return b""
@@ -125,28 +125,30 @@ class Log:
             data = stream.readall()
         if data[: len(self._last)] != self._last:
             # Shorter than before, or cut and grown again: a failed write that we had read was undone.
-            self._forget()
-            return self._follow()
+            self._reset()
+            return self._read_appended()
         *lines, rest = data[len(self._last) :].split(b"\n")
         bad: list[str] = []
         for number, raw in enumerate(lines, self._lines + 1):
-            if raw.strip() and (error := self._take(raw, number)) is not None and number != self._torn:
+            if raw.strip() and (error := self._index_line(raw, number)) is not None and number != self._torn:
                 bad.append(f"{self.path}:{number}: skipped a line that is no record ({error})")
         if lines:
             self._advance(data[len(self._last) : len(data) - len(rest)])
             self._lines += len(lines)
             self._torn = 0
-        for text in bad[:_SHOWN]:
+        for text in bad[:_MAX_SHOWN_LINES]:
             self._notes.add(text)
-        if len(bad) > _SHOWN:
-            self._notes.add(f"{self.path}: skipped {len(bad) - _SHOWN} more lines that are no records")
+        if len(bad) > _MAX_SHOWN_LINES:
+            self._notes.add(
+                f"{self.path}: skipped {len(bad) - _MAX_SHOWN_LINES} more lines that are no records"
+            )
         return rest
 
     def _advance(self, read: bytes) -> None:
         self._offset += len(read)
         self._last = read[-1:]
 
-    def _take(self, raw: bytes, number: int) -> str | None:
+    def _index_line(self, raw: bytes, number: int) -> str | None:
         """Index one line; returns what is wrong with it, or None."""
         try:
             data = decode(raw)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem, Scalar
 
-_OTHER = 1.0
+_MISMATCH_DISTANCE = 1.0
 """What a differing dtype, flag or missing argument counts: as much as one size off by a factor of two."""
 
 
@@ -32,7 +32,7 @@ def _log2_of_size(n: int) -> float:
     return math.log2(1.0 + max(n, 0))
 
 
-def features(problem: Problem) -> dict[str, float | str]:
+def similarity_features(problem: Problem) -> dict[str, float | str]:
     """Sizes on a log2 scale and everything else as text, by name.
 
     Shapes per argument and axis, scalars, constexprs, and the tuning key by position: what the user
@@ -51,7 +51,7 @@ def features(problem: Problem) -> dict[str, float | str]:
     return found
 
 
-def distance(a: dict[str, float | str], b: dict[str, float | str]) -> float:
+def feature_distance(a: dict[str, float | str], b: dict[str, float | str]) -> float:
     """Sum over names of |difference| of the log2 sizes; anything else that differs counts 1."""
     total = 0.0
     for name in a.keys() | b.keys():
@@ -59,12 +59,12 @@ def distance(a: dict[str, float | str], b: dict[str, float | str]) -> float:
         if isinstance(x, float) and isinstance(y, float):
             total += abs(x - y)
         elif x != y:
-            total += _OTHER
+            total += _MISMATCH_DISTANCE
     return total
 
 
-def nearness(problem: Problem, other: Problem) -> tuple[bool, float, str]:
-    """Sort key, nearest first: same source before others, then `distance`, then the id."""
+def nearness_key(problem: Problem, other: Problem) -> tuple[bool, float, str]:
+    """Sort key, nearest first: same source before others, then `feature_distance`, then the id."""
     source = problem.kernel.source_sha256
     changed = not source or source != other.kernel.source_sha256
-    return changed, distance(features(problem), features(other)), other.id
+    return changed, feature_distance(similarity_features(problem), similarity_features(other)), other.id

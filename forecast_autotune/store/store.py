@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.settings import user_directory
-from forecast_autotune.store.directory import Directory, Entry
-from forecast_autotune.store.elsewhere import DEVICES, affordable, nearest
-from forecast_autotune.store.files import Notes, device_directory, kernel_directory
-from forecast_autotune.store.similar import nearness
+from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.store.directory import KernelDirectory, LogEntry
+from forecast_autotune.store.elsewhere import DEVICES, affordable_directories, nearest_relatives
+from forecast_autotune.store.files import StoreNotes, device_directory, kernel_directory
+from forecast_autotune.store.similar import nearness_key
 from forecast_autotune.store.variants import VariantFiles, with_checks
-from forecast_autotune.store.watch import crashed, watching
+from forecast_autotune.store.watch import launch_marker, recover_crashes
 
 if TYPE_CHECKING:
-    from forecast_autotune.records import Candidate, Decision, Measurement, Problem, Verdict
+    from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict
     from forecast_autotune.records.table import Table
     from forecast_autotune.surrogates.protocol import Relative
     from forecast_autotune.variants.records import Check, Variant
@@ -42,11 +42,11 @@ class Store:
 
     def __init__(self, root: Path | None) -> None:
         self.root = None if root is None else Path(root).absolute()
-        self._notes = Notes()
+        self._notes = StoreNotes()
         self._variants = VariantFiles(self.root, self._notes)
         self._mutex = threading.RLock()
-        self._directories: dict[tuple[str, str], Directory] = {}
-        self._verdicts: dict[str, list[Verdict]] = {}
+        self._directories: dict[tuple[str, str], KernelDirectory] = {}
+        self._verdicts: dict[str, list[RiskVerdict]] = {}
         """By device directory, as far as they were asked for."""
         _STORES.add(self)
 
@@ -59,7 +59,7 @@ class Store:
         """
         if root is None:
             if chosen := os.environ.get("FORECAST_AUTOTUNE_CACHE_DIR"):
-                root = user_directory(chosen)
+                root = parse_user_directory(chosen)
             else:
                 import platformdirs
 
@@ -71,7 +71,7 @@ class Store:
             return _DEFAULTS[root]
 
     @property
-    def problems_reported(self) -> list[str]:
+    def issued_warnings(self) -> list[str]:
         """Notes on what was skipped or not saved; each was also issued once as a `StoreWarning`."""
         return list(self._notes.texts)
 
@@ -97,9 +97,9 @@ class Store:
             directory = self._directory(problem)
             directory.refresh()
             tables = [t for t in directory.tables() if t.problem.id != problem.id]
-            others = nearest(problem, self._elsewhere(problem)) if limit > 0 else []
+            others = nearest_relatives(problem, self._other_device_directories(problem)) if limit > 0 else []
         tables = [t for t in tables if any(m.ok for m in t.measurements)]
-        tables.sort(key=lambda t: nearness(problem, t.problem))
+        tables.sort(key=lambda t: nearness_key(problem, t.problem))
         return [Relative(t.problem, tuple(t.measurements)) for t in tables[: max(limit, 0)]] + others
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
@@ -145,7 +145,7 @@ class Store:
         with self._mutex:
             self._directory(problem).put_facts(problem.id, facts)
 
-    def verdicts(self, problem: Problem) -> list[Verdict]:
+    def verdicts(self, problem: Problem) -> list[RiskVerdict]:
         """What became of the risks stated on this problem's device class, whatever the kernel.
 
         Read from the decisions on file once per process, and again after a decision with verdicts.
@@ -154,7 +154,7 @@ class Store:
         with self._mutex:
             if device not in self._verdicts:
                 for path in self._on_disk(device):
-                    self._at(path.parent.name, path.name)
+                    self._directory_at(path.parent.name, path.name)
                 self._verdicts[device] = [
                     verdict
                     for (slug, _), directory in sorted(self._directories.items())
@@ -176,11 +176,11 @@ class Store:
 
     def watch(self, problem: Problem, candidate: Candidate) -> contextlib.AbstractContextManager[None]:
         """Remember whom a process was launching, should it die inside the `with` block."""
-        return watching(self._directory(problem).path, problem, candidate)
+        return launch_marker(self._directory(problem).path, problem, candidate)
 
     def recover(self, problem: Problem) -> list[Measurement]:
         """Record and return the candidates whose launch took a process of this host down."""
-        found = crashed(self._directory(problem).path, problem)
+        found = recover_crashes(self._directory(problem).path, problem)
         for measurement in found:
             self.add(problem, measurement)
         return found
@@ -203,7 +203,7 @@ class Store:
 
     def variants_of(self, kernel: str | None = None) -> list[Variant]:
         """The variants of all kernels whose name contains `kernel`, in any case."""
-        return [v for v in self.variants() if _holds(kernel, v.kernel)]
+        return [v for v in self.variants() if _matches_all(kernel, v.kernel)]
 
     def clear_variants(self, kernel: str | None = None) -> int:
         """Remove `variants_of(kernel)`; returns how many. Raises `StoreError` if a file cannot be removed."""
@@ -262,29 +262,29 @@ class Store:
 
     # --- directories ---
 
-    def _directory(self, problem: Problem) -> Directory:
-        return self._named(problem.device.slug, problem.kernel.name)
+    def _directory(self, problem: Problem) -> KernelDirectory:
+        return self._directory_named(problem.device.slug, problem.kernel.name)
 
-    def _named(self, slug: str, kernel: str) -> Directory:
-        return self._at(device_directory(slug), kernel_directory(kernel))
+    def _directory_named(self, slug: str, kernel: str) -> KernelDirectory:
+        return self._directory_at(device_directory(slug), kernel_directory(kernel))
 
-    def _at(self, device: str, kernel: str) -> Directory:
+    def _directory_at(self, device: str, kernel: str) -> KernelDirectory:
         name = (device, kernel)
         if name not in self._directories:
             path = None if self.root is None else self.root / _VERSION / device / kernel
-            self._directories[name] = Directory(path, self._notes)
+            self._directories[name] = KernelDirectory(path, self._notes)
         return self._directories[name]
 
-    def _elsewhere(self, problem: Problem) -> list[Directory]:
+    def _other_device_directories(self, problem: Problem) -> list[KernelDirectory]:
         """This kernel's directories of other device classes, read up to date; see `elsewhere`."""
         own, kernel = device_directory(problem.device.slug), kernel_directory(problem.kernel.name)
         if self.root is not None:
             try:
-                paths = affordable(self.root / _VERSION, kernel, own)
+                paths = affordable_directories(self.root / _VERSION, kernel, own)
             except OSError as error:
                 self._notes.add(f"{self.root}: cannot be listed: {error}")
                 return []
-            found = [self._at(path.parent.name, path.name) for path in paths]
+            found = [self._directory_at(path.parent.name, path.name) for path in paths]
         else:
             held = sorted(self._directories)
             found = [self._directories[x] for x in held if x[1] == kernel and x[0] != own][:DEVICES]
@@ -292,11 +292,11 @@ class Store:
             directory.refresh()
         return found
 
-    def _matching(self, kernel: str | None, device: str | None) -> list[Directory]:
+    def _matching(self, kernel: str | None, device: str | None) -> list[KernelDirectory]:
         """Directories that hold a problem passing both filters, read up to date."""
         with self._mutex:
             for path in self._on_disk():
-                self._at(path.parent.name, path.name)
+                self._directory_at(path.parent.name, path.name)
             found = []
             for (slug, _), directory in sorted(self._directories.items()):
                 directory.refresh()
@@ -306,7 +306,7 @@ class Store:
                     # Nothing to show or to match by, but `clear()` of everything includes it.
                     if kernel is None and device is None:
                         found.append(directory)
-                elif _holds(kernel, problem.kernel.name) and _holds(
+                elif _matches_all(kernel, problem.kernel.name) and _matches_all(
                     device, slug, problem.device.slug, problem.device.name
                 ):
                     found.append(directory)
@@ -336,16 +336,16 @@ def _with_facts(table: Table, facts: Mapping[str, Any] | None) -> Table:
     return replace(table, problem=problem)
 
 
-def _entry(problem: Problem, measurement: Measurement) -> Entry:
+def _entry(problem: Problem, measurement: Measurement) -> LogEntry:
     if measurement.problem != problem.id:
         raise RecordError(
             f"a measurement is filed under its own problem: it is about {measurement.problem!r}, not "
             f"{problem.id!r}; pass the problem it was measured for"
         )
-    return Entry.of(problem, measurement)
+    return LogEntry.of(problem, measurement)
 
 
-def _holds(part: str | None, *names: str) -> bool:
+def _matches_all(part: str | None, *names: str) -> bool:
     return part is None or any(part.lower() in name.lower() for name in names)
 
 

@@ -14,12 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from forecast_autotune.errors import StoreError
-from forecast_autotune.store.files import Notes, problem_file, release_lock, take_lock, write_whole
+from forecast_autotune.store.files import (
+    StoreNotes,
+    acquire_lock,
+    problem_file,
+    release_lock,
+    write_atomically,
+)
 from forecast_autotune.store.log import MALFORMED, decode, encode
 from forecast_autotune.variants.records import Check, Variant
 
 FOLDER = "variants"
-_PATIENCE_S = 10.0
+_LOCK_TIMEOUT_S = 10.0
 _DIGEST = "source_sha256"
 """In a file: sha256 of the source that the checks were made of."""
 
@@ -27,7 +33,7 @@ _DIGEST = "source_sha256"
 class VariantFiles:
     """The variants of a store. `root` None: memory only."""
 
-    def __init__(self, root: Path | None, notes: Notes) -> None:
+    def __init__(self, root: Path | None, notes: StoreNotes) -> None:
         self._path = None if root is None else root / FOLDER
         self._notes = notes
         self._kept: dict[tuple[str, str], Variant] = {}
@@ -38,7 +44,7 @@ class VariantFiles:
         found = {(v.base_sha256, v.name): v for v in self._read(base_sha256)}
         for key, variant in self._kept.items():
             if base_sha256 in (None, key[0]):
-                found[key] = _merged(found.get(key), variant)
+                found[key] = _merge_checks(found.get(key), variant)
         return sorted(found.values(), key=lambda v: (v.kernel, v.base_sha256, v.name))
 
     def put(self, variant: Variant) -> None:
@@ -50,23 +56,25 @@ class VariantFiles:
         payload = _encoded(variant)
         key = variant.base_sha256, variant.name
         if self._path is None:
-            self._kept[key] = _merged(self._kept.get(key), variant)
+            self._kept[key] = _merge_checks(self._kept.get(key), variant)
             return
         path = self._file(self._path, *key)
         lock = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                lock = take_lock(path.parent / ".lock", _PATIENCE_S, 0.002)
+                lock = acquire_lock(path.parent / ".lock", _LOCK_TIMEOUT_S, 0.002)
             except TimeoutError:
-                self._notes.add(f"{path.parent}: locked for {_PATIENCE_S:.0f} s by another process, ignored")
-            held = self._one(path) if path.exists() else None
+                self._notes.add(
+                    f"{path.parent}: locked for {_LOCK_TIMEOUT_S:.0f} s by another process, ignored"
+                )
+            held = self._read_file(path) if path.exists() else None
             for known in (held, self._kept.get(key)):
-                payload = _encoded(variant := _merged(known, variant))
-            write_whole(path, payload)
+                payload = _encoded(variant := _merge_checks(known, variant))
+            write_atomically(path, payload)
             self._kept.pop(key, None)
         except OSError as error:
-            self._kept[key] = _merged(self._kept.get(key), variant)
+            self._kept[key] = _merge_checks(self._kept.get(key), variant)
             self._notes.add(
                 f"variants cannot be written to {path.parent} ({error}); they stay in memory only: free "
                 "space there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
@@ -105,7 +113,7 @@ class VariantFiles:
             self._notes.add(f"{self._path}: cannot be listed: {error}")
             return
         for path in paths:
-            variant = self._one(path)
+            variant = self._read_file(path)
             if variant is None:
                 continue
             if path != self._file(self._path, variant.base_sha256, variant.name):
@@ -113,7 +121,7 @@ class VariantFiles:
             else:
                 yield variant
 
-    def _one(self, path: Path) -> Variant | None:
+    def _read_file(self, path: Path) -> Variant | None:
         try:
             variant = Variant.from_json(decode(path.read_bytes()))
         except FileNotFoundError:
@@ -131,7 +139,7 @@ class VariantFiles:
         return replace(variant, extra={k: v for k, v in variant.extra.items() if k != _DIGEST})
 
 
-def unchecked(variants: Iterable[Variant]) -> list[Variant]:
+def without_checks(variants: Iterable[Variant]) -> list[Variant]:
     """Variants of others without their checks: what ran on their machines proves nothing to this one."""
     return [replace(v, checks=()) for v in variants]
 
@@ -141,7 +149,7 @@ def with_checks(variant: Variant, checks: Sequence[Check]) -> Variant:
     return replace(variant, checks=tuple(dict.fromkeys((*variant.checks, *checks))))
 
 
-def _merged(known: Variant | None, variant: Variant) -> Variant:
+def _merge_checks(known: Variant | None, variant: Variant) -> Variant:
     if known is None or known.source != variant.source:
         return variant
     return with_checks(replace(variant, checks=known.checks), variant.checks)

@@ -20,9 +20,9 @@ from forecast_autotune.store.files import host_name, problem_file
 
 
 @contextlib.contextmanager
-def watching(directory: Path | None, problem: Problem, candidate: Candidate) -> Iterator[None]:
+def launch_marker(directory: Path | None, problem: Problem, candidate: Candidate) -> Iterator[None]:
     """Leave a note while the block runs. Any ordinary way out, an exception too, removes it."""
-    path = None if directory is None else directory / _name(problem, os.getpid())
+    path = None if directory is None else directory / _marker_name(problem, os.getpid())
     text = json.dumps({"variant": candidate.variant, "config": candidate.config.to_json()})
     if path is not None:
         try:
@@ -38,15 +38,15 @@ def watching(directory: Path | None, problem: Problem, candidate: Candidate) -> 
                 path.unlink()
 
 
-def crashed(directory: Path | None, problem: Problem) -> list[Measurement]:
+def recover_crashes(directory: Path | None, problem: Problem) -> list[Measurement]:
     """What dead processes of this host left behind, as failed measurements; removes the notes."""
     found: list[Measurement] = []
     if directory is None or not directory.is_dir():
         return found
-    for path in directory.glob(_name(problem, None)):
+    for path in directory.glob(_marker_name(problem, None)):
         pid = path.stem.rpartition("-")[2]
         # A note with our own number is from before a restart: we are not launching anything now.
-        if not pid.isdigit() or (int(pid) != os.getpid() and _alive(int(pid))):
+        if not pid.isdigit() or (int(pid) != os.getpid() and _is_alive(int(pid))):
             continue
         with contextlib.suppress(OSError, ValueError, RecordError, KeyError, TypeError):
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -72,11 +72,11 @@ def forget(directory: Path) -> None:
             path.unlink()
 
 
-def _name(problem: Problem, pid: int | None) -> str:
+def _marker_name(problem: Problem, pid: int | None) -> str:
     return f"running-{problem_file(problem.id)}-{host_name()}-{'*' if pid is None else pid}.json"
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

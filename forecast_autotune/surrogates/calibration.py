@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features.devices import known
-from forecast_autotune.features.listing import Listed
-from forecast_autotune.numerics import NOMINAL
+from forecast_autotune.features.devices import is_known_device
+from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Candidate, Device
 from forecast_autotune.surrogates.protocol import Array, Forecasts
 from forecast_autotune.surrogates.relatives import Kinship
@@ -30,27 +30,27 @@ SCHEMA = 3
 INFORMED, RELATED, FAR, FEW = "informed", "informed, related", "informed, far", "informed, few"
 FAMILIAR, STRANGE = "informed, familiar", "informed, strange"
 UNINFORMED, UNKNOWN = "uninformed", "unknown device"
-POOLED = "pooled"
+ALL_GROUPS = "pooled"
 GROUPS = (INFORMED, FAMILIAR, STRANGE, RELATED, FAR, FEW, UNINFORMED, UNKNOWN)
 """IR was read; of a kernel like those that were learned from, or unlike them; the kernel was tuned at a like
 shape, too, or at others only; the list is short, whatever was tuned; IR was not read; nothing is known of the
 device's speeds, with or without IR."""
-AWAY = (0.5, 0.85)
+FAMILIARITY_BOUNDS = (0.5, 0.85)
 """Distances (`corpus`) below which a kernel is familiar, and from which on it is strange: of kernels whose
 family was left out of the fit, about a quarter each."""
-LONG = 30
+LONG_LIST = 30
 """Candidates from which on a list is none of `FEW`: after five measurements little of a short list is left,
 and the risk that is stated there comes true less often."""
-OWN = (0, 1, 4, 9)
+OWN_MEASUREMENT_BOUNDS = (0, 1, 4, 9)
 """Lower ends of the classes of own measurements: intervals are right or wrong in another way in each."""
-ODDS = 2.0
+PESSIMISTIC_ODDS = 2.0
 """What the odds of being wrong are multiplied by in a group nothing was recorded of."""
-WIDEN = 1.3
+PESSIMISTIC_WIDTH = 1.3
 """... and its intervals."""
 
 
 @dataclass(frozen=True)
-class Curve:
+class CalibrationCurve:
     """A monotone curve through (stated, observed) knots; linear in between."""
 
     stated: tuple[float, ...]
@@ -74,22 +74,22 @@ class Curve:
         """The calibrated probabilities, in the shape of `stated`."""
         return np.asarray(np.interp(stated, self.stated, self.observed))
 
-    def odds(self, factor: float) -> Curve:
+    def odds(self, factor: float) -> CalibrationCurve:
         """The same curve with the odds of every observed share multiplied; certainty stays certain."""
         shifted = tuple(factor * p / (factor * p + 1.0 - p) for p in self.observed)
-        return Curve(self.stated, shifted)
+        return CalibrationCurve(self.stated, shifted)
 
-    def combined(self, other: Curve, choose: Callable[[float, float], float]) -> Curve:
+    def combined(self, other: CalibrationCurve, choose: Callable[[float, float], float]) -> CalibrationCurve:
         """Of both curves what `choose` (`max` or `min`) takes, at the knots of either."""
         knots = tuple(sorted({*self.stated, *other.stated}))
-        return Curve(knots, tuple(choose(self(x), other(x)) for x in knots))
+        return CalibrationCurve(knots, tuple(choose(self(x), other(x)) for x in knots))
 
     def to_json(self) -> list[list[float]]:
         """Knots as [stated, observed] pairs."""
         return [[x, y] for x, y in zip(self.stated, self.observed, strict=True)]
 
     @classmethod
-    def from_json(cls, data: Any) -> Curve:
+    def from_json(cls, data: Any) -> CalibrationCurve:
         """Read pairs. Raises `RecordError` for anything else."""
         try:
             pairs = [(float(x), float(y)) for x, y in data]
@@ -100,74 +100,80 @@ class Curve:
         return cls(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
 
 
-def class_of(own: int) -> int:
-    """Which class of `OWN` so many own measurements fall in."""
-    return sum(own >= least for least in OWN) - 1
+def measurement_class(own: int) -> int:
+    """Which class of `OWN_MEASUREMENT_BOUNDS` so many own measurements fall in."""
+    return sum(own >= least for least in OWN_MEASUREMENT_BOUNDS) - 1
 
 
-def width_class(own: int, each: int) -> int:
-    """Which class of `OWN` a forecast's intervals are of, after `own` measurements, `each` of every source.
+def interval_class(own: int, each: int) -> int:
+    """Which class of `OWN_MEASUREMENT_BOUNDS` a forecast's intervals are of, after `own` measurements, `each` of every source.
 
     The first fixes the level of all times, whichever source it is of: before it, they are far wider.
     """
-    return class_of(max(each, min(own, 1)))
+    return measurement_class(max(each, min(own, 1)))
 
 
-IDENTITY = Curve((0.0, 1.0), (0.0, 1.0))
+IDENTITY_CURVE = CalibrationCurve((0.0, 1.0), (0.0, 1.0))
 
 
-def per_source(own: int, candidates: Sequence[Candidate]) -> int:
+def measurements_per_source(own: int, candidates: Sequence[Candidate]) -> int:
     """Measurements of each of the sources in a list: what nine tell of one kernel, they do not of nine.
 
     Counted as one source's, a base that was decided vouches for rewrites that come later, and hardly any of
     them is tried (`benchmarks/decide_sources.py`).
     """
-    return own // max(1, Listed.of(candidates).sources)
+    return own // max(1, CandidateList.of(candidates).sources)
 
 
-_PLAIN = tuple((1.0,) * len(NOMINAL) for _ in OWN)
+_UNCALIBRATED_WIDTHS = tuple((1.0,) * len(INTERVAL_LEVELS) for _ in OWN_MEASUREMENT_BOUNDS)
 
 
 @dataclass(frozen=True)
-class Group:
+class CalibrationGroup:
     """The corrections of one group of problems."""
 
-    risk: tuple[Curve, ...] = (IDENTITY,) * len(OWN)
-    """Share of joint draws in which an untried candidate wins -> how often one does, per class of `OWN`:
+    risk: tuple[CalibrationCurve, ...] = (IDENTITY_CURVE,) * len(OWN_MEASUREMENT_BOUNDS)
+    """Share of joint draws in which an untried candidate wins -> how often one does, per class of `OWN_MEASUREMENT_BOUNDS`:
     the same share says less after three measurements than after ten."""
-    within: tuple[Curve, ...] = (IDENTITY,) * len(OWN)
+    within: tuple[CalibrationCurve, ...] = (IDENTITY_CURVE,) * len(OWN_MEASUREMENT_BOUNDS)
     """Share of draws in which a candidate is within a tolerance of the best -> how often it is, per
-    class of `OWN`."""
-    intervals: tuple[tuple[float, ...], ...] = _PLAIN
-    """Factors on half-widths, per class of `OWN` and level of `NOMINAL`: split-conformal quantiles of
+    class of `OWN_MEASUREMENT_BOUNDS`."""
+    intervals: tuple[tuple[float, ...], ...] = _UNCALIBRATED_WIDTHS
+    """Factors on half-widths, per class of `OWN_MEASUREMENT_BOUNDS` and level of `INTERVAL_LEVELS`: split-conformal quantiles of
     |observed - mean| / sd over those of a normal (Papadopoulos et al. 2002, normalised scores)."""
     problems: int = 0
 
     def __post_init__(self) -> None:
         shape = {len(row) for row in self.intervals}
         flat = [x for row in self.intervals for x in row]
-        if len(self.intervals) != len(OWN) or shape != {len(NOMINAL)} or not all(0.0 < x < 1e3 for x in flat):
+        if (
+            len(self.intervals) != len(OWN_MEASUREMENT_BOUNDS)
+            or shape != {len(INTERVAL_LEVELS)}
+            or not all(0.0 < x < 1e3 for x in flat)
+        ):
             raise RecordError(
-                f"interval factors need {len(OWN)} rows of {len(NOMINAL)} positive numbers, "
+                f"interval factors need {len(OWN_MEASUREMENT_BOUNDS)} rows of {len(INTERVAL_LEVELS)} positive numbers, "
                 f"got {self.intervals}"
             )
         for name, curves in (("risk", self.risk), ("within", self.within)):
-            if len(curves) != len(OWN):
-                raise RecordError(f"{name} needs {len(OWN)} curves, one per class {OWN}, got {len(curves)}")
+            if len(curves) != len(OWN_MEASUREMENT_BOUNDS):
+                raise RecordError(
+                    f"{name} needs {len(OWN_MEASUREMENT_BOUNDS)} curves, one per class {OWN_MEASUREMENT_BOUNDS}, got {len(curves)}"
+                )
 
-    def pessimistic(self) -> Group:
+    def pessimistic(self) -> CalibrationGroup:
         """For a group like none that was recorded: riskier, and less sure of any candidate."""
-        wider = tuple(tuple(WIDEN * max(1.0, x) for x in row) for row in self.intervals)
-        return Group(
-            tuple(curve.odds(ODDS) for curve in self.risk),
-            tuple(curve.odds(1.0 / ODDS) for curve in self.within),
+        wider = tuple(tuple(PESSIMISTIC_WIDTH * max(1.0, x) for x in row) for row in self.intervals)
+        return CalibrationGroup(
+            tuple(curve.odds(PESSIMISTIC_ODDS) for curve in self.risk),
+            tuple(curve.odds(1.0 / PESSIMISTIC_ODDS) for curve in self.within),
             wider,
             0,
         )
 
-    def worst(self, other: Group) -> Group:
+    def worst(self, other: CalibrationGroup) -> CalibrationGroup:
         """The less confident of both, statement by statement."""
-        return Group(
+        return CalibrationGroup(
             tuple(a.combined(b, max) for a, b in zip(self.risk, other.risk, strict=True)),
             tuple(a.combined(b, min) for a, b in zip(self.within, other.within, strict=True)),
             tuple(
@@ -187,12 +193,12 @@ class Group:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> Group:
+    def from_json(cls, data: Any) -> CalibrationGroup:
         """Read a group. Raises `RecordError` naming what is wrong."""
         try:
             rows = tuple(tuple(float(x) for x in row) for row in data["intervals"])
-            within = tuple(Curve.from_json(curve) for curve in data["within"])
-            risk = tuple(Curve.from_json(curve) for curve in data["risk"])
+            within = tuple(CalibrationCurve.from_json(curve) for curve in data["within"])
+            risk = tuple(CalibrationCurve.from_json(curve) for curve in data["risk"])
             return cls(risk, within, rows, int(data["problems"]))
         except RecordError:
             raise
@@ -203,12 +209,12 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """What is known of one surrogate's honesty, by group; `POOLED` stands for all of them together."""
+class SurrogateCalibration:
+    """What is known of one surrogate's honesty, by group; `ALL_GROUPS` stands for all of them together."""
 
-    groups: Mapping[str, Group] = field(default_factory=dict)
+    groups: Mapping[str, CalibrationGroup] = field(default_factory=dict)
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> CalibrationGroup:
         """The group's own corrections, else the pooled ones on the pessimistic side, else none.
 
         A group that nothing was recorded of is never trusted more than one that was found wanting, and an
@@ -220,23 +226,23 @@ class Calibration:
             return self.groups[name]
         if name in (FAMILIAR, RELATED, FAR, FEW) and INFORMED in self.groups:
             return self.groups[INFORMED]
-        if POOLED not in self.groups:
-            return Group()
-        return reduce(Group.worst, self.groups.values(), self.groups[POOLED].pessimistic())
+        if ALL_GROUPS not in self.groups:
+            return CalibrationGroup()
+        return reduce(CalibrationGroup.worst, self.groups.values(), self.groups[ALL_GROUPS].pessimistic())
 
-    def applied(self, forecasts: Forecasts, group: str, own: int) -> Forecasts:
+    def apply_to(self, forecasts: Forecasts, group: str, own: int) -> Forecasts:
         """The forecasts with their statements corrected, after `own` measurements of this problem.
 
         Mean, sd and joint samples stay as they are: what to measure follows from them.
         """
         chosen = self.group(group)
-        each = per_source(own, forecasts.candidates)
-        place = class_of(each)
+        each = measurements_per_source(own, forecasts.candidates)
+        place = measurement_class(each)
         return replace(
             forecasts,
-            calibrate=chosen.risk[place],
+            calibrate_risk=chosen.risk[place],
             calibrate_within=chosen.within[place].array,
-            factors=chosen.intervals[width_class(own, each)],
+            interval_factors=chosen.intervals[interval_class(own, each)],
             group=group,
         )
 
@@ -245,38 +251,40 @@ class Calibration:
         return {name: group.to_json() for name, group in self.groups.items()}
 
     @classmethod
-    def from_json(cls, data: Any) -> Calibration:
+    def from_json(cls, data: Any) -> SurrogateCalibration:
         """Read groups by name. Raises `RecordError` naming the group that is wrong."""
         if not isinstance(data, Mapping):
             raise RecordError(f"a surrogate's calibration is an object of groups, got {data!r:.80}")
-        if unknown := set(data) - {*GROUPS, POOLED}:
-            raise RecordError(f"unknown calibration groups {sorted(unknown)}: known are {[*GROUPS, POOLED]}")
-        return cls({name: Group.from_json(group) for name, group in data.items()})
+        if unknown := set(data) - {*GROUPS, ALL_GROUPS}:
+            raise RecordError(
+                f"unknown calibration groups {sorted(unknown)}: known are {[*GROUPS, ALL_GROUPS]}"
+            )
+        return cls({name: CalibrationGroup.from_json(group) for name, group in data.items()})
 
 
-def group_of(
+def calibration_group(
     device: Device,
     informed: bool,
-    candidates: int = LONG,
+    candidates: int = LONG_LIST,
     tuned: Kinship = "none",
     away: float | None = None,
 ) -> str:
     """The group of a problem: an unknown device outweighs what its IR says, that the list's length, that what
     was tuned before (`relatives.kinship`), and that how far the kernel lies from those learned from."""
-    if not known(device):
+    if not is_known_device(device):
         return UNKNOWN
     if not informed:
         return UNINFORMED
-    if candidates < LONG:
+    if candidates < LONG_LIST:
         return FEW
     if tuned != "none":
         return {"far": FAR, "near": RELATED}[tuned]
-    if away is None or AWAY[0] <= away < AWAY[1]:
+    if away is None or FAMILIARITY_BOUNDS[0] <= away < FAMILIARITY_BOUNDS[1]:
         return INFORMED
-    return FAMILIAR if away < AWAY[0] else STRANGE
+    return FAMILIAR if away < FAMILIARITY_BOUNDS[0] else STRANGE
 
 
-def parse(text: str) -> dict[str, Calibration]:
+def parse_calibrations(text: str) -> dict[str, SurrogateCalibration]:
     """Calibrations by surrogate (`name/version`). Raises `RecordError` for another format."""
     try:
         data = json.loads(text)
@@ -287,13 +295,13 @@ def parse(text: str) -> dict[str, Calibration]:
             f"calibration needs schema {SCHEMA} and surrogates, got {text[:80]!r}: write it again with "
             "benchmarks/calibrate.py"
         )
-    return {name: Calibration.from_json(one) for name, one in data["surrogates"].items()}
+    return {name: SurrogateCalibration.from_json(one) for name, one in data["surrogates"].items()}
 
 
 @cache
-def shipped(surrogate: str) -> Calibration:
+def shipped_calibration(surrogate: str) -> SurrogateCalibration:
     """The calibration fitted for a surrogate (`name/version`); one that changes nothing if none was."""
     path = files("forecast_autotune") / "assets" / "calibration.json"
     if not path.is_file():
-        return Calibration()
-    return parse(path.read_text(encoding="utf-8")).get(surrogate, Calibration())
+        return SurrogateCalibration()
+    return parse_calibrations(path.read_text(encoding="utf-8")).get(surrogate, SurrogateCalibration())

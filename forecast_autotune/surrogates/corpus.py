@@ -17,11 +17,11 @@ from forecast_autotune.surrogates.protocol import Array
 
 _NEIGHBOURS = 3
 """Kernels that a distance is the mean of."""
-_MOST = 6.0
+_MAX_FEATURE_DEVIATION = 6.0
 """Standard deviations beyond which a feature is no further away: one alone must not decide."""
 
 
-def point(names: Sequence[str], features: Array) -> Array:
+def problem_centroid(names: Sequence[str], features: Array) -> Array:
     """Where a problem lies: means [plain features] over its candidates' features [candidates, names].
 
     Those relative to a problem's own candidates do not say what a kernel is.
@@ -31,31 +31,33 @@ def point(names: Sequence[str], features: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class TrainingCorpus:
     """Where the problems lie that a model was fitted to."""
 
     points: npt.NDArray[np.float32]
-    """Each problem's `point`, [problems, plain features]."""
+    """Each problem's `problem_centroid`, [problems, plain features]."""
     kernels: npt.NDArray[np.int32]
     """Number of each problem's kernel, [problems]."""
 
     @classmethod
-    def of(cls, names: Sequence[str], features: Sequence[Array], kernels: Sequence[str]) -> Corpus:
+    def of(cls, names: Sequence[str], features: Sequence[Array], kernels: Sequence[str]) -> TrainingCorpus:
         """Of the features [candidates, names] of each problem, and its kernel's name."""
-        points = np.stack([point(names, x) for x in features]).astype(np.float32)
+        points = np.stack([problem_centroid(names, x) for x in features]).astype(np.float32)
         return cls(points, np.unique(kernels, return_inverse=True)[1].reshape(-1).astype(np.int32))
 
     @cached_property
-    def _scale(self) -> npt.NDArray[np.float32]:
+    def _feature_scale(self) -> npt.NDArray[np.float32]:
         return np.asarray(self.points.std(axis=0) + 1e-6)
 
-    def away(self, at: Array) -> float:
-        """Distance of a problem's `point` from the nearest kernels.
+    def training_distance(self, at: Array) -> float:
+        """Distance of a problem's `problem_centroid` from the nearest kernels.
 
         Root mean square over features, in standard deviations of the corpus; of each kernel its nearest
         problem counts, and the nearest three kernels.
         """
-        gaps = np.clip((self.points - at) / self._scale, -_MOST, _MOST)
+        gaps = np.clip(
+            (self.points - at) / self._feature_scale, -_MAX_FEATURE_DEVIATION, _MAX_FEATURE_DEVIATION
+        )
         each = np.sqrt((gaps**2).mean(axis=1))
         nearest = np.full(int(self.kernels.max()) + 1, np.inf)
         np.minimum.at(nearest, self.kernels, each)

@@ -2,7 +2,7 @@
 
 log2(time) = formula + intercept + slope terms + smooth residual. The residual's covariance has three
 sources: the configs' coordinates (`smooth`), and, where a forest was fitted to other kernels, how often
-two candidates end in the same leaf of a tree (`together`): candidates that surprise alike on many
+two candidates end in the same leaf of a tree (`forest_proximity`): candidates that surprise alike on many
 kernels share leaves, whatever their meta-parameters are called.
 """
 
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.encode import Encoder
+from forecast_autotune.features.encode import ConfigEncoder
 from forecast_autotune.surrogates.protocol import Array
-from forecast_autotune.surrogates.smooth import Smooth
+from forecast_autotune.surrogates.smooth import SmoothCovariance
 
 Leaves = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Hyper:
-    """Standard deviations in log2 units and length scales in doublings; see `Encoder`."""
+class Hyperparameters:
+    """Standard deviations in log2 units and length scales in doublings; see `ConfigEncoder`."""
 
     intercept: float = 2.0
     slope: float = 0.35
@@ -43,7 +43,7 @@ class Hyper:
     warp_scale: float = 1.0
     """Doublings of warps that are as far as one of a tile side ..."""
     stage_scale: float = 1.0
-    """... and the same for the stage unit of `Encoder`."""
+    """... and the same for the stage unit of `ConfigEncoder`."""
     uninformed: float = 1.8
     """Factor on the residual when there is no TTIR."""
     unknown_device: float = 1.3
@@ -56,7 +56,7 @@ class Hyper:
     beyond: float = 0.25
     """... by this factor."""
 
-    def stretch(self, encoder: Encoder) -> Array:
+    def length_scales(self, encoder: ConfigEncoder) -> Array:
         """What to divide the encoder's coordinates by, [width]."""
         by = {"num_warps": self.warp_scale, "num_stages": self.stage_scale}
         scales = [by.get(name, 1.0) for name, _ in encoder.numeric]
@@ -80,7 +80,7 @@ class Hyper:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class CovarianceInputs:
     """What the covariance sees of n candidates."""
 
     points: Array
@@ -90,14 +90,14 @@ class Inputs:
     leaves: Leaves
     """Leaf per tree, [n, trees]; negative and unlike all others where there is no IR."""
 
-    def __getitem__(self, rows: Any) -> Inputs:
-        return Inputs(self.points[rows], self.slopes[rows], self.leaves[rows])
+    def __getitem__(self, rows: Any) -> CovarianceInputs:
+        return CovarianceInputs(self.points[rows], self.slopes[rows], self.leaves[rows])
 
     def __len__(self) -> int:
         return len(self.points)
 
     @classmethod
-    def joined(cls, parts: Sequence[Inputs]) -> Inputs:
+    def concatenate(cls, parts: Sequence[CovarianceInputs]) -> CovarianceInputs:
         """One after the other."""
         return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in ("points", "slopes", "leaves")))
 
@@ -106,26 +106,26 @@ class Inputs:
 class Covariance:
     """The covariance under given hyperparameters."""
 
-    hyper: Hyper
+    hyper: Hyperparameters
 
-    def __call__(self, a: Inputs, b: Inputs, scale: float) -> Array:
+    def __call__(self, a: CovarianceInputs, b: CovarianceInputs, scale: float) -> Array:
         """[len(a), len(b)]; `scale` multiplies the residual's standard deviation."""
-        return scale**2 * self.residual(a, b) + self.tilt(a, b)
+        return scale**2 * self.residual(a, b) + self.slope_terms(a, b)
 
-    def residual(self, a: Inputs, b: Inputs) -> Array:
+    def residual(self, a: CovarianceInputs, b: CovarianceInputs) -> Array:
         """Of the residual at scale 1."""
         h = self.hyper
-        smooth = Smooth(h.additive**2, h.joint**2, h.rough**2, h.additive_scale, h.joint_scale)
+        smooth = SmoothCovariance(h.additive**2, h.joint**2, h.rough**2, h.additive_scale, h.joint_scale)
         found = smooth(a.points, b.points)
         if h.forest and a.leaves.shape[1]:
-            found += h.forest**2 * together(a.leaves, b.leaves)
+            found += h.forest**2 * forest_proximity(a.leaves, b.leaves)
         return found
 
-    def tilt(self, a: Inputs, b: Inputs) -> Array:
+    def slope_terms(self, a: CovarianceInputs, b: CovarianceInputs) -> Array:
         """Of the slope terms."""
         return np.asarray((a.slopes * self._weights()) @ b.slopes.T)
 
-    def diagonal(self, a: Inputs, scale: float) -> Array:
+    def diagonal(self, a: CovarianceInputs, scale: float) -> Array:
         """Variances, [len(a)]."""
         h = self.hyper
         flat = h.additive**2 + h.joint**2 + h.rough**2
@@ -136,7 +136,7 @@ class Covariance:
         return np.array([self.hyper.slope, *self.hyper.part_slopes]) ** 2
 
 
-def together(a: Leaves, b: Leaves) -> Array:
+def forest_proximity(a: Leaves, b: Leaves) -> Array:
     """Share of the trees in which two candidates end in the same leaf, [len(a), len(b)]."""
     same = np.zeros((len(a), len(b)), dtype=np.int16)
     for left, right in zip(a.T, b.T, strict=True):  # tree by tree: thousands of rows fit
@@ -151,6 +151,6 @@ def noise(covariance: Array, count: int, generator: np.random.Generator) -> Arra
     return np.asarray(generator.standard_normal((count, len(covariance))) @ root.T)
 
 
-def apart(n: int, trees: int) -> Leaves:
+def unshared_leaves(n: int, trees: int) -> Leaves:
     """Leaves that nothing shares, for candidates of which a forest can say nothing."""
     return np.broadcast_to(-1 - np.arange(n, dtype=np.int32)[:, None], (n, trees))

@@ -15,52 +15,52 @@ from pathlib import Path
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Problem
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.learned import Learned, Model, shipped_model
-from forecast_autotune.surrogates.pooled import Pooled
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, shipped_model
+from forecast_autotune.surrogates.pooled import PooledSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
 
 
-class Default:
+class DefaultSurrogate:
     """See the module. A pure function of the query; calibrations are those of the surrogate that answers."""
 
     name = "default"
 
-    def __init__(self, single: Surrogate | None = None, pooled: Pooled | None = None) -> None:
+    def __init__(self, single: Surrogate | None = None, pooled: PooledSurrogate | None = None) -> None:
         """`single` answers what `pooled` does not; by default the learned one, or the bare formula."""
         model = shipped_model()
-        self.single = single or (Analytic() if model is None else Learned(model))
-        self.pooled = pooled or Pooled()
+        self.single = single or (AnalyticSurrogate() if model is None else LearnedSurrogate(model))
+        self.pooled = pooled or PooledSurrogate()
         self.version = "+".join(f"{s.name}-{s.version}" for s in (self.single, self.pooled))
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates of the query."""
-        narrow = self._narrowed(query)
-        return self.pooled.forecast(narrow) if self.pooled.knows(narrow) else self.single.forecast(query)
+        narrow = self._with_poolable_relatives(query)
+        return self.pooled.forecast(narrow) if self.pooled.can_pool(narrow) else self.single.forecast(query)
 
-    def pools(self, query: Query) -> bool:
+    def pools_relatives(self, query: Query) -> bool:
         """Whether dense tables of relatives answer this query."""
-        return self.pooled.knows(self._narrowed(query))
+        return self.pooled.can_pool(self._with_poolable_relatives(query))
 
-    def _narrowed(self, query: Query) -> Query:
-        return replace(query, relatives=[r for r in query.relatives if poolable(query, r)])
+    def _with_poolable_relatives(self, query: Query) -> Query:
+        return replace(query, relatives=[r for r in query.relatives if is_poolable(query, r)])
 
 
 @lru_cache(maxsize=8)
-def default(model: Path | None = None) -> Default:
+def default_surrogate(model: Path | None = None) -> DefaultSurrogate:
     """The surrogate that ships with this release, or with another model of `train surrogate`.
 
     A model that cannot be used costs a warning, not the decision: the shipped one takes its place.
     """
     if model is not None:
         try:
-            return Default(Learned(Model.load(model)))
+            return DefaultSurrogate(LearnedSurrogate(LearnedModel.load(model)))
         except RecordError as error:
             warnings.warn(f"FORECAST_AUTOTUNE_MODEL: {error}: using the shipped model", stacklevel=2)
-    return Default()
+    return DefaultSurrogate()
 
 
-def poolable(query: Query, relative: Relative) -> bool:
+def is_poolable(query: Query, relative: Relative) -> bool:
     """Whether a relative's slowdowns may stand for this problem's, if it is dense.
 
     The same sizes on another device; without IR any relative, as nothing else is known.

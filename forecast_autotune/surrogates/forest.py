@@ -15,7 +15,7 @@ from forecast_autotune.surrogates.protocol import Array
 
 _ROWS = 128
 """Rows at a time: what is looked up for them stays in the cache."""
-_TOGETHER = 3
+_UNCHECKED_STEPS = 3
 """Steps that all take before those that have arrived are told apart."""
 
 
@@ -36,13 +36,13 @@ class Forest:
         nodes = len(self.feature)
         same = all(len(a) == nodes for a in (self.threshold, self.left, self.right, self.value))
         rooted = len(self.roots) and ((self.roots >= 0) & (self.roots < nodes)).all()
-        if not same or not rooted or not self._onward():
+        if not same or not rooted or not self._children_follow_parents():
             raise RecordError(
                 f"a forest needs arrays of one length with children after their parents, got {nodes} nodes, "
                 f"{len(self.roots)} trees"
             )
 
-    def _onward(self) -> bool:
+    def _children_follow_parents(self) -> bool:
         """Whether children come after their parents, so that a walk from a root always ends."""
         own = np.arange(len(self.feature), dtype=np.int32)
         near, far = np.minimum(self.left, self.right), np.maximum(self.left, self.right)
@@ -57,19 +57,21 @@ class Forest:
         x = np.ascontiguousarray(features, dtype=np.float32)
         found = np.empty((len(x), len(self.roots)), dtype=np.int32)
         # Looking at every node once costs less than walking past those that send all rows the same way.
-        roots, onward = self._parting(x) if found.size >= len(self.feature) else (self.roots, self._looped[2])
+        roots, onward = (
+            self._pruned_for(x) if found.size >= len(self.feature) else (self.roots, self._with_leaf_loops[2])
+        )
         for first in range(0, len(x), _ROWS):
-            found[first : first + _ROWS] = self._walked(x[first : first + _ROWS], roots, onward)
+            found[first : first + _ROWS] = self._walk(x[first : first + _ROWS], roots, onward)
         return found
 
-    def _walked(
+    def _walk(
         self, x: npt.NDArray[np.float32], roots: npt.NDArray[np.int32], onward: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int32]:
-        feature, threshold, _ = self._looped
+        feature, threshold, _ = self._with_leaf_loops
         flat, trees = x.ravel(), len(roots)
         at = np.tile(roots, len(x))
         row = np.repeat(np.arange(len(x), dtype=np.int32) * np.int32(x.shape[1]), trees)
-        for _ in range(_TOGETHER):
+        for _ in range(_UNCHECKED_STEPS):
             above = flat.take(row + feature.take(at)) > threshold.take(at)
             at = onward.take(2 * at + above)
         left = np.flatnonzero(self.feature.take(at) >= 0)
@@ -81,9 +83,9 @@ class Forest:
             left = left.compress(self.feature.take(node) >= 0)
         return at.reshape(len(x), trees)
 
-    def _parting(self, x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    def _pruned_for(self, x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Roots and children without the nodes that part none of these rows."""
-        feature, threshold, onward = self._looped
+        feature, threshold, onward = self._with_leaf_loops
         own = np.arange(len(feature), dtype=np.int32)
         least, most = x.min(axis=0).take(feature), x.max(axis=0).take(feature)
         goes = np.where(least > threshold, onward[1::2], np.where(most <= threshold, onward[::2], own))
@@ -92,7 +94,9 @@ class Forest:
         return goes.take(self.roots), goes.take(onward)
 
     @cached_property
-    def _looped(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    def _with_leaf_loops(
+        self,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
         """Feature, threshold and both children side by side, where a leaf leads to itself."""
         leaf, own = self.feature < 0, np.arange(len(self.feature), dtype=np.int32)
         children = np.empty((len(own), 2), dtype=np.int32)
@@ -106,7 +110,7 @@ class Forest:
         follow their parents, and all but one of equal values.
         """
         made = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        if np.array_equal(self.left, _following(self.feature)):
+        if np.array_equal(self.left, _implied_left_children(self.feature)):
             del made["left"]
         if len(self.value) and (self.value == self.value[0]).all():
             made["value"] = self.value[:1]
@@ -121,13 +125,13 @@ class Forest:
         except KeyError as missing:
             raise RecordError(f"a forest needs the array {missing}") from missing
         left = f"{prefix}_left"
-        made["left"] = arrays[left] if left in arrays else _following(made["feature"])
+        made["left"] = arrays[left] if left in arrays else _implied_left_children(made["feature"])
         if len(made["value"]) == 1:
             made["value"] = np.full(len(made["feature"]), made["value"][0])
         return cls(**made)
 
 
-def _following(feature: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
+def _implied_left_children(feature: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
     """Left children where trees are listed depth first: the next node, 0 for leaves."""
     found = np.arange(1, len(feature) + 1, dtype=np.int32)
     found *= feature >= 0

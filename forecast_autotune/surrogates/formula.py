@@ -18,27 +18,33 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.devices import known as device_known
-from forecast_autotune.features.encode import Encoder
-from forecast_autotune.features.listing import Listed
+from forecast_autotune.features.devices import is_known_device as device_known
+from forecast_autotune.features.encode import ConfigEncoder
+from forecast_autotune.features.listing import CandidateList
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
-from forecast_autotune.records.table import latest
-from forecast_autotune.surrogates.calibration import group_of, shipped
-from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart, noise
-from forecast_autotune.surrogates.prior import VERSION, Prior, prior
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.surrogates.calibration import calibration_group, shipped_calibration
+from forecast_autotune.surrogates.covariance import (
+    Covariance,
+    CovarianceInputs,
+    Hyperparameters,
+    noise,
+    unshared_leaves,
+)
+from forecast_autotune.surrogates.prior import VERSION, Prior, formula_prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative
-from forecast_autotune.surrogates.relatives import Kinship, distance, kinship
+from forecast_autotune.surrogates.relatives import Kinship, kinship, problem_distance
 
 Rows = npt.NDArray[np.intp]
-_REACH = 1.0
+_SLOPE_REACH = 1.0
 """Doublings of a part of the cost up to which its slope counts in full; further ones count ever less."""
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Observations:
     """Observed residuals: own rows first, then the relatives'."""
 
-    inputs: Inputs
+    inputs: CovarianceInputs
     residual: Array
     group: npt.NDArray[np.intp]
     """0 for this problem, 1.. for each relative."""
@@ -51,19 +57,19 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class _Related:
+class _RelativeObservations:
     """What the relatives have to say. Nothing of it changes while one problem is tuned."""
 
     about: tuple[object, ...]
     """What it was made of; strong references, so that no other object can take their identity."""
-    inputs: list[Inputs]
+    inputs: list[CovarianceInputs]
     residual: list[Array]
     correlation: list[float]
     kinship: Kinship
     """See `relatives.kinship`."""
 
 
-class Analytic:
+class AnalyticSurrogate:
     """Formula + Gaussian-process update; see the module."""
 
     name = "analytic"
@@ -71,34 +77,34 @@ class Analytic:
     trees = 0
     """Trees whose leaves `before` gives."""
 
-    def __init__(self, hyper: Hyper | None = None, *, relatives: int = 4, rows: int = 64) -> None:
-        self.hyper = hyper or Hyper()
+    def __init__(self, hyper: Hyperparameters | None = None, *, relatives: int = 4, rows: int = 64) -> None:
+        self.hyper = hyper or Hyperparameters()
         self.covariance = Covariance(self.hyper)
         self.relatives = relatives
         self.rows = rows
-        self._heard: _Related | None = None
+        self._cached_relatives: _RelativeObservations | None = None
         """Of the latest question: a decision asks many, and would read its relatives anew each time."""
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
-        query = replace(query, candidates=Listed.of(query.candidates))
-        return self.answer(query, self.before(query))
+        query = replace(query, candidates=CandidateList.of(query.candidates))
+        return self.answer(query, self.prior(query))
 
     def answer(self, query: Query, before: Prior) -> Forecasts:
         """The forecast that follows from what is believed before anything was measured."""
-        candidates = Listed.of(query.candidates)
-        encoder = Encoder.of(candidates)
+        candidates = CandidateList.of(query.candidates)
+        encoder = ConfigEncoder.of(candidates)
         inputs, believed = self.inputs(candidates, before, encoder)
         floor = float(before.mean.min())
-        known = self._observations(query, candidates.row, encoder, before, believed, inputs)
-        scale = self._scale(query.problem, before)
-        p_fail = _failures(before, candidates.row, inputs.points, query.measured)
+        known = self._observations(query, candidates.row_of, encoder, before, believed, inputs)
+        scale = self._residual_scale(query.problem, before)
+        p_fail = _failures(before, candidates.row_of, inputs.points, query.measured)
         smooth = self.covariance.residual(known.inputs, known.inputs)
-        tilt = self.covariance.tilt(known.inputs, known.inputs)
+        tilt = self.covariance.slope_terms(known.inputs, known.inputs)
         if len(known.residual):
             scale = self._fit_scale(known, smooth, tilt, scale)
         kernel = self.covariance(inputs, known.inputs, scale)
-        oo = self._tied(known, scale**2 * smooth + tilt)
+        oo = self._coupled_covariance(known, scale**2 * smooth + tilt)
         oo[np.diag_indices_from(oo)] += self.hyper.noise**2
         cross = kernel * known.correlation[known.group] + self.hyper.intercept**2 * (known.group == 0)
         factor = np.linalg.cholesky(oo) if len(oo) else np.zeros((0, 0))
@@ -137,29 +143,31 @@ class Analytic:
             self.hyper.expand(mean - 2 * sd, floor) - 2 * common,
         )
         count = int((known.group == 0).sum())
-        honest = shipped(f"{self.name}/{self.version}")
-        group = group_of(query.problem.device, before.informed, len(candidates), known.kinship, before.away)
-        return honest.applied(forecasts, group, count)
+        honest = shipped_calibration(f"{self.name}/{self.version}")
+        group = calibration_group(
+            query.problem.device, before.informed, len(candidates), known.kinship, before.training_distance
+        )
+        return honest.apply_to(forecasts, group, count)
 
-    def before(self, query: Query) -> Prior:
+    def prior(self, query: Query) -> Prior:
         """What is believed of the candidates before anything was measured."""
-        return prior(query.problem, query.candidates, query.grids, query.ttir)
+        return formula_prior(query.problem, query.candidates, query.grids, query.ttir)
 
     def inputs(
-        self, candidates: Sequence[Candidate], before: Prior, encoder: Encoder | None = None
-    ) -> tuple[Inputs, Array]:
+        self, candidates: Sequence[Candidate], before: Prior, encoder: ConfigEncoder | None = None
+    ) -> tuple[CovarianceInputs, Array]:
         """What the covariance sees of the candidates, and their compressed forecast log2 times [n]."""
-        encoder = encoder or Encoder.of(candidates)
+        encoder = encoder or ConfigEncoder.of(candidates)
         believed = self.hyper.compress(before.mean, float(before.mean.min()))
-        points = encoder(candidates) / self.hyper.stretch(encoder)
-        leaves = apart(len(candidates), self.trees) if before.leaves is None else before.leaves
+        points = encoder(candidates) / self.hyper.length_scales(encoder)
+        leaves = unshared_leaves(len(candidates), self.trees) if before.leaves is None else before.leaves
         # The slope terms multiply centred columns: the formula's total, then its parts. What is doublings
         # away from all others (a config that spills) is far off, not uncertain by as many doublings.
-        parts = _REACH * np.tanh((before.parts - before.parts.mean(axis=0)) / _REACH)
+        parts = _SLOPE_REACH * np.tanh((before.parts - before.parts.mean(axis=0)) / _SLOPE_REACH)
         slopes = [(believed - believed.mean())[:, None], parts - parts.mean(axis=0)]
-        return Inputs(points, np.concatenate(slopes, axis=1), leaves), believed
+        return CovarianceInputs(points, np.concatenate(slopes, axis=1), leaves), believed
 
-    def _reason(self, before: Prior, known: _Known) -> str:
+    def _reason(self, before: Prior, known: _Observations) -> str:
         basis = (
             "cost formula on TTIR" if before.informed else "no TTIR, grid or sizes: config coordinates only"
         )
@@ -167,7 +175,7 @@ class Analytic:
         others = len(known.group) - own
         return f"{basis}; {own} own and {others} related measurements"
 
-    def _scale(self, problem: Problem, before: Prior) -> float:
+    def _residual_scale(self, problem: Problem, before: Prior) -> float:
         scale = 1.0 if before.informed else self.hyper.uninformed
         return scale if device_known(problem.device) else scale * self.hyper.unknown_device
 
@@ -175,19 +183,19 @@ class Analytic:
         self,
         query: Query,
         row: Mapping[Candidate, int],
-        encoder: Encoder,
+        encoder: ConfigEncoder,
         before: Prior,
         believed: Array,
-        inputs: Inputs,
-    ) -> _Known:
-        mine = [m for m in latest(query.measured).values() if m.ok and m.candidate in row]
+        inputs: CovarianceInputs,
+    ) -> _Observations:
+        mine = [m for m in latest_labels(query.measured).values() if m.ok and m.candidate in row]
         index = np.array([row[m.candidate] for m in mine], dtype=np.intp)
         times = np.array([math.log2(m.ms) for m in mine])
         best = float(times.min()) if mine else math.inf
-        others = self._related(query, encoder, before)
+        others = self._relative_observations(query, encoder, before)
         sizes = [len(mine), *map(len, others.residual)]
-        return _Known(
-            Inputs.joined([inputs[index], *others.inputs]),
+        return _Observations(
+            CovarianceInputs.concatenate([inputs[index], *others.inputs]),
             np.concatenate([self.hyper.compress(times, best) - believed[index], *others.residual]),
             np.repeat(np.arange(len(sizes)), sizes),
             np.array([1.0, *others.correlation]),
@@ -195,18 +203,22 @@ class Analytic:
             best,
         )
 
-    def _related(self, query: Query, encoder: Encoder, before: Prior) -> _Related:
+    def _relative_observations(
+        self, query: Query, encoder: ConfigEncoder, before: Prior
+    ) -> _RelativeObservations:
         """Inputs and residuals of relatives that ran something, and how far theirs go with this problem's.
 
         Remembered for as long as the very same belief and relatives are asked about, if these cannot grow.
         """
-        about, last = (query.problem, before, *query.relatives), self._heard
+        about, last = (query.problem, before, *query.relatives), self._cached_relatives
         if last is not None and len(last.about) == len(about) and all(map(operator.is_, last.about, about)):
             return last
         used = list(query.relatives)[: self.relatives]
-        found = _Related(about, [], [], [], kinship(query.problem, used))
+        found = _RelativeObservations(about, [], [], [], kinship(query.problem, used))
         for relative in used:
-            rows = sorted((m for m in latest(relative.measurements).values() if m.ok), key=lambda m: m.ms)
+            rows = sorted(
+                (m for m in latest_labels(relative.measurements).values() if m.ok), key=lambda m: m.ms
+            )
             if len(rows) > self.rows:  # keep the fast half whole, thin the slow tail
                 keep = self.rows // 2
                 rows = rows[:keep] + rows[keep :: max(1, (len(rows) - keep) // keep)][:keep]
@@ -217,9 +229,11 @@ class Analytic:
             given, expected = self.inputs([m.candidate for m in rows], there, encoder)
             found.inputs.append(given)
             found.residual.append(self.hyper.compress(seen, float(seen.min())) - expected)
-            away = distance(query.problem, relative.problem) / self.hyper.reach
+            away = problem_distance(query.problem, relative.problem) / self.hyper.reach
             found.correlation.append(self.hyper.relative * math.exp(-away))
-        self._heard = found if all(isinstance(r.measurements, tuple) for r in query.relatives) else None
+        self._cached_relatives = (
+            found if all(isinstance(r.measurements, tuple) for r in query.relatives) else None
+        )
         return found
 
     def _relative_prior(
@@ -233,24 +247,24 @@ class Analytic:
         names = [m.candidate for m in rows]
         grids = {m.candidate: m.grid for m in rows if m.grid is not None}
         texts = {**ttir, **relative.problem.ttir}
-        there = self.before(Query(relative.problem, names, grids, ttir=texts))
+        there = self.prior(Query(relative.problem, names, grids, ttir=texts))
         if there.informed == before.informed:
             return there
         zero = np.zeros(len(rows))
         return replace(there, mean=zero, parts=np.zeros((len(rows), before.parts.shape[1])), leaves=None)
 
-    def _tied(self, known: _Known, base: Array) -> Array:
+    def _coupled_covariance(self, known: _Observations, base: Array) -> Array:
         same = known.group[:, None] == known.group[None, :]
         across = known.correlation[known.group]
         # Two relatives are tied through this problem: their correlation is the product of both ties.
         tie = np.where(same, 1.0, across[:, None] * across[None, :])
         return np.asarray(base * tie + self.hyper.intercept**2 * same)
 
-    def _fit_scale(self, known: _Known, smooth: Array, tilt: Array, scale: float) -> float:
+    def _fit_scale(self, known: _Observations, smooth: Array, tilt: Array, scale: float) -> float:
         """The residual's size that explains the measurements best, within a factor of four."""
         best, choice = -math.inf, scale
         for factor in (0.5, 0.7, 1.0, 1.4, 2.0):
-            matrix = self._tied(known, (scale * factor) ** 2 * smooth + tilt)
+            matrix = self._coupled_covariance(known, (scale * factor) ** 2 * smooth + tilt)
             matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2
             root = np.linalg.cholesky(matrix)
             white = np.linalg.solve(root, known.residual)
@@ -267,7 +281,7 @@ def _failures(
 ) -> Array:
     """P(failure) after what was seen: shared memory is monotone, other failures spread to neighbours."""
     p_fail = before.p_fail.copy()
-    for m in latest(measured).values():
+    for m in latest_labels(measured).values():
         i = row.get(m.candidate)
         if i is None:
             continue
@@ -280,7 +294,7 @@ def _failures(
             p_fail[worse] = np.maximum(p_fail[worse], 0.95)
         near = np.exp(-((points - points[i]) ** 2).sum(axis=1))
         p_fail = np.maximum(p_fail, 0.9 * near)
-    for m in latest(measured).values():
+    for m in latest_labels(measured).values():
         if m.candidate in row:
             p_fail[row[m.candidate]] = 0.0 if m.ok else 1.0
     return p_fail

@@ -24,18 +24,18 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features.devices import card
-from forecast_autotune.features.listing import Listed
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.listing import CandidateList
 from forecast_autotune.features.vector import VERSION as VECTOR
-from forecast_autotune.features.vector import vectors
-from forecast_autotune.surrogates.corpus import Corpus, point
-from forecast_autotune.surrogates.covariance import Hyper
+from forecast_autotune.features.vector import feature_matrix
+from forecast_autotune.surrogates.corpus import TrainingCorpus, problem_centroid
+from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
-from forecast_autotune.surrogates.formula import Analytic, Rows
+from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 
-LEARNED = Hyper(
+LEARNED_HYPERPARAMETERS = Hyperparameters(
     slope=0.248,
     part_slopes=(0.207, 0.207, 0.206, 0.099, 0.0127, 0.116, 0.106),
     additive=0.273,
@@ -55,7 +55,7 @@ _LONG = 500
 
 
 @dataclass(frozen=True)
-class Model:
+class LearnedModel:
     """What was learned from a corpus."""
 
     names: tuple[str, ...]
@@ -66,13 +66,13 @@ class Model:
     """Candidates that share its leaves are alike; its values say nothing."""
     failure: Forest | None
     """Probability of failing; None where the corpus held too few failures."""
-    hyper: Hyper
+    hyper: Hyperparameters
     """Of the Gaussian process, under which the corpus is likeliest."""
     weight: float = 1.0
     """Share of the residual that is believed."""
     about: Mapping[str, Any] | None = None
     """Where it comes from: tables, kernels, rows, versions; shown by `doctor`."""
-    corpus: Corpus | None = None
+    corpus: TrainingCorpus | None = None
     """The problems that it was fitted to; None where nobody kept them."""
 
     def save(self, path: Path) -> None:
@@ -95,7 +95,7 @@ class Model:
         part.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> Model:
+    def load(cls, path: Path) -> LearnedModel:
         """Read what `save` wrote. Raises `RecordError` for anything else, naming the remedy."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
@@ -103,9 +103,11 @@ class Model:
                 if head["vector"] != VECTOR:
                     raise RecordError(f"it was fitted to features {head['vector']!r}, these are {VECTOR!r}")
                 failure = Forest.of(arrays, "f") if "f_roots" in arrays else None
-                met = Corpus(arrays["c_points"], arrays["c_kernels"]) if "c_points" in arrays else None
+                met = (
+                    TrainingCorpus(arrays["c_points"], arrays["c_kernels"]) if "c_points" in arrays else None
+                )
                 given = dict(head["hyper"])
-                hyper = Hyper(**{**given, "part_slopes": tuple(given["part_slopes"])})
+                hyper = Hyperparameters(**{**given, "part_slopes": tuple(given["part_slopes"])})
                 return cls(
                     tuple(head["names"]),
                     Forest.of(arrays, "r"),
@@ -123,16 +125,16 @@ class Model:
             ) from error
 
 
-class Learned(Analytic):
+class LearnedSurrogate(AnalyticSurrogate):
     """Formula + learned residual + Gaussian-process update; see the module."""
 
     name = "learned"
 
-    def __init__(self, model: Model, hyper: Hyper | None = None, **limits: int) -> None:
+    def __init__(self, model: LearnedModel, hyper: Hyperparameters | None = None, **limits: int) -> None:
         super().__init__(hyper or model.hyper, **limits)
         self.model = model
         self.trees = len(model.kin.roots)
-        self._plain = Analytic()
+        self._formula_only = AnalyticSurrogate()
         self._last: tuple[Any, Any, Any, Any, int, Prior] | None = None
         """The latest belief with what it follows from. A decision asks about one list many times, and with
         thousands of candidates the forest would be most of its work."""
@@ -140,12 +142,12 @@ class Learned(Analytic):
     def answer(self, query: Query, before: Prior) -> Forecasts:
         """Without IR there is nothing for the forest to read, and its hyperparameters mislead."""
         if not before.informed:
-            return self._plain.answer(query, before)
+            return self._formula_only.answer(query, before)
         return super().answer(query, before)
 
-    def before(self, query: Query) -> Prior:
+    def prior(self, query: Query) -> Prior:
         """The formula's belief, corrected where there is IR to read."""
-        if not isinstance(query.candidates, Listed):
+        if not isinstance(query.candidates, CandidateList):
             return self._corrected(query)
         last, asked = self._last, (query.problem, query.candidates, query.grids, query.ttir)
         # Traces only ever come in addition: as many texts in the same mapping are the same texts.
@@ -156,24 +158,28 @@ class Learned(Analytic):
         return found
 
     def _corrected(self, query: Query) -> Prior:
-        formula = super().before(query)
+        formula = super().prior(query)
         if formula.facts is None or formula.costs is None:
             return formula
-        device = card(query.problem.device)
-        features, _ = vectors(formula.facts, formula.costs, [c.config for c in query.candidates], device)
+        device = device_spec(query.problem.device)
+        features, _ = feature_matrix(
+            formula.facts, formula.costs, [c.config for c in query.candidates], device
+        )
         corpus = self.model.corpus
-        away = None if corpus is None else corpus.away(point(self.model.names, features))
-        features, of = _distinct(features)
+        away = (
+            None if corpus is None else corpus.training_distance(problem_centroid(self.model.names, features))
+        )
+        features, of = _distinct_rows(features)
         residual = self.model.residual(features).mean(axis=1)
         p_fail = formula.p_fail
         if self.model.failure is not None:
-            p_fail = combined(p_fail, self.model.failure(features).mean(axis=1)[of])
+            p_fail = combine_failure_odds(p_fail, self.model.failure(features).mean(axis=1)[of])
         mean = formula.mean + self.model.weight * residual[of]
         leaves = self.model.kin.leaves(features)[of]
-        return replace(formula, mean=mean, p_fail=p_fail, leaves=leaves, away=away)
+        return replace(formula, mean=mean, p_fail=p_fail, leaves=leaves, training_distance=away)
 
 
-def _distinct(features: Array) -> tuple[Array, Rows]:
+def _distinct_rows(features: Array) -> tuple[Array, Rows]:
     """The distinct rows, and which one each row is; of a short list all, since comparing takes longer."""
     if len(features) < _LONG:
         return features, np.arange(len(features))
@@ -187,14 +193,14 @@ def _distinct(features: Array) -> tuple[Array, Rows]:
     return features[first], of
 
 
-def combined(formula: Array, forest: Array) -> Array:
+def combine_failure_odds(formula: Array, forest: Array) -> Array:
     """P(failure) of both views: the mean of their log odds."""
     odds = sum(np.log(p) - np.log1p(-p) for p in (np.clip(x, 0.002, 0.995) for x in (formula, forest))) / 2
     return np.asarray(1.0 / (1.0 + np.exp(-odds)))
 
 
 @cache
-def shipped_model() -> Model | None:
+def shipped_model() -> LearnedModel | None:
     """The model inside the package; None when there is none (the formula then stands alone)."""
     path = Path(str(files("forecast_autotune") / "assets" / "surrogate.npz"))
-    return Model.load(path) if path.is_file() else None
+    return LearnedModel.load(path) if path.is_file() else None

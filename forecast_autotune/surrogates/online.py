@@ -1,6 +1,6 @@
 """Shipped risk -> risk, as a user's own store has found it: the last correction, learnt while tuning.
 
-Each `Verdict` says whether a stated risk came true, and how much of what had been trusted was looked at.
+Each `RiskVerdict` says whether a stated risk came true, and how much of what had been trusted was looked at.
 A winner among the trusted is found with at least the probability `share` when those measured were drawn
 at random, and more often when they were chosen for merit, so the rate of a risk is estimated as winners
 found / sum of shares: right for audits, too pessimistic for the rest, never too sure.
@@ -13,35 +13,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forecast_autotune.records import Verdict
-from forecast_autotune.surrogates.calibration import Curve
+from forecast_autotune.records import RiskVerdict
+from forecast_autotune.surrogates.calibration import CalibrationCurve
 
 KNOTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
-RAISE = 8.0
+RAISE_PRIOR_WEIGHT = 8.0
 """Verdicts of full share that the shipped curve is worth, at each knot, against a higher risk ..."""
-LOWER = 40.0
+LOWER_PRIOR_WEIGHT = 40.0
 """... and against a lower one: becoming surer takes more than becoming less sure."""
-_SLOPE = 1e-3
+_MIN_SLOPE = 1e-3
 """Least slope of a correction: it stays invertible, so what was shipped can be told from what was stated."""
 
 
 @dataclass(frozen=True)
-class Corrected:
+class CorrectedRisk:
     """A surrogate's own calibration, followed by a correction."""
 
     shipped: Callable[[float], float]
-    correction: Curve
+    correction: CalibrationCurve
 
     def __call__(self, stated: float) -> float:
         """The corrected risk of a share of draws."""
         return self.correction(self.shipped(stated))
 
-    def before(self, risk: float) -> float:
+    def invert(self, risk: float) -> float:
         """The risk as shipped, of one that was corrected."""
         return float(np.interp(risk, self.correction.observed, self.correction.stated))
 
 
-def correction(verdicts: Sequence[Verdict]) -> Curve | None:
+def fit_correction(verdicts: Sequence[RiskVerdict]) -> CalibrationCurve | None:
     """Shipped risk -> corrected risk; None without verdicts. A pure function, whatever their order.
 
     Every verdict counts at the two knots next to its risk, as its difference from what was expected
@@ -61,7 +61,7 @@ def correction(verdicts: Sequence[Verdict]) -> Curve | None:
     for place, weight in ((right - 1, 1.0 - part), (right, part)):
         np.add.at(surplus, place, weight * off)
         np.add.at(seen, place, weight * share)
-    worth = np.where(surplus > 0.0, RAISE, LOWER)
+    worth = np.where(surplus > 0.0, RAISE_PRIOR_WEIGHT, LOWER_PRIOR_WEIGHT)
     values = np.clip(knots + surplus / (worth + seen), 0.0, 1.0)
-    kept = (1.0 - _SLOPE) * np.maximum.accumulate(values) + _SLOPE * knots
-    return Curve(KNOTS, tuple(float(p) for p in kept))
+    kept = (1.0 - _MIN_SLOPE) * np.maximum.accumulate(values) + _MIN_SLOPE * knots
+    return CalibrationCurve(KNOTS, tuple(float(p) for p in kept))

@@ -18,43 +18,49 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.encode import Encoder
-from forecast_autotune.features.listing import Listed
+from forecast_autotune.features.encode import ConfigEncoder
+from forecast_autotune.features.listing import CandidateList
 from forecast_autotune.records import Candidate, Measurement, Problem
-from forecast_autotune.records.table import latest
-from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN, shipped
-from forecast_autotune.surrogates.covariance import Covariance, Hyper, Inputs, apart, noise
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN, shipped_calibration
+from forecast_autotune.surrogates.covariance import (
+    Covariance,
+    CovarianceInputs,
+    Hyperparameters,
+    noise,
+    unshared_leaves,
+)
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative
-from forecast_autotune.surrogates.relatives import DENSE, Pool, pool
+from forecast_autotune.surrogates.relatives import DENSE_SHARE, PooledRelatives, pool_relatives
 
 Rows = npt.NDArray[np.intp]
 
-POOLED = Hyper(slope=0.25, additive=0.35, joint=0.35, rough=0.2)
+POOLED_HYPERPARAMETERS = Hyperparameters(slope=0.25, additive=0.35, joint=0.35, rough=0.2)
 """`slope` is of each relative's own weight; `rough` of the independent residual."""
-SHRINK = 0.9
+SHRINKAGE = 0.9
 """Share of the pooled mean that is believed."""
-SPREAD = 0.3
+DISAGREEMENT_SHARE = 0.3
 """Share of the relatives' disagreement on a config that counts as its own doubt, log2 ..."""
-UNHEARD = 0.3
+UNTRIED_SD = 0.3
 """... and the doubt about a config that ran on no relative."""
-LONE = 0.4
+SINGLE_RELATIVE_SD = 0.4
 """Error of the pooled mean, log2, where there is but one relative to learn it from."""
-VAGUE = 0.5
+FACTOR_PRIOR_VARIANCE = 0.5
 """Variance of the fitted factors' log2."""
-SMOOTH = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-ROUGH = (0.06, 0.125, 0.25, 0.5, 1.0, 2.0)
+SMOOTH_FACTORS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+ROUGH_FACTORS = (0.06, 0.125, 0.25, 0.5, 1.0, 2.0)
 """Factors on the two residuals that are weighed; dense flat spaces need the smallest."""
-FITTED = 96
+MAX_FITTED_MEASUREMENTS = 96
 """They are weighed on at most so many measurements, evenly spread over the order of measuring."""
 
 
 @dataclass(frozen=True)
-class _Space:
+class _PooledPrior:
     """What does not change while one problem is tuned."""
 
-    inputs: Inputs
+    inputs: CovarianceInputs
     covariance: Covariance
-    pool: Pool | None
+    pool: PooledRelatives | None
     mean: Array
     """Prior mean of the compressed log2 slowdown, [n]."""
     size: float
@@ -64,44 +70,44 @@ class _Space:
 
 
 @dataclass(frozen=True)
-class _Fit:
+class _PooledPosterior:
     """What the measurements of this problem have taught."""
 
     rows: Rows
     """Rows that ran, [m]."""
     smooth: float
     factor: float
-    half: Array
+    whitened_cross: Array
     """Root of the explained covariance, [m, n]."""
     shift: Array
     """What is added to the prior mean, [n]."""
 
 
-class Pooled:
+class PooledSurrogate:
     """See the module. A pure function of the query."""
 
     name = "pooled"
     version = "1"
 
-    def __init__(self, hyper: Hyper = POOLED) -> None:
+    def __init__(self, hyper: Hyperparameters = POOLED_HYPERPARAMETERS) -> None:
         self.hyper = hyper
 
-    def knows(self, query: Query) -> bool:
+    def can_pool(self, query: Query) -> bool:
         """Whether some relative of the query is dense enough to be pooled."""
-        few = DENSE * len(query.candidates)
+        few = DENSE_SHARE * len(query.candidates)
         if all(len(r.measurements) < few for r in query.relatives):
             return False  # true of most queries, and cheaper to see than what follows
-        return self._space(query, Listed.of(query.candidates)).pool is not None
+        return self._pooled_prior(query, CandidateList.of(query.candidates)).pool is not None
 
-    def _space(self, query: Query, candidates: Listed) -> _Space:
-        return _space(_Asked(query.problem, candidates, tuple(query.relatives), self.hyper))
+    def _pooled_prior(self, query: Query, candidates: CandidateList) -> _PooledPrior:
+        return _pooled_prior(_PriorKey(query.problem, candidates, tuple(query.relatives), self.hyper))
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
-        h, candidates = self.hyper, Listed.of(query.candidates)
-        space = self._space(query, candidates)
-        row = candidates.row
-        labels = {c: m for c, m in latest(query.measured).items() if c in row}
+        h, candidates = self.hyper, CandidateList.of(query.candidates)
+        space = self._pooled_prior(query, candidates)
+        row = candidates.row_of
+        labels = {c: m for c, m in latest_labels(query.measured).items() if c in row}
         ran = [m for m in labels.values() if m.ok]
         times = np.array([math.log2(m.ms) for m in ran])
         best = float(times.min()) if ran else math.inf
@@ -110,12 +116,12 @@ class Pooled:
         fit = self._fitted(space, np.array([row[m.candidate] for m in ran], dtype=np.intp), times)
         mean, own = space.mean + fit.shift, space.own * fit.factor**2
         flat = space.covariance.diagonal(space.inputs, fit.smooth) + h.intercept**2 - common**2
-        variance = np.maximum(flat + own - (fit.half**2).sum(axis=0), 1e-8)
+        variance = np.maximum(flat + own - (fit.whitened_cross**2).sum(axis=0), 1e-8)
 
         def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
             some = space.inputs[rows]
             block = space.covariance(some, some, fit.smooth) + h.intercept**2 - common**2
-            block -= fit.half[:, rows].T @ fit.half[:, rows]
+            block -= fit.whitened_cross[:, rows].T @ fit.whitened_cross[:, rows]
             block[np.diag_indices_from(block)] += own[rows] + 1e-8
             drawn = mean[rows] + noise(block, count, generator)
             # Before anything has run, the level is unknown, but it is the same for all candidates.
@@ -133,17 +139,21 @@ class Pooled:
             sample,
             f"{count} relatives pooled; {len(ran)} own measurements",
             h.expand(mean - 2 * sd, floor) - 2 * common,
-            float if found is None else _Weighed(found.off_after(len(labels))),
+            float if found is None else _AveragedRisk(found.miss_probability(len(labels))),
         )
-        return shipped(f"{self.name}/{self.version}").applied(forecasts, group_of_pool(count), len(ran))
+        return shipped_calibration(f"{self.name}/{self.version}").apply_to(
+            forecasts, pool_group(count), len(ran)
+        )
 
-    def _fitted(self, space: _Space, rows: Rows, times: Array) -> _Fit:
+    def _fitted(self, space: _PooledPrior, rows: Rows, times: Array) -> _PooledPosterior:
         n = len(space.mean)
         if not len(rows):
-            return _Fit(rows, space.size, 1.0, np.zeros((0, n)), np.zeros(n))
+            return _PooledPosterior(rows, space.size, 1.0, np.zeros((0, n)), np.zeros(n))
         h = self.hyper
         residual = h.compress(times, float(times.min())) - space.mean[rows]
-        thin = np.unique(np.linspace(0, len(rows) - 1, min(FITTED, len(rows))).astype(np.intp))
+        thin = np.unique(
+            np.linspace(0, len(rows) - 1, min(MAX_FITTED_MEASUREMENTS, len(rows))).astype(np.intp)
+        )
         smooth, factor = self._sizes(space, rows[thin], residual[thin])
         seen = space.inputs[rows]
         matrix = space.covariance(seen, seen, smooth) + h.intercept**2
@@ -153,24 +163,24 @@ class Pooled:
         cross = space.covariance(space.inputs, seen, smooth) + h.intercept**2
         cross[rows, np.arange(len(rows))] += space.own[rows] * factor**2
         half = inverse @ cross.T
-        return _Fit(rows, smooth, factor, half, half.T @ (inverse @ residual))
+        return _PooledPosterior(rows, smooth, factor, half, half.T @ (inverse @ residual))
 
-    def _sizes(self, space: _Space, rows: Rows, residual: Array) -> tuple[float, float]:
+    def _sizes(self, space: _PooledPrior, rows: Rows, residual: Array) -> tuple[float, float]:
         """Both residuals' sizes: root mean squares over the grid, weighed by likelihood and prior.
 
         The likeliest sizes alone would understate the doubt: a few measurements, all of configs that
         were forecast to be fast, are explained well by sizes that are far too small.
         """
         h, seen = self.hyper, space.inputs[rows]
-        tilt = space.covariance.tilt(seen, seen) + h.intercept**2
+        tilt = space.covariance.slope_terms(seen, seen) + h.intercept**2
         unit = space.covariance.residual(seen, seen)
-        stretch, factor = (x.ravel() for x in np.meshgrid(SMOOTH, ROUGH, indexing="ij"))
+        stretch, factor = (x.ravel() for x in np.meshgrid(SMOOTH_FACTORS, ROUGH_FACTORS, indexing="ij"))
         matrix = tilt + (space.size * stretch[:, None, None]) ** 2 * unit
         place = np.arange(len(rows))
         matrix[:, place, place] += space.own[rows] * factor[:, None] ** 2 + h.noise**2
         root = np.linalg.cholesky(matrix)
         white = np.linalg.solve(root, np.broadcast_to(residual[:, None], (len(root), len(rows), 1)))[..., 0]
-        doubt = (np.log2(stretch) ** 2 + np.log2(factor) ** 2) / VAGUE
+        doubt = (np.log2(stretch) ** 2 + np.log2(factor) ** 2) / FACTOR_PRIOR_VARIANCE
         half_determinant = np.log(root[:, place, place]).sum(axis=1)
         weight = -0.5 * ((white**2).sum(axis=1) + doubt) - half_determinant
         weight = np.exp(weight - weight.max())
@@ -178,29 +188,29 @@ class Pooled:
         return space.size * math.sqrt(weight @ stretch**2), math.sqrt(weight @ factor**2)
 
 
-def group_of_pool(relatives: int) -> str:
+def pool_group(relatives: int) -> str:
     """The calibration group: relatives that check each other, one that nothing checks, or none."""
     return (UNKNOWN, UNINFORMED, INFORMED)[min(relatives, 2)]
 
 
 @dataclass(frozen=True)
-class _Weighed:
+class _AveragedRisk:
     """Stated risk -> averaged, as log odds, with how the relatives fared after as many tries."""
 
     elsewhere: float
 
     def __call__(self, stated: float) -> float:
-        return averaged(stated, self.elsewhere)
+        return average_log_odds(stated, self.elsewhere)
 
 
-def averaged(first: float, second: float) -> float:
+def average_log_odds(first: float, second: float) -> float:
     """The probability at the mean of two log odds; neither counts as certain."""
     odds = [math.log(p / (1.0 - p)) for p in (min(max(x, 0.005), 0.995) for x in (first, second))]
     return 1.0 / (1.0 + math.exp(-sum(odds) / 2))
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _PriorKey:
     """The part of a query that a space depends on.
 
     Two are equal only if they hold the very same records, and these cannot change: comparing ten
@@ -208,9 +218,9 @@ class _Asked:
     """
 
     problem: Problem
-    candidates: Listed
+    candidates: CandidateList
     relatives: tuple[Relative, ...]
-    hyper: Hyper
+    hyper: Hyperparameters
 
     def _identity(self) -> tuple[object, ...]:
         given = [x for r in self.relatives for x in (id(r.problem), id(r.measurements))]
@@ -220,40 +230,42 @@ class _Asked:
         return hash(self._identity())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self._identity() == other._identity()
+        return isinstance(other, _PriorKey) and self._identity() == other._identity()
 
 
-def _space(asked: _Asked) -> _Space:
+def _pooled_prior(asked: _PriorKey) -> _PooledPrior:
     # A list of measurements may have grown since: only tuples are the same when they are identical.
     fixed = all(isinstance(r.measurements, tuple) for r in asked.relatives)
-    return _remembered(asked) if fixed else _new_space(asked)
+    return _cached_prior(asked) if fixed else _build_prior(asked)
 
 
 @lru_cache(maxsize=4)
-def _remembered(asked: _Asked) -> _Space:
-    return _new_space(asked)
+def _cached_prior(asked: _PriorKey) -> _PooledPrior:
+    return _build_prior(asked)
 
 
-def _new_space(asked: _Asked) -> _Space:
+def _build_prior(asked: _PriorKey) -> _PooledPrior:
     h, candidates = asked.hyper, asked.candidates
-    n, encoder = len(candidates), Encoder.of(candidates)
-    points = encoder(candidates) / h.stretch(encoder)
-    found = pool(asked.problem, candidates, asked.relatives, knee=h.knee, beyond=h.beyond)
+    n, encoder = len(candidates), ConfigEncoder.of(candidates)
+    points = encoder(candidates) / h.length_scales(encoder)
+    found = pool_relatives(asked.problem, candidates, asked.relatives, knee=h.knee, beyond=h.beyond)
     columns = np.zeros((n, 1)) if found is None else found.columns - found.columns.mean(axis=0)
-    inputs = Inputs(points, columns, apart(n, 0))
+    inputs = CovarianceInputs(points, columns, unshared_leaves(n, 0))
     # The independent residual is this module's own: it differs between configs.
     weights = replace(h, rough=0.0, forest=0.0, part_slopes=(h.slope,) * (columns.shape[1] - 1))
     if found is None:
         own = np.full(n, h.rough**2)
-        return _Space(inputs, Covariance(weights), None, np.zeros(n), 1.0, own)
-    error = found.error if math.isfinite(found.error) else LONE
+        return _PooledPrior(inputs, Covariance(weights), None, np.zeros(n), 1.0, own)
+    error = found.error if math.isfinite(found.error) else SINGLE_RELATIVE_SD
     size = max(error, h.noise) / math.hypot(h.additive, h.joint, h.rough)
-    doubt = np.minimum(found.spread, 1.0) * SPREAD + UNHEARD * (found.support <= 0)
+    doubt = np.minimum(found.spread, 1.0) * DISAGREEMENT_SHARE + UNTRIED_SD * (found.support <= 0)
     own = (size * h.rough) ** 2 + doubt**2
-    return _Space(inputs, Covariance(weights), found, SHRINK * found.mean, size, own)
+    return _PooledPrior(inputs, Covariance(weights), found, SHRINKAGE * found.mean, size, own)
 
 
-def _failures(space: _Space, row: Mapping[Candidate, int], labels: Mapping[Candidate, Measurement]) -> Array:
+def _failures(
+    space: _PooledPrior, row: Mapping[Candidate, int], labels: Mapping[Candidate, Measurement]
+) -> Array:
     """P(failure): how often it failed on the relatives; failures here spread to near configs."""
     found, points = space.pool, space.inputs.points
     p_fail = np.full(len(points), 0.03) if found is None else 0.02 + 0.96 * found.failed

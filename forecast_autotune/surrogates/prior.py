@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.cost import NUMBERS, PARTS, VERSION, Costs, Table, costs
-from forecast_autotune.features.devices import Card, card
-from forecast_autotune.features.encode import Encoder
-from forecast_autotune.features.kept import known as kept
-from forecast_autotune.features.kept import read as read_facts
-from forecast_autotune.features.listing import Listed, Units
-from forecast_autotune.features.mute import classes, meta, muted
-from forecast_autotune.features.ttir.walk import Facts
+from forecast_autotune.features.cost import NUMERIC_FACTS, PARTS, VERSION, CostBreakdown, FactColumns, costs
+from forecast_autotune.features.devices import DeviceSpec, device_spec
+from forecast_autotune.features.encode import ConfigEncoder
+from forecast_autotune.features.kept import cached_facts as read_facts
+from forecast_autotune.features.kept import facts_by_unit as kept
+from forecast_autotune.features.listing import CandidateList, TraceUnits
+from forecast_autotune.features.mute import equivalence_classes, find_inert, trace_parameters
+from forecast_autotune.features.ttir.walk import TtirFacts
 from forecast_autotune.records import Argument, Candidate, Config, Problem
 from forecast_autotune.surrogates.protocol import Array
 
-__all__ = ["VERSION", "Prior", "costed", "prior"]
+__all__ = ["VERSION", "Prior", "formula_prior", "prior_from_facts"]
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class Prior:
     """False when no candidate had TTIR, a grid and loop bounds: the means say nothing."""
     exact: npt.NDArray[np.bool_]
     """Rows whose own TTIR was read; the others are interpolated from their neighbours."""
-    facts: Table | None = None
-    costs: Costs | None = None
+    facts: FactColumns | None = None
+    costs: CostBreakdown | None = None
     """What the formula read and what it made of it; None unless `informed`."""
     leaves: npt.NDArray[np.int32] | None = None
     """Leaf of each candidate in each tree of a fitted forest, [n, trees]; None without one."""
-    away: float | None = None
+    training_distance: float | None = None
     """Distance of the kernel from those that were learned from (`corpus`); None where nothing was."""
 
 
-def prior(
+def formula_prior(
     problem: Problem,
     candidates: Sequence[Candidate],
     grids: Mapping[Candidate, tuple[int, ...]],
@@ -58,15 +58,15 @@ def prior(
     Where there is no TTIR, facts that the problem's record has kept (`features.kept`) take its place.
     """
     n = len(candidates)
-    listed = Listed.of(candidates)
+    listed = CandidateList.of(candidates)
     units = listed.units(grids, problem.grid)
     given = units.grids
-    known = _read(problem, listed, units, ttir)
+    known = _read_facts(problem, listed, units, ttir)
     mute: tuple[str, ...] = ()
     if len(known) < len(units.first):
-        mute = muted(meta(listed), units.first[list(known)], list(known.values()))
+        mute = find_inert(trace_parameters(listed), units.first[list(known)], list(known.values()))
         if mute:
-            units, known = _merged(listed, units, known, mute)
+            units, known = _merge_inert(listed, units, known, mute)
     # One program's work, times how many programs? Without most grids, or the loops' bounds, the formula
     # ranks by the size of the tile, which misleads more than saying nothing.
     endless = not problem.arguments and any(read.unknown_trips for read in known.values())
@@ -75,22 +75,26 @@ def prior(
         return Prior(zero, np.zeros((n, len(PARTS))), zero, np.full(n, 0.03), False, np.zeros(n, dtype=bool))
     count = len(units.first)
     if len(known) < count:
-        table = _interpolate(listed, units, known, mute)
+        table = _interpolate_facts(listed, units, known, mute)
     else:
-        table = Table.of([known[i] for i in range(count)])
-    table = Table({name: column[units.of] for name, column in table.columns.items()}, table.dots[units.of])
+        table = FactColumns.of([known[i] for i in range(count)])
+    table = FactColumns(
+        {name: column[units.of] for name, column in table.columns.items()}, table.dots[units.of]
+    )
     unique = sum(tensor_bytes(a) for a in problem.arguments)
     exact = np.zeros(count, dtype=bool)
     exact[list(known)] = True
     configs = [c.config for c in candidates]
-    return costed(table, _grids(table, given), configs, card(problem.device), unique, exact[units.of])
+    return prior_from_facts(
+        table, _grids(table, given), configs, device_spec(problem.device), unique, exact[units.of]
+    )
 
 
-def costed(
-    table: Table,
+def prior_from_facts(
+    table: FactColumns,
     grids: Sequence[tuple[int, ...] | None],
     configs: Sequence[Config],
-    device: Card,
+    device: DeviceSpec,
     unique: float,
     exact: npt.NDArray[np.bool_],
 ) -> Prior:
@@ -100,7 +104,7 @@ def costed(
     return Prior(np.log2(cost.total_ms), cost.parts(), cost.shared_bytes, p_fail, True, exact, table, cost)
 
 
-def _grids(table: Table, given: Sequence[tuple[int, ...] | None]) -> Sequence[tuple[int, ...] | None]:
+def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Sequence[tuple[int, ...] | None]:
     """The launch grids; where some are missing, from the work of one program.
 
     All candidates do the same work together, so one that does half as much per program launches
@@ -124,11 +128,13 @@ def _failure(shared: Array, registers: Array, limit: int) -> Array:
     return np.clip(0.01 + 0.98 * steep + heavy, 0.0, 0.99)
 
 
-def _read(problem: Problem, listed: Listed, units: Units, ttir: Mapping[str, str]) -> dict[int, Facts]:
+def _read_facts(
+    problem: Problem, listed: CandidateList, units: TraceUnits, ttir: Mapping[str, str]
+) -> dict[int, TtirFacts]:
     """Facts by unit: of its TTIR where that is there and readable, else what its record has kept."""
     names, keys = listed.assignments
     stored = kept(problem)
-    known: dict[int, Facts] = {}
+    known: dict[int, TtirFacts] = {}
     for unit, row in enumerate(units.first.tolist()):
         name, grid = names[keys[row]], units.grids[row]
         text = ttir.get(name)
@@ -138,20 +144,20 @@ def _read(problem: Problem, listed: Listed, units: Units, ttir: Mapping[str, str
     return known
 
 
-def _merged(
-    listed: Listed, units: Units, known: Mapping[int, Facts], mute: Sequence[str]
-) -> tuple[Units, dict[int, Facts]]:
+def _merge_inert(
+    listed: CandidateList, units: TraceUnits, known: Mapping[int, TtirFacts], mute: Sequence[str]
+) -> tuple[TraceUnits, dict[int, TtirFacts]]:
     """Units that differ in mute meta-parameters only, as one; their facts are the same.
 
     Not where one assignment has several grids, which facts may follow.
     """
-    columns = meta(listed)
-    if classes(columns, units.first, ()).max() + 1 < len(units.first):
+    columns = trace_parameters(listed)
+    if equivalence_classes(columns, units.first, ()).max() + 1 < len(units.first):
         return units, dict(known)
-    alike = classes(columns, units.first, mute)
+    alike = equivalence_classes(columns, units.first, mute)
     first = np.unique(alike, return_index=True)[1]
     sizes = np.bincount(alike, weights=units.sizes, minlength=len(first)).astype(float)
-    merged = Units(units.first[first], alike[units.of], sizes, units.grids)
+    merged = TraceUnits(units.first[first], alike[units.of], sizes, units.grids)
     return merged, {int(alike[unit]): facts for unit, facts in known.items()}
 
 
@@ -172,7 +178,9 @@ def _element_bytes(dtype: str) -> float:
     return max(1.0, int(digits) / 8.0) if digits else 4.0
 
 
-def _interpolate(listed: Listed, units: Units, known: Mapping[int, Facts], mute: Sequence[str]) -> Table:
+def _interpolate_facts(
+    listed: CandidateList, units: TraceUnits, known: Mapping[int, TtirFacts], mute: Sequence[str]
+) -> FactColumns:
     """Facts of every unit: the traced ones, and a log-linear fit in the meta-parameters.
 
     Each numeric fact is regressed (ridge, with squares; a unit weighs as much as it has candidates) on
@@ -180,14 +188,14 @@ def _interpolate(listed: Listed, units: Units, known: Mapping[int, Facts], mute:
     neighbour. Closed forms are not reliable (many facts bend), so these rows only decide what is traced
     next.
     """
-    points = Encoder.of(listed, meta_only=True).without(mute)(listed)[units.first]
+    points = ConfigEncoder.of(listed, meta_only=True).without(mute)(listed)[units.first]
     rows = np.array(sorted(known))
     weights = units.sizes[rows][:, None]
     centre = (weights * points[rows]).sum(axis=0) / weights.sum()
     shifted = points - centre
     design = np.concatenate([np.ones((len(points), 1)), shifted, shifted**2], axis=1)
-    seen = Table.of([known[int(i)] for i in rows])
-    read = np.stack([seen[name] for name in NUMBERS], axis=1)
+    seen = FactColumns.of([known[int(i)] for i in rows])
+    read = np.stack([seen[name] for name in NUMERIC_FACTS], axis=1)
     logs = np.log2(1.0 + np.maximum(read, 0.0))
     weighted = (weights * design[rows]).T
     gram = weighted @ design[rows] + 1e-2 * np.eye(design.shape[1])
@@ -200,4 +208,4 @@ def _interpolate(listed: Listed, units: Units, known: Mapping[int, Facts], mute:
     distance = squares[:, None] + squares[rows][None, :] - 2.0 * points @ points[rows].T
     nearest = np.argmin(distance, axis=1)
     nearest[rows] = np.arange(len(rows))
-    return Table(dict(zip(NUMBERS, values.T, strict=True)), seen.dots[nearest])
+    return FactColumns(dict(zip(NUMERIC_FACTS, values.T, strict=True)), seen.dots[nearest])

@@ -14,18 +14,18 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.numerics import NOMINAL
-from forecast_autotune.records import Candidate, Consulted, Measurement, Problem
+from forecast_autotune.numerics import INTERVAL_LEVELS
+from forecast_autotune.records import Candidate, LLMConsultation, Measurement, Problem
 
 Array = npt.NDArray[np.float64]
 
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+QUANTILE_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Probability levels of the quantiles in a `Forecast`."""
 _Z = np.array([-1.6448536269514722, -0.6744897501960817, 0.0, 0.6744897501960817, 1.6448536269514722])
-JOINT = 512
+MAX_JOINT_CANDIDATES = 512
 """Most candidates that are drawn jointly for `Forecasts.p_within`."""
-_CENTRAL = (0.9, 0.5, 0.5, 0.5, 0.9)
-"""The central interval that each of `LEVELS` is an end of."""
+_INTERVAL_OF_QUANTILE = (0.9, 0.5, 0.5, 0.5, 0.9)
+"""The central interval that each of `QUANTILE_LEVELS` is an end of."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Forecast:
 
     candidate: Candidate
     quantiles: tuple[float, ...]
-    """Quantiles of log2(milliseconds), given that it runs, at `LEVELS`."""
+    """Quantiles of log2(milliseconds), given that it runs, at `QUANTILE_LEVELS`."""
     p_fail: float
 
     @property
     def point(self) -> float:
         """Median of log2(milliseconds)."""
-        return self.quantiles[len(LEVELS) // 2]
+        return self.quantiles[len(QUANTILE_LEVELS) // 2]
 
     @property
     def spread(self) -> float:
@@ -77,7 +77,7 @@ class Forecast:
         return (self.quantiles[4] - self.quantiles[0]) / (2 * float(_Z[4]))
 
 
-def _no_note(row: int) -> Mapping[str, object]:
+def _no_annotation(row: int) -> Mapping[str, object]:
     return {}
 
 
@@ -98,29 +98,29 @@ class Forecasts:
     """Joint samples [k, len(rows)] for the given rows; None means independent."""
     reason: str = ""
     """Why the surrogate is as sure as it is, or why it abstains; shown to users."""
-    low: Array | None = None
+    lower_bound: Array | None = None
     """Optimistic bound of log2(milliseconds), about two standard deviations down; None: `mean - 2 sd`."""
-    weigh: Callable[[float], float] = float
+    weigh_risk: Callable[[float], float] = float
     """Stated risk -> weighed with what else the surrogate knows of this problem. Comes before `calibrate`,
     which is fitted to what it gives, and is no part of a calibration."""
-    calibrate: Callable[[float], float] = float
+    calibrate_risk: Callable[[float], float] = float
     """Stated risk -> how often it came true on recorded problems; the identity by default."""
     calibrate_within: Callable[[Array], Array] | None = None
     """The same for `p_within`; None changes nothing."""
-    factors: tuple[float, ...] = (1.0,) * len(NOMINAL)
-    """What half-widths of a normal's central intervals are multiplied by, per level of `NOMINAL`."""
-    consulted: Consulted | None = None
+    interval_factors: tuple[float, ...] = (1.0,) * len(INTERVAL_LEVELS)
+    """What half-widths of a normal's central intervals are multiplied by, per level of `INTERVAL_LEVELS`."""
+    consultation: LLMConsultation | None = None
     """The language model that was asked, if one was."""
     group: str = ""
     """The group of problems whose calibration was applied; "" where none was."""
-    note: Callable[[int], Mapping[str, object]] = _no_note
+    note: Callable[[int], Mapping[str, object]] = _no_annotation
     """What to record with a row's measurement besides the forecast itself: JSON, to learn from later."""
 
     def __len__(self) -> int:
         return len(self.candidates)
 
     def __getitem__(self, index: int) -> Forecast:
-        stretch = np.interp(_CENTRAL, NOMINAL, self.factors)
+        stretch = np.interp(_INTERVAL_OF_QUANTILE, INTERVAL_LEVELS, self.interval_factors)
         quantiles = self.mean[index] + self.sd[index] * _Z * stretch
         return Forecast(self.candidates[index], tuple(float(q) for q in quantiles), float(self.p_fail[index]))
 
@@ -133,17 +133,19 @@ class Forecasts:
 
         if not 0.0 < level < 1.0:
             raise ValueError(f"an interval's level lies between 0 and 1, got {level}: 0.9 is 90 %")
-        width = NormalDist().inv_cdf(0.5 + level / 2) * float(np.interp(level, NOMINAL, self.factors))
+        width = NormalDist().inv_cdf(0.5 + level / 2) * float(
+            np.interp(level, INTERVAL_LEVELS, self.interval_factors)
+        )
         return self.mean - width * self.sd, self.mean + width * self.sd
 
-    def raw(self) -> Forecasts:
+    def uncalibrated(self) -> Forecasts:
         """The same forecasts without any calibration, to fit one."""
-        plain = (1.0,) * len(NOMINAL)
-        return replace(self, calibrate=float, calibrate_within=None, factors=plain)
+        plain = (1.0,) * len(INTERVAL_LEVELS)
+        return replace(self, calibrate_risk=float, calibrate_within=None, interval_factors=plain)
 
     def optimistic(self) -> Array:
         """The optimistic bound per candidate, shape [n]."""
-        return self.low if self.low is not None else np.asarray(self.mean - 2 * self.sd)
+        return self.lower_bound if self.lower_bound is not None else np.asarray(self.mean - 2 * self.sd)
 
     def samples(self, rows: npt.NDArray[np.intp], count: int, seed: int = 0) -> Array:
         """Joint samples [count, len(rows)] of log2(milliseconds), the same for the same seed."""
@@ -156,10 +158,10 @@ class Forecasts:
     def p_within(self, tolerance: float, count: int = 512, seed: int = 0) -> Array:
         """P(time <= (1 + tolerance) x the fastest of these candidates) per candidate, shape [n].
 
-        The share of joint draws, passed through `calibrate_within`. Beyond `JOINT` candidates only the
+        The share of joint draws, passed through `calibrate_within`. Beyond `MAX_JOINT_CANDIDATES` candidates only the
         most promising are drawn, as the cost grows with the cube: the share of the others is 0.
         """
-        rows = np.sort(np.argsort(self.optimistic(), kind="stable")[:JOINT])
+        rows = np.sort(np.argsort(self.optimistic(), kind="stable")[:MAX_JOINT_CANDIDATES])
         drawn = self.samples(rows, count, seed)
         failed = np.random.default_rng(seed + 1).random(drawn.shape) < self.p_fail[rows]
         drawn = np.where(failed, np.inf, drawn)

@@ -17,28 +17,28 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.records import Candidate, Device, Problem
-from forecast_autotune.records.table import latest
+from forecast_autotune.records.table import latest_labels
 from forecast_autotune.surrogates.protocol import Array, Relative
 
 Kinship = Literal["none", "far", "near"]
-DENSE = 0.5
+DENSE_SHARE = 0.5
 """Share of the candidates that a relative must have tried to be a regressor."""
-NEAR = 1.0
+FAST_END_LOG2 = 1.0
 """log2 slowdowns up to this count as the fast end, where errors matter."""
-KIN = 2.5
-"""Problems less than this `distance` apart are alike: the best of five configs is more than 2 % off for one
+KIN_DISTANCE = 2.5
+"""Problems less than this `problem_distance` apart are alike: the best of five configs is more than 2 % off for one
 in eight of them, and for one in six without such a relative or with farther ones (recorded replays)."""
-ENOUGH = 4
+MIN_TUNED = 4
 """Candidates that ran from which on a relative counts as tuned."""
-_BACKEND = 2.0
-_ARCH = 0.7
-_MODEL = 0.3
-_FAILED_FILL = 0.9
+_BACKEND_DISTANCE = 2.0
+_ARCH_DISTANCE = 0.7
+_MODEL_DISTANCE = 0.3
+_FAILED_QUANTILE = 0.9
 """Where nobody ran a config, it is taken for as slow as this quantile of those that ran."""
 
 
 @dataclass(frozen=True)
-class Pool:
+class PooledRelatives:
     """What `r` dense relatives say about `n` candidates; log2 units."""
 
     columns: Array
@@ -61,7 +61,7 @@ class Pool:
     """Configs taken in predicted order until one is within `tolerance` of the best, per left-out
     relative, [r]; empty for a single one."""
 
-    def off_after(self, count: int) -> float:
+    def miss_probability(self, count: int) -> float:
         """P(still beyond the tolerance after `count` tries in predicted order), smoothed.
 
         Jeffreys' estimate from the left-out relatives: few of them never promise certainty. 0.5 when
@@ -70,7 +70,7 @@ class Pool:
         return float(((self.tries > count).sum() + 0.5) / (len(self.tries) + 1.0))
 
 
-def pool(
+def pool_relatives(
     problem: Problem,
     candidates: Sequence[Candidate],
     relatives: Sequence[Relative],
@@ -78,20 +78,20 @@ def pool(
     knee: float = 1.5,
     beyond: float = 0.25,
     tolerance: float = 0.05,
-) -> Pool | None:
-    """Pool the relatives that tried at least `DENSE` of the candidates; None when none did.
+) -> PooledRelatives | None:
+    """Pool the relatives that tried at least `DENSE_SHARE` of the candidates; None when none did.
 
     Slowdowns beyond 2^knee are compressed by the factor `beyond`, as in `analytic`: how slow a slow
     config is must not decide the mean. `tolerance` is the regret (0.05 is 5 %) that `tries` counts to.
     """
     columns, failures, devices = [], [], []
     for relative in relatives:
-        if len(relative.measurements) < DENSE * len(candidates):
+        if len(relative.measurements) < DENSE_SHARE * len(candidates):
             continue  # true of most, and cheaper to see than what follows
-        rows = latest(relative.measurements)
+        rows = latest_labels(relative.measurements)
         found = [rows.get(c) for c in candidates]
         times = np.array([math.log2(m.ms) if m is not None and m.ok else math.nan for m in found])
-        if np.mean([m is not None for m in found]) < DENSE or np.isfinite(times).sum() < 2:
+        if np.mean([m is not None for m in found]) < DENSE_SHARE or np.isfinite(times).sum() < 2:
             continue
         over = times - np.nanmin(times)
         columns.append(np.where(over > knee, knee + beyond * (over - knee), over))
@@ -101,16 +101,16 @@ def pool(
         return None
     raw, lost = np.stack(columns, axis=1), np.stack(failures, axis=1)
     away = [device_distance(problem.device, d) for d in devices]
-    weights = _normal(np.exp(-np.array(away)))
-    mean, support = _mean(raw, weights)
+    weights = _normalized(np.exp(-np.array(away)))
+    mean, support = _weighted_mean(raw, weights)
     ran = np.isfinite(raw)
     gap = np.where(ran, raw - mean[:, None], 0.0)
     held = np.maximum(support, 1e-12)
     spread = np.sqrt((gap**2 * weights * ran).sum(axis=1) / held)
     failed = (lost * weights).sum(axis=1) / np.maximum(((lost | ran) * weights).sum(axis=1), 1e-12)
-    error, agreement, tries = _left_out(raw, devices, tolerance)
+    error, agreement, tries = _leave_one_out(raw, devices, tolerance)
     filled = np.where(ran, raw, mean[:, None])
-    return Pool(filled, weights, mean, support, spread, failed, error, agreement, tries)
+    return PooledRelatives(filled, weights, mean, support, spread, failed, error, agreement, tries)
 
 
 def kinship(problem: Problem, relatives: Sequence[Relative]) -> Kinship:
@@ -119,20 +119,20 @@ def kinship(problem: Problem, relatives: Sequence[Relative]) -> Kinship:
     Decisions after a `near` one are surer; after `far` ones alone, forecasts are surer than they should be.
     """
     tuned = [
-        distance(problem, r.problem)
+        problem_distance(problem, r.problem)
         for r in relatives
         if r.problem.device.slug == problem.device.slug
-        and sum(m.ok for m in latest(r.measurements).values()) >= ENOUGH
+        and sum(m.ok for m in latest_labels(r.measurements).values()) >= MIN_TUNED
     ]
     if not tuned:
         return "none"
-    return "near" if min(tuned) < KIN else "far"
+    return "near" if min(tuned) < KIN_DISTANCE else "far"
 
 
-def distance(a: Problem, b: Problem) -> float:
+def problem_distance(a: Problem, b: Problem) -> float:
     """How far apart two problems of one kernel are: mean |log2 ratio| of their sizes, and their devices."""
     away = 0.0 if a.device.slug == b.device.slug else device_distance(a.device, b.device)
-    sizes_a, sizes_b = _sizes(a), _sizes(b)
+    sizes_a, sizes_b = _log2_sizes(a), _log2_sizes(b)
     shared = sizes_a.keys() & sizes_b.keys()
     if not shared:
         return 2.0 + away
@@ -144,7 +144,7 @@ def distance(a: Problem, b: Problem) -> float:
     return sum(top) / len(top) + other + float(dtypes) + away
 
 
-def _sizes(problem: Problem) -> dict[str, float]:
+def _log2_sizes(problem: Problem) -> dict[str, float]:
     found: dict[str, float] = {}
     for a in problem.arguments:
         if a.kind == "tensor":
@@ -157,17 +157,17 @@ def _sizes(problem: Problem) -> dict[str, float]:
 def device_distance(a: Device, b: Device) -> float:
     """How unlike two devices are, 0 for one model: another backend counts most, then architecture."""
     if a.backend != b.backend:
-        return _BACKEND
+        return _BACKEND_DISTANCE
     if a.arch and b.arch and a.arch != b.arch:
-        return _ARCH
-    return 0.0 if a.name == b.name else _MODEL
+        return _ARCH_DISTANCE
+    return 0.0 if a.name == b.name else _MODEL_DISTANCE
 
 
-def _normal(weights: Array) -> Array:
+def _normalized(weights: Array) -> Array:
     return np.asarray(weights / weights.sum())
 
 
-def _mean(raw: Array, weights: Array) -> tuple[Array, Array]:
+def _weighted_mean(raw: Array, weights: Array) -> tuple[Array, Array]:
     """Weighted mean over the columns that have a value, and their weight; gaps take a slow value."""
     ran = np.isfinite(raw)
     support = (ran * weights).sum(axis=1)
@@ -175,11 +175,11 @@ def _mean(raw: Array, weights: Array) -> tuple[Array, Array]:
     some = support > 0
     mean = np.divide(total, support, out=np.zeros(len(raw)), where=some)
     if not some.all():
-        mean[~some] = np.quantile(mean[some], _FAILED_FILL)
+        mean[~some] = np.quantile(mean[some], _FAILED_QUANTILE)
     return mean, support
 
 
-def _left_out(raw: Array, devices: Sequence[Device], tolerance: float) -> tuple[float, float, Array]:
+def _leave_one_out(raw: Array, devices: Sequence[Device], tolerance: float) -> tuple[float, float, Array]:
     """Each relative predicted from the others: error and correlation at the fast end, and tries."""
     count = raw.shape[1]
     if count < 2:
@@ -188,19 +188,19 @@ def _left_out(raw: Array, devices: Sequence[Device], tolerance: float) -> tuple[
     for left in range(count):
         rest = [i for i in range(count) if i != left]
         away = np.array([device_distance(devices[left], devices[i]) for i in rest])
-        guess, _ = _mean(raw[:, rest], _normal(np.exp(-away)))
+        guess, _ = _weighted_mean(raw[:, rest], _normalized(np.exp(-away)))
         ran = np.isfinite(raw[:, left])
-        near = ran & ((guess - guess.min() < NEAR) | (raw[:, left] < NEAR))
+        near = ran & ((guess - guess.min() < FAST_END_LOG2) | (raw[:, left] < FAST_END_LOG2))
         predicted.append(guess[near] - guess[near].mean())
         true.append(raw[near, left] - raw[near, left].mean())
-        tries.append(_tries(guess, raw[:, left], tolerance))
+        tries.append(_tries_needed(guess, raw[:, left], tolerance))
     x, y = np.concatenate(predicted), np.concatenate(true)
     norm = math.sqrt(float(x @ x) * float(y @ y))
     agreement = max(0.0, float(x @ y) / norm) if norm > 0 else 0.0
     return float(np.sqrt(np.mean((x - y) ** 2))), agreement, np.array(tries, dtype=np.float64)
 
 
-def _tries(guess: Array, slowdown: Array, tolerance: float) -> int:
+def _tries_needed(guess: Array, slowdown: Array, tolerance: float) -> int:
     """Rank, from 1, of the first row in the order of `guess` that is within the tolerance."""
     order: npt.NDArray[np.intp] = np.argsort(guess, kind="stable")
     good = np.nan_to_num(slowdown[order], nan=math.inf) <= math.log2(1 + tolerance) + 1e-9

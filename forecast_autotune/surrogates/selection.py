@@ -10,68 +10,74 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.default import Default, default
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.backend import Backend
-    from forecast_autotune.llm.gate import Situation, Worth
-    from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+    from forecast_autotune.llm.gate import GateDecision, GateInputs
+    from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 
 
-def serving(settings: Settings) -> Surrogate:
+def surrogate_for(settings: Settings) -> Surrogate:
     """What a decision under these settings forecasts with; the same object for the same settings.
 
     A language model that is named wrongly costs a warning, not the decision.
     """
-    plain = default(settings.model)
+    plain = default_surrogate(settings.model)
     if not settings.llm:
         return plain
-    return _asking(plain, settings.llm, settings.cache_dir, settings.llm_timeout_s, settings.worker_count())
+    return _cached_ensemble(
+        plain, settings.llm, settings.cache_dir, settings.llm_timeout_s, settings.worker_count()
+    )
 
 
 @lru_cache(maxsize=4)
-def _asking(plain: Default, spec: str, cache: Path | None, timeout_s: float, workers: int) -> Surrogate:
+def _cached_ensemble(
+    plain: DefaultSurrogate, spec: str, cache: Path | None, timeout_s: float, workers: int
+) -> Surrogate:
     try:
-        return asking(plain, spec, cache=cache, timeout_s=timeout_s, workers=workers)
+        return with_language_model(plain, spec, cache=cache, timeout_s=timeout_s, workers=workers)
     except (ForecastAutotuneError, ImportError) as error:
         warnings.warn(f"FORECAST_AUTOTUNE_LLM: {error}: deciding without it", stacklevel=3)
         return plain
 
 
-def asking(
-    plain: Default,
+def with_language_model(
+    plain: DefaultSurrogate,
     spec: str,
     *,
     cache: Path | None = None,
     timeout_s: float = 30.0,
     workers: int = 16,
     patient: bool = False,
-    gate: Callable[[Situation], Worth] | None = None,
+    gate: Callable[[GateInputs], GateDecision] | None = None,
     backend: Backend | None = None,
-) -> Ensemble:
+) -> EnsembleSurrogate:
     """`plain` with a language model beside it; nothing is loaded before its use.
 
     Its calibration is looked for beside the adapter, then beside the model, then below the cache directory.
     `backend` answers in place of the one that `spec` names, under its name.
     Raises `SettingsError` for a bad specification and `RecordError` for a bad calibration.
     """
-    from forecast_autotune.llm.calibration import find
-    from forecast_autotune.llm.gate import judge
-    from forecast_autotune.llm.prompt import FORECAST
-    from forecast_autotune.surrogates.language_model.ensemble import Ensemble
-    from forecast_autotune.surrogates.language_model.surrogate import LLM
+    from forecast_autotune.llm.calibration import find_calibration
+    from forecast_autotune.llm.gate import decide_asking
+    from forecast_autotune.llm.prompt import FORECAST_VERSION
+    from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+    from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 
-    backend = backend or opened(spec, cache)
-    calibration = find(backend.name, FORECAST, places(spec, backend.name, cache))
-    base = plain.single if isinstance(plain.single, Analytic) else None
-    model = LLM(backend, calibration, base=base, timeout_s=timeout_s)
-    return Ensemble(plain, model, workers=workers, patient=patient, gate=gate or judge)
+    backend = backend or open_backend(spec, cache)
+    calibration = find_calibration(
+        backend.name, FORECAST_VERSION, calibration_paths(spec, backend.name, cache)
+    )
+    base = plain.single if isinstance(plain.single, AnalyticSurrogate) else None
+    model = LLMSurrogate(backend, calibration, base=base, timeout_s=timeout_s)
+    return EnsembleSurrogate(plain, model, workers=workers, patient=patient, gate=gate or decide_asking)
 
 
 @lru_cache(maxsize=2)
-def opened(spec: str, cache: Path | None = None) -> Backend:
+def open_backend(spec: str, cache: Path | None = None) -> Backend:
     """The backend of a specification; one per process, as weights are large. Raises `SettingsError`."""
     from forecast_autotune.llm.providers import provider
 
@@ -79,14 +85,17 @@ def opened(spec: str, cache: Path | None = None) -> Backend:
     return provider().backend(spec, settings=settings)
 
 
-def places(spec: str, name: str, cache: Path | None) -> list[Path]:
+def calibration_paths(spec: str, name: str, cache: Path | None) -> list[Path]:
     """Files in which a model's calibration may lie, in the order of their weight."""
-    from forecast_autotune.llm.calibration import FILE, path_for
+    from forecast_autotune.llm.calibration import FILE, calibration_path
     from forecast_autotune.llm.spec import parsed
 
     known = parsed(spec)
-    folders = [Path(folder) for folder in (known.options.get("adapter"), known.place) if folder]
-    return [*(folder / FILE for folder in folders if folder.is_dir()), path_for(name, cache_root(cache))]
+    folders = [Path(folder) for folder in (known.options.get("adapter"), known.location) if folder]
+    return [
+        *(folder / FILE for folder in folders if folder.is_dir()),
+        calibration_path(name, cache_root(cache)),
+    ]
 
 
 def cache_root(cache: Path | None) -> Path:

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from forecast_autotune.surrogates.protocol import Array
 
-_MANY = 4096
+_DEDUPLICATION_PAIRS = 4096
 """Pairs from which on it pays to look for rows that share coordinates."""
-_SAME = 1e-9
+_SAME_POINT_DISTANCE = 1e-9
 """Squared distance of points that are one and the same."""
 
 
 @dataclass(frozen=True)
-class Smooth:
+class SmoothCovariance:
     """Variances and length scales of the three parts."""
 
     additive: float
@@ -37,7 +37,11 @@ class Smooth:
         """
         width = a.shape[1]
         blocks = [slice(0, width // 2), slice(width // 2, width)]
-        found = [_distinct(a[:, block]) for block in blocks] if width > 1 and a.size * len(b) > _MANY else []
+        found = (
+            [_distinct_points(a[:, block]) for block in blocks]
+            if width > 1 and a.size * len(b) > _DEDUPLICATION_PAIRS
+            else []
+        )
         if found and max(len(first) for first, _ in found) * 4 <= len(a):
             total, near = np.zeros((len(a), len(b))), np.ones((len(a), len(b)))
             for block, (first, codes) in zip(blocks, found, strict=True):
@@ -46,7 +50,7 @@ class Smooth:
                 near *= part_near[codes]
         else:
             total, near = self._parts(a, b)
-        same = near > math.exp(-0.5 * _SAME / self.joint_scale**2)
+        same = near > math.exp(-0.5 * _SAME_POINT_DISTANCE / self.joint_scale**2)
         total *= self.additive / width
         near *= self.joint
         total += near
@@ -63,7 +67,7 @@ class Smooth:
         return total, np.exp(far * (-0.5 / self.joint_scale**2))
 
 
-def _distinct(points: Array) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _distinct_points(points: Array) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """First row of each distinct point, and which of them each row is; all rows where that is not clear."""
     # One number per row sorts much faster than rows do. Square roots of primes have no common measure.
     weights = np.sqrt(np.array([2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0, 19.0])[np.arange(points.shape[1]) % 8])

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from forecast_autotune.policy import State
-from forecast_autotune.records import Candidate, Decision, Measurement, Plan, Verdict
-from forecast_autotune.surrogates.online import Corrected, correction
+from forecast_autotune.policy import TuningState
+from forecast_autotune.records import Candidate, Decision, Measurement, Plan, RiskVerdict
+from forecast_autotune.surrogates.online import CorrectedRisk, fit_correction
 from forecast_autotune.surrogates.protocol import Forecasts
 
-KEPT = 16
+MAX_VERDICTS = 16
 """Verdicts kept per problem, the newest: a problem that is audited daily must not outweigh all others."""
 
 
 @dataclass(frozen=True)
-class _Claim:
+class _RiskClaim:
     """A risk that was stated, and what would refute it."""
 
     surrogate: str
@@ -27,33 +27,33 @@ class _Claim:
 
 
 @dataclass
-class Ledger:
+class RiskTracker:
     """The statements that one decision can check, and the correction that earlier ones have earned."""
 
     surrogate: str
     """`name/version`."""
-    experience: Sequence[Verdict]
+    known_verdicts: Sequence[RiskVerdict]
     """Verdicts on any problem of this device class."""
     previous: Decision | None
     """The decision that is being made anew."""
-    claims: list[_Claim] = field(default_factory=list)
+    claims: list[_RiskClaim] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Another surrogate's faults are not this one's.
-        mine = [v for v in self.experience if v.surrogate == self.surrogate]
-        self._correction = correction(mine)
+        mine = [v for v in self.known_verdicts if v.surrogate == self.surrogate]
+        self._correction = fit_correction(mine)
 
-    def corrected(self, forecasts: Forecasts) -> Forecasts:
+    def correct(self, forecasts: Forecasts) -> Forecasts:
         """The forecasts with their risks corrected; unchanged while nothing has been seen."""
         if self._correction is None:
             return forecasts
-        return replace(forecasts, calibrate=Corrected(forecasts.calibrate, self._correction))
+        return replace(forecasts, calibrate_risk=CorrectedRisk(forecasts.calibrate_risk, self._correction))
 
     def shipped(self, risk: float) -> float:
         """A stated risk before this store's correction."""
-        return risk if self._correction is None else Corrected(float, self._correction).before(risk)
+        return risk if self._correction is None else CorrectedRisk(float, self._correction).invert(risk)
 
-    def supersedes(self, candidates: Collection[Candidate], known: Collection[Candidate]) -> None:
+    def claim_previous(self, candidates: Collection[Candidate], known: Collection[Candidate]) -> None:
         """Note what the previous decision claimed of those candidates that are not known.
 
         Nothing is noted where it was about another list of candidates.
@@ -63,12 +63,12 @@ class Ledger:
             return
         trusted = frozenset(candidates) - frozenset(known)
         if old.chosen in known and trusted:
-            claim = _Claim(
+            claim = _RiskClaim(
                 old.surrogate, old.shipped_risk, old.stated_risk, old.tolerance, old.chosen, trusted
             )
             self.claims.append(claim)
 
-    def audits(self, plan: Plan, state: State) -> None:
+    def claim_audited(self, plan: Plan, state: TuningState) -> None:
         """Note what a plan claims when it accepts the risk but audits some of the trusted."""
         ran = {c: m.ms for c, m in state.measured.items() if m.ok}
         if not plan.audit or not ran:
@@ -76,7 +76,7 @@ class Ledger:
         names = state.forecasts.candidates
         trusted = frozenset(names[int(i)] for i in state.pending())
         best = min(ran, key=ran.__getitem__)
-        claim = _Claim(self.surrogate, self.shipped(plan.risk), plan.risk, state.tolerance, best, trusted)
+        claim = _RiskClaim(self.surrogate, self.shipped(plan.risk), plan.risk, state.tolerance, best, trusted)
         if claim not in self.claims:  # a plan may be made twice before it is carried out
             self.claims.append(claim)
 
@@ -85,7 +85,7 @@ class Ledger:
         measured: Mapping[Candidate, Measurement],
         tried: Collection[Candidate],
         winner: Measurement,
-    ) -> tuple[Verdict, ...]:
+    ) -> tuple[RiskVerdict, ...]:
         """Verdicts on this problem, earlier ones first.
 
         `measured` holds all labels, `tried` names those of this decision. A claim is refuted by the
@@ -99,5 +99,5 @@ class Ledger:
                 continue
             beaten = winner.candidate in seen and winner.ms * (1.0 + claim.tolerance) < incumbent.ms
             share = len(seen) / len(claim.trusted)
-            found.append(Verdict(claim.surrogate, claim.shipped, claim.stated, beaten, share))
-        return tuple(found[-KEPT:])
+            found.append(RiskVerdict(claim.surrogate, claim.shipped, claim.stated, beaten, share))
+        return tuple(found[-MAX_VERDICTS:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
-from forecast_autotune.records import Candidate, Measurement, Spent
+from forecast_autotune.records import Candidate, Measurement, MeasuringCost
 
 
 class Measurer(Protocol):
@@ -40,7 +40,7 @@ class Measurer(Protocol):
         """Time these candidates again, interleaved, at full fidelity; in the order given."""
         ...
 
-    def spent(self) -> Spent:
+    def spent(self) -> MeasuringCost:
         """What has been used so far."""
         ...
 

@@ -17,19 +17,19 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Measurement, Problem
-from forecast_autotune.records.table import Table, filed, read_tables
+from forecast_autotune.records.table import Table, read_tables, table_of_problem
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Relative, Surrogate
-from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.tuning.simulation import TableMeasurer, exhaustive_seconds
 
-PRIORS = ("none", "tuned", "shapes", "devices")
+PRIOR_KINDS = ("none", "tuned", "shapes", "devices")
 """What `relatives_of` may say."""
 
 
 @dataclass(frozen=True)
-class Row:
+class ReplayRow:
     """One problem, replayed."""
 
     id: str
@@ -54,7 +54,7 @@ class Row:
 
 
 @dataclass
-class Report:
+class ReplayReport:
     """All rows of a replay and what they add up to."""
 
     policy: str
@@ -62,7 +62,7 @@ class Report:
     prior: str
     tolerance: float
     risk: float
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ReplayRow] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
         """Figures over all problems; regrets are shares (0.02 is 2 %)."""
@@ -98,7 +98,7 @@ class Report:
         return {"problems": [asdict(r) for r in self.rows], "summary": self.summary()}
 
 
-def shipped() -> list[Path]:
+def shipped_tables() -> list[Path]:
     """The recorded tables inside the package."""
     folder = Path(str(files("forecast_autotune") / "assets" / "tables"))
     return sorted(folder.glob("*.jsonl.gz"))
@@ -113,7 +113,7 @@ def load(paths: Iterable[Path]) -> list[Table]:
     for path in paths:
         for table in read_tables(path):
             try:
-                filed(tables, table.problem).measurements.extend(table.measurements)
+                table_of_problem(tables, table.problem).measurements.extend(table.measurements)
             except RecordError as error:
                 raise RecordError(f"{path}: {error}") from error
     usable = [
@@ -142,12 +142,12 @@ def _of_kernel(problem: Problem, tables: Iterable[Table]) -> list[Table]:
     return [t for t in tables if t.problem.kernel.name == problem.kernel.name and t.problem.id != problem.id]
 
 
-def other_shapes(problem: Problem, tables: Iterable[Table]) -> list[Table]:
+def tables_of_other_shapes(problem: Problem, tables: Iterable[Table]) -> list[Table]:
     """The tables of the same kernel function on the same device, nearest first; ties keep their order."""
-    from forecast_autotune.surrogates.relatives import distance
+    from forecast_autotune.surrogates.relatives import problem_distance
 
     same = [t for t in _of_kernel(problem, tables) if t.problem.device.slug == problem.device.slug]
-    return sorted(same, key=lambda t: distance(problem, t.problem))
+    return sorted(same, key=lambda t: problem_distance(problem, t.problem))
 
 
 def relatives_of(
@@ -162,8 +162,8 @@ def relatives_of(
     id). `shapes`: their whole tables on the same device. `devices`: whole tables of the same sizes on other
     devices. Raises `ValueError` for another word.
     """
-    if prior not in PRIORS:
-        raise ValueError(f"prior is one of {', '.join(PRIORS)}, got {prior!r}")
+    if prior not in PRIOR_KINDS:
+        raise ValueError(f"prior is one of {', '.join(PRIOR_KINDS)}, got {prior!r}")
     if prior == "none":
         return []
     from forecast_autotune.surrogates.default import same_sizes
@@ -172,7 +172,7 @@ def relatives_of(
     if prior == "devices":
         away = [t for t in _of_kernel(own, tables) if t.problem.device.slug != own.device.slug]
         return [Relative(t.problem, tuple(t.measurements)) for t in away if same_sizes(own, t.problem)]
-    same = other_shapes(own, tables)
+    same = tables_of_other_shapes(own, tables)
     if prior == "shapes":
         return [Relative(t.problem, tuple(t.measurements)) for t in same]
     return [Relative(t.problem, (tuned or {}).get(t.problem.id, ())) for t in same]
@@ -187,7 +187,7 @@ def replay_one(
     relatives: Sequence[Relative] = (),
     workers: int = 16,
     store: ReplayStore | None = None,
-) -> tuple[Row, list[Measurement]]:
+) -> tuple[ReplayRow, list[Measurement]]:
     """Replay one problem; the surrogate sees nothing of its table but what the policy measures.
 
     `store` is that of an earlier replay of the same problem, with fewer candidates perhaps: what it measured
@@ -201,11 +201,11 @@ def replay_one(
     texts = table.problem.ttir
     # The tuner gets the problem without its IR texts and asks for them, as it would live.
     problem = replace(table.problem, ttir={})
-    task = Task(
+    task = TuningTask(
         problem,
         names,
         {m.candidate: m.grid for m in table.measurements if m.grid is not None},
-        trace=partial(_texts_of, texts) if texts else None,
+        trace=partial(_recorded_ttir, texts) if texts else None,
     )
     begin = time.perf_counter()
     decision = tune(
@@ -219,7 +219,7 @@ def replay_one(
         path.append(incumbent / best - 1 if math.isfinite(incumbent) else math.inf)
     chosen = rows[decision.chosen]
     chosen_ms = chosen.ms if chosen.ok else math.inf
-    row = Row(
+    row = ReplayRow(
         id=table.problem.id,
         kernel=table.problem.kernel.name,
         label=str(table.problem.extra.get("label") or " ".join(table.problem.key)),
@@ -241,7 +241,7 @@ def replay_one(
     return row, seen
 
 
-def _texts_of(texts: Mapping[str, str], wanted: Sequence[Candidate]) -> dict[str, str]:
+def _recorded_ttir(texts: Mapping[str, str], wanted: Sequence[Candidate]) -> dict[str, str]:
     """The recorded IR of these candidates, as a live tracer would answer."""
     return {key: texts[key] for key in map(assignment_of, wanted) if key in texts}
 
@@ -254,14 +254,14 @@ def replay(
     settings: Settings,
     prior: str = "none",
     workers: int = 16,
-    progress: Callable[[Row], None] | None = None,
-) -> Report:
+    progress: Callable[[ReplayRow], None] | None = None,
+) -> ReplayReport:
     """Replay every table. `prior` says what may be known of a kernel's other problems: `relatives_of`."""
-    report = Report(
+    report = ReplayReport(
         "default", f"{surrogate.name}/{surrogate.version}", prior, settings.tolerance, settings.risk
     )
 
-    def play(table: Table, relatives: Sequence[Relative]) -> tuple[Row, list[Measurement]]:
+    def play(table: Table, relatives: Sequence[Relative]) -> tuple[ReplayRow, list[Measurement]]:
         chosen = policy(table)
         report.policy = "default" if chosen is None else chosen.name
         return replay_one(

@@ -8,15 +8,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Candidate, Measurement, Outcome, Spent
+from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.records.table import Table
 
 DEFAULT_COMPILE_S = 0.6
 """Seconds for a candidate whose table does not say how long it compiled (mean of our H200 tables)."""
-ALONE = 0.48
+SOLO_COMPILE_RATIO = 0.48
 """Compile seconds of a config alone, per second when 16 compile at once on 16 cores: `triton.autotune`
 compiled 72 matmul configs in 31.4 s, children of ours in 65.8 s of their own (tune_matmul72, harvest)."""
-STRAGGLER_S = 6.0
+HUNG_COMPILE_S = 6.0
 """When the live measurer gives up on a compilation that would not end; a table holds its full time-out."""
 TIMING_S = 0.05
 """Seconds to time one candidate by our protocol."""
@@ -37,7 +37,7 @@ class TableMeasurer:
         self._problem = table.problem.id
         self._cores = [0.0] * workers
         self._now = 0.0
-        self._spent = Spent()
+        self._spent = MeasuringCost()
         self._ready: dict[Candidate, float] = {}
 
     def ready(self) -> Collection[Candidate]:
@@ -71,7 +71,7 @@ class TableMeasurer:
         self._now += TIMING_S * len(candidates)
         return []
 
-    def spent(self) -> Spent:
+    def spent(self) -> MeasuringCost:
         """Simulated seconds so far."""
         return replace(self._spent, wall_s=self._now)
 
@@ -87,7 +87,7 @@ class TableMeasurer:
         row = self._row(candidate)
         seconds = DEFAULT_COMPILE_S if row.compile_s is None else row.compile_s
         if row.outcome is Outcome.TIMEOUT:
-            seconds = min(seconds, STRAGGLER_S)
+            seconds = min(seconds, HUNG_COMPILE_S)
         free = heapq.heappop(self._cores)
         self._ready[candidate] = max(free, self._now) + seconds
         heapq.heappush(self._cores, self._ready[candidate])
@@ -95,7 +95,7 @@ class TableMeasurer:
 
     def _charge(self, compile_s: float = 0.0, timing_s: float = 0.0, compiled: int = 0) -> None:
         s = self._spent
-        self._spent = Spent(s.compile_s + compile_s, s.timing_s + timing_s, s.compiled + compiled)
+        self._spent = MeasuringCost(s.compile_s + compile_s, s.timing_s + timing_s, s.compiled + compiled)
 
 
 def exhaustive_seconds(table: Table) -> float:
@@ -104,7 +104,7 @@ def exhaustive_seconds(table: Table) -> float:
     A table whose compilations were timed side by side says so (`compiled_at_once` of its problem).
     """
     crowd = table.problem.extra.get("compiled_at_once", 1)
-    alone = ALONE if isinstance(crowd, int) and crowd >= 8 else 1.0
+    alone = SOLO_COMPILE_RATIO if isinstance(crowd, int) and crowd >= 8 else 1.0
     total = 0.0
     for m in table.by_candidate().values():
         seconds = DEFAULT_COMPILE_S if m.compile_s is None else m.compile_s

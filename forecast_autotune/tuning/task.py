@@ -1,4 +1,4 @@
-"""What a decision is asked (`Task`), what it remembers with (`Memory`), and which forecasts it accepts."""
+"""What a decision is asked (`TuningTask`), what it remembers with (`TuningStore`), and which forecasts it accepts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features import kept
-from forecast_autotune.features.ttir.facts import Facts
+from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.policy import Policy
-from forecast_autotune.records import Candidate, Decision, Measurement, Problem, Verdict, digest
+from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict, digest
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Relative
 
 
-class Memory(Protocol):
+class TuningStore(Protocol):
     """The part of a store that the tuner uses."""
 
     def measurements(self, problem: Problem) -> list[Measurement]:
@@ -44,7 +44,7 @@ class Memory(Protocol):
         """Replace the stored decision."""
         ...
 
-    def verdicts(self, problem: Problem) -> list[Verdict]:
+    def verdicts(self, problem: Problem) -> list[RiskVerdict]:
         """What became of the risks stated on this problem's device class."""
         ...
 
@@ -62,7 +62,7 @@ class Memory(Protocol):
 
 
 @runtime_checkable
-class Keeping(Protocol):
+class FactStore(Protocol):
     """A store that keeps, beside a problem, what refits read of it (`features.kept`)."""
 
     def facts(self, problem: Problem) -> Mapping[str, Any] | None:
@@ -75,7 +75,7 @@ class Keeping(Protocol):
 
 
 @dataclass
-class Task:
+class TuningTask:
     """One decision to make."""
 
     problem: Problem
@@ -88,9 +88,9 @@ class Task:
     sources: Mapping[str, str] = field(default_factory=dict)
     """Source by variant, where it is known."""
 
-    def read(self, candidate: Candidate, text: str) -> Facts | None:
+    def read_facts(self, candidate: Candidate, text: str) -> TtirFacts | None:
         """The facts of a candidate's TTIR at this problem; None for text that cannot be read."""
-        return kept.read(text, self.problem.arguments, self.grids.get(candidate, self.problem.grid))
+        return kept.cached_facts(text, self.problem.arguments, self.grids.get(candidate, self.problem.grid))
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""
@@ -111,13 +111,13 @@ def _name(c: Candidate) -> str:
     return repr((c.variant, k.kwargs, k.num_warps, k.num_stages, k.num_ctas, k.maxnreg, k.ir_override))
 
 
-def flat(candidates: Sequence[Candidate], reason: str) -> Forecasts:
+def uninformative_forecasts(candidates: Sequence[Candidate], reason: str) -> Forecasts:
     """Forecasts that say nothing: every candidate alike, eightfold either way."""
     n = len(candidates)
     return Forecasts(candidates, np.zeros(n), np.full(n, 3.0), np.full(n, 0.05), None, reason)
 
 
-def checked(forecasts: Forecasts, candidates: Sequence[Candidate]) -> Forecasts:
+def validate_forecasts(forecasts: Forecasts, candidates: Sequence[Candidate]) -> Forecasts:
     """The forecasts, if a decision can be built on them. Raises `RecordError` naming what is wrong.
 
     A plug-in that answers NaN, for other candidates or in other shapes must be found out here: every
@@ -137,13 +137,15 @@ def checked(forecasts: Forecasts, candidates: Sequence[Candidate]) -> Forecasts:
             )
     if (sd < 0).any() or (p_fail < 0).any() or (p_fail > 1).any():
         raise RecordError("sd must be at least 0 and p_fail a probability")
-    return replace(forecasts, mean=mean, sd=sd, p_fail=p_fail, sampler=_guarded(forecasts.sampler, mean, sd))
+    return replace(
+        forecasts, mean=mean, sd=sd, p_fail=p_fail, sampler=_guarded_sampler(forecasts.sampler, mean, sd)
+    )
 
 
 _Sampler = Callable[[npt.NDArray[np.intp], int, np.random.Generator], Array]
 
 
-def _guarded(sampler: _Sampler | None, mean: Array, sd: Array) -> _Sampler | None:
+def _guarded_sampler(sampler: _Sampler | None, mean: Array, sd: Array) -> _Sampler | None:
     if sampler is None:
         return None
 
@@ -161,6 +163,6 @@ def _guarded(sampler: _Sampler | None, mean: Array, sd: Array) -> _Sampler | Non
     return draw
 
 
-def now() -> str:
+def utc_now() -> str:
     """UTC time to the second, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

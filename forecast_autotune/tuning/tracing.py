@@ -13,102 +13,114 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.encode import Encoder
-from forecast_autotune.features.listing import Codes, Listed
-from forecast_autotune.features.mute import classes, meta, muted
-from forecast_autotune.features.ttir.facts import Facts
-from forecast_autotune.numerics import median
+from forecast_autotune.features.encode import ConfigEncoder
+from forecast_autotune.features.listing import CandidateList, Codes
+from forecast_autotune.features.mute import equivalence_classes, find_inert, trace_parameters
+from forecast_autotune.features.ttir.facts import TtirFacts
+from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import Candidate
 
-HANDFUL = 3
+FIRST_GUESS_TRACES = 3
 """Traced before the first compilation starts; one costs about 15 ms with parsing, and holds the GIL."""
-ALL = 64
+FULL_TRACE_LIMIT = 64
 """Trace every distinct assignment up to this many ..."""
-SPREAD = 32
+SPREAD_TRACES = 32
 """... and beyond that so many spread over the space first ..."""
-WHOLE = 128
+DISTINCT_TRACE_LIMIT = 128
 """Where mute meta-parameters leave no more than so many that differ, one of each is traced ..."""
-NEXT = 16
+TRACES_PER_ROUND = 16
 """... and so many of the best forecasts whenever the forecasts change."""
-PROBED = 2
+PROBED_ASSIGNMENTS = 2
 """Assignments around which each meta-parameter is varied by itself, to its first and its last value."""
 
 
-class Traces:
+class LazyTraces:
     """TTIR texts of one task, gathered lazily. Warps and stages do not change TTIR."""
 
     def __init__(
         self,
         candidates: Sequence[Candidate],
         trace: Callable[[Sequence[Candidate]], Mapping[str, str]] | None,
-        read: Callable[[Candidate, str], Facts | None] | None = None,
+        read: Callable[[Candidate, str], TtirFacts | None] | None = None,
     ) -> None:
         """`read` gives the facts of a candidate's text; without it, no meta-parameter is found to be mute."""
         self.texts: dict[str, str] = {}
-        self._candidates = Listed.of(candidates)
+        self._candidates = CandidateList.of(candidates)
         self._trace, self._read = trace, read
         self._asked: set[int] = set()
-        """Assignments, as `Listed.assignments` numbers them."""
+        """Assignments, as `CandidateList.assignments` numbers them."""
 
-    def handful(self) -> Listed:
+    def trace_first_guess(self) -> CandidateList:
         """Trace a few assignments that cover the space; the candidates that have their IR then.
 
         None where there are hardly more than a few. What is traced later does not depend on it. It saves
         time even where the tracer remembers all texts: reading one takes a millisecond.
         """
         count = len(self._candidates.assignments[0]) if self._trace is not None else 0
-        if count <= 2 * HANDFUL:
-            return Listed()
+        if count <= 2 * FIRST_GUESS_TRACES:
+            return CandidateList()
         # Of a large list, a handful of what `begin` will ask for: farthest points come first.
-        self._ask(self._first[:HANDFUL] if count > ALL else self._spread(range(count), HANDFUL))
+        self._trace_assignments(
+            self._initial_assignments[:FIRST_GUESS_TRACES]
+            if count > FULL_TRACE_LIMIT
+            else self._farthest_assignments(range(count), FIRST_GUESS_TRACES)
+        )
         names, keys = self._candidates.assignments
         read = np.array([name in self.texts for name in names], dtype=bool)
-        return Listed(self._candidates[i] for i in np.flatnonzero(read[keys]))
+        return CandidateList(self._candidates[i] for i in np.flatnonzero(read[keys]))
 
-    def begin(self, *, everything: bool = False) -> None:
+    def trace_initial(self, *, everything: bool = False) -> None:
         """The first traces: every assignment of a small list, or a sample that covers a large one."""
         if self._trace is None:
             return
         count = len(self._candidates.assignments[0])
-        self._ask(range(count) if everything else self._first)
-        if count > ALL and not everything and self._read is not None:
-            self._probe(self._read)
+        self._trace_assignments(range(count) if everything else self._initial_assignments)
+        if count > FULL_TRACE_LIMIT and not everything and self._read is not None:
+            self._find_inert_parameters(self._read)
 
-    def extend(self, order: npt.NDArray[np.intp]) -> bool:
+    def trace_best(self, order: npt.NDArray[np.intp]) -> bool:
         """Trace the best-ranked candidates not traced yet; True if anything new came in."""
         names, keys = self._candidates.assignments
         if self._trace is None or len(self._asked) >= len(names):
             return False
         done = [i for i in self._asked if names[i] in self.texts]
-        left = ~np.isin(self._alike, self._alike[done])
+        left = ~np.isin(self._fact_classes, self._fact_classes[done])
         left[list(self._asked)] = False
         ranked = keys[order]
         ranked = ranked[left[ranked]]
-        best = np.sort(np.unique(self._alike[ranked], return_index=True)[1])
+        best = np.sort(np.unique(self._fact_classes[ranked], return_index=True)[1])
         before = len(self.texts)
-        self._ask(ranked[best][:NEXT].tolist())
+        self._trace_assignments(ranked[best][:TRACES_PER_ROUND].tolist())
         return len(self.texts) > before
 
-    def _probe(self, read: Callable[[Candidate, str], Facts | None]) -> None:
+    def _find_inert_parameters(self, read: Callable[[Candidate, str], TtirFacts | None]) -> None:
         """Find the mute meta-parameters. What is left of the space is traced whole if it is small."""
-        columns = meta(self._candidates)
-        self._ask(list(dict.fromkeys(i for base in self._first[:PROBED] for i in self._neighbours(base))))
+        columns = trace_parameters(self._candidates)
+        self._trace_assignments(
+            list(
+                dict.fromkeys(
+                    i
+                    for base in self._initial_assignments[:PROBED_ASSIGNMENTS]
+                    for i in self._neighbours(base)
+                )
+            )
+        )
         names = self._candidates.assignments[0]
-        traced = [(self._example[i], self.texts[names[i]]) for i in self._asked if names[i] in self.texts]
+        traced = [(self._first_rows[i], self.texts[names[i]]) for i in self._asked if names[i] in self.texts]
         known = {row: facts for row, text in traced if (facts := read(self._candidates[row], text))}
-        mute = muted(columns, np.array(list(known), dtype=np.intp), list(known.values()))
+        mute = find_inert(columns, np.array(list(known), dtype=np.intp), list(known.values()))
         if not mute:
             return
-        self._alike = classes(columns, np.array(self._example, dtype=np.intp), mute)
-        first = np.unique(self._alike, return_index=True)[1]
-        if len(first) <= WHOLE:
-            done = set(self._alike[list(self._asked)].tolist())
-            self._ask([i for i in first.tolist() if int(self._alike[i]) not in done])
+        self._fact_classes = equivalence_classes(columns, np.array(self._first_rows, dtype=np.intp), mute)
+        first = np.unique(self._fact_classes, return_index=True)[1]
+        if len(first) <= DISTINCT_TRACE_LIMIT:
+            done = set(self._fact_classes[list(self._asked)].tolist())
+            self._trace_assignments([i for i in first.tolist() if int(self._fact_classes[i]) not in done])
 
     def _neighbours(self, base: int) -> list[int]:
         """Of each meta-parameter, two assignments that differ from this one in it alone, if there are any."""
-        columns, keys = meta(self._candidates), self._candidates.assignments[1]
-        same = {name: c.codes == c.codes[self._example[base]] for name, c in columns.items()}
+        columns, keys = trace_parameters(self._candidates), self._candidates.assignments[1]
+        same = {name: c.codes == c.codes[self._first_rows[base]] for name, c in columns.items()}
         found: dict[int, None] = {}
         for name in columns:
             others = [agrees for other, agrees in same.items() if other != name]
@@ -117,31 +129,35 @@ class Traces:
         return list(found)
 
     @cached_property
-    def _first(self) -> Sequence[int]:
+    def _initial_assignments(self) -> Sequence[int]:
         count = len(self._candidates.assignments[0])
-        return range(count) if count <= ALL else self._spread(range(count), SPREAD)
+        return (
+            range(count)
+            if count <= FULL_TRACE_LIMIT
+            else self._farthest_assignments(range(count), SPREAD_TRACES)
+        )
 
     @cached_property
-    def _alike(self) -> Codes:
+    def _fact_classes(self) -> Codes:
         """Which assignments are known to have the same facts, by numbers that say nothing else."""
         return np.arange(len(self._candidates.assignments[0]))
 
-    def _spread(self, assignments: Sequence[int], count: int) -> list[int]:
-        chosen = spread(self._examples(assignments), count)
+    def _farthest_assignments(self, assignments: Sequence[int], count: int) -> list[int]:
+        chosen = farthest_point_sample(self._examples(assignments), count)
         keys = self._candidates.assignments[1]
-        return [int(keys[self._candidates.row[c]]) for c in chosen]
+        return [int(keys[self._candidates.row_of[c]]) for c in chosen]
 
     def _examples(self, assignments: Sequence[int]) -> list[Candidate]:
         """The first candidate of each of these assignments."""
-        return [self._candidates[self._example[i]] for i in assignments]
+        return [self._candidates[self._first_rows[i]] for i in assignments]
 
     @cached_property
-    def _example(self) -> list[int]:
+    def _first_rows(self) -> list[int]:
         """Row of the first candidate of every assignment."""
         rows: list[int] = np.unique(self._candidates.assignments[1], return_index=True)[1].tolist()
         return rows
 
-    def _ask(self, assignments: Sequence[int]) -> None:
+    def _trace_assignments(self, assignments: Sequence[int]) -> None:
         fresh = [i for i in assignments if i not in self._asked]
         if self._trace is None or not fresh:
             return
@@ -149,10 +165,10 @@ class Traces:
         self._asked.update(fresh)
 
 
-def spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+def farthest_point_sample(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """`count` candidates that cover the space: farthest-point sampling from the middle outwards."""
-    points = Encoder.of(candidates, meta_only=True)(candidates)
-    middle = int(np.argmin(((points - median(points, axis=0)) ** 2).sum(axis=1)))
+    points = ConfigEncoder.of(candidates, meta_only=True)(candidates)
+    middle = int(np.argmin(((points - fast_median(points, axis=0)) ** 2).sum(axis=1)))
     chosen = [middle]
     nearest = ((points - points[middle]) ** 2).sum(axis=1)
     while len(chosen) < min(count, len(candidates)):

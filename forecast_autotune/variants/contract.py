@@ -15,14 +15,14 @@ from typing import Any
 from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
-from forecast_autotune.variants.literals import value_of
+from forecast_autotune.variants.literals import evaluate_literal
 
 BASE_GRID = {f"BASE_GRID_{axis}": axis for axis in range(3)}
 """Parameters that a launch fills with the call's own grid, name -> axis, for variants that launch another
 one. As constexpr they are compiled in, and known to forecasts; as runtime parameters one binary serves all
 grids."""
 
-_CALCULATES = frozenset(
+_ALLOWED_CALLS = frozenset(
     (
         *("min", "max", "len", "range", "sum", "abs", "int", "float", "bool", "tuple", "list", "round"),
         *("divmod", "zip", "enumerate", "sorted", "any", "all", "prod", "cdiv", "next_power_of_2"),
@@ -30,7 +30,7 @@ _CALCULATES = frozenset(
     )
 )
 """Functions and methods that `grid` may call."""
-_JIT = ("jit", "constexpr_function")
+_JIT_DECORATORS = ("jit", "constexpr_function")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Contract:
     reset_to_zero: tuple[str, ...] = ()
     grid: bool = False
 
-    def must_fit(self, base: Sequence[str]) -> None:
+    def require_same_parameters(self, base: Sequence[str]) -> None:
         """Raise `RecordError` unless the runtime parameters are the base kernel's, in its order."""
         if self.parameters == tuple(base):
             return
@@ -57,10 +57,10 @@ class Contract:
         )
 
 
-def contract(source: str, kernel: str) -> Contract:
+def read_contract(source: str, kernel: str) -> Contract:
     """Read a variant's source. Raises `RecordError` naming the rule it breaks, and the line."""
     try:
-        tree = parsing.module(source)
+        tree = parsing.parse_module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise RecordError(f"the variant's source is not Python: {error}") from error
     functions: dict[str, ast.FunctionDef] = {}
@@ -74,7 +74,7 @@ def contract(source: str, kernel: str) -> Contract:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             _check_import(node)
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            raise _broken(
+            raise _violation(
                 node, "a variant's module holds imports, functions and constants, and runs nothing else"
             )
     if kernel not in functions or not functions[kernel].decorator_list:
@@ -88,7 +88,7 @@ def contract(source: str, kernel: str) -> Contract:
         parameters,
         meta,
         _configs(values.get("CONFIGS"), meta),
-        _zeroed(values.get("RESET_TO_ZERO"), parameters),
+        _parse_reset_to_zero(values.get("RESET_TO_ZERO"), parameters),
         "grid" in functions,
     )
     if strange := sorted(set(values) & {"grid"}):
@@ -116,21 +116,23 @@ def _check_import(node: ast.Import | ast.ImportFrom) -> None:
     for name in names:
         language = name == "triton.language" or name.startswith("triton.language.")
         if not language and name not in ("triton", "__future__"):
-            raise _broken(node, f"a variant imports triton and triton.language alone, not {name}")
+            raise _violation(node, f"a variant imports triton and triton.language alone, not {name}")
         if name == "triton" and isinstance(node, ast.ImportFrom):
             allowed = {"language", "jit", "cdiv", "next_power_of_2", "constexpr_function"}
             if others := sorted({a.name for a in node.names} - allowed):
-                raise _broken(node, f"a variant imports {', '.join(sorted(allowed))} of triton, not {others}")
+                raise _violation(
+                    node, f"a variant imports {', '.join(sorted(allowed))} of triton, not {others}"
+                )
 
 
 def _check_function(node: ast.FunctionDef) -> None:
     if node.name == "grid":
         if node.decorator_list or len(node.args.args) not in (2, 3):
-            raise _broken(node, "grid takes (meta, arguments) or (meta, arguments, base), undecorated")
+            raise _violation(node, "grid takes (meta, arguments) or (meta, arguments, base), undecorated")
         _check_calculation(node, "grid")
         return
     if not node.decorator_list:
-        raise _broken(node, f"{node.name} must be a @triton.jit function; only `grid` is plain Python")
+        raise _violation(node, f"{node.name} must be a @triton.jit function; only `grid` is plain Python")
     for decorator in node.decorator_list:
         _check_decorator(decorator, node.name)
     signature = [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]
@@ -139,7 +141,7 @@ def _check_function(node: ast.FunctionDef) -> None:
         signature.append(node.returns)
     for part in signature:
         if not _is_constant(part):
-            raise _broken(
+            raise _violation(
                 node, f"defaults and annotations of {node.name} must be constants: {ast.unparse(part)}"
             )
     _check_names(node)
@@ -152,10 +154,10 @@ def _check_decorator(node: ast.expr, function: str) -> None:
     if name == "heuristics" and len(given) == 1 and isinstance(given[0], ast.Dict):
         for rule in given[0].values:
             if not isinstance(rule, ast.Lambda):
-                raise _broken(rule, "a heuristic must be a lambda that calculates")
+                raise _violation(rule, "a heuristic must be a lambda that calculates")
             _check_calculation(rule.body, "a heuristic")
-    elif name not in _JIT or not all(map(_is_constant, given)):
-        raise _broken(
+    elif name not in _JIT_DECORATORS or not all(map(_is_constant, given)):
+        raise _violation(
             node,
             f"{function} may be decorated with @triton.jit (and @triton.heuristics of lambdas) alone, not "
             f"{ast.unparse(node)}",
@@ -171,17 +173,17 @@ def _check_names(node: ast.AST) -> None:
     for inner in ast.walk(node):
         name = inner.attr if isinstance(inner, ast.Attribute) else getattr(inner, "id", "")
         if isinstance(name, str) and name.startswith("__"):
-            raise _broken(inner, f"a variant has no business with {name}")
+            raise _violation(inner, f"a variant has no business with {name}")
 
 
 def _check_calculation(node: ast.AST, what: str) -> None:
     _check_names(node)
     for inner in ast.walk(node):
         if isinstance(inner, ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal | ast.Lambda):
-            raise _broken(inner, f"{what} only calculates: no imports, globals or lambdas")
-        if isinstance(inner, ast.Call) and _called(inner.func) not in _CALCULATES:
-            raise _broken(
-                inner, f"{what} may call {', '.join(sorted(_CALCULATES))}, not {_called(inner.func)}"
+            raise _violation(inner, f"{what} only calculates: no imports, globals or lambdas")
+        if isinstance(inner, ast.Call) and _called(inner.func) not in _ALLOWED_CALLS:
+            raise _violation(
+                inner, f"{what} may call {', '.join(sorted(_ALLOWED_CALLS))}, not {_called(inner.func)}"
             )
 
 
@@ -189,12 +191,12 @@ def _assigned(node: ast.Assign | ast.AnnAssign, known: Mapping[str, Any]) -> dic
     """Names and values of one assignment; `...` is the value of what is constant, but no literal."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     if node.value is None or not all(isinstance(t, ast.Name) for t in targets):
-        raise _broken(node, "a variant's module assigns constants to plain names")
+        raise _violation(node, "a variant's module assigns constants to plain names")
     try:
-        value: Any = value_of(node.value, known)
+        value: Any = evaluate_literal(node.value, known)
     except ValueError as error:
         if not _is_constant(node.value):
-            raise _broken(
+            raise _violation(
                 node,
                 f"{ast.unparse(targets[0])} must be a literal, a list that is calculated from literals, a "
                 f"tl.constexpr or a name in triton ({error})",
@@ -215,12 +217,12 @@ def _is_constant(node: ast.expr) -> bool:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         return called == "constexpr" and all(map(_is_constant, node.args)) and not node.keywords
     if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict | ast.UnaryOp | ast.BinOp):
-        return all(map(_is_constant, _parts(node)))
+        return all(map(_is_constant, _child_expressions(node)))
     # `constexpr[int]` and the like, in annotations.
     return isinstance(node, ast.Subscript) and _is_constant(node.value) and _is_constant(node.slice)
 
 
-def _parts(node: ast.expr) -> Iterator[ast.expr]:
+def _child_expressions(node: ast.expr) -> Iterator[ast.expr]:
     return (part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
 
 
@@ -238,7 +240,7 @@ def _configs(listed: Any, meta: Sequence[str]) -> tuple[Config, ...]:
     return found
 
 
-def _zeroed(listed: Any, parameters: Sequence[str]) -> tuple[str, ...]:
+def _parse_reset_to_zero(listed: Any, parameters: Sequence[str]) -> tuple[str, ...]:
     if listed is None:
         return ()
     if not isinstance(listed, list | tuple) or not all(name in parameters for name in listed):
@@ -248,5 +250,5 @@ def _zeroed(listed: Any, parameters: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(listed))
 
 
-def _broken(node: ast.AST, rule: str) -> RecordError:
+def _violation(node: ast.AST, rule: str) -> RecordError:
     return RecordError(f"line {getattr(node, 'lineno', '?')} of the variant: {rule}")

@@ -22,7 +22,7 @@ CallGrid = Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None
 
 
 @dataclass(frozen=True)
-class Entry:
+class KernelEntry:
     """A kernel and how it wants to be launched."""
 
     kernel: Any
@@ -38,7 +38,7 @@ class Entry:
     reset_to_zero: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, module: Mapping[str, Any], kernel: str) -> Entry:
+    def of(cls, module: Mapping[str, Any], kernel: str) -> KernelEntry:
         """The entry of a module's names. Raises `RecordError` when it is not there."""
         found = module.get(kernel)
         if found is None:
@@ -53,7 +53,7 @@ class Entry:
             tuple(module.get("RESET_TO_ZERO", ())),
         )
 
-    def place(
+    def launch_grid(
         self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Grid:
         """The launch grid for these arguments, meta-parameters and launch options (`num_warps` and the like).
@@ -61,14 +61,14 @@ class Entry:
         A module's own `grid` finds the options among the meta-parameters. Raises what a grid function raises.
         """
         if self.grid is None:
-            return extent(grid, named, meta)
+            return grid_extent(grid, named, meta)
         given: list[Any] = [{**options, **meta}, dict(named)]
         if self._asks_for_base:
             given.append(known(grid, named, meta))
         return tuple(map(int, self.grid(*given)))
 
     @cached_property
-    def straight(self) -> bool:
+    def is_direct(self) -> bool:
         """Whether it is launched with the call's own grid, and nothing of its own precedes a launch."""
         return self.grid is None and not self.base and not self.reset_to_zero
 
@@ -118,7 +118,7 @@ class Entry:
             # A user's function is asked once; where it fails, that is dealt with below.
             grid = known(grid, named, meta) or grid
         given = self.arguments(grid, named, meta, options)
-        where = self.place(grid, named, meta, options)
+        where = self.launch_grid(grid, named, meta, options)
         for name in self.reset_to_zero:
             if named.get(name) is not None:
                 named[name].zero_()
@@ -134,7 +134,7 @@ class Entry:
         options: Mapping[str, Any],
     ) -> Any:
         """Compile without launching; returns what Triton returns."""
-        where = self.place(grid, named, meta, options)
+        where = self.launch_grid(grid, named, meta, options)
         return self.kernel.warmup(grid=where, **self.arguments(grid, named, meta, options))
 
 
@@ -152,7 +152,7 @@ def signature(kernel: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(runtime), tuple(meta)
 
 
-def extent(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) -> Grid:
+def grid_extent(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) -> Grid:
     """A call's own grid as numbers. Raises what the grid function raises."""
     if grid is None:
         raise RecordError("the call has no launch grid: call the kernel as kernel[grid](...)")
@@ -163,7 +163,7 @@ def extent(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) ->
 def known(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) -> Grid | None:
     """A call's own grid, or None where it cannot be told with these meta-parameters."""
     try:
-        return extent(grid, named, meta)
+        return grid_extent(grid, named, meta)
     except Exception:
         # A user's function that asks for a meta-parameter this variant does not have.
         return None

@@ -8,8 +8,8 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_LARGEST = 1 << 62
-_LONGEST = 4096
+_MAX_NUMBER = 1 << 62
+_MAX_LENGTH = 4096
 """Elements of a list, passes of a comprehension."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -19,9 +19,9 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
-    ast.LShift: lambda a, b: a << _small(b),
-    ast.RShift: lambda a, b: a >> _small(b),
-    ast.Pow: lambda a, b: a ** _small(b),
+    ast.LShift: lambda a, b: a << _check_exponent(b),
+    ast.RShift: lambda a, b: a >> _check_exponent(b),
+    ast.Pow: lambda a, b: a ** _check_exponent(b),
 }
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -36,7 +36,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _CALLS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "len": len, "int": int}
 
 
-def value_of(node: ast.expr, names: Mapping[str, Any] | None = None) -> Any:
+def evaluate_literal(node: ast.expr, names: Mapping[str, Any] | None = None) -> Any:
     """The value, with these names known.
 
     Numbers, texts, lists, tuples, dicts, arithmetic, comparisons, conditions, comprehensions, and calls of
@@ -61,7 +61,7 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.Dict):
         return {_value(k, names): _value(v, names) for k, v in zip(node.keys, node.values, strict=True) if k}
     if isinstance(node, ast.ListComp | ast.GeneratorExp):
-        return [_value(node.elt, inner) for inner in _passes(node.generators, names)]
+        return [_value(node.elt, inner) for inner in _comprehension_scopes(node.generators, names)]
     if isinstance(node, ast.Call):
         return _called(node, names)
     return _calculated(node, names)
@@ -75,8 +75,8 @@ def _calculated(node: ast.expr, names: dict[str, Any]) -> Any:
         )
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         value = _BINARY[type(node.op)](_value(node.left, names), _value(node.right, names))
-        if (isinstance(value, int) and abs(value) > _LARGEST) or (
-            isinstance(value, str | list | tuple) and len(value) > _LONGEST
+        if (isinstance(value, int) and abs(value) > _MAX_NUMBER) or (
+            isinstance(value, str | list | tuple) and len(value) > _MAX_LENGTH
         ):
             raise ValueError("the value grows too large")
         return value
@@ -98,13 +98,15 @@ def _called(node: ast.Call, names: dict[str, Any]) -> Any:
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     given = [_value(a, names) for a in node.args]
     if name == "range" and not node.keywords:
-        return list(itertools.islice(range(*given), _LONGEST))
+        return list(itertools.islice(range(*given), _MAX_LENGTH))
     if name not in _CALLS or node.keywords:
         raise ValueError(f"it calls {ast.unparse(node.func)}")
     return _CALLS[name](*given)
 
 
-def _passes(generators: list[ast.comprehension], names: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _comprehension_scopes(
+    generators: list[ast.comprehension], names: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     """The names of every pass of nested loops that its conditions let through."""
     count = 0
 
@@ -116,25 +118,25 @@ def _passes(generators: list[ast.comprehension], names: dict[str, Any]) -> Itera
         loop = generators[depth]
         for item in _value(loop.iter, known):
             count += 1
-            if count > _LONGEST:
-                raise ValueError(f"more than {_LONGEST} passes")
-            inner = {**known, **_bound(loop.target, item)}
+            if count > _MAX_LENGTH:
+                raise ValueError(f"more than {_MAX_LENGTH} passes")
+            inner = {**known, **_bind_target(loop.target, item)}
             if all(_value(test, inner) for test in loop.ifs):
                 yield from nested(depth + 1, inner)
 
     return nested(0, names)
 
 
-def _bound(target: ast.expr, item: Any) -> dict[str, Any]:
+def _bind_target(target: ast.expr, item: Any) -> dict[str, Any]:
     if isinstance(target, ast.Name):
         return {target.id: item}
     if isinstance(target, ast.Tuple | ast.List):
         pairs = zip(target.elts, item, strict=True)
-        return {name: value for part, one in pairs for name, value in _bound(part, one).items()}
+        return {name: value for part, one in pairs for name, value in _bind_target(part, one).items()}
     raise ValueError(f"{ast.unparse(target)} is no plain name")
 
 
-def _small(value: Any) -> Any:
+def _check_exponent(value: Any) -> Any:
     if isinstance(value, int) and abs(value) > 62:
         raise ValueError("the value grows too large")
     return value

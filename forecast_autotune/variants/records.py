@@ -25,7 +25,7 @@ from typing import Any
 from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Extra, digest
-from forecast_autotune.records.fields import listed, rest
+from forecast_autotune.records.fields import read_list, unknown_fields
 
 SCHEMA = 1
 
@@ -34,7 +34,7 @@ class Origin(StrEnum):
     """Who wrote a variant."""
 
     LLM = "llm"
-    MECHANICAL = "mechanical"
+    REWRITE = "mechanical"
     """A rewrite of `variants.mechanical`, without a language model."""
     HAND = "hand"
 
@@ -135,7 +135,7 @@ class Variant:
         Raises `RecordError` for a source that is not Python or does not define the entry.
         """
         try:
-            tree = parsing.module(source)
+            tree = parsing.parse_module(source)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RecordError(f"the variant's source is not Python: {error}") from error
         defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -180,7 +180,7 @@ class Variant:
         return cls(
             **texts,  # type: ignore[arg-type]
             provenance=Provenance.from_json(data.get("provenance")),
-            configs=tuple(Config.from_json(c) for c in listed(data.get("configs"), "configs")),
-            checks=tuple(Check.from_json(c) for c in listed(data.get("checks"), "checks")),
-            extra=rest(data, known),
+            configs=tuple(Config.from_json(c) for c in read_list(data.get("configs"), "configs")),
+            checks=tuple(Check.from_json(c) for c in read_list(data.get("checks"), "checks")),
+            extra=unknown_fields(data, known),
         )

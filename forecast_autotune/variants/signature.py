@@ -28,7 +28,7 @@ from forecast_autotune.variants.records import Check, Variant
 
 INTERPRETER = "interpreter"
 """`Check.device` of what Triton's interpreter has run; such a check admits to interpreted calls alone."""
-_WIDE = 2**31
+_INT32_LIMIT = 2**31
 
 Strides = list[tuple[int, int | None]]
 """Dimensions from the outermost to the innermost, with what a stride exceeds the size of all within by (the
@@ -40,10 +40,16 @@ def signature_of(problem: Problem, writes: Iterable[str] | None = None) -> str:
 
     `writes` are the tensors that the base kernel writes; None: not known, so any of them may be written.
     """
-    return line({"arguments": form(problem.arguments), "exact": _exact(problem.arguments), **noted(writes)})
+    return canonical_text(
+        {
+            "arguments": call_form(problem.arguments),
+            "exact": _exact(problem.arguments),
+            **writes_field(writes),
+        }
+    )
 
 
-def noted(writes: Iterable[str] | None) -> dict[str, Any]:
+def writes_field(writes: Iterable[str] | None) -> dict[str, Any]:
     """What a signature says of the tensors that are written."""
     return {} if writes is None else {"writes": sorted(writes)}
 
@@ -61,11 +67,11 @@ def covers(signature: str, problem: Problem) -> bool:
     """Whether a check with this signature says anything about a call of `problem`'s arguments."""
     try:
         said = json.loads(signature)
-        if said["arguments"] != json.loads(line(form(problem.arguments))):
+        if said["arguments"] != json.loads(canonical_text(call_form(problem.arguments))):
             return False
         if "exact" in said:
-            return bool(said["exact"] == json.loads(line(_exact(problem.arguments))))
-        return _holds(said, problem.arguments)
+            return bool(said["exact"] == json.loads(canonical_text(_exact(problem.arguments))))
+        return _condition_holds(said, problem.arguments)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return False  # a signature of another release: nothing that could be relied on
 
@@ -87,7 +93,7 @@ def admission(variant: Variant, problem: Problem) -> Check | None:
     device = INTERPRETER if problem.device.backend == "cpu" else problem.device.slug
     checks = [c for c in variant.checks if covers(c.signature, problem)]
     here = [c for c in checks if c.device == device]
-    if not here or not _latest(here).passed or _refused(checks):
+    if not here or not _latest(here).passed or _rejected_by_interpreter(checks):
         return None
     return _latest(here)
 
@@ -97,13 +103,13 @@ def _latest(checks: Sequence[Check]) -> Check:
     return max(checks, key=lambda c: (c.at, not c.passed))
 
 
-def _refused(checks: Sequence[Check]) -> bool:
+def _rejected_by_interpreter(checks: Sequence[Check]) -> bool:
     """Whether the interpreter, which knows no compiler's faults, found the source itself wrong."""
     found = [c for c in checks if c.device == INTERPRETER]
     return bool(found) and not _latest(found).passed
 
 
-def form(arguments: Sequence[Argument]) -> list[list[Any]]:
+def call_form(arguments: Sequence[Argument]) -> list[list[Any]]:
     """Names, kinds, dtypes, ranks, alignment and constexpr values: what every check holds for only."""
     shown: list[list[Any]] = []
     for a in by_name(arguments):
@@ -135,7 +141,7 @@ def places(arguments: Sequence[Argument]) -> dict[str, int]:
     return found
 
 
-def structure(argument: Argument) -> Strides | None:
+def stride_structure(argument: Argument) -> Strides | None:
     """How a tensor's strides follow from its shape; None where they overlap in no simple way."""
     order = sorted(range(len(argument.shape)), key=lambda i: (-argument.stride[i], i))
     found: Strides = []
@@ -152,8 +158,8 @@ def structure(argument: Argument) -> Strides | None:
     return found[::-1]
 
 
-def strided(shape: Sequence[int], how: Strides) -> tuple[int, ...]:
-    """The strides of a shape with this structure; the inverse of `structure`."""
+def strides_from_structure(shape: Sequence[int], how: Strides) -> tuple[int, ...]:
+    """The strides of a shape with this structure; the inverse of `stride_structure`."""
     found = [0] * len(shape)
     within = 0
     for i, more in reversed(how):
@@ -163,7 +169,7 @@ def strided(shape: Sequence[int], how: Strides) -> tuple[int, ...]:
     return tuple(found)
 
 
-def in_class(value: int, word: str | int) -> bool:
+def in_size_class(value: int, word: str | int) -> bool:
     """Whether a size is of a class: a number (itself), `16` or `128` (a multiple), `odd` (no multiple of 16)
     or `any`; 1, on which Triton specialises, is of none but its own."""
     if isinstance(word, int):
@@ -173,17 +179,17 @@ def in_class(value: int, word: str | int) -> bool:
     return value > 0 and value % int(word) == 0
 
 
-def power(arguments: Mapping[str, int], run: Sequence[str], exponent: float) -> float:
+def size_power(arguments: Mapping[str, int], run: Sequence[str], exponent: float) -> float:
     """The product of these sizes to a power."""
     return math.pow(math.prod(arguments[p] for p in run), exponent)
 
 
-def _holds(said: Mapping[str, Any], arguments: Sequence[Argument]) -> bool:
+def _condition_holds(said: Mapping[str, Any], arguments: Sequence[Argument]) -> bool:
     sizes = places(arguments)
     named = {a.name: a for a in arguments}
     for group in said["sizes"]:
         values = {sizes[p] for p in group["places"]}
-        if len(values) != 1 or not in_class(values.pop(), group["class"]):
+        if len(values) != 1 or not in_size_class(values.pop(), group["class"]):
             return False
     for place, (factor, run) in said["products"].items():
         if sizes[place] != factor * math.prod(sizes[q] for q in run):
@@ -194,22 +200,24 @@ def _holds(said: Mapping[str, Any], arguments: Sequence[Argument]) -> bool:
         return False
     for name, (run, exponent) in said["powers"].items():
         value = named[name].value
-        if not isinstance(value, float) or not math.isclose(value, power(sizes, run, exponent), rel_tol=1e-6):
+        if not isinstance(value, float) or not math.isclose(
+            value, size_power(sizes, run, exponent), rel_tol=1e-6
+        ):
             return False
     for name, how in said["strides"].items():
-        found = structure(named[name])
+        found = stride_structure(named[name])
         if found is None or [list(pair) for pair in found] != how:
             return False
-    return all(span(a) < _WIDE for a in arguments if a.kind == "tensor")
+    return all(memory_span(a) < _INT32_LIMIT for a in arguments if a.kind == "tensor")
 
 
-def span(argument: Argument) -> int:
+def memory_span(argument: Argument) -> int:
     """Elements from a tensor's first to its last."""
     if 0 in argument.shape:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(argument.shape, argument.stride, strict=True))
 
 
-def line(data: Any) -> str:
+def canonical_text(data: Any) -> str:
     """The canonical text of a signature."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)

@@ -22,7 +22,7 @@ from forecast_autotune.store import Store
 from forecast_integrations.triton.decorator import autotune
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 
-_TURNS = 5
+_ROUNDS = 5
 """How often the two chosen configs are timed in turns."""
 
 
@@ -82,7 +82,7 @@ def configs() -> list[triton.Config]:
 
 
 @dataclass(frozen=True)
-class Side:
+class TunerResult:
     """What one tuner did."""
 
     seconds: float
@@ -100,8 +100,8 @@ class Comparison:
     size: int
     device: str
     candidates: int
-    forecast: Side
-    exhaustive: Side
+    forecast: TunerResult
+    exhaustive: TunerResult
     reason: str
     """Our decision's own words."""
     stated_risk: float
@@ -157,28 +157,28 @@ def compare(
         ours = autotune(configs=listed, key=names, store=Store(Path(folder)), mode=Mode.TUNE)(
             triton.jit(_matmul)
         )
-        our_seconds = _timed(lambda: call(ours))
+        our_seconds = _seconds_of(lambda: call(ours))
         decision: Decision = ours.decision
     with _fresh_cache(), _unpatched():
         say(f"triton.autotune: {len(listed)} configs, one by one")
         theirs = triton.autotune(configs=listed, key=names)(triton.jit(_matmul))
-        their_seconds = _timed(lambda: call(theirs))
+        their_seconds = _seconds_of(lambda: call(theirs))
     say("timing both choices in turns")
-    runs = [_bound(call, tuner) for tuner in (ours, theirs)]
-    times = _in_turns(runs)
+    runs = [_bind_call(call, tuner) for tuner in (ours, theirs)]
+    times = _interleaved_ms(runs)
     return Comparison(
         size=size,
         device=current_device().name,
         candidates=len(listed),
-        forecast=Side(our_seconds, decision.measured, _shown(ours.best_config), times[0]),
-        exhaustive=Side(their_seconds, len(listed), _shown(theirs.best_config), times[1]),
+        forecast=TunerResult(our_seconds, decision.measured, _config_text(ours.best_config), times[0]),
+        exhaustive=TunerResult(their_seconds, len(listed), _config_text(theirs.best_config), times[1]),
         reason=decision.reason,
         stated_risk=decision.stated_risk,
         tolerance=decision.tolerance,
     )
 
 
-def _timed(call: Callable[[], Any]) -> float:
+def _seconds_of(call: Callable[[], Any]) -> float:
     synchronize = triton.runtime.driver.active.get_device_interface().synchronize
     synchronize()
     begin = time.perf_counter()
@@ -187,21 +187,21 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def _bound(call: Callable[..., Any], tuner: Any) -> Callable[[], Any]:
+def _bind_call(call: Callable[..., Any], tuner: Any) -> Callable[[], Any]:
     # Straight to the compiled kernel: neither tuner's own dispatch is part of the comparison.
     config = tuner.best_config
     return lambda: call(tuner.fn, **config.all_kwargs())
 
 
-def _in_turns(runs: Sequence[Callable[[], Any]]) -> list[float]:
+def _interleaved_ms(runs: Sequence[Callable[[], Any]]) -> list[float]:
     times: list[list[float]] = [[] for _ in runs]
-    for _ in range(_TURNS):
+    for _ in range(_ROUNDS):
         for kept, run in zip(times, runs, strict=True):
             kept.append(float(triton.testing.do_bench(run, warmup=10, rep=60, return_mode="median")))
     return [statistics.median(kept) for kept in times]
 
 
-def _shown(config: Any) -> str:
+def _config_text(config: Any) -> str:
     from forecast_integrations.triton.describe import to_config
 
     return str(to_config(config))

@@ -42,7 +42,7 @@ def _optin_shared_memory(index: int, facts: Any) -> int:
         return int(getattr(facts, "shared_memory_per_block_optin", 0))
 
 
-def _null() -> Any:
+def _active_null_device() -> Any:
     """The active null device, if there is one; asking must not create a driver."""
     from triton.runtime.driver import driver
 
@@ -54,7 +54,7 @@ def has_device() -> bool:
     """Whether kernels can be compiled and timed here."""
     import torch
 
-    return _null() is not None or bool(torch.cuda.is_available())
+    return _active_null_device() is not None or bool(torch.cuda.is_available())
 
 
 def device_index() -> int:
@@ -68,7 +68,7 @@ def current_device() -> Device:
     """The current accelerator; the host's CPU where there is none (the interpreter)."""
     import torch
 
-    if (null := _null()) is not None:
+    if (null := _active_null_device()) is not None:
         return null.forecast_device()
     if torch.cuda.is_available():
         return cuda_device(torch.cuda.current_device())
@@ -118,7 +118,7 @@ def toolchain() -> dict[str, str]:
     return found
 
 
-def describe() -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
     """What `doctor` reports about packages and devices."""
     found = {name: _installed(name) for name in ("torch", "triton", "numpy", "pyarrow", "matplotlib")}
     if not found["torch"]:

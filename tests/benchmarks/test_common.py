@@ -38,7 +38,7 @@ def flushes_before(
         calls[i]()
 
     monkeypatch.setattr(device, "clear_cache", clear_cache)
-    common.in_turns([partial(noted, i) for i in range(len(calls))], rounds)
+    common.time_in_turns([partial(noted, i) for i in range(len(calls))], rounds)
     return [found[-rounds + 1 :] for found in seen]  # the first launches have more before them
 
 
@@ -63,6 +63,6 @@ def test_times_are_those_of_the_device(device: NullDevice) -> None:
     def kernel(ms: float) -> None:
         device.now_ms += ms
 
-    fast, slow = common.in_turns([partial(kernel, 0.25), partial(kernel, 0.5)], 4)
+    fast, slow = common.time_in_turns([partial(kernel, 0.25), partial(kernel, 0.5)], 4)
     assert fast == pytest.approx([0.25] * 4)
     assert slow == pytest.approx([0.5] * 4)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks import cross_device
-from benchmarks.convert_benchmark_hub import five_digits, thin
+from benchmarks.convert_benchmark_hub import round_to_five_digits, thin_tables
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table, read_lines, write_tables
-from forecast_autotune.surrogates.default import Default
+from forecast_autotune.surrogates.default import DefaultSurrogate
 
 
 def space(device: str, best: int, kernel: str = "conv") -> Table:
@@ -46,7 +46,7 @@ def test_a_kernel_known_on_one_device_only_is_no_target(tables: list[Table]) -> 
 def test_the_order_of_measuring_gives_the_figures(tables: list[Table]) -> None:
     target = cross_device.targets(tables)[0]
     order = list(np.argsort(-target.slowdown, kind="stable"))
-    run = cross_device.noted("worst first", target, 0, order)
+    run = cross_device.run_from_order("worst first", target, 0, order)
     assert run.regret[1] == cross_device.NOTHING_RAN
     assert run.regret[40] == pytest.approx(0.0)
     assert run.to_within == len(order)
@@ -54,10 +54,10 @@ def test_the_order_of_measuring_gives_the_figures(tables: list[Table]) -> None:
 
 def test_other_devices_shorten_the_search(tables: list[Table]) -> None:
     target = cross_device.targets(tables)[0]
-    plain = cross_device.by_mean(target, 0)
-    informed = cross_device.tuned("x", target, 0, Default(), cross_device.related(target))
+    plain = cross_device.mean_prior_run(target, 0)
+    informed = cross_device.run_tuner("x", target, 0, DefaultSurrogate(), cross_device.related_tables(target))
     assert plain.to_within <= 2
-    assert informed.to_within <= 3 < cross_device.at_random(target, 0).to_within
+    assert informed.to_within <= 3 < cross_device.random_order_run(target, 0).to_within
     assert informed.decided_after is not None
     assert informed.decided_regret == pytest.approx(0.0)
     assert all(0.0 <= risk <= 1.0 for _, risk, _ in informed.steps)
@@ -65,15 +65,15 @@ def test_other_devices_shorten_the_search(tables: list[Table]) -> None:
 
 def test_without_relatives_the_search_still_ends_at_the_best(tables: list[Table]) -> None:
     target = cross_device.targets(tables)[0]
-    run = cross_device.tuned("x", target, 0, Default())
+    run = cross_device.run_tuner("x", target, 0, DefaultSurrogate())
     assert run.to_within <= len(target.names)
     assert run.regret[40] == pytest.approx(0.0)
 
 
-def run_of(device: str, steps: list[tuple[int, float, float]], *, family: str = "f") -> cross_device.Run:
-    shown = dict.fromkeys(cross_device.POINTS, steps[-1][2])
-    made = cross_device.Run("x", "k", device, 0, shown, 7, family, 9, steps=steps)
-    return cross_device.decided(made)
+def run_of(device: str, steps: list[tuple[int, float, float]], *, family: str = "f") -> cross_device.ArmRun:
+    shown = dict.fromkeys(cross_device.NOTED_POINTS, steps[-1][2])
+    made = cross_device.ArmRun("x", "k", device, 0, shown, 7, family, 9, steps=steps)
+    return cross_device.with_decision(made)
 
 
 def test_the_decision_is_the_first_step_at_an_accepted_risk_or_the_cap() -> None:
@@ -101,7 +101,7 @@ def test_risks_are_corrected_by_other_families_alone() -> None:
     """A family whose own runs are always right gets the correction of one that is always wrong."""
     right = [run_of(f"A{i}", [(3, 0.3, 0.0), (6, 0.3, 0.0)], family="right") for i in range(9)]
     wrong = [run_of(f"B{i}", [(3, 0.3, 0.5), (6, 0.3, 0.5)], family="wrong") for i in range(9)]
-    stated = {r.family: r.steps[0][1] for r in cross_device.held_out(right + wrong)}
+    stated = {r.family: r.steps[0][1] for r in cross_device.recalibrated_runs(right + wrong)}
     assert stated["right"] > 0.5
     assert stated["wrong"] == pytest.approx(0.25)  # one family that was never wrong promises no less
 
@@ -132,7 +132,7 @@ def test_thinning_keeps_each_oracle() -> None:
         times = rng.uniform(1, 9, len(names))
         rows = [Measurement(problem.id, c, Outcome.OK, t) for c, t in zip(names, times, strict=True)]
         given.append(Table(problem, rows))
-    thinned = thin(given)
+    thinned = thin_tables(given)
     assert [len(t.measurements) for t in thinned] == [len(thinned[0].measurements)] * 2
     assert 3000 <= len(thinned[0].measurements) <= 3080
     for before, after in zip(given, thinned, strict=True):
@@ -140,7 +140,11 @@ def test_thinning_keeps_each_oracle() -> None:
 
 
 def test_five_significant_digits() -> None:
-    assert [five_digits(x) for x in (0.00123456789, 0.5536000076, 147.6977825)] == [0.0012346, 0.5536, 147.7]
+    assert [round_to_five_digits(x) for x in (0.00123456789, 0.5536000076, 147.6977825)] == [
+        0.0012346,
+        0.5536,
+        147.7,
+    ]
 
 
 def test_the_shipped_spaces_are_whole() -> None:

@@ -16,51 +16,51 @@ import numpy as np
 import pytest
 
 from benchmarks import variants
-from benchmarks.forecast_variants import RECORDED
-from benchmarks.kernel_children import read, with_children
+from benchmarks.forecast_variants import RECORDED_FORECASTS
+from benchmarks.kernel_children import read_lines, run_in_children
 from benchmarks.variant_forecasts import (
-    SHOWN,
-    Trial,
-    against,
-    asked_singly,
-    digest_of,
+    CONFIGS_SHOWN,
+    VariantQuestion,
+    base_measurements,
+    file_digest,
+    first_cases_of,
     forecast_all,
-    measured,
-    shapes_of,
+    query_one_by_one,
     source_mark,
-    trial,
+    speedup_forecast,
+    variant_question,
 )
-from benchmarks.variant_report import Pair, joined, report
+from benchmarks.variant_report import VariantPair, join_forecasts, report
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.default import default
-from forecast_autotune.surrogates.language_model.surrogate import LLM
-from forecast_autotune.surrogates.learned import Learned
+from forecast_autotune.surrogates.default import default_surrogate
+from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
+from forecast_autotune.surrogates.learned import LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_integrations.triton.null_device import null_device
 from tests.llm.words import Said, calibrated, favours
 
 ROOT = Path(__file__).parents[2]
-FOUND = variants.sources(["softmax"])
+FOUND = variants.variant_sources(["softmax"])
 
 
 @pytest.fixture(scope="module")
-def asked() -> Trial:
+def asked() -> VariantQuestion:
     """Four variants of a kernel at a real shape, compiled for a GPU that is not there."""
     with null_device():
-        return trial(shapes_of("softmax", 1)[0], FOUND[:4], {}, workers=1)
+        return variant_question(first_cases_of("softmax", 1)[0], FOUND[:4], {}, workers=1)
 
 
-def learned() -> Learned:
-    single = default().single
-    assert isinstance(single, Learned)
+def learned() -> LearnedSurrogate:
+    single = default_surrogate().single
+    assert isinstance(single, LearnedSurrogate)
     return single
 
 
 # --- forecasts ---
 
 
-def test_variants_are_asked_about_as_a_live_call_would(asked: Trial) -> None:
+def test_variants_are_asked_about_as_a_live_call_would(asked: VariantQuestion) -> None:
     query = asked.query
     assert len(asked.base) == 80
     assert all(len(asked.rows(one.name)) for one in FOUND[:4])
@@ -72,8 +72,8 @@ def test_variants_are_asked_about_as_a_live_call_would(asked: Trial) -> None:
         assert query.grids[first] == query.grids.get(query.candidates[0], query.grids[first])
 
 
-def test_any_surrogate_forecasts_them_without_a_gpu(asked: Trial) -> None:
-    for surrogate in (default(), learned()):
+def test_any_surrogate_forecasts_them_without_a_gpu(asked: VariantQuestion) -> None:
+    for surrogate in (default_surrogate(), learned()):
         found = forecast_all(asked, surrogate)
         assert list(found) == [one.name for one in FOUND[:4]]
         assert all(0.0 <= row["p_faster"] <= 1.0 and row["sd"] > 0 for row in found.values())
@@ -83,7 +83,7 @@ def test_any_surrogate_forecasts_them_without_a_gpu(asked: Trial) -> None:
         assert max(places) < len(asked.rows(FOUND[0].name))
 
 
-def test_what_is_known_of_the_base_at_this_shape_is_taken_from_tables(asked: Trial) -> None:
+def test_what_is_known_of_the_base_at_this_shape_is_taken_from_tables(asked: VariantQuestion) -> None:
     problem, names = asked.query.problem, asked.query.candidates
     rows = [
         Measurement(problem.id, names[int(i)], Outcome.OK, 1.0 + 0.01 * n)
@@ -92,8 +92,8 @@ def test_what_is_known_of_the_base_at_this_shape_is_taken_from_tables(asked: Tri
 
     there = Table(replace(problem, extra={"label": asked.case.name}), rows)
     elsewhere = Table(replace(problem, extra={"label": "softmax/1x1"}), rows)
-    assert measured(asked, [there]) == rows[:5], "a variant's own time is no part of what is known"
-    assert measured(asked, [elsewhere]) == []
+    assert base_measurements(asked, [there]) == rows[:5], "a variant's own time is no part of what is known"
+    assert base_measurements(asked, [elsewhere]) == []
 
 
 def made(mean: list[float], sd: float = 0.01, p_fail: float = 0.0) -> Forecasts:
@@ -103,39 +103,39 @@ def made(mean: list[float], sd: float = 0.01, p_fail: float = 0.0) -> Forecasts:
 
 def test_figures_compare_the_best_of_both() -> None:
     base, own = np.arange(3), np.arange(3, 6)
-    sure = against(made([0.0, 1.0, 2.0, 5.0, -1.0, 4.0]), base, own)
+    sure = speedup_forecast(made([0.0, 1.0, 2.0, 5.0, -1.0, 4.0]), base, own)
     assert sure["p_faster"] == 1.0
     assert sure["log2_ratio"] == pytest.approx(-1.0, abs=0.01)
     assert sure["order"] == "1 2 0"
-    assert against(made([0.0, 1.0, 2.0, 1.0, 3.0, 4.0]), base, own)["p_faster"] == 0.0
-    assert against(made([0.0] * 6, sd=0.3), base, own)["p_faster"] == pytest.approx(0.5, abs=0.05)
-    dead = against(made([0.0] * 6, p_fail=1.0), base, own)
+    assert speedup_forecast(made([0.0, 1.0, 2.0, 1.0, 3.0, 4.0]), base, own)["p_faster"] == 0.0
+    assert speedup_forecast(made([0.0] * 6, sd=0.3), base, own)["p_faster"] == pytest.approx(0.5, abs=0.05)
+    dead = speedup_forecast(made([0.0] * 6, p_fail=1.0), base, own)
     assert (dead["p_fail"], dead["p_faster"], dead["log2_ratio"]) == (1.0, 0.0, None)
-    half = against(made([0.0] * 6, p_fail=0.5), base, own)
+    half = speedup_forecast(made([0.0] * 6, p_fail=0.5), base, own)
     assert half["p_fail"] == pytest.approx(0.125, abs=0.02)
 
 
-def test_a_language_model_is_shown_each_variants_changes(asked: Trial) -> None:
+def test_a_language_model_is_shown_each_variants_changes(asked: VariantQuestion) -> None:
     said = Said(favours(64))
-    found = asked_singly(asked, LLM(said, calibrated()), learned())
+    found = query_one_by_one(asked, LLMSurrogate(said, calibrated()), learned())
     assert len(said.questions) == len(asked.records)
     for prefix, suffixes in said.questions:
-        assert len(suffixes) == 2 * SHOWN
+        assert len(suffixes) == 2 * CONFIGS_SHOWN
         assert asked.query.problem.kernel.source[:30] in prefix
         shown = [s for s in suffixes if "Changed kernel:" in s or "Other kernel:" in s]
-        assert len(shown) == SHOWN
+        assert len(shown) == CONFIGS_SHOWN
     assert [row["said"] for row in found.values()] == [False] * len(found), "calibrated on another language"
-    trusting = LLM(said, calibrated(table=Table(asked.query.problem, [])))
-    assert any(row["said"] for row in asked_singly(asked, trusting, learned()).values())
+    trusting = LLMSurrogate(said, calibrated(table=Table(asked.query.problem, [])))
+    assert any(row["said"] for row in query_one_by_one(asked, trusting, learned()).values())
 
 
 # --- the recorded file ---
 
 
 def test_every_variant_was_forecast_as_it_is_now() -> None:
-    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
-    rows, every = recorded["raw"]["cases"], variants.sources()
-    assert recorded["raw"]["provenance"]["variants"] == digest_of(variants.TABLE)
+    recorded = json.loads(RECORDED_FORECASTS.read_text(encoding="utf-8"))
+    rows, every = recorded["raw"]["cases"], variants.variant_sources()
+    assert recorded["raw"]["provenance"]["variants"] == file_digest(variants.TABLE)
     assert recorded["raw"]["provenance"]["measured_before"] == 0
     marks = {name: mark for row in rows for name, mark in row["sha256"].items()}
     assert marks == {one.name: source_mark(one) for one in every}
@@ -176,8 +176,8 @@ def run(tmp_path: Path) -> Callable[..., tuple[int, list[dict[str, Any]]]]:
         script.write_text(child, encoding="utf-8")
         given = {"case": "softmax/x", "limit": 1.0}
         with out.open("a", encoding="utf-8") as stream:
-            count = with_children(str(script), Namespace(null=True), stream, "measure", names, given)
-        return count, [line for line in read(out) if "outcome" in line]
+            count = run_in_children(str(script), Namespace(null=True), stream, "measure", names, given)
+        return count, [line for line in read_lines(out) if "outcome" in line]
 
     return kernel
 
@@ -217,15 +217,21 @@ def script(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_whole_of_it_on_a_device_that_is_not_there(tmp_path: Path) -> None:
     """Two variants; a run that was cut short is taken up; the report joins what there is."""
-    lines, names = tmp_path / "measured.jsonl", [one.name for one in variants.sources(["vis_max_pool"])[:2]]
+    lines, names = (
+        tmp_path / "measured.jsonl",
+        [one.name for one in variants.variant_sources(["vis_max_pool"])[:2]],
+    )
     words = ("--measure", "--null", "--only", ",".join(names), "--configs", "2", "--out", str(lines))
     first = script(*words)
     assert first.returncode == 0, first.stdout + first.stderr
-    found = {line["variant"]: line for line in read(lines) if "outcome" in line}
+    found = {line["variant"]: line for line in read_lines(lines) if "outcome" in line}
     assert sorted(found) == sorted(names)
     assert all(line["outcome"] == "ok" and line["timed"] <= 2 for line in found.values())
-    origin = read(lines)[0]
-    assert (origin["forecasts"], origin["null"]) == ({RECORDED.name: digest_of(RECORDED)}, True)
+    origin = read_lines(lines)[0]
+    assert (origin["forecasts"], origin["null"]) == (
+        {RECORDED_FORECASTS.name: file_digest(RECORDED_FORECASTS)},
+        True,
+    )
     text = lines.read_text(encoding="utf-8").splitlines()
     lines.write_text("\n".join([*text[:-1], text[-1][:40]]) + "\n", encoding="utf-8")
     again = script(*words)
@@ -242,9 +248,9 @@ def test_the_whole_of_it_on_a_device_that_is_not_there(tmp_path: Path) -> None:
 # --- the report ---
 
 
-def pairs(truth: list[float], said: list[float], chance: list[float], kernel: str = "k") -> list[Pair]:
+def pairs(truth: list[float], said: list[float], chance: list[float], kernel: str = "k") -> list[VariantPair]:
     return [
-        Pair(
+        VariantPair(
             kernel,
             f"{kernel}/{i:02d}",
             "similar",
@@ -310,15 +316,15 @@ def test_forecast_and_measured_texts_must_be_the_same(tmp_path: Path) -> None:
         {"variant": "k/01", "outcome": "crash"},
         {"variant": "k/01", "outcome": "ok", "sha256": "aa", "log2_ratio": -1},
     )
-    (pair,) = joined([forecasts], lines)
+    (pair,) = join_forecasts([forecasts], lines)
     assert (pair.outcome, pair.truth, pair.faster) == ("ok", -1.0, True)
     other = row | {"forecasts": {"another": said["it"]}}
     more = tmp_path / "g.json"
     more.write_text(json.dumps({"raw": {"cases": [other]}}), encoding="utf-8")
-    assert list(joined([forecasts, more], lines)[0].said) == ["it", "another"]
+    assert list(join_forecasts([forecasts, more], lines)[0].said) == ["it", "another"]
     write({"variant": "k/01", "outcome": "ok", "sha256": "bb", "log2_ratio": -1})
     with pytest.raises(ValueError, match="forecast as aa and measured as bb"):
-        joined([forecasts], lines)
+        join_forecasts([forecasts], lines)
     write({"variant": "k/02", "outcome": "ok"})
     with pytest.raises(ValueError, match="measure first"):
-        joined([forecasts], lines)
+        join_forecasts([forecasts], lines)

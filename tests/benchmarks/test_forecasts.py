@@ -9,12 +9,12 @@ from forecast_autotune.records.table import read_tables
 
 
 def test_nothing_is_written_where_the_shipped_tables_will_do(tmp_path: Path) -> None:
-    assert forecasts.gathered([], None, tmp_path / "t.jsonl") == []
+    assert forecasts.gather_tables([], None, tmp_path / "t.jsonl") == []
     assert not list(tmp_path.iterdir())
 
 
 def test_lists_are_cut_short_and_problems_chosen(tmp_path: Path) -> None:
-    (file,) = forecasts.gathered([], 3, tmp_path / "t.jsonl", short=12)
+    (file,) = forecasts.gather_tables([], 3, tmp_path / "t.jsonl", short=12)
     tables = read_tables(Path(file))
     assert 0 < len(tables) <= 3
     assert {len(t.by_candidate()) for t in tables} == {12}

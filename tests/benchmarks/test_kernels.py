@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.kernels import Case, cases, configs, mismatch, reset
 from forecast_autotune.features.trace import trace_many
-from forecast_autotune.features.ttir.walk import facts
+from forecast_autotune.features.ttir.walk import extract_facts
 from forecast_integrations.triton.null_device import null_device
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,7 @@ def test_every_kernel_is_traced_and_read(case: Case) -> None:
     with null_device():
         ((_, text),) = trace_many(case.kernel, data["args"], data["kwargs"], [dict(config.kwargs)])
     assert isinstance(text, str), text
-    read = facts(text, (), (1, 1, 1))
+    read = extract_facts(text, (), (1, 1, 1))
     assert read.load_bytes > 0
     assert read.store_bytes + read.atomic_elements > 0
 

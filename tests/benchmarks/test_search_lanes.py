@@ -17,28 +17,28 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from benchmarks import lane_runs, search_lanes
-from benchmarks.lane_runs import Noted, timed
+from benchmarks.lane_runs import LedgerJudge, time_jobs
 from forecast_autotune.errors import SettingsError
 from forecast_harness.packs import load
-from forecast_harness.search.events import Job
-from forecast_harness.search.interfaces import LaneLost
-from forecast_harness.search.lanes import LocalLanes
+from forecast_harness.search.events import NodeJob
+from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.lanes import LocalJudgePool
 from forecast_harness.search.targets import open_target
-from tests.harness.search.lane_judges import TableJudge, job
+from tests.harness.search.lane_judges import ScriptedJudge, job
 
 
-def tables(n: int, folder: Path) -> LocalLanes:
+def tables(n: int, folder: Path) -> LocalJudgePool:
     own = folder / "tables"  # they keep a ledger, too
     own.mkdir()
-    return LocalLanes(lambda number: Noted(TableJudge(number, own), f"cpu:{number}", folder), n)
+    return LocalJudgePool(lambda number: LedgerJudge(ScriptedJudge(number, own), f"cpu:{number}", folder), n)
 
 
-def sleepers(name: str, n: int, seconds: float) -> list[Job]:
+def sleepers(name: str, n: int, seconds: float) -> list[NodeJob]:
     return [job(f"{name}-{number}", f"sleep {seconds}") for number in range(n)]
 
 
 def test_warm_jobs_are_done_by_every_lane_and_counted_by_none() -> None:
-    row = timed(partial(tables, 2), sleepers("a", 6, 0.05), sleepers("warm", 2, 1.0))
+    row = time_jobs(partial(tables, 2), sleepers("a", 6, 0.05), sleepers("warm", 2, 1.0))
     assert row["jobs"] == row["judged_once"] == 6
     assert row["outcomes"] == {"ok": 6}
     assert row["seconds"] < 1.0
@@ -51,23 +51,23 @@ def test_warm_jobs_are_done_by_every_lane_and_counted_by_none() -> None:
 
 
 def test_a_lane_that_does_not_open_ends_the_run() -> None:
-    def broken(number: int) -> TableJudge:
-        raise LaneLost("no device answers")
+    def broken(number: int) -> ScriptedJudge:
+        raise LaneFailure("no device answers")
 
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="no device answers"):
-        timed(lambda folder: LocalLanes(broken, 2), sleepers("a", 2, 0.0))
+        time_jobs(lambda folder: LocalJudgePool(broken, 2), sleepers("a", 2, 0.0))
     assert time.monotonic() - began < lane_runs.OPEN_S / 4
 
 
 def test_a_lost_job_is_told_and_several_end_the_run() -> None:
-    row = timed(partial(tables, 2), [job("a", "lose 1"), *sleepers("b", 7, 0.05)])
+    row = time_jobs(partial(tables, 2), [job("a", "lose 1"), *sleepers("b", 7, 0.05)])
     assert row["lost"] == ["the device fell off the bus"]
     assert row["jobs"] == 8
     assert row["judged_once"] == 7
     assert row["jobs_per_minute"] * row["seconds"] == pytest.approx(60 * 7)
-    with pytest.raises(LaneLost, match="fell off the bus"):
-        timed(partial(tables, 1), [job("a", "lose 1"), *sleepers("b", 2, 0.0)])
+    with pytest.raises(LaneFailure, match="fell off the bus"):
+        time_jobs(partial(tables, 1), [job("a", "lose 1"), *sleepers("b", 2, 0.0)])
 
 
 def test_copies_share_no_text_with_any_other_run() -> None:

@@ -18,16 +18,25 @@ from urllib.request import Request, urlopen
 import pytest
 
 from benchmarks import llm_serving, search_llm, search_llm_runs
-from benchmarks.search_llm import contest, retimed, summary
-from benchmarks.search_llm_runs import Run, Running, command, covered, known, over, row, searched
+from benchmarks.search_llm import contest_summary, retime_best, summary
+from benchmarks.search_llm_runs import (
+    RunningSearch,
+    SearchRun,
+    command,
+    covered_seconds,
+    has_ended,
+    read_run,
+    run_row,
+    run_searches,
+)
 from forecast_autotune.commands import grammar
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.writers import Told, Writer
+from forecast_autotune.llm.writers import TextGenerator, UsageCallback
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.events import (
     Chosen,
-    Confirm,
+    ConfirmationJob,
     Confirmed,
     Event,
     Finished,
@@ -35,12 +44,19 @@ from forecast_harness.search.events import (
     Started,
     Stopped,
 )
-from forecast_harness.search.log import Log
-from forecast_harness.search.records import Context, Judged, Kind, Node, Spent, Target
-from forecast_integrations.models.open import writer
+from forecast_harness.search.log import SearchLog
+from forecast_harness.search.records import (
+    Node,
+    NodeResult,
+    SearchContext,
+    SearchCost,
+    SearchTarget,
+    TargetKind,
+)
+from forecast_integrations.models.open import text_generator
 from tests.llm import tiny_models
 
-TARGET = Target(Kind.PACK, "softmax", "t", "triton", "run", "Compute it.")
+TARGET = SearchTarget(TargetKind.PACK, "softmax", "t", "triton", "run", "Compute it.")
 SEED = Node("seed", "s", "triton", (), Provenance(Origin.HAND))
 OPTIONS = Namespace(
     model="folder/qwen", evaluations=16, samples=8, k=2, trials=6, surrogate="auto", alone=False, jobs=2,
@@ -51,14 +67,14 @@ OPTIONS = Namespace(
 # --- what is started ---
 
 
-def parsed(run: Run, a: Namespace = OPTIONS) -> Namespace:
+def parsed(run: SearchRun, a: Namespace = OPTIONS) -> Namespace:
     words = command(run, a, "http://127.0.0.1:9", 99.0, Path("out"))
     assert words[:3] == [sys.executable, "-m", "forecast_autotune"]
     return grammar.build().parse_args(words[3:])
 
 
 def test_arms_differ_in_who_decides_and_in_nothing_that_is_paid_for() -> None:
-    mine, theirs = parsed(Run("softmax", "filtered")), parsed(Run("softmax", "unfiltered"))
+    mine, theirs = parsed(SearchRun("softmax", "filtered")), parsed(SearchRun("softmax", "unfiltered"))
     assert (mine.surrogate, theirs.surrogate) == ("auto", "none")
     assert (mine.samples, theirs.samples) == (8, 2), "who does not choose asks for what it measures"
     for name in ("gpu_budget", "k", "trials", "seconds", "proposer", "seed", "target", "archive"):
@@ -70,7 +86,7 @@ def test_arms_differ_in_who_decides_and_in_nothing_that_is_paid_for() -> None:
 
 
 def test_a_model_may_propose_alone() -> None:
-    alone = parsed(Run("a/kernels.py:scale", "filtered"), Namespace(**{**vars(OPTIONS), "alone": True}))
+    alone = parsed(SearchRun("a/kernels.py:scale", "filtered"), Namespace(**{**vars(OPTIONS), "alone": True}))
     assert alone.proposer is None
     assert "/scale-filtered/v1" in alone.llm[0]
 
@@ -83,19 +99,19 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     """Runs and their seconds; each is a process that ends at once."""
     found: list[tuple[str, float]] = []
 
-    def start(run: Run, a: Namespace, url: str, seconds: float, work: Path) -> Running:
+    def start(run: SearchRun, a: Namespace, url: str, seconds: float, work: Path) -> RunningSearch:
         found.append((run.name, seconds))
         process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
-        return Running(run, process, 0.0, time.monotonic() + seconds)
+        return RunningSearch(run, process, 0.0, time.monotonic() + seconds)
 
     monkeypatch.setattr(search_llm_runs, "start", start)
     return found
 
 
 def test_time_is_divided_among_rounds(started: list[tuple[str, float]], tmp_path: Path) -> None:
-    runs = [Run(str(n), "filtered") for n in range(4)]
+    runs = [SearchRun(str(n), "filtered") for n in range(4)]
     until = time.monotonic() + 10_000
-    done = [one.run for one in searched(runs, OPTIONS, "", until, tmp_path)]
+    done = [one.run for one in run_searches(runs, OPTIONS, "", until, tmp_path)]
     assert sorted(r.name for r in done) == [name for name, _ in started]
     first, second, third, fourth = (seconds for _, seconds in started)
     assert first == pytest.approx(second, rel=0.01)
@@ -104,8 +120,8 @@ def test_time_is_divided_among_rounds(started: list[tuple[str, float]], tmp_path
 
 
 def test_nothing_is_begun_that_cannot_end(started: list[tuple[str, float]], tmp_path: Path) -> None:
-    runs = [Run(str(n), "filtered") for n in range(3)]
-    assert list(searched(runs, OPTIONS, "", time.monotonic() + 20.0, tmp_path)) == []
+    runs = [SearchRun(str(n), "filtered") for n in range(3)]
+    assert list(run_searches(runs, OPTIONS, "", time.monotonic() + 20.0, tmp_path)) == []
     assert started == []
 
 
@@ -119,14 +135,14 @@ def test_a_late_search_is_interrupted_once_and_then_killed(monkeypatch: pytest.M
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    one = Running(Run("a", "filtered"), process, 0.0, time.monotonic() + 600)  # type: ignore[arg-type]
-    assert not over(one)
+    one = RunningSearch(SearchRun("a", "filtered"), process, 0.0, time.monotonic() + 600)  # type: ignore[arg-type]
+    assert not has_ended(one)
     assert not one.interrupted
     one.until = time.monotonic() - 1.0
-    assert not over(one)
-    assert not over(one)
+    assert not has_ended(one)
+    assert not has_ended(one)
     monkeypatch.setattr(search_llm_runs, "GRACE_S", 0.0)
-    assert over(one)
+    assert has_ended(one)
     assert process.stdout.read() in ("asked\n", ""), "asked once at most: it may be killed before it says so"
     assert process.returncode == -signal.SIGKILL
 
@@ -138,16 +154,16 @@ def node(name: str, arm: str) -> Node:
     return Node(name, name, "triton", ("seed",), Provenance(Origin.LLM), arm, 1, f"r-{arm}")
 
 
-def ok(ratio: float, against: str = "seed") -> Judged:
-    return Judged(Outcome.OK, against, ratio, 0.01, {}, {"WARPS": 8}, stage="time", wall_seconds=2.0)
+def ok(ratio: float, against: str = "seed") -> NodeResult:
+    return NodeResult(Outcome.OK, against, ratio, 0.01, {}, {"WARPS": 8}, stage="time", wall_seconds=2.0)
 
 
 def logged(folder: Path, arm: str, name: str = "fast", ratio: float = -0.5) -> None:
     """A search in which the model gave one good and one broken source, and rewrites another."""
     nodes = (node(name, "llm:m/rewrite"), node("broken", "llm:m/rewrite"))
-    spent = Spent(wall_seconds=3.0, tokens=70)
+    spent = SearchCost(wall_seconds=3.0, tokens=70)
     events: list[Event] = [
-        Finished("j0", "seed", 0, Judged(Outcome.OK, "seed", 0.0, 0.0, {}, {"WARPS": 4}, stage="time")),
+        Finished("j0", "seed", 0, NodeResult(Outcome.OK, "seed", 0.0, 0.0, {}, {"WARPS": 4}, stage="time")),
         Proposed("r-llm:m/rewrite", nodes, spent, batch=1, arm="llm:m/rewrite", parent="seed"),
         Proposed("r-llm:m/diff", (), spent, "llm:m: no block", batch=1, arm="llm:m/diff", parent="seed"),
         Proposed("r-mechanical/single", (node("turned", "mechanical/single"),), batch=1,
@@ -155,23 +171,23 @@ def logged(folder: Path, arm: str, name: str = "fast", ratio: float = -0.5) -> N
     ]  # fmt: skip
     closing: list[Event] = [
         Finished("j1", name, 1, ok(ratio)),
-        Finished("j2", "broken", 1, Judged(Outcome.COMPILE_ERROR, "seed", stage="compile")),
+        Finished("j2", "broken", 1, NodeResult(Outcome.COMPILE_ERROR, "seed", stage="compile")),
         Finished("j3", "turned", 1, ok(0.1)),
         Confirmed({name: ok(ratio), "seed": ok(0.0)}),
         Stopped("measurements 4 of 4 spent"),
     ]
-    path = folder / Run("softmax", arm).name / "search" / "log.jsonl"
+    path = folder / SearchRun("softmax", arm).name / "search" / "log.jsonl"
     chosen = Chosen(1, (name, "broken", "turned"), ("top",) * 3, (1.0,) * 3)
-    context = Context("t", ("seed",), "cpu", {}, "none", "h")
-    with Log.create(path, Started(context, TARGET, (SEED,), "now")) as log:
+    context = SearchContext("t", ("seed",), "cpu", {}, "none", "h")
+    with SearchLog.create(path, Started(context, TARGET, (SEED,), "now")) as log:
         for event in (*events, chosen, *closing):
             log.append(event)
 
 
-def ended(arm: str) -> Running:
+def ended(arm: str) -> RunningSearch:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    return Running(Run("softmax", arm), process, time.monotonic(), 0.0)
+    return RunningSearch(SearchRun("softmax", arm), process, time.monotonic(), 0.0)
 
 
 def text(who: str, begin: float, end: float) -> dict[str, Any]:
@@ -181,7 +197,7 @@ def text(who: str, begin: float, end: float) -> dict[str, Any]:
 def test_a_run_says_how_far_its_sources_came(tmp_path: Path) -> None:
     logged(tmp_path, "filtered")
     said = [text("softmax-filtered", 0, 4), text("softmax-filtered", 3, 6), text("softmax-unfiltered", 0, 99)]
-    found = row(ended("filtered"), said, tmp_path)
+    found = run_row(ended("filtered"), said, tmp_path)
     model = found["model"]
     assert [model[k] for k in ("texts", "sources", "evaluated", "compiled", "verified")] == [2, 2, 2, 1, 1]
     assert (model["output_tokens"], model["model_seconds"]) == (10, 6.0)
@@ -196,14 +212,14 @@ def test_a_run_says_how_far_its_sources_came(tmp_path: Path) -> None:
 def test_a_search_that_never_began_shows_why(tmp_path: Path) -> None:
     (tmp_path / "softmax-filtered").mkdir()
     (tmp_path / "softmax-filtered" / "output").write_text("error: no such pack\n")
-    found = row(ended("filtered"), [], tmp_path)
+    found = run_row(ended("filtered"), [], tmp_path)
     assert (found["speedup"], "no such pack" in found["ended"]) == (None, True)
     assert summary([found], {})["ratio"] is None
 
 
 def test_seconds_side_by_side_count_once() -> None:
-    assert covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.7)]) == pytest.approx(4.0)
-    assert covered([]) == 0.0
+    assert covered_seconds([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.7)]) == pytest.approx(4.0)
+    assert covered_seconds([]) == 0.0
 
 
 # --- the end ---
@@ -214,9 +230,9 @@ class Judges:
 
     def __init__(self) -> None:
         self.level = {"seed": 0.0, "fast": -0.5, "faster": -1.0}
-        self.asked: list[Confirm] = []
+        self.asked: list[ConfirmationJob] = []
 
-    def confirm(self, confirm: Confirm) -> dict[str, Judged]:
+    def confirm(self, confirm: ConfirmationJob) -> dict[str, NodeResult]:
         self.asked.append(confirm)
         rival = confirm.seed_node.id
         return {n.id: ok(self.level[n.id] - self.level[rival], rival) for n in confirm.nodes}
@@ -232,8 +248,10 @@ def test_the_best_are_timed_beside_the_seed_and_each_other(
     logged(tmp_path, "unfiltered", "fast", -0.5)
     judges = Judges()
     monkeypatch.setattr(search_llm, "open_judge", lambda *_, **__: judges)
-    states = {arm: state for arm in search_llm.ARMS if (state := known(Run("softmax", arm), tmp_path))}
-    found = retimed(states, "cpu", 60.0, tmp_path)
+    states = {
+        arm: state for arm in search_llm.ARMS if (state := read_run(SearchRun("softmax", arm), tmp_path))
+    }
+    found = retime_best(states, "cpu", 60.0, tmp_path)
     ratios = {name: one["ratio"] for name, one in found.items()}
     assert ratios == pytest.approx({"filtered": 2.0, "unfiltered": 2**0.5, "each_other": 2**0.5}, rel=1e-3)
     assert [c.seed_node.id for c in judges.asked] == ["seed", "fast"]
@@ -248,19 +266,25 @@ def test_equal_sources_are_not_timed_against_each_other(
         logged(tmp_path, arm)
     judges = Judges()
     monkeypatch.setattr(search_llm, "open_judge", lambda *_, **__: judges)
-    states = {arm: state for arm in search_llm.ARMS if (state := known(Run("softmax", arm), tmp_path))}
-    found = retimed(states, "cpu", 60.0, tmp_path)
+    states = {
+        arm: state for arm in search_llm.ARMS if (state := read_run(SearchRun("softmax", arm), tmp_path))
+    }
+    found = retime_best(states, "cpu", 60.0, tmp_path)
     assert found["each_other"] == {"ratio": 1.0, "standing": "the same source"}
     assert len(judges.asked) == 1
 
 
 def test_what_was_refused_has_no_ratio_and_the_mean_leaves_it_out() -> None:
-    refused = contest(Judged(Outcome.INCORRECT, feedback="wrong"), False)
+    refused = contest_summary(NodeResult(Outcome.INCORRECT, feedback="wrong"), False)
     assert (refused["ratio"], refused["standing"]) == (None, "refused")
-    assert contest(None, False)["standing"] == "not timed"
+    assert contest_summary(None, False)["standing"] == "not timed"
     again = {
         name: {"filtered": one, "unfiltered": one, "each_other": one}
-        for name, one in (("a", contest(ok(-1.0), False)), ("b", contest(ok(1.0), False)), ("c", refused))
+        for name, one in (
+            ("a", contest_summary(ok(-1.0), False)),
+            ("b", contest_summary(ok(1.0), False)),
+            ("c", refused),
+        )
     }
     assert summary([], again)["ratio"] == pytest.approx(1.0)
     assert summary([], again)["by_problem"] == {"a": 2.0, "b": 0.5, "c": None}
@@ -270,8 +294,8 @@ def test_what_was_refused_has_no_ratio_and_the_mean_leaves_it_out() -> None:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[llm_serving.Server]:
-    def opened(model: str, told: Told) -> Writer:
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[llm_serving.ModelServer]:
+    def opened(model: str, told: UsageCallback) -> TextGenerator:
         def write(prompt: str, n: int) -> list[str]:
             if prompt == "fail":
                 raise LLMError("no memory")
@@ -281,20 +305,20 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[llm_serv
         return write
 
     monkeypatch.setattr(llm_serving, "opened", opened)
-    with llm_serving.Server("m", tmp_path / "log") as made:
+    with llm_serving.ModelServer("m", tmp_path / "log") as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()
         yield made
         made.shutdown()
 
 
-def ask(server: llm_serving.Server, prompt: str, path: str = llm_serving.PATH) -> Any:
+def ask(server: llm_serving.ModelServer, prompt: str, path: str = llm_serving.PATH) -> Any:
     body = json.dumps({"messages": [{"role": "user", "content": prompt}]}).encode()
     asked = Request(f"http://127.0.0.1:{server.server_address[1]}{path}", data=body)
     return json.loads(urlopen(asked, timeout=60).read())
 
 
 def test_a_served_model_answers_and_its_log_says_who_asked(
-    server: llm_serving.Server, tmp_path: Path
+    server: llm_serving.ModelServer, tmp_path: Path
 ) -> None:
     answer = ask(server, "hello", f"/softmax-filtered{llm_serving.PATH}")
     assert answer["choices"][0]["message"]["content"] == "m: hello"
@@ -307,7 +331,7 @@ def test_a_served_model_answers_and_its_log_says_who_asked(
 @pytest.mark.parametrize(
     ("prompt", "path", "status"), [("fail", llm_serving.PATH, 500), ("x", "/v1/models", 404)]
 )
-def test_trouble_has_a_status(server: llm_serving.Server, prompt: str, path: str, status: int) -> None:
+def test_trouble_has_a_status(server: llm_serving.ModelServer, prompt: str, path: str, status: int) -> None:
     with pytest.raises(HTTPError) as error:
         ask(server, prompt, path)
     assert error.value.code == status
@@ -318,14 +342,14 @@ def test_a_real_model_is_loaded_once_and_asked_as_any_server(tmp_path: Path) -> 
     pytest.importorskip("transformers")
     model = tiny_models.saved(tmp_path / "tiny", "qwen2")
     a = Namespace(model=model, temperature=1.0, max_tokens=8)
-    with search_llm.served(a, tmp_path) as url:
-        texts = writer(f"{url}/me/v1?model=m&kind=chat")("kernel", 3)
+    with search_llm.serve_model(a, tmp_path) as url:
+        texts = text_generator(f"{url}/me/v1?model=m&kind=chat")("kernel", 3)
         assert len(texts) == 3
-    said = search_llm_runs.texts(tmp_path)
+    said = search_llm_runs.read_texts(tmp_path)
     assert [line["who"] for line in said] == ["warm-up", "me", "me", "me"]
     assert {line["text"] for line in said[1:]} == set(texts)
     with (
         pytest.raises(RuntimeError, match="could not be loaded"),
-        search_llm.served(Namespace(**{**vars(a), "model": tmp_path / "none"}), tmp_path / "tiny"),
+        search_llm.serve_model(Namespace(**{**vars(a), "model": tmp_path / "none"}), tmp_path / "tiny"),
     ):
         pass

@@ -18,21 +18,21 @@ import numpy as np
 import pytest
 
 from benchmarks import common, decide_sources
-from benchmarks.decide_sources import decided, has, narrowed
-from benchmarks.kernel_children import read
+from benchmarks.decide_sources import decisions, has_origin, with_origin
+from benchmarks.kernel_children import read_lines
 from benchmarks.search_equal_budget import summary
-from benchmarks.search_replay import Run
-from benchmarks.search_sources import replayed, surrogates
-from benchmarks.source_pool import BASE, sampled, tables
-from benchmarks.source_recording import record
-from benchmarks.source_replay import ARMS, NestedJudge, Reader, Recorded, replay
+from benchmarks.search_replay import ReplayedSearch
+from benchmarks.search_sources import replay_all, surrogates_by_family
+from benchmarks.source_pool import BASE, sample_candidates, tables_of_recording
+from benchmarks.source_recording import record_kernels
+from benchmarks.source_replay import ARMS, KernelRecord, NestedJudge, RecordTraceReader, replay_sources
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem, digest
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.surrogates.learned import shipped_model
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
-from forecast_harness.search.events import Job
-from forecast_harness.search.forecasters.tracing import promising
-from forecast_harness.search.records import Node, Settings
+from forecast_harness.search.events import NodeJob
+from forecast_harness.search.forecasters.tracing import most_promising
+from forecast_harness.search.records import Node, SearchSettings
 
 ROOT = Path(__file__).parents[2]
 TRIALS, BUDGET = 4, 24
@@ -99,18 +99,18 @@ class Knowing:
 
 
 @pytest.fixture(scope="module")
-def recorded() -> Recorded:
-    return Recorded(made(), Knowing())
+def recorded() -> KernelRecord:
+    return KernelRecord(made(), Knowing())
 
 
-def run(recorded: Recorded, arm: str, seed: int = 0, budget: int = BUDGET) -> Run:
-    return replay(recorded, arm, budget=budget, seed=seed, trials=TRIALS, settings=Settings())
+def run(recorded: KernelRecord, arm: str, seed: int = 0, budget: int = BUDGET) -> ReplayedSearch:
+    return replay_sources(recorded, arm, budget=budget, seed=seed, trials=TRIALS, settings=SearchSettings())
 
 
 # --- the record ---
 
 
-def test_scores_are_against_the_base_under_its_best_config(recorded: Recorded) -> None:
+def test_scores_are_against_the_base_under_its_best_config(recorded: KernelRecord) -> None:
     best = min(truth(BASE, c) for c in CONFIGS[:-1])
     assert recorded.yardstick == pytest.approx(best)
     for id_, score in recorded.pool.scores.items():
@@ -125,7 +125,7 @@ def test_sources_that_were_not_recorded_to_their_end_are_not_dealt() -> None:
     told["rows/1-3"] = {k: v for k, v in told["rows/1-3"].items() if k != "outcome"}
     told["rows/1-4"] = {**told["rows/1-4"], "outcome": "crash"}
     cut = Table(replace(table.problem, extra={**table.problem.extra, "sources": told}), table.measurements)
-    found = Recorded(cut, Knowing())
+    found = KernelRecord(cut, Knowing())
     assert set(told) - set(found.variants.values()) == {"rows/1-3", "rows/1-4"}
     assert WRONG in found.variants.values()
 
@@ -134,22 +134,24 @@ def test_a_record_without_the_base_is_refused() -> None:
     table = made()
     others = [m for m in table.measurements if m.candidate.variant != BASE]
     with pytest.raises(ValueError, match="no time to compare with"):
-        Recorded(Table(table.problem, others), Knowing())
+        KernelRecord(Table(table.problem, others), Knowing())
 
 
 def test_a_sample_of_configs_is_the_same_for_all_sources_that_have_them() -> None:
     one, two = ([Candidate(c, name) for c in CONFIGS] for name in ("one", "two"))
-    chosen = [{c.config for c in sampled("rows/1", own, 5)} for own in (one, two[::-1])]
+    chosen = [{c.config for c in sample_candidates("rows/1", own, 5)} for own in (one, two[::-1])]
     assert chosen[0] == chosen[1]
     assert len(chosen[0]) == 5
-    assert {c.config for c in sampled("rows/1", one, 3)} < chosen[0]
+    assert {c.config for c in sample_candidates("rows/1", one, 3)} < chosen[0]
 
 
 # --- the replay ---
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_is_charged_for_each_config_and_read_at_one_budget(recorded: Recorded, arm: str) -> None:
+def test_every_arm_is_charged_for_each_config_and_read_at_one_budget(
+    recorded: KernelRecord, arm: str
+) -> None:
     found = run(recorded, arm)
     assert len(found.best) == BUDGET or "expected to gain" in found.ended
     assert list(found.best) == sorted(found.best, reverse=True)
@@ -157,7 +159,7 @@ def test_every_arm_is_charged_for_each_config_and_read_at_one_budget(recorded: R
     assert found == run(recorded, arm), "a run is a function of its seed"
 
 
-def test_a_source_costs_what_was_tried_of_it_failures_included(recorded: Recorded) -> None:
+def test_a_source_costs_what_was_tried_of_it_failures_included(recorded: KernelRecord) -> None:
     judge = NestedJudge(recorded, "unfiltered", TRIALS, BUDGET, 0)
     seed = recorded.pool.seeds[0]
     wrong = next(recorded.pool.nodes[i] for i, v in recorded.variants.items() if v == WRONG)
@@ -168,11 +170,11 @@ def test_a_source_costs_what_was_tried_of_it_failures_included(recorded: Recorde
     assert every.judge(job(recorded, seed)).measurements == len(CONFIGS), "one of them fails, and is paid for"
 
 
-def job(recorded: Recorded, node: Node, config: dict[str, Any] | None = None) -> Job:
-    return Job("j", node, recorded.pool.seeds[0], config or {}, recorded.pool.target, 1, TRIALS)
+def job(recorded: KernelRecord, node: Node, config: dict[str, Any] | None = None) -> NodeJob:
+    return NodeJob("j", node, recorded.pool.seeds[0], config or {}, recorded.pool.target, 1, TRIALS)
 
 
-def test_all_arms_begin_with_the_config_that_suits_the_rival(recorded: Recorded) -> None:
+def test_all_arms_begin_with_the_config_that_suits_the_rival(recorded: KernelRecord) -> None:
     node = list(recorded.pool.nodes.values())[1]
     for arm in ARMS[:-1]:
         judge = NestedJudge(recorded, arm, TRIALS, BUDGET, 0)
@@ -182,19 +184,19 @@ def test_all_arms_begin_with_the_config_that_suits_the_rival(recorded: Recorded)
         assert len(set(judge.timed[node.id])) == TRIALS
 
 
-def test_forecast_configs_are_those_that_the_products_judge_would_time(recorded: Recorded) -> None:
+def test_forecast_configs_are_those_that_the_products_judge_would_time(recorded: KernelRecord) -> None:
     node = list(recorded.pool.nodes.values())[1]
     judge = NestedJudge(recorded, "filtered", TRIALS, BUDGET, 0)
     judge.judge(job(recorded, recorded.pool.seeds[0]))
     judge.judge(job(recorded, node))
     said = recorded.before[recorded.variants[node.id]]
-    expected = promising(said, list(said.configs), TRIALS)
+    expected = most_promising(said, list(said.configs), TRIALS)
     assert [c.config for c in judge.timed[node.id]] == expected
 
 
 def test_a_forecast_sees_nothing_but_what_its_run_has_timed() -> None:
     table, surrogate = made(), Knowing()
-    found = Recorded(table, surrogate)
+    found = KernelRecord(table, surrogate)
     run(found, "filtered")
     assert [list(q.measured) for q in surrogate.queries] == [[]], "once, before anything was measured"
     surrogate.queries.clear()
@@ -209,7 +211,7 @@ def test_a_forecast_sees_nothing_but_what_its_run_has_timed() -> None:
 
 def test_a_base_that_is_tuned_costs_one_evaluation_and_all_arms_know_its_best() -> None:
     surrogate = Knowing()
-    found = Recorded(made(), surrogate)
+    found = KernelRecord(made(), surrogate)
     seed, other = list(found.pool.nodes.values())[:2]
     for arm in ARMS[:-1]:
         surrogate.queries.clear()
@@ -221,13 +223,16 @@ def test_a_base_that_is_tuned_costs_one_evaluation_and_all_arms_know_its_best() 
         told = {m.candidate for q in surrogate.queries for m in q.measured}
         assert told == (set(found.by_variant[BASE]) if arm == "updated" else set())
     assert (
-        replay(found, "updated", budget=9, seed=0, trials=3, settings=Settings(), tuned=True).best[0] == 0.0
+        replay_sources(
+            found, "updated", budget=9, seed=0, trials=3, settings=SearchSettings(), tuned=True
+        ).best[0]
+        == 0.0
     )
 
 
 def test_unfiltered_runs_ask_no_surrogate() -> None:
     surrogate = Knowing()
-    found = Recorded(made(), surrogate)
+    found = KernelRecord(made(), surrogate)
     run(found, "unfiltered")
     run(found, "oracle")
     assert surrogate.queries == []
@@ -236,7 +241,7 @@ def test_unfiltered_runs_ask_no_surrogate() -> None:
 @pytest.mark.slow
 def test_a_good_surrogate_helps_an_oracle_bounds_it_and_a_bad_one_does_not_help() -> None:
     settings = range(4)
-    good = [Recorded(made(f"rows/{i}"), Knowing()) for i in range(3)]
+    good = [KernelRecord(made(f"rows/{i}"), Knowing()) for i in range(3)]
     runs = [run(one, arm, seed) for one in good for seed in settings for arm in ARMS]
     pools = {one.pool.target.name: one.pool for one in good}
     found = summary(pools, runs, [12, BUDGET])
@@ -244,28 +249,31 @@ def test_a_good_surrogate_helps_an_oracle_bounds_it_and_a_bad_one_does_not_help(
     assert found["oracle"]["12"]["ratio"] >= found["filtered"]["12"]["ratio"]
     assert found["configs only"]["12"]["ratio"] > 1.0
     assert found["measured"]["unfiltered"] == BUDGET
-    bad = Recorded(made("rows/0"), Knowing(noise=3.0))
+    bad = KernelRecord(made("rows/0"), Knowing(noise=3.0))
     worse = [run(bad, arm, seed) for seed in range(8) for arm in ("unfiltered", "filtered")]
     lost = summary({bad.pool.target.name: bad.pool}, worse, [12])["filtered"]["12"]["ratio"]
     assert lost < found["filtered"]["12"]["by_problem"][bad.pool.target.name]
 
 
-def test_a_reader_forecasts_a_source_by_its_most_promising_config(recorded: Recorded) -> None:
+def test_a_reader_forecasts_a_source_by_its_most_promising_config(recorded: KernelRecord) -> None:
     node = list(recorded.pool.nodes.values())[1]
     said = recorded.before[recorded.variants[node.id]]
-    assert Reader(recorded).best_of(node) == (said.mean[said.order[0]], said.p_fail[said.order[0]])
+    assert RecordTraceReader(recorded).best_forecast(node) == (
+        said.mean[said.order[0]],
+        said.p_fail[said.order[0]],
+    )
     wrong = next(recorded.pool.nodes[i] for i, v in recorded.variants.items() if v == WRONG)
-    assert Reader(recorded).best_of(wrong) is None
+    assert RecordTraceReader(recorded).best_forecast(wrong) is None
 
 
 def test_a_surrogate_that_has_seen_the_family_is_refused(tmp_path: Path) -> None:
     model = shipped_model()
     assert model is not None
     replace(model, about={"without": "gemm"}).save(tmp_path / "gemm.npz")
-    assert surrogates(["gemm"], tmp_path)["gemm"].name == "learned"
+    assert surrogates_by_family(["gemm"], tmp_path)["gemm"].name == "learned"
     replace(model, about={"without": "gemm"}).save(tmp_path / "norm.npz")
     with pytest.raises(ValueError, match=r"norm\.npz was fitted without gemm"):
-        surrogates(["norm"], tmp_path)
+        surrogates_by_family(["norm"], tmp_path)
 
 
 def test_the_report_holds_every_run_and_what_was_recorded(tmp_path: Path) -> None:
@@ -278,8 +286,8 @@ def test_the_report_holds_every_run_and_what_was_recorded(tmp_path: Path) -> Non
     rest = {"claim": "filtered", "tuned": False, "null": False}
     paths = {"replay": tmp_path / "t.jsonl.gz", "models": tmp_path, "out": tmp_path / "o.json"}
     a = Namespace(**chosen, **counts, **paths, **rest)
-    report = common.Report(a, "search_sources")
-    found = replayed(a, report)
+    report = common.ResultFile(a, "search_sources")
+    found = replay_all(a, report)
     assert (found["problems"], found["runs_per_arm"], found["trials"]) == (2, 4, TRIALS)
     rows = report.data["raw"]
     assert [len(r["best"]) for r in rows["runs"]] == [16] * 8
@@ -295,17 +303,17 @@ def test_the_report_holds_every_run_and_what_was_recorded(tmp_path: Path) -> Non
 
 def test_decisions_are_held_against_the_base_under_its_best_config() -> None:
     table = made()
-    assert {m.candidate.variant for m in narrowed(table, "").measurements} == {BASE}
-    assert WRONG not in {m.candidate.variant for m in narrowed(table, "llm").measurements}
-    assert not has(table, "nobody's")
-    row = decided(table, "llm", Knowing(0.0), seeds=2)
+    assert {m.candidate.variant for m in with_origin(table, "").measurements} == {BASE}
+    assert WRONG not in {m.candidate.variant for m in with_origin(table, "llm").measurements}
+    assert not has_origin(table, "nobody's")
+    row = decisions(table, "llm", Knowing(0.0), seeds=2)
     fine = CONFIGS[:-1]
     best = min(truth(f"rows/1-{i}", c) for i in range(1, 14, 2) for c in fine)
     wanted = 2 ** max(0.0, min(truth(BASE, c) for c in fine) - best)
     assert row["possible"] == pytest.approx(wanted, abs=1e-4)
     assert row["over_best"] == [row["possible"]] * 2  # who knows the truth finds the best
     assert max(row["measured"]) < row["candidates"]
-    later = decided(table, "llm", Knowing(0.0), seeds=2, later=True)
+    later = decisions(table, "llm", Knowing(0.0), seeds=2, later=True)
     assert later["over_best"] == row["over_best"]
     assert max(later["measured"]) < max(row["measured"]), "what was measured of the base is known by then"
     rows = [{**one, "origin": "llm"} for one in (row, later)]
@@ -342,8 +350,8 @@ def options(out: Path, **more: Any) -> Namespace:
 def test_a_second_recording_goes_on_where_the_first_one_ended(tmp_path: Path) -> None:
     script, out = tmp_path / "child.py", tmp_path / "lines.jsonl"
     script.write_text(CHILD, encoding="utf-8")
-    assert record(str(script), options(out)) == 0
-    lines = read(out)
+    assert record_kernels(str(script), options(out)) == 0
+    lines = read_lines(out)
     ended = {line["variant"]: line["outcome"] for line in lines if "outcome" in line}
     assert ended[BASE] == "ok"
     assert [n for n, o in ended.items() if o != "ok"] == ["vis_max_pool/01_half_maximum"]
@@ -352,24 +360,24 @@ def test_a_second_recording_goes_on_where_the_first_one_ended(tmp_path: Path) ->
     kept = [line for line in lines if line.get("variant") not in (BASE, "vis_max_pool/02_clamped_window")]
     text = "".join(json.dumps(line) + "\n" for line in kept)
     out.write_text(text, encoding="utf-8")
-    assert record(str(script), options(out)) == 0
-    new = [line["variant"] for line in read(out)[len(kept) :] if "outcome" in line]
+    assert record_kernels(str(script), options(out)) == 0
+    new = [line["variant"] for line in read_lines(out)[len(kept) :] if "outcome" in line]
     assert new == [BASE, "vis_max_pool/02_clamped_window"]
 
 
 def test_a_recording_with_other_options_is_not_added_to(tmp_path: Path) -> None:
     script, out = tmp_path / "child.py", tmp_path / "lines.jsonl"
     script.write_text(CHILD, encoding="utf-8")
-    assert record(str(script), options(out, seconds=-1.0)) == 1, "there was no time for anything"
+    assert record_kernels(str(script), options(out, seconds=-1.0)) == 1, "there was no time for anything"
     with pytest.raises(ValueError, match="recorded with other each"):
-        record(str(script), options(out, each=3))
+        record_kernels(str(script), options(out, each=3))
 
 
 def test_a_device_on_which_nothing_works_is_given_up_soon(tmp_path: Path) -> None:
     script, out = tmp_path / "child.py", tmp_path / "lines.jsonl"
     script.write_text("import sys; sys.exit(1)", encoding="utf-8")
-    assert record(str(script), options(out, only="vis_max_pool,rows_argmax,cumsum")) == 1
-    assert not any("outcome" in line for line in read(out))
+    assert record_kernels(str(script), options(out, only="vis_max_pool,rows_argmax,cumsum")) == 1
+    assert not any("outcome" in line for line in read_lines(out))
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -386,7 +394,7 @@ def test_the_whole_of_it_on_a_device_that_is_not_there(tmp_path: Path) -> None:
     small = ("--mechanical", "1", "--each", "3", "--workers", "2", "--only", "vis_max_pool")
     first = command("--record", "--null", "--out", lines, *small)
     assert first.returncode == 0, first.stdout + first.stderr
-    (table,) = tables(Path(lines))
+    (table,) = tables_of_recording(Path(lines))
     assert_whole(table, 3)
     assert command("--pack", lines, "--out", packed).returncode == 0
     model = shipped_model()

@@ -17,9 +17,9 @@ from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE, read
 from forecast_autotune.records.table import Table, write_tables
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_train.evaluation.splits import kernel_of
-from forecast_train.llm.build import Recipe, examples
+from forecast_train.llm.build import ExampleSettings, build_examples
 from tests.llm.tiny_models import config
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A model that has never learned anything, a few tables, and a configuration."""
     folder = tmp_path_factory.mktemp("given")
     kernels: dict[str, Table] = {}
-    for table in load(shipped()):
+    for table in load(shipped_tables()):
         kernels.setdefault(kernel_of(table.problem), thinned(table))
     tables = list(kernels.values())
     write_tables(folder / "tables.jsonl.gz", tables)
@@ -92,7 +92,8 @@ def saved(folder: Path, tables: list[Table]) -> str:
         vocab_size=2000, show_progress=False, initial_alphabet=alphabet, special_tokens=["<end>"]
     )
     texts = [
-        e.prefix + "".join(a.suffix for a in e.asked) for e in examples(tables, Recipe(moments=1, known=(0,)))
+        e.prefix + "".join(a.suffix for a in e.asked)
+        for e in build_examples(tables, ExampleSettings(moments=1, known=(0,)))
     ]
     made.train_from_iterator(
         [*texts, *("".join(f" {label.token}" for label in BINS.labels) for _ in range(50))], trainer

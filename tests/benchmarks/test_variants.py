@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import check_variants, variants
-from benchmarks.variants import Source
+from benchmarks.variants import VariantSource
 from forecast_autotune.variants.records import Origin, Variant
 from forecast_integrations.triton.describe import kernel_record
 
 ROOT = Path(__file__).parents[2]
-ALL = variants.sources()
+ALL = variants.variant_sources()
 
 
-def by_name(source: Source) -> str:
+def by_name(source: VariantSource) -> str:
     return source.name
 
 
@@ -46,7 +46,7 @@ def test_authors_expected_all_kinds_of_outcomes() -> None:
 
 
 @pytest.mark.parametrize("source", ALL, ids=by_name)
-def test_every_variant_keeps_the_contract(source: Source) -> None:
+def test_every_variant_keeps_the_contract(source: VariantSource) -> None:
     assert variants.broken_rules(source) == []
     assert source.form != variants.base_form(source.kernel)
     record = source.record()
@@ -58,7 +58,7 @@ def test_every_variant_keeps_the_contract(source: Source) -> None:
 
 
 @pytest.mark.parametrize("source", ALL, ids=by_name)
-def test_a_forecast_does_not_see_what_the_author_expected(source: Source) -> None:
+def test_a_forecast_does_not_see_what_the_author_expected(source: VariantSource) -> None:
     assert "EXPECT" not in source.text
     assert source.summary not in source.text
     assert not [word for word in ("faster", "slower", "incorrect") if word in source.text.lower()]
@@ -74,11 +74,11 @@ def test_renaming_makes_no_new_variant() -> None:
 
 
 def test_names_choose_kernels_and_single_variants() -> None:
-    (one,) = variants.sources(["softmax/01_division_as_multiply"])
+    (one,) = variants.variant_sources(["softmax/01_division_as_multiply"])
     assert (one.kernel, one.expect) == ("softmax", "similar")
-    assert one in variants.sources(["softmax"])
+    assert one in variants.variant_sources(["softmax"])
     with pytest.raises(ValueError, match=r"no variant or kernel with variants is named \['softmaxx'\]"):
-        variants.sources(["softmaxx"])
+        variants.variant_sources(["softmaxx"])
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_a_file_that_is_no_variant_is_refused(
     (tmp_path / "softmax").mkdir()
     (tmp_path / "softmax" / f"{name}.py").write_text(text)
     with pytest.raises(ValueError, match=says):
-        variants.sources()
+        variants.variant_sources()
 
 
 def test_broken_rules_are_named() -> None:
-    (good,) = variants.sources(["softmax/01_division_as_multiply"])
+    (good,) = variants.variant_sources(["softmax/01_division_as_multiply"])
     bad = replace(good, text="import os\nimport triton\nLIMIT = 3\n\ndef help(x):\n    return x\n")
     found = " ".join(variants.broken_rules(bad))
     assert "imports os" in found
@@ -111,16 +111,18 @@ def test_broken_rules_are_named() -> None:
 
 
 def test_a_verdict_that_differs_from_the_statement_is_a_fault() -> None:
-    (good,) = variants.sources(["softmax/01_division_as_multiply"])
+    (good,) = variants.variant_sources(["softmax/01_division_as_multiply"])
     right = {"interpreter": {"verdict": "right", "detail": ""}, "compiled": {"3.9": {"verdict": "compiled"}}}
     wrong = {**right, "interpreter": {"verdict": "wrong", "detail": "at (0, 0)"}}
     stuck = {**right, "compiled": {"3.6": {"verdict": "failed", "detail": "no such layout"}}}
-    assert check_variants.judge(good, right, None) == []
-    assert check_variants.judge(good, right, "softmax/02") == ["same code as softmax/02"]
-    assert check_variants.judge(good, wrong, None) == ["interpreter: wrong: at (0, 0)"]
-    assert check_variants.judge(good, stuck, None) == ["Triton 3.6: no such layout"]
-    assert check_variants.judge(replace(good, expect="wrong"), wrong, None) == []
-    assert check_variants.judge(replace(good, expect="wrong"), right, None) == ["expected wrong, but right"]
+    assert check_variants.problems_of(good, right, None) == []
+    assert check_variants.problems_of(good, right, "softmax/02") == ["same code as softmax/02"]
+    assert check_variants.problems_of(good, wrong, None) == ["interpreter: wrong: at (0, 0)"]
+    assert check_variants.problems_of(good, stuck, None) == ["Triton 3.6: no such layout"]
+    assert check_variants.problems_of(replace(good, expect="wrong"), wrong, None) == []
+    assert check_variants.problems_of(replace(good, expect="wrong"), right, None) == [
+        "expected wrong, but right"
+    ]
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import pytest
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.loop import TuningTask, tune
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def tuned(root: Path) -> Table:
     """A store in which one problem has been tuned by the real tuner."""
     table = example_table()
-    task = Task(table.problem, list(table.by_candidate()))
+    task = TuningTask(table.problem, list(table.by_candidate()))
     tune(
         task,
         lambda: TableMeasurer(table, workers=2),
         store=Store(root),
-        surrogate=Analytic(),
+        surrogate=AnalyticSurrogate(),
         settings=Settings(),
     )
     return table

@@ -13,10 +13,10 @@ from forecast_autotune.records import Candidate, Decision, Measurement, Outcome
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.loop import TuningTask, tune
 
 
 class Bench(TableMeasurer):
@@ -96,12 +96,12 @@ def decide(
     candidates: Sequence[Candidate] | None = None,
     **settings: Any,
 ) -> Decision:
-    task = Task(table.problem, list(table.by_candidate()) if candidates is None else candidates)
+    task = TuningTask(table.problem, list(table.by_candidate()) if candidates is None else candidates)
     return tune(
         task,
         bench,
         store=store,
-        surrogate=surrogate or Analytic(),
+        surrogate=surrogate or AnalyticSurrogate(),
         settings=Settings().with_(**settings),
         policy=policy,
     )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forecast_autotune.variants import Variant
-from forecast_autotune.variants.entry import Entry
+from forecast_autotune.variants.entry import KernelEntry
 from forecast_integrations.triton.variants.loading import import_text
 
 Call = tuple[dict[str, Any], Callable[[dict[str, Any]], tuple[int, ...]], dict[str, Any], list[str]]
@@ -131,7 +131,7 @@ CALLS = {
 }
 
 
-def outputs(entry: Entry, call: Call) -> dict[str, torch.Tensor]:
+def outputs(entry: KernelEntry, call: Call) -> dict[str, torch.Tensor]:
     given, grid, meta, written = call
     copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in given.items()}
     options = {} if "num_warps" not in entry.meta else {"num_warps": 4}
@@ -140,7 +140,7 @@ def outputs(entry: Entry, call: Call) -> dict[str, torch.Tensor]:
 
 
 def compare(name: str, variant: Variant, calls: list[Call], expected: list[dict[str, torch.Tensor]]) -> str:
-    entry = Entry.of(import_text(variant.source), variant.kernel)
+    entry = KernelEntry.of(import_text(variant.source), variant.kernel)
     for call, wanted in zip(calls, expected, strict=True):
         got = outputs(entry, call)
         for output, want in wanted.items():
@@ -159,7 +159,7 @@ if __name__ == "__main__":
     for name, (source, kernel, listed) in json.load(sys.stdin).items():
         chance = random.Random(name)
         tried = [CALLS[name.removesuffix(" again")](chance) for _ in range(3)]
-        original = Entry.of(import_text(source), kernel)
+        original = KernelEntry.of(import_text(source), kernel)
         known = [outputs(original, call) for call in tried]
         for data in listed:
             one = Variant.from_json(data)

@@ -12,51 +12,56 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.numerics import NOMINAL
+from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Candidate, Config, Device
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates import calibration
 from forecast_autotune.surrogates.calibration import (
-    AWAY,
+    ALL_GROUPS,
     FAMILIAR,
+    FAMILIARITY_BOUNDS,
     FAR,
     FEW,
     GROUPS,
-    IDENTITY,
+    IDENTITY_CURVE,
     INFORMED,
-    LONG,
-    OWN,
-    POOLED,
+    LONG_LIST,
+    OWN_MEASUREMENT_BOUNDS,
     RELATED,
     SCHEMA,
     UNINFORMED,
     UNKNOWN,
-    Calibration,
-    Curve,
-    Group,
-    class_of,
-    group_of,
-    parse,
-    shipped,
+    CalibrationCurve,
+    CalibrationGroup,
+    SurrogateCalibration,
+    calibration_group,
+    measurement_class,
+    parse_calibrations,
+    shipped_calibration,
 )
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_autotune.testing import example_table, query_of
 from forecast_autotune.tuning.replay import load, replay
-from forecast_autotune.tuning.replay import shipped as recorded
+from forecast_autotune.tuning.replay import shipped_tables as recorded
 
 H200 = Device("NVIDIA H200", "cuda", "90")
 STRANGE = Device("made up", "cuda")
-CURVE = Curve((0.0, 0.5, 1.0), (0.1, 0.2, 0.6))
-GROUP = Group((CURVE,) * len(OWN), (CURVE,) * len(OWN), ((1.5,) * len(NOMINAL),) * len(OWN), 7)
+CURVE = CalibrationCurve((0.0, 0.5, 1.0), (0.1, 0.2, 0.6))
+GROUP = CalibrationGroup(
+    (CURVE,) * len(OWN_MEASUREMENT_BOUNDS),
+    (CURVE,) * len(OWN_MEASUREMENT_BOUNDS),
+    ((1.5,) * len(INTERVAL_LEVELS),) * len(OWN_MEASUREMENT_BOUNDS),
+    7,
+)
 
 
 # --- curves ---
 
 
 def test_linear_between_knots() -> None:
-    curve = Curve((0.0, 0.5, 1.0), (0.0, 0.2, 0.6))
+    curve = CalibrationCurve((0.0, 0.5, 1.0), (0.0, 0.2, 0.6))
     assert curve(0.25) == pytest.approx(0.1)
     assert curve(0.75) == pytest.approx(0.4)
     assert curve(2.0) == pytest.approx(0.6)
@@ -71,13 +76,13 @@ def test_a_curve_must_rise_within_zero_and_one(
     stated: tuple[float, ...], observed: tuple[float, ...]
 ) -> None:
     with pytest.raises(RecordError, match="rising knots"):
-        Curve(stated, observed)
+        CalibrationCurve(stated, observed)
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_shifted_and_combined_curves_rise_and_stay_on_their_side(a: float, b: float) -> None:
     low, high = sorted((a, b))
-    other = Curve((0.0, 0.3, 1.0), (0.0, 0.4, 0.5))
+    other = CalibrationCurve((0.0, 0.3, 1.0), (0.0, 0.4, 0.5))
     shifted, worse = CURVE.odds(2.0), CURVE.combined(other, max)
     for curve in (shifted, worse):
         assert 0.0 <= curve(low) <= curve(high) <= 1.0
@@ -90,26 +95,41 @@ def test_shifted_and_combined_curves_rise_and_stay_on_their_side(a: float, b: fl
 
 
 def test_the_group_follows_the_device_first_and_then_the_ir() -> None:
-    assert group_of(H200, True) == group_of(H200, True, LONG) == INFORMED
-    assert [group_of(H200, True, LONG, k) for k in ("none", "far", "near")] == [INFORMED, FAR, RELATED]
-    assert group_of(H200, True, LONG - 1) == group_of(H200, True, LONG - 1, "near") == FEW
-    assert group_of(H200, False, LONG, "near") == UNINFORMED
-    assert group_of(H200, False) == group_of(H200, False, 2) == UNINFORMED
-    assert group_of(STRANGE, True) == group_of(STRANGE, False) == group_of(STRANGE, True, 2) == UNKNOWN
-    assert group_of(STRANGE, True, LONG, "near") == UNKNOWN
-    near, far = AWAY
-    found = [group_of(H200, True, LONG, "none", d) for d in (0.0, near, (near + far) / 2, far, 99.0)]
+    assert calibration_group(H200, True) == calibration_group(H200, True, LONG_LIST) == INFORMED
+    assert [calibration_group(H200, True, LONG_LIST, k) for k in ("none", "far", "near")] == [
+        INFORMED,
+        FAR,
+        RELATED,
+    ]
+    assert (
+        calibration_group(H200, True, LONG_LIST - 1)
+        == calibration_group(H200, True, LONG_LIST - 1, "near")
+        == FEW
+    )
+    assert calibration_group(H200, False, LONG_LIST, "near") == UNINFORMED
+    assert calibration_group(H200, False) == calibration_group(H200, False, 2) == UNINFORMED
+    assert (
+        calibration_group(STRANGE, True)
+        == calibration_group(STRANGE, False)
+        == calibration_group(STRANGE, True, 2)
+        == UNKNOWN
+    )
+    assert calibration_group(STRANGE, True, LONG_LIST, "near") == UNKNOWN
+    near, far = FAMILIARITY_BOUNDS
+    found = [
+        calibration_group(H200, True, LONG_LIST, "none", d) for d in (0.0, near, (near + far) / 2, far, 99.0)
+    ]
     assert found == [FAMILIAR, INFORMED, INFORMED, calibration.STRANGE, calibration.STRANGE]
-    assert group_of(H200, True, LONG, "near", 99.0) == RELATED, "its own measurements say more"
-    assert group_of(H200, True, LONG - 1, "none", 99.0) == FEW
-    assert group_of(H200, False, LONG, "none", 0.0) == UNINFORMED
-    assert group_of(STRANGE, True, LONG, "none", 0.0) == UNKNOWN
+    assert calibration_group(H200, True, LONG_LIST, "near", 99.0) == RELATED, "its own measurements say more"
+    assert calibration_group(H200, True, LONG_LIST - 1, "none", 99.0) == FEW
+    assert calibration_group(H200, False, LONG_LIST, "none", 0.0) == UNINFORMED
+    assert calibration_group(STRANGE, True, LONG_LIST, "none", 0.0) == UNKNOWN
 
 
 def test_a_group_without_data_is_less_sure_than_any_with() -> None:
-    sure = replace(GROUP, risk=(Curve((0.0, 1.0), (0.01, 0.3)),) * 4)
-    bad = replace(GROUP, risk=(Curve((0.0, 1.0), (0.05, 0.9)),) * 4, intervals=((9.0,) * 4,) * 4)
-    calibration = Calibration({INFORMED: sure, UNINFORMED: bad, POOLED: GROUP})
+    sure = replace(GROUP, risk=(CalibrationCurve((0.0, 1.0), (0.01, 0.3)),) * 4)
+    bad = replace(GROUP, risk=(CalibrationCurve((0.0, 1.0), (0.05, 0.9)),) * 4, intervals=((9.0,) * 4,) * 4)
+    calibration = SurrogateCalibration({INFORMED: sure, UNINFORMED: bad, ALL_GROUPS: GROUP})
     fallback = calibration.group(UNKNOWN)
     for other in (sure, bad, GROUP):
         for p in (0.0, 0.2, 0.5, 1.0):
@@ -125,20 +145,20 @@ def test_a_group_without_data_is_less_sure_than_any_with() -> None:
         is calibration.group(FAR)
         is sure
     )
-    assert Calibration().group(UNKNOWN) == Group()
+    assert SurrogateCalibration().group(UNKNOWN) == CalibrationGroup()
 
 
 def test_classes_of_own_measurements() -> None:
-    assert [class_of(n) for n in (0, 1, 3, 4, 8, 9, 500)] == [0, 1, 1, 2, 2, 3, 3]
+    assert [measurement_class(n) for n in (0, 1, 3, 4, 8, 9, 500)] == [0, 1, 1, 2, 2, 3, 3]
 
 
 # --- the file ---
 
 
 def test_json_there_and_back() -> None:
-    one = Calibration({POOLED: GROUP, INFORMED: Group()})
+    one = SurrogateCalibration({ALL_GROUPS: GROUP, INFORMED: CalibrationGroup()})
     text = json.dumps({"schema": SCHEMA, "surrogates": {"a/1": one.to_json()}})
-    assert parse(text) == {"a/1": one}
+    assert parse_calibrations(text) == {"a/1": one}
 
 
 @pytest.mark.parametrize(
@@ -156,10 +176,10 @@ def test_json_there_and_back() -> None:
 )
 def test_a_damaged_group_is_refused(change: dict[str, object], rule: str) -> None:
     with pytest.raises(RecordError, match=rule):
-        Group.from_json({**GROUP.to_json(), **change})
+        CalibrationGroup.from_json({**GROUP.to_json(), **change})
     missing = {name: value for name, value in GROUP.to_json().items() if name not in change}
     with pytest.raises(RecordError, match="needs problems"):
-        Group.from_json(missing)
+        CalibrationGroup.from_json(missing)
 
 
 @pytest.mark.parametrize(
@@ -167,41 +187,41 @@ def test_a_damaged_group_is_refused(change: dict[str, object], rule: str) -> Non
 )
 def test_another_format_is_refused(text: str) -> None:
     with pytest.raises(RecordError, match="calibration"):
-        parse(text)
+        parse_calibrations(text)
 
 
 # --- what is shipped, and what it does ---
 
 
 def test_the_shipped_surrogate_is_calibrated_and_uses_it() -> None:
-    name = f"{Analytic.name}/{Analytic.version}"
-    calibration = shipped(name)
-    assert {INFORMED, UNINFORMED, POOLED} <= set(calibration.groups)
-    assert shipped("somebody/else") == Calibration()
-    forecasts = Analytic().forecast(query_of(example_table(), 3))
+    name = f"{AnalyticSurrogate.name}/{AnalyticSurrogate.version}"
+    calibration = shipped_calibration(name)
+    assert {INFORMED, UNINFORMED, ALL_GROUPS} <= set(calibration.groups)
+    assert shipped_calibration("somebody/else") == SurrogateCalibration()
+    forecasts = AnalyticSurrogate().forecast(query_of(example_table(), 3))
     group = calibration.group(UNKNOWN)  # the example's device and IR are made up
-    assert forecasts.calibrate(0.9) == group.risk[class_of(3)](0.9)
-    assert forecasts.factors == group.intervals[class_of(3)]
-    plain = forecasts.raw()
-    expected = group.within[class_of(3)].array(plain.p_within(0.05))
+    assert forecasts.calibrate_risk(0.9) == group.risk[measurement_class(3)](0.9)
+    assert forecasts.interval_factors == group.intervals[measurement_class(3)]
+    plain = forecasts.uncalibrated()
+    expected = group.within[measurement_class(3)].array(plain.p_within(0.05))
     np.testing.assert_allclose(forecasts.p_within(0.05), expected)
-    assert plain.calibrate(0.9) == 0.9
+    assert plain.calibrate_risk(0.9) == 0.9
 
 
 def test_a_measurement_of_any_source_makes_intervals_those_of_a_known_level() -> None:
     wide = ((9.0,) * 4, (1.0,) * 4, (2.0,) * 4, (3.0,) * 4)
-    risk = tuple(Curve((0.0, 1.0), (0.0, x)) for x in (0.9, 0.8, 0.7, 0.6))
-    curves = Calibration({INFORMED: replace(GROUP, risk=risk, intervals=wide)})
+    risk = tuple(CalibrationCurve((0.0, 1.0), (0.0, x)) for x in (0.9, 0.8, 0.7, 0.6))
+    curves = SurrogateCalibration({INFORMED: replace(GROUP, risk=risk, intervals=wide)})
     names = [Candidate(Config.of({"N": n}), f"source {n % 3}") for n in range(9)]
     plain = Forecasts(names, np.zeros(9), np.ones(9), np.zeros(9))
-    found = [curves.applied(plain, INFORMED, own) for own in (0, 1, 2, 3, 12)]
-    assert [f.factors[0] for f in found] == [9.0, 1.0, 1.0, 1.0, 2.0]
-    assert [f.calibrate(1.0) for f in found] == [0.9, 0.9, 0.9, 0.8, 0.7], "risks go by source"
+    found = [curves.apply_to(plain, INFORMED, own) for own in (0, 1, 2, 3, 12)]
+    assert [f.interval_factors[0] for f in found] == [9.0, 1.0, 1.0, 1.0, 2.0]
+    assert [f.calibrate_risk(1.0) for f in found] == [0.9, 0.9, 0.9, 0.8, 0.7], "risks go by source"
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_shipped_risks_are_never_nothing_and_rise(group: str) -> None:
-    curves = shipped(f"{Analytic.name}/{Analytic.version}").group(group)
+    curves = shipped_calibration(f"{AnalyticSurrogate.name}/{AnalyticSurrogate.version}").group(group)
     for risk in curves.risk:
         risks = [risk(p / 100) for p in range(101)]
         assert risks == sorted(risks)
@@ -216,9 +236,11 @@ def test_doubt_grows_without_ir_and_on_an_unknown_device(own: int) -> None:
     known = query_of(table, own)
     bare = replace(known, ttir={}, problem=replace(table.problem, ttir={}))
     strange = replace(known, problem=replace(table.problem, device=STRANGE))
-    informed, uninformed, unknown = (Analytic().forecast(q) for q in (known, bare, strange))
+    informed, uninformed, unknown = (AnalyticSurrogate().forecast(q) for q in (known, bare, strange))
     for share in (0.1, 0.3, 0.5):
-        assert informed.calibrate(share) < uninformed.calibrate(share) <= unknown.calibrate(share)
+        assert (
+            informed.calibrate_risk(share) < uninformed.calibrate_risk(share) <= unknown.calibrate_risk(share)
+        )
     best = [float(f.p_within(0.05).max()) for f in (informed, uninformed, unknown)]
     assert best[0] > max(best[1:])
     wide = [float(np.median(np.subtract(*f.interval(0.9)[::-1]))) for f in (informed, unknown)]
@@ -234,7 +256,7 @@ def test_a_decision_on_an_unknown_device_states_more_risk_and_measures_no_less()
         "bare": [Table(replace(t.problem, ttir={}), t.measurements) for t in known],
     }
     found = {
-        name: replay(tables, surrogate=Analytic(), policy=lambda _: None, settings=Settings()).rows
+        name: replay(tables, surrogate=AnalyticSurrogate(), policy=lambda _: None, settings=Settings()).rows
         for name, tables in views.items()
     }
     risk = {name: np.mean([r.stated_risk for r in rows]) for name, rows in found.items()}
@@ -249,7 +271,10 @@ def test_a_forecast_alone_is_never_sure_on_an_unknown_device() -> None:
     table = next(t for t in load(recorded()) if t.problem.kernel.name == "matmul_kernel")
     strange = Table(replace(table.problem, device=STRANGE), table.measurements)
     (row,) = replay(
-        [strange], surrogate=Analytic(), policy=lambda _: None, settings=Settings().with_(mode="skip")
+        [strange],
+        surrogate=AnalyticSurrogate(),
+        policy=lambda _: None,
+        settings=Settings().with_(mode="skip"),
     ).rows
     assert row.measured == 0
     assert row.stated_risk > 0.5
@@ -261,16 +286,22 @@ def test_a_forecast_alone_is_never_sure_on_an_unknown_device() -> None:
 def test_intervals_cover_what_they_promise() -> None:
     """Errors with heavier tails than a normal's: factors fitted to one half are right for the other."""
     errors = np.abs(np.random.default_rng(0).standard_t(3, 8000))
-    normal = [NormalDist().inv_cdf(0.5 + level / 2) for level in NOMINAL]
-    factors = tuple(float(np.quantile(errors[:4000], p)) / z for p, z in zip(NOMINAL, normal, strict=True))
+    normal = [NormalDist().inv_cdf(0.5 + level / 2) for level in INTERVAL_LEVELS]
+    factors = tuple(
+        float(np.quantile(errors[:4000], p)) / z for p, z in zip(INTERVAL_LEVELS, normal, strict=True)
+    )
     n = 4000
     names = query_of(example_table()).candidates
     made = Forecasts(
-        [names[0]] * n, np.full(n, 2.0), np.full(n, 0.5), np.zeros(n), factors=(1.0,) * len(NOMINAL)
+        [names[0]] * n,
+        np.full(n, 2.0),
+        np.full(n, 0.5),
+        np.zeros(n),
+        interval_factors=(1.0,) * len(INTERVAL_LEVELS),
     )
-    honest = replace(made, factors=factors)
+    honest = replace(made, interval_factors=factors)
     truth = 2.0 + 0.5 * errors[4000:]
-    for level in NOMINAL:
+    for level in INTERVAL_LEVELS:
         low, high = honest.interval(level)
         assert ((low <= truth) & (truth <= high)).mean() == pytest.approx(level, abs=0.03)
     one = honest[0]
@@ -286,14 +317,14 @@ def test_intervals_cover_what_they_promise() -> None:
 
 @pytest.mark.parametrize("level", [0.0, 1.0, 90.0])
 def test_an_interval_has_a_level_between_zero_and_one(level: float) -> None:
-    forecasts = Analytic().forecast(query_of(example_table()))
+    forecasts = AnalyticSurrogate().forecast(query_of(example_table()))
     with pytest.raises(ValueError, match="between 0 and 1"):
         forecasts.interval(level)
 
 
 def test_without_calibration_nothing_changes() -> None:
-    forecasts = Analytic().forecast(query_of(example_table(), 3)).raw()
-    plain = Calibration().applied(forecasts, INFORMED, 3)
+    forecasts = AnalyticSurrogate().forecast(query_of(example_table(), 3)).uncalibrated()
+    plain = SurrogateCalibration().apply_to(forecasts, INFORMED, 3)
     np.testing.assert_allclose(plain.p_within(0.05), forecasts.p_within(0.05))
     assert plain[0].quantiles == forecasts[0].quantiles
-    assert IDENTITY(0.3) == plain.calibrate(0.3) == pytest.approx(0.3)
+    assert IDENTITY_CURVE(0.3) == plain.calibrate_risk(0.3) == pytest.approx(0.3)

@@ -13,7 +13,7 @@ import pytest
 
 from forecast_autotune import __version__
 from forecast_autotune.commands import main
-from forecast_autotune.commands.show import first_forecasts, holds
+from forecast_autotune.commands.show import first_forecasts, key_contains
 from forecast_autotune.records import Candidate, Config, Decision, Measurement, Outcome
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Settings
@@ -145,12 +145,12 @@ def test_an_unknown_kernel_gets_the_nearest_names(tuned: Table, tmp_path: Path, 
 
 def test_a_key_is_matched_in_order_and_without_torch() -> None:
     key = ("64", "128", "torch.float16", "torch.float32")
-    assert holds(key, [])
-    assert holds(key, ["64", "float16"])
-    assert holds(key, ["torch.float16", "float32"])
-    assert not holds(key, ["128", "64"])
-    assert not holds(key, ["64", "64"])
-    assert not holds(key, ["float"])
+    assert key_contains(key, [])
+    assert key_contains(key, ["64", "float16"])
+    assert key_contains(key, ["torch.float16", "float32"])
+    assert not key_contains(key, ["128", "64"])
+    assert not key_contains(key, ["64", "64"])
+    assert not key_contains(key, ["float"])
 
 
 def test_forecasts_are_those_made_before_the_first_measurement() -> None:

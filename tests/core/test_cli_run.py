@@ -15,7 +15,7 @@ import pytest
 from forecast_autotune.commands import main
 from forecast_autotune.commands.program import split_run
 from forecast_autotune.records import Candidate, Config, Cost, Decision, Evidence
-from forecast_integrations.commands.run import Tally
+from forecast_integrations.commands.run import RunSummary
 from tests.core.commands import Capture, command, needs_triton, python
 
 pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
@@ -53,10 +53,10 @@ def test_the_tally_charges_only_fresh_decisions() -> None:
         saved_s=60.0,
         cost=Cost(wall_s=4.0),
     )
-    tally = Tally()
+    tally = RunSummary()
     assert tally.line() == "no kernel had to be tuned"
-    tally.hear("k", fresh)
-    tally.hear("k", replace(fresh, evidence=Evidence.STORED, measured=0, known=9))
+    tally.add_decision("k", fresh)
+    tally.add_decision("k", replace(fresh, evidence=Evidence.STORED, measured=0, known=9))
     assert tally.to_json() == {
         "decisions": 2,
         "stored": 1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forecast_autotune.features.compiled import NAMES, ptx_facts, usage
+from forecast_autotune.features.compiled import PTX_FACT_NAMES, ptx_facts, resource_usage
 
 PTX = """
 //
@@ -37,7 +37,7 @@ PTX = """
 
 def test_ptx_is_counted_by_what_moves_computes_and_waits() -> None:
     found = ptx_facts(PTX)
-    assert set(found) == set(NAMES)
+    assert set(found) == set(PTX_FACT_NAMES)
     assert {k: v for k, v in found.items() if k != "instructions"} == {
         "global_loads": 2,
         "global_load_bytes": 16 + 2,
@@ -65,5 +65,5 @@ def test_usage_takes_the_largest_of_several_functions() -> None:
  Function kernel:
   REG:255 STACK:96 SHARED:1024 LOCAL:0 CONSTANT[0]:560
 """
-    assert usage(text) == {"registers": 255, "stack": 96, "static_shared": 1024}
-    assert usage("nothing of the kind") == {}
+    assert resource_usage(text) == {"registers": 255, "stack": 96, "static_shared": 1024}
+    assert resource_usage("nothing of the kind") == {}

@@ -10,7 +10,7 @@ import pytest
 from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded
 from forecast_autotune.records import Candidate
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.testing import (
     MeasurerContract,
@@ -25,7 +25,7 @@ from forecast_autotune.tuning.measuring import Measurer
 
 class TestAnalytic(SurrogateContract):
     def make(self) -> Surrogate:
-        return Analytic()
+        return AnalyticSurrogate()
 
 
 class TestRiskBounded(PolicyContract):

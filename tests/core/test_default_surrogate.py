@@ -9,15 +9,15 @@ import pytest
 
 from forecast_autotune.records import Device, Problem
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.default import Default, default, same_sizes
+from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate, same_sizes
 from forecast_autotune.surrogates.learned import shipped_model
 from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 
 
 class TestDefault(SurrogateContract):
-    def make(self) -> Default:
-        return default()
+    def make(self) -> DefaultSurrogate:
+        return default_surrogate()
 
 
 def relative(table: Table, *, device: str = "another GPU", share: float = 1.0, size: int = 0) -> Relative:
@@ -37,7 +37,7 @@ def table() -> Table:
 
 
 def answered(query: Query) -> str:
-    return "pooled" if "relatives pooled" in default().forecast(query).reason else "single"
+    return "pooled" if "relatives pooled" in default_surrogate().forecast(query).reason else "single"
 
 
 def test_dense_tables_of_the_same_sizes_on_other_devices_are_pooled(table: Table) -> None:
@@ -59,12 +59,12 @@ def test_only_what_may_be_pooled_is(table: Table) -> None:
     mixed = [relative(table), relative(table, device="", size=77), relative(table, share=0.3)]
     query = replace(query_of(table), relatives=mixed, ttir={"BLOCK=16": "some IR"})
     alone = replace(query, relatives=mixed[:1])
-    assert "1 relatives pooled" in default().forecast(query).reason
-    assert (default().forecast(query).mean == default().forecast(alone).mean).all()
+    assert "1 relatives pooled" in default_surrogate().forecast(query).reason
+    assert (default_surrogate().forecast(query).mean == default_surrogate().forecast(alone).mean).all()
 
 
 def test_the_version_names_both_parts() -> None:
-    both = default()
+    both = default_surrogate()
     for part in (both.single, both.pooled):
         assert f"{part.name}-{part.version}" in both.version
 
@@ -84,7 +84,7 @@ def test_a_model_of_ones_own_takes_the_shipped_ones_place(tmp_path: Path) -> Non
     path = tmp_path / "mine.npz"
     replace(shipped, weight=0.0).save(path)
     query = query_of(example_table())
-    mine, theirs = default(path), default()
+    mine, theirs = default_surrogate(path), default_surrogate()
     assert mine.single.model.weight == 0.0  # type: ignore[attr-defined]
     assert list(mine.forecast(query).candidates) == list(theirs.forecast(query).candidates)
 
@@ -94,5 +94,5 @@ def test_a_model_that_cannot_be_read_costs_a_warning_and_nothing_else(tmp_path: 
     path = tmp_path / "broken.npz"
     path.write_bytes(text)
     with pytest.warns(UserWarning, match="using the shipped model"):
-        found = default(path)
-    assert found.version == default().version
+        found = default_surrogate(path)
+    assert found.version == default_surrogate().version

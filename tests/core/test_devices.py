@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forecast_autotune.features.devices import card, known
+from forecast_autotune.features.devices import device_spec, is_known_device
 from forecast_autotune.records import Device
 
 
@@ -28,8 +28,8 @@ from forecast_autotune.records import Device
     ],
 )
 def test_a_model_is_known_by_its_whole_words(name: str, memory_gb_s: float) -> None:
-    assert known(Device(name))
-    assert card(Device(name)).memory_gb_s == memory_gb_s
+    assert is_known_device(Device(name))
+    assert device_spec(Device(name)).memory_gb_s == memory_gb_s
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_a_model_is_known_by_its_whole_words(name: str, memory_gb_s: float) -> N
     ],
 )
 def test_a_model_that_only_looks_alike_is_unknown(name: str) -> None:
-    assert not known(Device(name))
-    assert card(Device(name)) == card(Device("nobody knows"))
+    assert not is_known_device(Device(name))
+    assert device_spec(Device(name)) == device_spec(Device("nobody knows"))
 
 
 def test_what_the_driver_reports_replaces_the_datasheet() -> None:
     device = Device("NVIDIA A40", multiprocessors=12, l2_bytes=7, shared_memory_bytes=5)
-    found = card(device)
+    found = device_spec(device)
     assert (found.multiprocessors, found.l2_bytes, found.shared_memory_bytes) == (12, 7, 5)

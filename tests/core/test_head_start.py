@@ -14,11 +14,11 @@ from forecast_autotune.policy import Fixed
 from forecast_autotune.records import Candidate, Decision
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.tuning.simulation import TIMING_S, TableMeasurer
-from forecast_autotune.tuning.tracing import HANDFUL
+from forecast_autotune.tuning.tracing import FIRST_GUESS_TRACES
 from tests.core.loop import Bench, Told, constant
 
 WIDE = example_table([2**k for k in range(2, 14)])
@@ -50,9 +50,9 @@ def run(bench: Bench, log: list[tuple[str, int]] | None = None, **options: Any) 
         return {assignment_of(c): "module {}" for c in wanted}
 
     names = options.pop("names", NAMES)
-    given = {"store": Store(None), "surrogate": Analytic(), **options}
+    given = {"store": Store(None), "surrogate": AnalyticSurrogate(), **options}
     settings = Settings().with_(**given.pop("settings", {}))
-    return tune(Task(WIDE.problem, names, trace=trace), bench, settings=settings, **given)
+    return tune(TuningTask(WIDE.problem, names, trace=trace), bench, settings=settings, **given)
 
 
 def test_a_guess_is_compiled_between_the_first_traces_and_the_rest() -> None:
@@ -60,7 +60,7 @@ def test_a_guess_is_compiled_between_the_first_traces_and_the_rest() -> None:
     bench = Logged(log)
     run(bench, log)
     assert [name for name, _ in log[:4]] == ["trace", "prefetch", "trace", "measure"]
-    assert [count for name, count in log if name == "trace"] == [HANDFUL, 12 - HANDFUL]
+    assert [count for name, count in log if name == "trace"] == [FIRST_GUESS_TRACES, 12 - FIRST_GUESS_TRACES]
     assert 0 < len(bench.guessed) <= 2, "half of the workers"
     assert bench.made == bench.closed == 1
 
@@ -77,7 +77,7 @@ def test_the_guess_is_among_what_was_traced_best_first() -> None:
     told = Told(lambda query: asked.append(list(query.candidates)) or constant()(query))  # type: ignore[func-returns-value]
     bench = Logged([], 16)
     run(bench, surrogate=told)
-    assert len({assignment_of(c) for c in asked[0]}) == HANDFUL
+    assert len({assignment_of(c) for c in asked[0]}) == FIRST_GUESS_TRACES
     assert set(bench.guessed) <= set(asked[0])
     assert asked[1] == NAMES
 

@@ -9,7 +9,7 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Device, Outcome
-from forecast_autotune.store.exchange.helion import import_helion, is_helion
+from forecast_autotune.store.exchange.helion import import_helion, is_helion_log
 from tests.core.commands import command
 
 DEVICE = Device("NVIDIA H100")
@@ -37,7 +37,7 @@ def log(folder: Path, text: str) -> Path:
 
 def test_an_old_log_is_one_problem(tmp_path: Path) -> None:
     path = log(tmp_path, OLD)
-    assert is_helion(path)
+    assert is_helion_log(path)
     (table,) = import_helion(path, DEVICE)
     assert table.problem.kernel.name == "softmax"
     found = {str(c): m for c, m in table.by_candidate().items()}
@@ -99,10 +99,10 @@ def test_a_time_is_a_positive_number(tmp_path: Path, ms: str) -> None:
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00\x01", '{"type":"problem"}\n'])
 def test_other_files_are_not_taken_for_logs(tmp_path: Path, text: str) -> None:
     path = log(tmp_path, text)
-    assert not is_helion(path)
+    assert not is_helion_log(path)
     with pytest.raises(RecordError):
         import_helion(path, DEVICE)
-    assert not is_helion(tmp_path / "missing.csv")
+    assert not is_helion_log(tmp_path / "missing.csv")
 
 
 def test_import_takes_them(tmp_path: Path) -> None:

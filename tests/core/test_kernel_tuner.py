@@ -14,7 +14,11 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Device
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
-from forecast_autotune.store.exchange.kernel_tuner import device_named, import_kernel_tuner, is_kernel_tuner
+from forecast_autotune.store.exchange.kernel_tuner import (
+    device_from_name,
+    import_kernel_tuner,
+    is_kernel_tuner_cache,
+)
 from forecast_autotune.testing import example_table
 from tests.core.commands import Capture, shown
 
@@ -88,9 +92,9 @@ def test_device_size_kernel_and_parameters_make_different_problems(tmp_path: Pat
 
 
 def test_the_name_tells_the_language() -> None:
-    assert device_named("AMD Radeon PRO W7800").backend == "hip"
-    assert device_named("AMD Instinct MI250X").warp_size == 64
-    assert device_named("NVIDIA TITAN RTX").backend == "cuda"
+    assert device_from_name("AMD Radeon PRO W7800").backend == "hip"
+    assert device_from_name("AMD Instinct MI250X").warp_size == 64
+    assert device_from_name("NVIDIA TITAN RTX").backend == "cuda"
 
 
 def test_a_device_that_the_file_does_not_name_must_be_given(tmp_path: Path) -> None:
@@ -137,20 +141,20 @@ def test_malformed_input_is_named(tmp_path: Path, changes: dict[str, Any], match
 
 def test_other_files_are_not_taken_for_a_cache(tmp_path: Path) -> None:
     write_tables(tmp_path / "table.jsonl.gz", [example_table()])
-    assert not is_kernel_tuner(tmp_path / "table.jsonl.gz")
-    assert not is_kernel_tuner(tmp_path / "missing.json")
+    assert not is_kernel_tuner_cache(tmp_path / "table.jsonl.gz")
+    assert not is_kernel_tuner_cache(tmp_path / "missing.json")
     for content in (b"", b"\x1f\x8bno gzip"):
         (tmp_path / "odd.json").write_bytes(content)
-        assert not is_kernel_tuner(tmp_path / "odd.json")
+        assert not is_kernel_tuner_cache(tmp_path / "odd.json")
     (tmp_path / "cut.json").write_text('{"tune_params_keys": [', encoding="utf-8")
-    assert is_kernel_tuner(tmp_path / "cut.json")
+    assert is_kernel_tuner_cache(tmp_path / "cut.json")
     with pytest.raises(RecordError, match="not a JSON object"):
         import_kernel_tuner(tmp_path / "cut.json")
 
 
 def test_t4_results_are_refused_with_the_remedy(tmp_path: Path) -> None:
     path = written(tmp_path / "t4.json", {"metadata": {}, "results": [], "schema_version": "1.0.0"})
-    assert is_kernel_tuner(path)
+    assert is_kernel_tuner_cache(path)
     with pytest.raises(RecordError, match="import the cache file"):
         import_kernel_tuner(path)
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.features.encode import Encoder
-from forecast_autotune.features.listing import Column, Listed, grouped
+from forecast_autotune.features.encode import ConfigEncoder
+from forecast_autotune.features.listing import CandidateList, Column, group_rows
 from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.records import Candidate, Config
 
@@ -35,7 +35,7 @@ def parameters(candidate: Candidate) -> dict[str, Any]:
 
 @pytest.mark.parametrize("candidates", [REGULAR, RAGGED, RAGGED[:1], []])
 def test_columns_say_what_each_candidate_says(candidates: list[Candidate]) -> None:
-    columns = Listed.of(candidates).columns
+    columns = CandidateList.of(candidates).columns
     for i, candidate in enumerate(candidates):
         found = {name: column.values[column.codes[i]] for name, column in columns.items()}
         given = {name: value for name, value in found.items() if value is not None}
@@ -47,28 +47,28 @@ def test_columns_say_what_each_candidate_says(candidates: list[Candidate]) -> No
     "candidates", [REGULAR, RAGGED, [Candidate(Config(num_warps=w)) for w in (1, 2)], []]
 )
 def test_assignments_are_named_once_each_in_order(candidates: list[Candidate]) -> None:
-    names, keys = Listed.of(candidates).assignments
+    names, keys = CandidateList.of(candidates).assignments
     expected = [assignment_of(c) for c in candidates]
     assert [names[k] for k in keys] == expected
     assert list(names) == list(dict.fromkeys(expected))
 
 
 def test_a_list_is_wrapped_once() -> None:
-    listed = Listed.of(REGULAR)
-    assert Listed.of(listed) is listed
+    listed = CandidateList.of(REGULAR)
+    assert CandidateList.of(listed) is listed
     assert list(listed) == REGULAR
-    assert [listed.row[c] for c in REGULAR] == list(range(len(REGULAR)))
+    assert [listed.row_of[c] for c in REGULAR] == list(range(len(REGULAR)))
 
 
 def test_among_finds_every_copy() -> None:
-    once = Listed.of(REGULAR).among({REGULAR[3], RAGGED[0]})
+    once = CandidateList.of(REGULAR).mask_of({REGULAR[3], RAGGED[0]})
     assert np.flatnonzero(once).tolist() == [3]
-    twice = Listed.of([*REGULAR, REGULAR[3]]).among({REGULAR[3]})
+    twice = CandidateList.of([*REGULAR, REGULAR[3]]).mask_of({REGULAR[3]})
     assert np.flatnonzero(twice).tolist() == [3, len(REGULAR)]
 
 
 def test_units_share_everything_but_warps_and_stages() -> None:
-    listed = Listed.of(REGULAR)
+    listed = CandidateList.of(REGULAR)
     grids = {c: (1 if c.config.num_warps == 4 else 2,) for c in REGULAR if dict(c.config.kwargs)["A"] == 16}
     units = listed.units(grids, (9,))
     told: dict[int, set[tuple[Any, ...]]] = {}
@@ -85,7 +85,7 @@ def test_units_share_everything_but_warps_and_stages() -> None:
 def test_groups_of_very_many_columns_do_not_overflow() -> None:
     n = 50
     columns = [Column.of([(i * (k + 1)) % 23 for i in range(n)]) for k in range(40)]
-    first, codes = grouped(columns, n)
+    first, codes = group_rows(columns, n)
     rows = list(zip(*(column.codes.tolist() for column in columns), strict=True))
     expected = list(dict.fromkeys(rows))
     assert [expected.index(row) for row in rows] == codes.tolist()
@@ -95,7 +95,7 @@ def test_groups_of_very_many_columns_do_not_overflow() -> None:
 def test_coordinates_are_those_of_each_value() -> None:
     """One doubling of a block is one unit, words are 1.5 apart, a missing value sits at the origin."""
     candidates = [*REGULAR, Candidate(Config.of({"A": 16}))]
-    encoder = Encoder.of(candidates)
+    encoder = ConfigEncoder.of(candidates)
     points = encoder(candidates)
     assert dict(encoder.words)["MODE"] == ("'x'", "'y'", "None")
     blocks = points[:, [name for name, _ in encoder.numeric].index("A")]

@@ -16,7 +16,7 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants import Origin, Variant
-from forecast_autotune.variants.contract import contract
+from forecast_autotune.variants.contract import read_contract
 from forecast_harness.rewrites.triton import REWRITES, variants_of
 from tests.core.commands import needs_triton
 from tests.core.mechanical_refusals import REFUSED
@@ -67,15 +67,15 @@ def used(found: list[Variant]) -> set[str]:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_variants_are_distinct_python_that_keeps_the_contract(name: str) -> None:
-    base = contract(EVERY[name], ENTRY[name])
+    base = read_contract(EVERY[name], ENTRY[name])
     found = made(name, combine=True)
     assert found
     assert len({v.name for v in found}) == len({v.source for v in found}) == len(found)
     for variant in found:
-        contract(variant.source, ENTRY[name]).must_fit(base.parameters)
+        read_contract(variant.source, ENTRY[name]).require_same_parameters(base.parameters)
         assert ast.dump(ast.parse(variant.source)) != ast.dump(ast.parse(EVERY[name]))
         assert variant.base_sha256 == SHA
-        assert variant.provenance.origin is Origin.MECHANICAL
+        assert variant.provenance.origin is Origin.REWRITE
         assert variant.provenance.note
         assert [part.partition("/")[0] for part in variant.provenance.author.split("+")] == list(
             variant.extra["rewrites"]
@@ -144,23 +144,23 @@ def test_spelling_does_not_matter(changes: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize("combine", [False, True])
 def test_odd_sources_confuse_no_rewrite(combine: bool) -> None:
-    base = contract(ODD, "odd")
+    base = read_contract(ODD, "odd")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = variants_of(ODD, "odd", SHA, combine=combine, limit=100)
     assert used(found) == {"evict", "bypass-l1", "stream-stores"}
     for variant in found:
-        contract(variant.source, "odd").must_fit(base.parameters)
+        read_contract(variant.source, "odd").require_same_parameters(base.parameters)
 
 
 def test_a_source_that_confuses_one_rewrite_keeps_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     from forecast_harness.rewrites.triton import registry
-    from forecast_harness.rewrites.triton.protocol import Rewrite
+    from forecast_harness.rewrites.triton.protocol import TritonRewrite
 
     def broken(unit: Any, context: Any) -> Any:
         raise IndexError("a statement too few")
 
-    monkeypatch.setattr(registry, "REWRITES", (Rewrite("broken", "", broken), *registry.REWRITES))
+    monkeypatch.setattr(registry, "REWRITES", (TritonRewrite("broken", "", broken), *registry.REWRITES))
     with pytest.warns(UserWarning, match="rewrite broken failed on softmax.*a statement too few"):
         assert used(made("softmax")) >= {"peel", "pipeline"}
 
@@ -195,7 +195,7 @@ def test_descriptors_need_alignment_that_is_known(arguments: list[Argument]) -> 
 def test_a_sum_is_split_for_float32_results_only() -> None:
     assert made("split", "split-sum", arguments=product(c="float16")) == []
     (four, two) = made("split", "split-sum")
-    assert contract(four.source, "matmul").reset_to_zero == ("c_ptr",)
+    assert read_contract(four.source, "matmul").reset_to_zero == ("c_ptr",)
     assert four.extra["approximate"]
     assert "share each sum" in two.provenance.note
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forecast_autotune.features.listing import Listed
-from forecast_autotune.features.mute import PAIRS, classes, meta, muted
-from forecast_autotune.features.ttir.facts import Facts
+from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.features.mute import MIN_PAIRS, equivalence_classes, find_inert, trace_parameters
+from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem
-from forecast_autotune.surrogates.learned import Learned, shipped_model
-from forecast_autotune.surrogates.prior import prior
-from forecast_autotune.tuning.tracing import ALL, NEXT, Traces
+from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
+from forecast_autotune.surrogates.prior import formula_prior
+from forecast_autotune.tuning.tracing import FULL_TRACE_LIMIT, TRACES_PER_ROUND, LazyTraces
 
 Spaced = tuple[Problem, list[Candidate], dict[Candidate, tuple[int, ...]]]
 TILES, ORDERS = [16, 32, 64, 128, 256], range(1, 9)
@@ -26,34 +26,36 @@ GRID = [
 ]
 
 
-def of(candidate: Candidate, text: str = "") -> Facts:
+def of(candidate: Candidate, text: str = "") -> TtirFacts:
     """Facts that the order of programs does not change, but for one operation less where it is 1."""
     p = dict(candidate.config.kwargs)
-    return Facts(load_bytes=float(p["A"]), store_bytes=float(p["B"]), ops=10 + (p["ORDER"] != 1))
+    return TtirFacts(load_bytes=float(p["A"]), store_bytes=float(p["B"]), ops=10 + (p["ORDER"] != 1))
 
 
 def test_only_what_never_makes_a_difference_is_mute() -> None:
-    listed = Listed(GRID)
-    columns, rows = meta(listed), np.arange(0, len(GRID), 2)
+    listed = CandidateList(GRID)
+    columns, rows = trace_parameters(listed), np.arange(0, len(GRID), 2)
     assert set(columns) == {"A", "B", "ORDER"}
-    assert muted(columns, rows, [of(GRID[i]) for i in rows]) == ("ORDER",)
+    assert find_inert(columns, rows, [of(GRID[i]) for i in rows]) == ("ORDER",)
     odd = [of(GRID[i]) for i in rows]
     odd[-1] = replace(odd[-1], special=1.0)
-    assert muted(columns, rows, odd) == (), "it does once"
-    assert muted(columns, rows[:PAIRS], odd[:PAIRS]) == (), "too few pairs to tell"
-    assert muted(columns, rows[: PAIRS + 1], odd[: PAIRS + 1]) == ("ORDER",)
-    assert muted(columns, rows[:0], []) == ()
+    assert find_inert(columns, rows, odd) == (), "it does once"
+    assert find_inert(columns, rows[:MIN_PAIRS], odd[:MIN_PAIRS]) == (), "too few pairs to tell"
+    assert find_inert(columns, rows[: MIN_PAIRS + 1], odd[: MIN_PAIRS + 1]) == ("ORDER",)
+    assert find_inert(columns, rows[:0], []) == ()
 
 
 def test_classes_share_all_that_counts() -> None:
-    listed = Listed(GRID)
+    listed = CandidateList(GRID)
     rows = np.arange(len(GRID))
-    alike = classes(meta(listed), rows, ("ORDER",))
+    alike = equivalence_classes(trace_parameters(listed), rows, ("ORDER",))
     assert len(set(alike.tolist())) == len(TILES) ** 2
     for i, j in ((0, 3), (0, 15), (0, 16), (0, len(GRID) - 1)):
         a, b = (dict(GRID[k].config.kwargs) for k in (i, j))
         assert (alike[i] == alike[j]) == ((a["A"], a["B"]) == (b["A"], b["B"]))
-    assert len(set(classes(meta(listed), rows, ()).tolist())) == len(GRID) // 2, "warps have one text"
+    assert len(set(equivalence_classes(trace_parameters(listed), rows, ()).tolist())) == len(GRID) // 2, (
+        "warps have one text"
+    )
 
 
 class Tracer:
@@ -75,21 +77,21 @@ def tiles(names: Sequence[str]) -> set[str]:
 
 def test_one_of_each_tile_is_traced_where_the_order_is_mute() -> None:
     tracer = Tracer()
-    traces = Traces(GRID, tracer, of)
-    traces.begin()
+    traces = LazyTraces(GRID, tracer, of)
+    traces.trace_initial()
     assert len(tiles(tracer.asked)) == len(TILES) ** 2
-    assert len(tracer.asked) == len(set(tracer.asked)) < ALL < len(GRID) // 2
-    assert not traces.extend(np.arange(len(GRID))), "nothing that is left could differ"
+    assert len(tracer.asked) == len(set(tracer.asked)) < FULL_TRACE_LIMIT < len(GRID) // 2
+    assert not traces.trace_best(np.arange(len(GRID))), "nothing that is left could differ"
 
 
 def test_without_a_reader_or_a_mute_parameter_the_best_are_traced_next() -> None:
     for read in (None, lambda c, text: replace(of(c), special=float(dict(c.config.kwargs)["ORDER"]))):
         tracer = Tracer()
-        traces = Traces(GRID, tracer, read)
-        traces.begin()
+        traces = LazyTraces(GRID, tracer, read)
+        traces.trace_initial()
         before = len(tracer.asked)
-        assert traces.extend(np.arange(len(GRID)))
-        assert len(tracer.asked) == before + NEXT
+        assert traces.trace_best(np.arange(len(GRID)))
+        assert len(tracer.asked) == before + TRACES_PER_ROUND
 
 
 def test_a_tile_whose_first_text_failed_is_tried_with_another_order() -> None:
@@ -100,11 +102,11 @@ def test_a_tile_whose_first_text_failed_is_tried_with_another_order() -> None:
         if c.config.kwargs[:2] == (("A", 16), ("B", 256)) and ("ORDER", 8) not in c.config.kwargs
     ]
     tracer = Tracer(without=broken)
-    traces = Traces(GRID, tracer, of)
-    traces.begin()
+    traces = LazyTraces(GRID, tracer, of)
+    traces.trace_initial()
     order = np.arange(len(GRID))
     for _ in range(len(ORDERS)):
-        traces.extend(order)
+        traces.trace_best(order)
     assert tiles(list(traces.texts)) == tiles(tracer.asked)
     assert len(tiles(list(traces.texts))) == len(TILES) ** 2
 
@@ -143,15 +145,15 @@ def _spaced(
 
 def test_a_few_texts_stand_for_a_space_with_a_mute_parameter(spaced: Spaced) -> None:
     problem, candidates, grids = spaced
-    whole = prior(problem, candidates, grids, problem.ttir)
-    some = [assignment_of(c) for i, c in enumerate(candidates) if i % len(ORDERS) == 0 or i < PAIRS + 1]
-    part = prior(problem, candidates, grids, {name: problem.ttir[name] for name in some})
+    whole = formula_prior(problem, candidates, grids, problem.ttir)
+    some = [assignment_of(c) for i, c in enumerate(candidates) if i % len(ORDERS) == 0 or i < MIN_PAIRS + 1]
+    part = formula_prior(problem, candidates, grids, {name: problem.ttir[name] for name in some})
     assert part.exact.all()
     np.testing.assert_array_equal(part.mean, whole.mean)
     np.testing.assert_array_equal(part.parts, whole.parts)
     # Of half of the tiles there is none: they are interpolated, all orders alike.
-    few = [name for i, name in enumerate(some) if i <= PAIRS or i % 2]
-    rough = prior(problem, candidates, grids, {name: problem.ttir[name] for name in few})
+    few = [name for i, name in enumerate(some) if i <= MIN_PAIRS or i % 2]
+    rough = formula_prior(problem, candidates, grids, {name: problem.ttir[name] for name in few})
     assert 0 < rough.exact.sum() < len(candidates)
     assert (np.ptp(rough.mean.reshape(-1, len(ORDERS)), axis=1) == 0).all()
     np.testing.assert_array_equal(rough.mean[rough.exact], whole.mean[rough.exact])
@@ -165,7 +167,7 @@ def test_where_one_assignment_has_several_grids_nothing_is_merged(spaced: Spaced
     texts = {
         name: text for i, (name, text) in enumerate(problem.ttir.items()) if i % len(ORDERS) == 0 or i < 9
     }
-    found = prior(problem, [*some, *more], grids, texts)
+    found = formula_prior(problem, [*some, *more], grids, texts)
     assert found.informed
     assert not found.exact.all()
 
@@ -180,9 +182,9 @@ def test_forests_that_walk_each_distinct_row_once_say_the_same(
     model = shipped_model()
     assert model is not None
     query = Query(problem, candidates, grids, ttir=problem.ttir)
-    plain = Learned(model).before(query)
+    plain = LearnedSurrogate(model).prior(query)
     monkeypatch.setattr(learned, "_LONG", 2)
-    once = Learned(model).before(query)
+    once = LearnedSurrogate(model).prior(query)
     np.testing.assert_array_equal(once.mean, plain.mean)
     np.testing.assert_array_equal(once.p_fail, plain.p_fail)
     np.testing.assert_array_equal(once.leaves, plain.leaves)

@@ -7,15 +7,15 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from forecast_autotune import numerics
-from forecast_autotune.numerics import median, one_thread
-from forecast_autotune.surrogates.smooth import Smooth
+from forecast_autotune.numerics import fast_median, single_threaded_blas
+from forecast_autotune.surrogates.smooth import SmoothCovariance
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (7, 4), (8, 5)])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_the_median_is_numpys(shape: tuple[int, int], axis: int) -> None:
     values = np.random.default_rng(0).standard_normal(shape)
-    np.testing.assert_array_equal(median(values, axis), np.median(values, axis=axis))
+    np.testing.assert_array_equal(fast_median(values, axis), np.median(values, axis=axis))
 
 
 def test_one_thread_inside_and_as_before_outside() -> None:
@@ -25,7 +25,7 @@ def test_one_thread_inside_and_as_before_outside() -> None:
     numerics._controller.cache_clear()  # other tests of this process may have loaded another BLAS since
     with threadpool_limits(2, user_api="blas"):
         some = blas()  # a machine with one core allows no more
-        with one_thread():
+        with single_threaded_blas():
             assert blas() <= {1}
         assert blas() == some
 
@@ -35,7 +35,7 @@ def test_halves_of_a_grid_give_what_every_pair_gives() -> None:
     axes = np.meshgrid(*([np.arange(5.0)] * 3), np.arange(0.0, 2.8, 0.7), indexing="ij")
     a = np.stack([x.ravel() for x in axes], axis=1)
     b = a[::7]
-    covariance = Smooth(0.3, 0.2, 0.1, 1.5, 2.0)
+    covariance = SmoothCovariance(0.3, 0.2, 0.1, 1.5, 2.0)
     whole = covariance(a, b)
     single = np.concatenate([covariance(row[None, :], b) for row in a])
     np.testing.assert_allclose(whole, single, rtol=1e-12)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.errors import NothingLaunches, SettingsError
+from forecast_autotune.errors import NoWorkingConfigError, SettingsError
 from forecast_autotune.records import Measurement, Outcome
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.loop import TuningTask, tune
 
 NOBODY = "~nobody-of-this-name/cache"
 Capture = pytest.CaptureFixture[str]
@@ -80,13 +80,13 @@ def test_what_the_compiler_says_is_shown_to_its_end() -> None:
         for m in example.measurements
     ]
     table = Table(example.problem, rows)
-    task = Task(table.problem, list(table.by_candidate()))
-    with pytest.raises(NothingLaunches, match=r"Mend what the compiler says") as raised:
+    task = TuningTask(table.problem, list(table.by_candidate()))
+    with pytest.raises(NoWorkingConfigError, match=r"Mend what the compiler says") as raised:
         tune(
             task,
             lambda: TableMeasurer(table),
             store=Store(None),
-            surrogate=Analytic(),
+            surrogate=AnalyticSurrogate(),
             settings=Settings(),
         )
     assert str(raised.value).endswith("NameError('scale is not defined')")

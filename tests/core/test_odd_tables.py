@@ -23,9 +23,9 @@ from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.table import Table, read_tables, table_lines
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.replay import Report, load, replay, replay_one, shipped
+from forecast_autotune.tuning.replay import ReplayReport, load, replay, replay_one, shipped_tables
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -45,9 +45,9 @@ def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def played(tables: list[Table]) -> Report:
+def played(tables: list[Table]) -> ReplayReport:
     """A replay whose report is valid JSON with finite numbers only."""
-    report = replay(tables, surrogate=Analytic(), policy=lambda table: None, settings=Settings())
+    report = replay(tables, surrogate=AnalyticSurrogate(), policy=lambda table: None, settings=Settings())
     json.dumps(report.to_json(), allow_nan=False)
     assert all(math.isfinite(v) for v in report.summary().values() if isinstance(v, float))
     return report
@@ -246,7 +246,7 @@ def test_damaged_compressed_bytes_are_an_error_with_the_file(tmp_path: Path) -> 
 
 def recorded(kernel: str) -> Table:
     """The first shipped table of a kernel."""
-    tables = (table for path in shipped() for table in read_tables(path))
+    tables = (table for path in shipped_tables() for table in read_tables(path))
     return next(table for table in tables if kernel in table.problem.kernel.name)
 
 
@@ -323,7 +323,7 @@ def test_unmeasured_rows_are_invisible(monkeypatch: pytest.MonkeyPatch, kernel: 
 
     def rounds(table: Table) -> list[list[Any]]:
         asked.clear()
-        replay_one(table, surrogate=Analytic(), policy=None, settings=Settings())
+        replay_one(table, surrogate=AnalyticSurrogate(), policy=None, settings=Settings())
         return copy.copy(asked)
 
     table = recorded(kernel)

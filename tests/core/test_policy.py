@@ -14,11 +14,11 @@ from forecast_autotune.policy import (
     Exhaustive,
     Fixed,
     RiskBounded,
-    State,
-    exhausted,
+    TuningState,
     stated_risk,
+    time_exhausted,
 )
-from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Spent
+from forecast_autotune.records import Candidate, Config, Measurement, MeasuringCost, Outcome
 from forecast_autotune.settings import Budget
 from forecast_autotune.surrogates.protocol import Forecasts
 
@@ -43,14 +43,16 @@ def rows_of(plan_members: tuple[Candidate, ...]) -> list[int]:
 
 
 def test_the_first_round_holds_the_best_forecasts() -> None:
-    state = State(forecasts([5.0, 1.0, 5.0, 1.1, 5.0, 5.0, 1.2, 5.0]), {})
+    state = TuningState(forecasts([5.0, 1.0, 5.0, 1.1, 5.0, 5.0, 1.2, 5.0]), {})
     plan = RiskBounded().plan(state)
     assert sorted(rows_of(plan.measure)) == [1, 3, 6]
     assert plan.risk == 1.0
 
 
 def test_it_stops_when_nothing_can_beat_the_incumbent() -> None:
-    state = State(forecasts([0.0, 0.1, 0.2, 3.0, 4.0]), dict([ran(0, 1.0), ran(1, 1.1), ran(2, 1.2)]), new=3)
+    state = TuningState(
+        forecasts([0.0, 0.1, 0.2, 3.0, 4.0]), dict([ran(0, 1.0), ran(1, 1.1), ran(2, 1.2)]), new=3
+    )
     plan = RiskBounded().plan(state)
     assert plan.measure == ()
     assert plan.risk == 0.0
@@ -59,14 +61,14 @@ def test_it_stops_when_nothing_can_beat_the_incumbent() -> None:
 
 def test_it_goes_on_while_one_may_be_better() -> None:
     known = dict([ran(0, 4.0), ran(1, 4.0), ran(2, 4.0)])
-    plan = RiskBounded().plan(State(forecasts([2.0, 2.0, 2.0, 2.5, 1.0]), known, new=3))
+    plan = RiskBounded().plan(TuningState(forecasts([2.0, 2.0, 2.0, 2.5, 1.0]), known, new=3))
     assert rows_of(plan.measure) == [4]
     assert plan.risk > 0.9
 
 
 def test_a_tolerance_wide_enough_ends_it() -> None:
     known = dict([ran(0, 1.0), ran(1, 1.0), ran(2, 1.0)])
-    state = State(forecasts([0.0, 0.0, 0.0, -0.2], sd=0.01), known, new=3)
+    state = TuningState(forecasts([0.0, 0.0, 0.0, -0.2], sd=0.01), known, new=3)
     assert RiskBounded().plan(state).measure
     assert not RiskBounded().plan(replace(state, tolerance=0.3)).measure
 
@@ -81,14 +83,14 @@ def test_joint_samples_keep_copies_out_of_a_batch() -> None:
         return np.asarray((means + noise)[:, rows])
 
     tied = Forecasts(NAMES[:3], np.array([0.0, 0.0, 0.1]), np.ones(3), np.zeros(3), sampler)
-    plan = RiskBounded(least=2).plan(State(tied, {}, budget=Budget(measurements=2)))
+    plan = RiskBounded(least=2).plan(TuningState(tied, {}, budget=Budget(measurements=2)))
     assert sorted(rows_of(plan.measure)) in ([0, 2], [1, 2])
 
 
 def test_certain_failures_are_refused_unless_nothing_else_is_left() -> None:
     made = forecasts([0.0, 1.0, 2.0, 3.0])
     made.p_fail[0] = REFUSED
-    state = State(made, {})
+    state = TuningState(made, {})
     assert 0 not in rows_of(RiskBounded().plan(state).measure)
     known = dict([failed(1), failed(2), failed(3)])
     assert rows_of(RiskBounded().plan(replace(state, measured=known, new=3)).measure) == [0]
@@ -101,18 +103,18 @@ def test_the_share_caps_a_decision_and_failures_do_not() -> None:
     n = 40
     made = forecasts([0.0] * n, sd=1.0)
     measured = dict(ran(i, 1.0) for i in range(12))
-    plan = RiskBounded().plan(State(made, measured, new=12))
+    plan = RiskBounded().plan(TuningState(made, measured, new=12))
     assert plan.measure == ()
     assert "budget" in plan.reason
     measured = dict(failed(i) for i in range(12))
-    assert RiskBounded().plan(State(made, measured, new=12)).measure
+    assert RiskBounded().plan(TuningState(made, measured, new=12)).measure
 
 
 def test_rounds_are_narrow_after_the_first_look() -> None:
     made = forecasts([0.0] * 40, sd=1.0)
     sizes, new = [], 0
     while True:
-        state = State(made, dict(ran(i, 1.0) for i in range(new)), new=new, risk=-1.0)
+        state = TuningState(made, dict(ran(i, 1.0) for i in range(new)), new=new, risk=-1.0)
         if not (found := RiskBounded().plan(state).measure):
             break
         sizes.append(len(found))
@@ -123,28 +125,28 @@ def test_rounds_are_narrow_after_the_first_look() -> None:
 @pytest.mark.parametrize("budget", [Budget(measurements=5), Budget(seconds=3.0), Budget(gpu_seconds=2.0)])
 def test_a_budget_ends_every_policy(budget: Budget) -> None:
     measured = dict(ran(i, 1.0) for i in range(5))
-    spent = Spent(timing_s=2.0, wall_s=3.0)
-    state = State(forecasts([-3.0] * 40), measured, new=5, budget=budget, spent=spent)
+    spent = MeasuringCost(timing_s=2.0, wall_s=3.0)
+    state = TuningState(forecasts([-3.0] * 40), measured, new=5, budget=budget, spent=spent)
     for policy in (RiskBounded(), Exhaustive(), Fixed(9), Fixed(9, random=True)):
         assert policy.plan(state).measure == (), policy.name
     assert "budget" in Exhaustive().plan(state).reason
 
 
 def test_seconds_below_the_budget_are_not_the_end() -> None:
-    assert not exhausted(Budget(seconds=3.0, gpu_seconds=2.0), Spent(timing_s=1.9, wall_s=2.9))
-    assert exhausted(Budget(seconds=3.0), Spent(wall_s=3.0))
-    assert exhausted(Budget(gpu_seconds=2.0), Spent(timing_s=2.0))
+    assert not time_exhausted(Budget(seconds=3.0, gpu_seconds=2.0), MeasuringCost(timing_s=1.9, wall_s=2.9))
+    assert time_exhausted(Budget(seconds=3.0), MeasuringCost(wall_s=3.0))
+    assert time_exhausted(Budget(gpu_seconds=2.0), MeasuringCost(timing_s=2.0))
 
 
 def test_stated_risk_is_the_share_of_draws_below_the_bar() -> None:
-    state = State(forecasts([0.0, 0.0]), dict([ran(0, 1.0)]), tolerance=0.0)
+    state = TuningState(forecasts([0.0, 0.0]), dict([ran(0, 1.0)]), tolerance=0.0)
     samples = np.array([[-0.1], [0.1], [math.inf], [-1.0]])
     assert stated_risk(state, np.array([1]), samples) == 0.5
     assert stated_risk(state, np.array([], dtype=np.intp), np.zeros((1, 0))) == 0.0
     assert stated_risk(replace(state, measured={}), np.array([1]), samples) == 1.0
 
 
-def audit_of(state: State) -> tuple[Candidate, ...]:
+def audit_of(state: TuningState) -> tuple[Candidate, ...]:
     plan = RiskBounded().plan(state)
     assert plan.audit == plan.measure
     assert plan.audit_probability == (state.audit if plan.audit else 0.0)
@@ -153,7 +155,7 @@ def audit_of(state: State) -> tuple[Candidate, ...]:
 
 def test_audits_are_drawn_once_a_decision_is_made_and_within_the_budget() -> None:
     known = dict([ran(0, 1.0), ran(1, 1.1), ran(2, 1.2)])
-    state = State(forecasts([0.0] * 3 + [5.0] * 37), known, new=3, audit=0.5, problem="a")
+    state = TuningState(forecasts([0.0] * 3 + [5.0] * 37), known, new=3, audit=0.5, problem="a")
     drawn = audit_of(state)
     assert 5 < len(drawn) < 32
     assert not set(drawn) & set(known)
@@ -165,7 +167,7 @@ def test_audits_are_drawn_once_a_decision_is_made_and_within_the_budget() -> Non
 def test_audits_differ_between_problems_and_keep_their_probability() -> None:
     """Drawn by problem: otherwise the same configs of a kernel would be audited at every shape."""
     known = dict([ran(0, 1.0), ran(1, 1.1), ran(2, 1.2)])
-    state = State(forecasts([0.0] * 3 + [5.0] * 7), known, new=3, audit=0.3)
+    state = TuningState(forecasts([0.0] * 3 + [5.0] * 7), known, new=3, audit=0.3)
     counted: Counter[Candidate] = Counter()
     for number in range(400):
         counted.update(audit_of(replace(state, problem=f"problem {number}")))
@@ -174,7 +176,7 @@ def test_audits_differ_between_problems_and_keep_their_probability() -> None:
 
 
 def test_fixed_baselines_take_their_count() -> None:
-    state = State(forecasts([0.0] * 20), {})
+    state = TuningState(forecasts([0.0] * 20), {})
     assert rows_of(Fixed(4).plan(state).measure) == [0, 1, 2, 3]
     drawn = rows_of(Fixed(4, random=True).plan(state).measure)
     assert len(set(drawn)) == 4
@@ -194,7 +196,7 @@ def test_a_huge_space_is_planned_from_its_promising_part() -> None:
         return np.asarray(mean[rows] + 0.1 * generator.standard_normal((count, len(rows))))
 
     wide = Forecasts(names, mean, np.full(n, 0.1), np.zeros(n), sampler)
-    plan = RiskBounded().plan(State(wide, {}))
+    plan = RiskBounded().plan(TuningState(wide, {}))
     assert asked == [RiskBounded().considered], "joint draws grow with the square of the rows"
     assert names[-1] in plan.measure
 
@@ -204,7 +206,7 @@ def test_a_round_takes_whatever_improves_most_on_what_it_has_already(incumbent: 
     policy, n = RiskBounded(first=1.0, least=1), len(NAMES) - 1
     wide = forecasts(list(np.linspace(0.0, 1.5, n + 1)), sd=0.7, p_fail=0.2)
     known = {} if incumbent is None else dict([ran(n, 2.0**incumbent)])
-    state = State(wide, known, new=len(known), risk=-1.0, ready=(NAMES[7], NAMES[30]))
+    state = TuningState(wide, known, new=len(known), risk=-1.0, ready=(NAMES[7], NAMES[30]))
     chosen = rows_of(policy.plan(state).measure)
     rows, samples = policy._promising(state)
     assert len(samples) == (policy.draws if known else policy.glance)
@@ -224,7 +226,7 @@ def test_rounds_of_a_long_list_leave_no_core_idle() -> None:
     means = np.linspace(0.0, 1.0, len(names))
     long = Forecasts(names, means, np.full(len(names), 0.5), np.zeros(len(names)))
     known = {names[i]: Measurement("p", names[i], Outcome.OK, 1.0) for i in range(3)}
-    state = State(long, known, new=3)
+    state = TuningState(long, known, new=3)
     most = policy.of(2 * policy.first, len(names))
     few = len(policy.plan(replace(state, workers=1)).measure)
     assert few == policy.of(policy.first / 2, len(names)) < most

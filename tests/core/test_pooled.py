@@ -11,22 +11,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forecast_autotune.features.listing import Listed
-from forecast_autotune.policy import State, stated_risk
+from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.policy import TuningState, stated_risk
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN
-from forecast_autotune.surrogates.pooled import Pooled, averaged, group_of_pool
+from forecast_autotune.surrogates.pooled import PooledSurrogate, average_log_odds, pool_group
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.testing import SurrogateContract
 
-NAMES = Listed(
+NAMES = CandidateList(
     Candidate(Config.of({"BLOCK": 2**i, "TILE": 2**j})) for i, j in itertools.product(range(12), range(4))
 )
 
 
 class TestPooled(SurrogateContract):
-    def make(self) -> Pooled:
-        return Pooled()
+    def make(self) -> PooledSurrogate:
+        return PooledSurrogate()
 
 
 def curve(best: float) -> list[float]:
@@ -65,14 +65,14 @@ def near(best: int) -> int:
 
 
 def test_what_was_fastest_elsewhere_is_forecast_to_be_fastest() -> None:
-    forecasts = Pooled().forecast(asked())
+    forecasts = PooledSurrogate().forecast(asked())
     assert int(forecasts.order()[0]) == near(4)
     assert float(np.corrcoef(forecasts.mean, curve(4))[0, 1]) > 0.95
     assert "3 relatives pooled; 0 own" in forecasts.reason
 
 
 def test_before_anything_ran_the_level_is_open_and_shared() -> None:
-    forecasts = Pooled().forecast(asked())
+    forecasts = PooledSurrogate().forecast(asked())
     assert (forecasts.sd >= 2.0).all()
     drawn = forecasts.samples(np.arange(len(NAMES)), 400)
     # All candidates move together: differences are far surer than levels.
@@ -82,16 +82,16 @@ def test_before_anything_ran_the_level_is_open_and_shared() -> None:
 def test_measurements_here_outweigh_relatives_that_are_wrong() -> None:
     here = rows(problem(), curve(9))
     tried = [here[i] for i in (near(4), near(3), near(6), near(8), near(10))]
-    forecasts = Pooled().forecast(asked(measured=tried))
+    forecasts = PooledSurrogate().forecast(asked(measured=tried))
     assert abs(int(forecasts.order()[0]) - near(9)) <= 4
-    before = Pooled().forecast(asked())
+    before = PooledSurrogate().forecast(asked())
     assert before.mean[near(9)] - before.mean[near(4)] > 1.0
     assert forecasts.mean[near(9)] < forecasts.mean[near(4)]
 
 
 def test_what_was_measured_is_known() -> None:
     here = rows(problem(), curve(4), scale_ms=8.0)
-    forecasts = Pooled().forecast(asked(AGREED[:1], here[:20]))
+    forecasts = PooledSurrogate().forecast(asked(AGREED[:1], here[:20]))
     expected = 3.0 + np.array(curve(4))
     np.testing.assert_allclose(forecasts.mean[:20], expected[:20], atol=0.1)
     assert forecasts.sd[:20].max() < np.median(forecasts.sd[20:])
@@ -102,17 +102,17 @@ def test_what_was_measured_is_known() -> None:
 def test_relatives_that_disagree_leave_more_doubt() -> None:
     here = rows(problem(), curve(4))[:4]
     odd = [relative("GPU 1", curve(4)), relative("GPU 2", curve(9)), relative("GPU 3", curve(1))]
-    sure, unsure = (Pooled().forecast(asked(r, here)) for r in (AGREED, odd))
+    sure, unsure = (PooledSurrogate().forecast(asked(r, here)) for r in (AGREED, odd))
     assert np.median(unsure.sd[4:]) > 2 * np.median(sure.sd[4:])
 
 
 def test_failures_elsewhere_and_here_are_expected() -> None:
     broken: list[float | None] = [None if i >= 40 else x for i, x in enumerate(curve(4))]
-    forecasts = Pooled().forecast(asked([relative("GPU 1", broken), relative("GPU 2", broken)]))
+    forecasts = PooledSurrogate().forecast(asked([relative("GPU 1", broken), relative("GPU 2", broken)]))
     assert forecasts.p_fail[40:].min() > 0.9
     assert forecasts.p_fail[:40].max() < 0.1
     failure = Measurement(problem().id, NAMES[0], Outcome.OUT_OF_RESOURCES)
-    after = Pooled().forecast(asked(measured=[failure]))
+    after = PooledSurrogate().forecast(asked(measured=[failure]))
     assert after.p_fail[0] == 1.0
     assert 0.1 < after.p_fail[1] < 1.0
     assert after.p_fail[47] < 0.1
@@ -123,23 +123,23 @@ def test_the_stated_risk_heeds_how_the_relatives_fared() -> None:
     odd = [relative(f"GPU {i}", curve(b)) for i, b in enumerate((1, 4, 8, 11), 1)]
     here = rows(problem(), curve(4))
     for given, lower in ((AGREED, True), (odd, False)):
-        forecasts = Pooled().forecast(asked(given, here[:1])).raw()
-        assert (forecasts.weigh(0.5) < 0.5) is lower
-        state = State(forecasts, {NAMES[0]: here[0]})
+        forecasts = PooledSurrogate().forecast(asked(given, here[:1])).uncalibrated()
+        assert (forecasts.weigh_risk(0.5) < 0.5) is lower
+        state = TuningState(forecasts, {NAMES[0]: here[0]})
         pending = np.arange(1, len(NAMES))
         drawn = np.full((4, len(pending)), 99.0)
         drawn[:2] = -99.0  # half of the draws have a better one
-        assert stated_risk(state, pending, drawn) == pytest.approx(forecasts.weigh(0.5))
+        assert stated_risk(state, pending, drawn) == pytest.approx(forecasts.weigh_risk(0.5))
 
 
 def test_averaged_log_odds() -> None:
-    assert averaged(0.5, 0.5) == pytest.approx(0.5)
-    assert averaged(0.9, 0.1) == pytest.approx(0.5)
-    assert 0.0 < averaged(0.0, 0.0) < 0.01 < averaged(0.0, 0.5) < 0.5
+    assert average_log_odds(0.5, 0.5) == pytest.approx(0.5)
+    assert average_log_odds(0.9, 0.1) == pytest.approx(0.5)
+    assert 0.0 < average_log_odds(0.0, 0.0) < 0.01 < average_log_odds(0.0, 0.5) < 0.5
 
 
 def test_relatives_that_nothing_checks_are_calibrated_apart() -> None:
-    assert [group_of_pool(n) for n in (0, 1, 2, 7)] == [UNKNOWN, UNINFORMED, INFORMED, INFORMED]
+    assert [pool_group(n) for n in (0, 1, 2, 7)] == [UNKNOWN, UNINFORMED, INFORMED, INFORMED]
 
 
 def same(a: Forecasts, b: Forecasts) -> bool:
@@ -148,9 +148,9 @@ def same(a: Forecasts, b: Forecasts) -> bool:
 
 
 def test_one_problem_leaves_nothing_behind_for_the_next() -> None:
-    used, other = Pooled(), [relative(f"GPU {i}", curve(9)) for i in (1, 2, 3)]
+    used, other = PooledSurrogate(), [relative(f"GPU {i}", curve(9)) for i in (1, 2, 3)]
     for query in (asked(), asked(other), asked(device="GPU 8"), asked(AGREED[:1]), asked()):
-        assert same(used.forecast(query), Pooled().forecast(query))
+        assert same(used.forecast(query), PooledSurrogate().forecast(query))
     # Equal records that are not the same objects, too.
     assert same(used.forecast(asked([replace(r) for r in AGREED])), used.forecast(asked()))
 
@@ -160,14 +160,14 @@ def test_a_relative_that_grows_is_read_again() -> None:
     here = relative("GPU 1", curve(9))
     growing = list(relative("GPU 1", curve(4)).measurements)
     query = asked([Relative(here.problem, growing)])
-    surrogate = Pooled()
+    surrogate = PooledSurrogate()
     assert int(surrogate.forecast(query).order()[0]) == near(4)
     growing += here.measurements
     assert int(surrogate.forecast(query).order()[0]) == near(9)
 
 
 def test_threads_do_not_share_what_they_ask() -> None:
-    surrogate = Pooled()
+    surrogate = PooledSurrogate()
     queries = [asked([relative(f"GPU {i}", curve(b)) for i in (1, 2)]) for b in range(12)]
     found: dict[int, list[int]] = {b: [] for b in range(12)}
 
@@ -186,7 +186,7 @@ def test_threads_do_not_share_what_they_ask() -> None:
 def test_p_within_of_a_large_space_is_told_of_the_most_promising() -> None:
     n = 2000
     forecasts = Forecasts(
-        Listed(Candidate(Config.of({"X": i})) for i in range(n)),
+        CandidateList(Candidate(Config.of({"X": i})) for i in range(n)),
         np.concatenate([np.zeros(2), np.linspace(1, 9, n - 2)]),
         np.full(n, 0.01),
         np.zeros(n),

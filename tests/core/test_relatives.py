@@ -19,7 +19,13 @@ from forecast_autotune.records import (
     Problem,
 )
 from forecast_autotune.surrogates.protocol import Relative
-from forecast_autotune.surrogates.relatives import DENSE, ENOUGH, device_distance, kinship, pool
+from forecast_autotune.surrogates.relatives import (
+    DENSE_SHARE,
+    MIN_TUNED,
+    device_distance,
+    kinship,
+    pool_relatives,
+)
 
 TARGET = Device("GPU 0", "cuda")
 NAMES = [Candidate(Config.of({"BLOCK": 2**i})) for i in range(6)]
@@ -51,8 +57,8 @@ def relative(
 
 
 def test_the_level_of_a_relative_does_not_matter() -> None:
-    slow = pool(problem(), NAMES, [relative(CURVE, fastest_ms=40.0)])
-    fast = pool(problem(), NAMES, [relative(CURVE, fastest_ms=0.01)])
+    slow = pool_relatives(problem(), NAMES, [relative(CURVE, fastest_ms=40.0)])
+    fast = pool_relatives(problem(), NAMES, [relative(CURVE, fastest_ms=0.01)])
     assert slow is not None
     assert fast is not None
     np.testing.assert_allclose(slow.mean, CURVE, atol=1e-9)
@@ -61,7 +67,9 @@ def test_the_level_of_a_relative_does_not_matter() -> None:
 
 def test_the_mean_is_weighted_by_the_likeness_of_the_devices() -> None:
     other = tuple(reversed(CURVE))
-    found = pool(problem(), NAMES, [relative(CURVE, "GPU 1"), relative(other, "GPU 2", backend="hip")])
+    found = pool_relatives(
+        problem(), NAMES, [relative(CURVE, "GPU 1"), relative(other, "GPU 2", backend="hip")]
+    )
     assert found is not None
     near, far = found.weights
     assert near > 0.8
@@ -72,11 +80,13 @@ def test_the_mean_is_weighted_by_the_likeness_of_the_devices() -> None:
 
 
 def test_relatives_that_tried_too_little_are_left_to_others() -> None:
-    few = math.ceil(DENSE * len(NAMES)) - 1
-    assert pool(problem(), NAMES, []) is None
-    assert pool(problem(), NAMES, [relative(dict.fromkeys(range(few), 0.5))]) is None
-    assert pool(problem(), NAMES, [relative([None] * 5 + [0.0])]) is None
-    found = pool(problem(), NAMES, [relative(CURVE), relative(dict.fromkeys(range(few), 0.5), "GPU 2")])
+    few = math.ceil(DENSE_SHARE * len(NAMES)) - 1
+    assert pool_relatives(problem(), NAMES, []) is None
+    assert pool_relatives(problem(), NAMES, [relative(dict.fromkeys(range(few), 0.5))]) is None
+    assert pool_relatives(problem(), NAMES, [relative([None] * 5 + [0.0])]) is None
+    found = pool_relatives(
+        problem(), NAMES, [relative(CURVE), relative(dict.fromkeys(range(few), 0.5), "GPU 2")]
+    )
     assert found is not None
     assert len(found.weights) == 1
 
@@ -84,7 +94,7 @@ def test_relatives_that_tried_too_little_are_left_to_others() -> None:
 def test_support_failures_and_disagreement_are_told_per_config() -> None:
     first = relative((0.0, 0.5, 1.0, None, 0.3, None), "GPU 1")
     second = relative({0: 0.0, 1: 1.1, 2: 1.0, 3: 0.7, 5: None}, "GPU 2")
-    found = pool(problem(), NAMES, [first, second])
+    found = pool_relatives(problem(), NAMES, [first, second])
     assert found is not None
     np.testing.assert_allclose(found.support, [1, 1, 1, 0.5, 0.5, 0])
     np.testing.assert_allclose(found.failed, [0, 0, 0, 0.5, 0, 1])
@@ -96,30 +106,32 @@ def test_support_failures_and_disagreement_are_told_per_config() -> None:
 
 
 def test_the_slow_end_is_compressed() -> None:
-    found = pool(problem(), NAMES, [relative((0.0, 1.0, 5.5, 0.1, 0.2, 0.3))], knee=1.5, beyond=0.25)
+    found = pool_relatives(
+        problem(), NAMES, [relative((0.0, 1.0, 5.5, 0.1, 0.2, 0.3))], knee=1.5, beyond=0.25
+    )
     assert found is not None
     assert found.mean[2] == pytest.approx(2.5)
     assert found.mean[1] == pytest.approx(1.0)
 
 
 def test_relatives_that_agree_are_trusted() -> None:
-    alike = pool(problem(), NAMES, [relative(CURVE, f"GPU {i}") for i in range(1, 6)])
+    alike = pool_relatives(problem(), NAMES, [relative(CURVE, f"GPU {i}") for i in range(1, 6)])
     assert alike is not None
     assert alike.error == pytest.approx(0.0, abs=1e-9)
     assert alike.agreement == pytest.approx(1.0)
     np.testing.assert_array_equal(alike.tries, [1] * 5)
     # Five that never failed do not promise certainty.
-    assert 0.0 < alike.off_after(1) < 0.1
+    assert 0.0 < alike.miss_probability(1) < 0.1
 
 
 def test_relatives_that_contradict_each_other_are_not() -> None:
     rising, falling = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9), (0.9, 0.8, 0.6, 0.4, 0.2, 0.0)
-    found = pool(problem(), NAMES, [relative(rising, "GPU 1"), relative(falling, "GPU 2")])
+    found = pool_relatives(problem(), NAMES, [relative(rising, "GPU 1"), relative(falling, "GPU 2")])
     assert found is not None
     assert found.agreement == 0.0
     assert found.error > 0.4
     np.testing.assert_array_equal(found.tries, [6, 6])
-    risks = [found.off_after(count) for count in (1, 5, 6)]
+    risks = [found.miss_probability(count) for count in (1, 5, 6)]
     assert risks[0] == risks[1] > 0.8
     assert risks[2] < 0.2
 
@@ -127,19 +139,19 @@ def test_relatives_that_contradict_each_other_are_not() -> None:
 def test_the_tolerance_decides_when_a_try_is_good_enough() -> None:
     near_miss = (0.05, 0.0, 1.0, 1.0, 1.0, 1.0)  # 3.5 % slower than the best
     given = [relative(CURVE, "GPU 1"), relative(near_miss, "GPU 2")]
-    strict = pool(problem(), NAMES, given, tolerance=0.01)
-    lenient = pool(problem(), NAMES, given, tolerance=0.05)
+    strict = pool_relatives(problem(), NAMES, given, tolerance=0.01)
+    lenient = pool_relatives(problem(), NAMES, given, tolerance=0.05)
     assert strict is not None
     assert lenient is not None
     assert strict.tries[1] > lenient.tries[1] == 1
 
 
 def test_one_relative_cannot_be_checked() -> None:
-    found = pool(problem(), NAMES, [relative(CURVE)])
+    found = pool_relatives(problem(), NAMES, [relative(CURVE)])
     assert found is not None
     assert math.isnan(found.error)
     assert math.isnan(found.agreement)
-    assert found.off_after(100) == 0.5
+    assert found.miss_probability(100) == 0.5
     assert not found.spread.any()
 
 
@@ -164,11 +176,11 @@ def tuned(there: Problem, ran: int, failed: int = 0) -> Relative:
 
 def test_what_was_tuned_on_this_device_is_near_or_far() -> None:
     here, near, far = sized(1024), sized(2048), sized(2**20)
-    assert kinship(here, [tuned(near, ENOUGH)]) == "near"
+    assert kinship(here, [tuned(near, MIN_TUNED)]) == "near"
     assert kinship(here, [tuned(far, 6), tuned(near, 6)]) == "near"
     assert kinship(here, []) == "none"
     assert kinship(here, [tuned(far, 6)]) == "far"
-    assert kinship(here, [tuned(near, ENOUGH - 1, 3)]) == "none", "hardly anything ran there"
+    assert kinship(here, [tuned(near, MIN_TUNED - 1, 3)]) == "none", "hardly anything ran there"
     few = tuned(near, 2)
     assert kinship(here, [Relative(near, [*few.measurements] * 2)]) == "none", "finalists are timed twice"
     assert kinship(here, [tuned(sized(2048, Device("GPU 1", "cuda")), 6)]) == "none", "another device"

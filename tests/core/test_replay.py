@@ -15,10 +15,10 @@ from forecast_autotune.policy import Exhaustive, Fixed, Policy
 from forecast_autotune.records import Problem
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.replay import Report, load, relatives_of, replay
-from forecast_autotune.tuning.simulation import ALONE, exhaustive_seconds
+from forecast_autotune.tuning.replay import ReplayReport, load, relatives_of, replay
+from forecast_autotune.tuning.simulation import SOLO_COMPILE_RATIO, exhaustive_seconds
 
 ROW_KEYS = {
     "id",
@@ -52,9 +52,12 @@ def labelled(name: str, seed: int) -> Table:
     return Table(problem, [replace(m, problem=problem.id) for m in table.measurements])
 
 
-def run(tables: list[Table], policy: Policy | None = None, **changes: object) -> Report:
+def run(tables: list[Table], policy: Policy | None = None, **changes: object) -> ReplayReport:
     return replay(
-        tables, surrogate=Analytic(), policy=lambda table: policy, settings=Settings().with_(**changes)
+        tables,
+        surrogate=AnalyticSurrogate(),
+        policy=lambda table: policy,
+        settings=Settings().with_(**changes),
     )
 
 
@@ -117,7 +120,7 @@ def test_exhaustive_seconds_are_the_sum_over_all_configs() -> None:
     assert exhaustive_seconds(table) == pytest.approx(15 * 0.5 + 14 * 0.13)
     assert run([table]).rows[0].exhaustive_s == exhaustive_seconds(table)
     crowded = Table(replace(table.problem, extra={"compiled_at_once": 16}), table.measurements)
-    assert exhaustive_seconds(crowded) == pytest.approx(ALONE * 15 * 0.5 + 14 * 0.13)
+    assert exhaustive_seconds(crowded) == pytest.approx(SOLO_COMPILE_RATIO * 15 * 0.5 + 14 * 0.13)
 
 
 def test_shapes_prior_gives_the_other_problems_of_the_kernel_only() -> None:

@@ -13,13 +13,19 @@ import pytest
 from rich.console import Console, RenderableType
 
 from forecast_autotune.report import chart
-from forecast_autotune.report.page import page
-from forecast_autotune.report.plot import MissingPlotLibrary, median_path, png
-from forecast_autotune.report.table import checklist, explanation, replay_panel, replay_table, store_table
-from forecast_autotune.tuning.replay import Report, Row
+from forecast_autotune.report.page import render_page
+from forecast_autotune.report.plot import MissingMatplotlibError, median_path, render_png
+from forecast_autotune.report.table import (
+    checklist,
+    decision_explanation,
+    replay_panel,
+    replay_table,
+    store_table,
+)
+from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
 
 
-def row(label: str = "matmul/64", path: tuple[float, ...] = (1.5, 0.4, 0.01), **changes: object) -> Row:
+def row(label: str = "matmul/64", path: tuple[float, ...] = (1.5, 0.4, 0.01), **changes: object) -> ReplayRow:
     fields: dict[str, object] = {
         "id": "1",
         "kernel": "matmul",
@@ -38,11 +44,11 @@ def row(label: str = "matmul/64", path: tuple[float, ...] = (1.5, 0.4, 0.01), **
         "rounds": 2,
         "path": path,
     }
-    return Row(**{**fields, **changes})  # type: ignore[arg-type]
+    return ReplayRow(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def report(*rows: Row) -> Report:
-    return Report(
+def report(*rows: ReplayRow) -> ReplayReport:
+    return ReplayReport(
         "risk", "analytic/1", "none", 0.02, 0.1, list(rows or (row(), row("softmax/8", (9.0, 0.0))))
     )
 
@@ -80,7 +86,7 @@ def test_times_change_their_unit_and_nothing_is_a_dash() -> None:
 
 
 def test_a_step_of_the_sparkline_is_a_doubling_beyond_the_tolerance() -> None:
-    assert [chart.step(r, 0.02) for r in (0.0, 0.02, 0.021, 0.039, 0.041, 0.081, 900.0)] == [
+    assert [chart.sparkline_step(r, 0.02) for r in (0.0, 0.02, 0.021, 0.039, 0.041, 0.081, 900.0)] == [
         0,
         0,
         1,
@@ -89,8 +95,8 @@ def test_a_step_of_the_sparkline_is_a_doubling_beyond_the_tolerance() -> None:
         3,
         7,
     ]
-    assert chart.step(0.0, 0.0) == 0
-    assert chart.step(0.001, 0.0) == 1
+    assert chart.sparkline_step(0.0, 0.0) == 0
+    assert chart.sparkline_step(0.001, 0.0) == 1
 
 
 def test_a_sparkline_falls_with_the_regret_and_keeps_its_end() -> None:
@@ -146,7 +152,7 @@ def test_the_panel_counts_what_went_beyond_the_tolerance() -> None:
 
 def test_an_explanation_without_a_decision_says_so() -> None:
     text = rendered(
-        explanation(
+        decision_explanation(
             {
                 "kernel": "k",
                 "key": ["64"],
@@ -180,7 +186,7 @@ def size(picture: bytes) -> tuple[int, int]:
 
 
 def test_the_picture_is_a_png_that_grows_with_the_problems() -> None:
-    few, many = (size(png(report(*[row(f"p{i}") for i in range(n)]), dpi=40)) for n in (2, 40))
+    few, many = (size(render_png(report(*[row(f"p{i}") for i in range(n)]), dpi=40)) for n in (2, 40))
     assert few[0] == many[0] > 400
     assert many[1] > few[1]
 
@@ -195,8 +201,8 @@ def test_the_picture_is_a_png_that_grows_with_the_problems() -> None:
     ],
     ids=["at once", "never good", "odd", "many"],
 )
-def test_odd_reports_can_be_drawn(rows: list[Row]) -> None:
-    assert png(report(*rows), dpi=30).startswith(b"\x89PNG")
+def test_odd_reports_can_be_drawn(rows: list[ReplayRow]) -> None:
+    assert render_png(report(*rows), dpi=30).startswith(b"\x89PNG")
 
 
 def test_the_median_path_goes_through_the_middle_problem() -> None:
@@ -211,8 +217,8 @@ def test_without_matplotlib_the_error_names_the_remedy(monkeypatch: pytest.Monke
     for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingPlotLibrary, match=re.escape("pip install 'forecast-autotune[plot]'")):
-        png(report())
+    with pytest.raises(MissingMatplotlibError, match=re.escape("pip install 'forecast-autotune[plot]'")):
+        render_png(report())
 
 
 # --- the page ---
@@ -238,16 +244,16 @@ class Reader(HTMLParser):
 def test_the_page_holds_the_picture_and_loads_nothing() -> None:
     picture = b"\x89PNG picture"
     reader = Reader()
-    reader.feed(page(report(), picture))
+    reader.feed(render_page(report(), picture))
     assert reader.loads == ["data:image/png;base64," + base64.b64encode(picture).decode()]
     assert not {"script", "link", "iframe", "object"} & set(reader.tags)
     assert reader.tags.count("tr") == 3
-    assert not re.search(r"url\(|@import", page(report(), picture))
+    assert not re.search(r"url\(|@import", render_page(report(), picture))
 
 
 def test_everything_on_the_page_is_escaped() -> None:
     evil = "<script>alert(1)</script>&\"'"
-    text = page(report(row(evil, chosen=evil)), b"")
+    text = render_page(report(row(evil, chosen=evil)), b"")
     assert "<script" not in text
     reader = Reader()
     reader.feed(text)

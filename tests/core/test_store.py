@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Device, Evidence, Measurement, Outcome, Problem
-from forecast_autotune.records.table import latest, read_tables
+from forecast_autotune.records.table import latest_labels, read_tables
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import device_directory, kernel_directory, problem_file
-from forecast_autotune.store.similar import distance, features
+from forecast_autotune.store.similar import feature_distance, similarity_features
 from tests.core.stored import A100, H200, decided, log_of, measured, problem
 
 # --- measurements ---
@@ -33,7 +33,7 @@ def test_measurements_come_back_in_order_and_with_their_extra_fields(store: Stor
     assert [dict(m.extra) for m in store.measurements(p)] == [dict(m.extra) for m in given_]
     assert store.measurements(other) == [measured(other, 16)]
     assert store.measurements(problem(4096)) == []
-    assert store.problems_reported == []
+    assert store.issued_warnings == []
 
 
 def test_a_measurement_is_on_disk_when_add_returns_and_seen_by_others(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_hosts_have_logs_of_their_own_and_are_merged_by_time(tmp_path: Path) -> 
     here = Store(tmp_path)
     here.add(p, measured(p, 16, 2.0, at="2026-01-02T00:00:00+00:00"))
     assert [m.ms for m in here.measurements(p)] == [1.0, 2.0, 3.0]
-    assert latest(here.measurements(p))[measured(p, 16).candidate].ms == 3.0
+    assert latest_labels(here.measurements(p))[measured(p, 16).candidate].ms == 3.0
     (table,) = here.tables()
     assert len(table.measurements) == 3
     for file in log.parent.glob("log-*.jsonl"):
@@ -116,7 +116,7 @@ def test_threads_share_a_store(store: Store) -> None:
         thread.join()
     blocks = sorted(dict(m.candidate.config.kwargs)["BLOCK"] for m in store.measurements(p))
     assert blocks == [100 * t + i for t in range(8) for i in range(20)]
-    assert store.problems_reported == []
+    assert store.issued_warnings == []
 
 
 def test_a_log_cleared_and_grown_to_the_same_size_is_read_anew(tmp_path: Path) -> None:
@@ -250,16 +250,16 @@ def test_two_unknown_sources_are_not_the_same_source(store: Store) -> None:
 
 @given(a=st.integers(0, 10**6), b=st.integers(0, 10**6))
 def test_distance_is_symmetric_and_zero_only_for_equal_sizes(a: int, b: int) -> None:
-    x, y = features(problem(a)), features(problem(b))
-    assert distance(x, y) == pytest.approx(distance(y, x))
-    assert (distance(x, y) == 0) == (a == b)
+    x, y = similarity_features(problem(a)), similarity_features(problem(b))
+    assert feature_distance(x, y) == pytest.approx(feature_distance(y, x))
+    assert (feature_distance(x, y) == 0) == (a == b)
 
 
 def test_distance_grows_with_size_dtype_and_key() -> None:
-    base = features(problem(1024))
-    sizes = [distance(base, features(problem(n))) for n in (1024, 2048, 4096, 8192)]
+    base = similarity_features(problem(1024))
+    sizes = [feature_distance(base, similarity_features(problem(n))) for n in (1024, 2048, 4096, 8192)]
     assert 0.0 == sizes[0] < sizes[1] < sizes[2] < sizes[3]
-    assert distance(base, features(problem(1024, dtype="float32"))) == 1.0
+    assert feature_distance(base, similarity_features(problem(1024, dtype="float32"))) == 1.0
 
 
 # --- locks ---
@@ -330,7 +330,7 @@ def test_sync_flushes_what_was_appended(tmp_path: Path) -> None:
     store, p = Store(tmp_path), problem()
     store.add(p, measured(p, 1))
     store.sync()
-    assert store.problems_reported == []
+    assert store.issued_warnings == []
     store.add(p, measured(p, 2))
     log_of(tmp_path).unlink()
     with pytest.warns(StoreWarning, match="not flushed to disk"):
@@ -356,5 +356,5 @@ def test_a_file_name_too_long_for_the_system_is_no_failure(tmp_path: Path) -> No
     store = Store(tmp_path)
     store.add(p, measured(p, 1))
     assert Store(tmp_path).measurements(p) == [measured(p, 1)]
-    assert store.problems_reported == []
+    assert store.issued_warnings == []
     assert len(list((tmp_path / "v1").iterdir())) == 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
 from forecast_autotune.store import Store, StoreWarning
-from forecast_autotune.store.files import take_lock
+from forecast_autotune.store.files import acquire_lock
 from forecast_autotune.store.log import encode
 from tests.core.numbered import decision, measurement, problem
 from tests.core.stored import log_of
@@ -86,7 +86,7 @@ def test_whatever_is_added_is_read_back(names: list[str], data: st.DataObject) -
             assert {t.problem.id: t.measurements for t in reader.tables()} == {
                 k: v for k, v in added.items() if v
             }
-            assert reader.problems_reported == []
+            assert reader.issued_warnings == []
 
 
 @given(junk=st.lists(st.binary(max_size=60), max_size=5), data=st.data())
@@ -118,11 +118,11 @@ def test_a_torn_last_line_is_skipped_reported_and_fenced_off(tmp_path: Path) -> 
     reader = Store(tmp_path)
     with pytest.warns(StoreWarning, match=r"log-.*:4: skipped a torn last line"):
         assert reader.measurements(p) == [measurement(p, 0), measurement(p, 1)]
-    assert len(reader.problems_reported) == 1
+    assert len(reader.issued_warnings) == 1
     assert reader.measurements(p) == [measurement(p, 0), measurement(p, 1)]
 
     reader.add(p, measurement(p, 3))  # must not be swallowed by the torn text before it
-    assert len(reader.problems_reported) == 1, "one torn line is one note"
+    assert len(reader.issued_warnings) == 1, "one torn line is one note"
     assert log.read_bytes().startswith(whole[:-40] + b"\n")
     fresh = Store(tmp_path)
     with pytest.warns(StoreWarning, match=r"log-.*:4: skipped a line"):
@@ -162,7 +162,7 @@ def test_a_line_cut_just_before_its_newline_is_whole_and_counts_once(tmp_path: P
     Store(tmp_path).add(p, measurement(p, 2))
     for store in (reader, Store(tmp_path)):
         assert store.measurements(p) == [measurement(p, n) for n in range(3)]
-        assert store.problems_reported == []
+        assert store.issued_warnings == []
 
 
 @pytest.mark.parametrize("grown", [1, 5])
@@ -178,7 +178,7 @@ def test_a_log_that_was_cut_and_grew_again_is_read_anew(tmp_path: Path, grown: i
     for number in range(1000, 1000 + grown):
         Store(tmp_path).add(p, measurement(p, number))
     assert reader.measurements(p) == [measurement(p, n) for n in range(1000, 1000 + grown)]
-    assert reader.problems_reported == []
+    assert reader.issued_warnings == []
 
 
 def test_a_write_still_under_way_is_not_called_torn(tmp_path: Path) -> None:
@@ -186,14 +186,14 @@ def test_a_write_still_under_way_is_not_called_torn(tmp_path: Path) -> None:
     Store(tmp_path).add(p, measurement(p, 0))
     log, reader = log_of(tmp_path), Store(tmp_path)
     line = encode(measurement(p, 1).to_json())
-    lock = take_lock(log.with_name(log.name + ".lock"), 5.0, 0.01)
+    lock = acquire_lock(log.with_name(log.name + ".lock"), 5.0, 0.01)
     assert lock is not None
     with lock, log.open("ab", buffering=0) as stream:
         stream.write(line[:20])
         assert reader.measurements(p) == [measurement(p, 0)]
         stream.write(line[20:])
     assert reader.measurements(p) == [measurement(p, 0), measurement(p, 1)]
-    assert reader.problems_reported == []
+    assert reader.issued_warnings == []
 
 
 GARBAGE = [
@@ -228,7 +228,7 @@ def test_a_garbage_line_is_skipped_and_named(tmp_path: Path, garbage: bytes) -> 
     store = Store(tmp_path)
     with pytest.warns(StoreWarning, match=r":3: skipped a line that is no record"):
         assert store.measurements(p) == [measurement(p, 0), measurement(p, 1)]
-    assert len(store.problems_reported) == 1
+    assert len(store.issued_warnings) == 1
 
 
 def test_much_garbage_gives_few_notes(tmp_path: Path) -> None:
@@ -238,8 +238,8 @@ def test_much_garbage_gives_few_notes(tmp_path: Path) -> None:
         stream.write(b"garbage\n" * 1000)
     store = Store(tmp_path)
     assert quietly(store, p) == [measurement(p, 0)]
-    assert len(store.problems_reported) == 4
-    assert "997 more" in store.problems_reported[-1]
+    assert len(store.issued_warnings) == 4
+    assert "997 more" in store.issued_warnings[-1]
 
 
 def test_lines_of_a_newer_release_are_passed_over_in_silence(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_lines_of_a_newer_release_are_passed_over_in_silence(tmp_path: Path) -> 
         stream.write(b'{"type":"weather","schema":7,"rain":true}\n\n')
     store = Store(tmp_path)
     assert store.measurements(p) == [measurement(p, 0)]
-    assert store.problems_reported == []
+    assert store.issued_warnings == []
 
 
 UNHASHABLE = json.dumps({**decision(problem()).to_json(), "config": {"num_warps": []}}).encode()

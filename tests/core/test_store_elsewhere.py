@@ -10,9 +10,9 @@ import pytest
 from forecast_autotune.records import Device
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store, elsewhere
-from forecast_autotune.surrogates.default import default
+from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.loop import TuningTask, tune
 from tests.core.loop import Bench
 from tests.core.stored import A100, measured, problem
 
@@ -89,11 +89,11 @@ def test_a_stored_decision_opens_no_other_devices_log(tmp_path: Path) -> None:
     there = replace(table.problem, device=A100, id="elsewhere")
     first = Store(tmp_path)
     first.add(there, replace(table.measurements[0], problem=there.id))
-    task = Task(table.problem, list(table.by_candidate()))
+    task = TuningTask(table.problem, list(table.by_candidate()))
     settings = Settings(mode=Mode.TUNE)
-    tune(task, Bench(table), store=first, surrogate=default(), settings=settings)
+    tune(task, Bench(table), store=first, surrogate=default_surrogate(), settings=settings)
     assert {d for d, _ in first._directories} == {table.problem.device.slug, A100.slug}
     second = Store(tmp_path)
-    again = tune(task, Bench(table), store=second, surrogate=default(), settings=settings)
+    again = tune(task, Bench(table), store=second, surrogate=default_surrogate(), settings=settings)
     assert again.measured == 0
     assert {d for d, _ in second._directories} == {table.problem.device.slug}

@@ -59,7 +59,7 @@ def test_filters_select_tables_decisions_and_what_is_cleared(
         assert {t.problem.id for t in reader.tables()} == left
         assert {p.id for p, _ in reader.decisions()} == left
         assert {p.id for p in problems.values() if reader.decision(p)} == left
-    assert store.problems_reported == []
+    assert store.issued_warnings == []
 
 
 def test_import_adds_only_what_is_missing(store: Store, tmp_path: Path) -> None:

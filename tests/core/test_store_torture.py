@@ -106,7 +106,7 @@ def test_sixteen_processes_measure_each_candidate_once_in_total(tmp_path: Path) 
     for log in tmp_path.glob("v1/*/*/log-*.jsonl"):
         kinds = Counter(line["type"] for line in lines_of(log))
         assert kinds["problem"] == 1, "the problem line is written once per host file"
-    assert store.problems_reported == []
+    assert store.issued_warnings == []
 
 
 def test_a_killed_holder_frees_the_tuning_lock(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def in_memory_after_refusal(store: Store, p: Problem) -> None:
         assert store.import_tables(store.tables()) == 0
     assert [w.category for w in caught] == [StoreWarning]
     assert "FORECAST_AUTOTUNE_CACHE_DIR" in str(caught[0].message)
-    assert len(store.problems_reported) == 1
+    assert len(store.issued_warnings) == 1
 
 
 def test_a_root_below_a_regular_file_leaves_everything_in_memory(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_quota_cuts_no_line_and_loses_nothing_of_this_process(tmp_path: Path) 
     assert said["after"] == 41
     store = Store(tmp_path)
     assert store.measurements(problem()) == [measurement(problem(), n) for n in range(41)]
-    assert store.problems_reported == []
+    assert store.issued_warnings == []
 
 
 def test_what_a_failed_write_left_on_disk_counts_once(tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
-from forecast_autotune.surrogates.covariance import Hyper
-from forecast_autotune.surrogates.formula import Analytic, distance
+from forecast_autotune.surrogates.covariance import Hyperparameters
+from forecast_autotune.surrogates.formula import AnalyticSurrogate, problem_distance
 from forecast_autotune.surrogates.prior import Prior
-from forecast_autotune.surrogates.protocol import LEVELS, Forecasts, Query, Relative
+from forecast_autotune.surrogates.protocol import QUANTILE_LEVELS, Forecasts, Query, Relative
 from forecast_autotune.testing import example_table, query_of
-from forecast_autotune.tuning.task import checked, flat
+from forecast_autotune.tuning.task import uninformative_forecasts, validate_forecasts
 
 NAMES = [Candidate(Config.of({"N": n})) for n in range(4)]
 
@@ -41,10 +41,10 @@ def test_a_forecast_has_the_quantiles_of_its_normal() -> None:
     one = made([3.0], sd=0.5, p_fail=0.25)[0]
     assert (one.candidate, one.point, one.p_fail) == (NAMES[0], 3.0, 0.25)
     assert one.spread == pytest.approx(0.5)
-    assert len(one.quantiles) == len(LEVELS)
+    assert len(one.quantiles) == len(QUANTILE_LEVELS)
     assert list(one.quantiles) == sorted(one.quantiles)
     drawn = made([3.0], sd=0.5).samples(np.array([0]), 20_000, 7)
-    for level, quantile in zip(LEVELS, one.quantiles, strict=True):
+    for level, quantile in zip(QUANTILE_LEVELS, one.quantiles, strict=True):
         assert (drawn < quantile).mean() == pytest.approx(level, abs=0.02)
 
 
@@ -64,7 +64,7 @@ def test_p_within_is_certain_where_the_forecasts_are() -> None:
 
 
 def test_flat_forecasts_prefer_nobody() -> None:
-    forecasts = checked(flat(NAMES, "none"), NAMES)
+    forecasts = validate_forecasts(uninformative_forecasts(NAMES, "none"), NAMES)
     assert list(forecasts.order()) == [0, 1, 2, 3]
     assert len(set(forecasts.mean)) == 1
 
@@ -82,12 +82,12 @@ def test_flat_forecasts_prefer_nobody() -> None:
 )
 def test_answers_no_decision_can_be_built_on(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RecordError, match=message):
-        checked(replace(made([0.0] * 4), **change), NAMES)
+        validate_forecasts(replace(made([0.0] * 4), **change), NAMES)
 
 
 def test_plain_lists_will_do() -> None:
     listed: Any = {"mean": [0.0] * 4, "sd": [1.0] * 4, "p_fail": [0] * 4}
-    assert checked(Forecasts(NAMES, **listed), NAMES).p_within(0.1).shape == (4,)
+    assert validate_forecasts(Forecasts(NAMES, **listed), NAMES).p_within(0.1).shape == (4,)
 
 
 # --- the shipped surrogate ---
@@ -134,10 +134,10 @@ def shared(candidate: Candidate, *, warp_groups: bool = True) -> int:
 def test_running_out_of_resources_rules_out_whoever_needs_more() -> None:
     query = products()
     sizes = np.array([shared(c) for c in query.candidates])
-    before = Analytic().forecast(query)
+    before = AnalyticSurrogate().forecast(query)
     victim = int(np.argsort(sizes)[len(sizes) // 2])
     failure = Measurement(query.problem.id, query.candidates[victim], Outcome.OUT_OF_RESOURCES)
-    after = Analytic().forecast(replace(query, measured=[failure]))
+    after = AnalyticSurrogate().forecast(replace(query, measured=[failure]))
     assert after.p_fail[victim] == 1.0
     assert (after.p_fail[sizes >= sizes[victim]] >= 0.8).all()
     assert (after.p_fail >= before.p_fail).all()
@@ -148,10 +148,10 @@ def test_running_out_of_resources_rules_out_whoever_needs_more() -> None:
 def test_running_vouches_for_whoever_needs_less() -> None:
     query = products()
     sizes = np.array([shared(c) for c in query.candidates])
-    before = Analytic().forecast(query)
+    before = AnalyticSurrogate().forecast(query)
     largest = int(np.argmax(sizes))
     success = Measurement(query.problem.id, query.candidates[largest], Outcome.OK, 1.0)
-    after = Analytic().forecast(replace(query, measured=[success]))
+    after = AnalyticSurrogate().forecast(replace(query, measured=[success]))
     assert after.p_fail[largest] == 0.0
     assert (after.p_fail <= before.p_fail).all()
 
@@ -162,7 +162,7 @@ def test_more_shared_memory_than_the_device_has_is_refused_at_once() -> None:
     sizes = np.array([shared(c, warp_groups=False) for c in query.candidates])
     limit = 101376  # of an RTX 4090
     device = Device("NVIDIA GeForce RTX 4090", "cuda", "89", 128, limit, 65536, 1536)
-    forecasts = Analytic().forecast(replace(query, problem=replace(small, device=device)))
+    forecasts = AnalyticSurrogate().forecast(replace(query, problem=replace(small, device=device)))
     assert (forecasts.p_fail[sizes > 1.2 * limit] > 0.9).all()
     assert (forecasts.p_fail[sizes < 0.8 * limit] < 0.1).all()
     assert (sizes > 1.2 * limit).any()
@@ -171,9 +171,9 @@ def test_more_shared_memory_than_the_device_has_is_refused_at_once() -> None:
 def test_a_measurement_moves_its_neighbours() -> None:
     """One candidate found eight times slower than thought: those like it are expected slower too."""
     query = products()
-    before = Analytic().forecast(query)
+    before = AnalyticSurrogate().forecast(query)
     ms = 2.0 ** float(before.mean[4] + 3.0)
-    after = Analytic().forecast(
+    after = AnalyticSurrogate().forecast(
         replace(query, measured=[Measurement(query.problem.id, query.candidates[4], Outcome.OK, ms)])
     )
     assert after.mean[4] == pytest.approx(before.mean[4] + 3.0, abs=0.2)
@@ -183,7 +183,10 @@ def test_a_measurement_moves_its_neighbours() -> None:
 
 def test_ir_makes_forecasts_surer() -> None:
     query = products()
-    informed, blind = Analytic().forecast(query), Analytic().forecast(replace(query, ttir={}))
+    informed, blind = (
+        AnalyticSurrogate().forecast(query),
+        AnalyticSurrogate().forecast(replace(query, ttir={})),
+    )
     assert informed.sd.mean() < blind.sd.mean()
     assert np.ptp(informed.mean) > 0.5 > np.ptp(blind.mean)
     assert "TTIR" in informed.reason
@@ -197,9 +200,9 @@ def test_partial_ir_is_interpolated_and_doubted() -> None:
     part = {key: query.ttir[key] for key in sorted(set(keys))[:4]}
     traced = np.array([key in part for key in keys])
     # Without the squeezing of the slow end, spreads of different candidates can be compared.
-    plain = Analytic(Hyper(knee=50.0))
+    plain = AnalyticSurrogate(Hyperparameters(knee=50.0))
     whole, some = plain.forecast(query), plain.forecast(replace(query, ttir=part))
-    checked(some, query.candidates)
+    validate_forecasts(some, query.candidates)
     assert (some.sd[~traced] > whole.sd[~traced]).all()
     assert some.sd[~traced].mean() > some.sd[traced].mean()
 
@@ -212,18 +215,18 @@ def test_the_nearest_relative_teaches_most() -> None:
 
     def ranking(problem: Problem) -> float:
         rows = [replace(m, problem=problem.id) for m in example_table(seed=2).measurements]
-        forecasts = Analytic().forecast(replace(query, relatives=[Relative(problem, rows)]))
+        forecasts = AnalyticSurrogate().forecast(replace(query, relatives=[Relative(problem, rows)]))
         return float(np.corrcoef(forecasts.mean[ran], truth)[0, 1])
 
     def at(size: int) -> Problem:
         arguments = (replace(table.problem.arguments[0], shape=(size, 4096)), table.problem.arguments[1])
         return replace(table.problem, id=f"at {size}", arguments=arguments)
 
-    assert distance(query.problem, at(8192)) < distance(query.problem, at(4096 * 64))
-    near = Analytic().forecast(
+    assert problem_distance(query.problem, at(8192)) < problem_distance(query.problem, at(4096 * 64))
+    near = AnalyticSurrogate().forecast(
         replace(query, relatives=[Relative(at(8192), example_table(seed=2).measurements)])
     )
-    far = Analytic().forecast(
+    far = AnalyticSurrogate().forecast(
         replace(query, relatives=[Relative(at(4096 * 64), example_table(seed=2).measurements)])
     )
     assert ranking(at(8192)) > 0.8
@@ -235,7 +238,10 @@ def test_a_relative_that_never_ran_teaches_nothing() -> None:
     query = query_of(table)
     failed = Measurement("other", table.measurements[0].candidate, Outcome.COMPILE_ERROR)
     relative = Relative(replace(table.problem, id="other"), [failed])
-    before, after = Analytic().forecast(query), Analytic().forecast(replace(query, relatives=[relative]))
+    before, after = (
+        AnalyticSurrogate().forecast(query),
+        AnalyticSurrogate().forecast(replace(query, relatives=[relative])),
+    )
     np.testing.assert_array_equal(before.mean, after.mean)
     np.testing.assert_array_equal(before.p_fail, after.p_fail)
 
@@ -250,22 +256,22 @@ def test_a_relative_from_a_store_needs_no_ir_of_its_own() -> None:
     ]
     whole = replace(bare, ttir=dict(query.ttir))
     with_ir, without = (
-        Analytic().forecast(replace(query, relatives=[Relative(p, rows)])) for p in (whole, bare)
+        AnalyticSurrogate().forecast(replace(query, relatives=[Relative(p, rows)])) for p in (whole, bare)
     )
     np.testing.assert_array_equal(with_ir.mean, without.mean)
     np.testing.assert_array_equal(with_ir.sd, without.sd)
-    assert (with_ir.mean != Analytic().forecast(query).mean).any()
+    assert (with_ir.mean != AnalyticSurrogate().forecast(query).mean).any()
 
 
 def test_relatives_are_read_once_while_a_problem_is_tuned() -> None:
     """... and again as soon as they are others, or could have grown."""
 
-    class Counting(Analytic):
+    class Counting(AnalyticSurrogate):
         read = 0
 
-        def before(self, query: Query) -> Prior:
+        def prior(self, query: Query) -> Prior:
             self.read += 1
-            return super().before(query)
+            return super().prior(query)
 
     query, surrogate = products(), Counting()
     rows = tuple(
@@ -273,12 +279,12 @@ def test_relatives_are_read_once_while_a_problem_is_tuned() -> None:
         for i, c in enumerate(query.candidates[:8])
     )
     near, far = (Relative(replace(query.problem, id=name), rows) for name in ("near", "far"))
-    before = surrogate.before(query)
+    before = surrogate.prior(query)
     for relatives, reads in (([near], 1), ([near], 0), ([far], 1), ([near, far], 2), ([], 0), ([near], 1)):
         for own in range(3):
             asked = replace(query, relatives=relatives, measured=rows[:own])
             surrogate.read = 0
-            found, fresh = surrogate.answer(asked, before), Analytic().answer(asked, before)
+            found, fresh = surrogate.answer(asked, before), AnalyticSurrogate().answer(asked, before)
             assert surrogate.read == (reads if not own else 0)
             np.testing.assert_array_equal(found.mean, fresh.mean)
             np.testing.assert_array_equal(found.sd, fresh.sd)
@@ -286,4 +292,6 @@ def test_relatives_are_read_once_while_a_problem_is_tuned() -> None:
     asked = replace(query, relatives=[Relative(near.problem, growing)])
     surrogate.answer(asked, before)
     growing += rows[4:]
-    np.testing.assert_array_equal(surrogate.answer(asked, before).mean, Analytic().answer(asked, before).mean)
+    np.testing.assert_array_equal(
+        surrogate.answer(asked, before).mean, AnalyticSurrogate().answer(asked, before).mean
+    )

@@ -28,7 +28,7 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
-from forecast_autotune.records.table import Table, latest, read_tables, write_tables
+from forecast_autotune.records.table import Table, latest_labels, read_tables, write_tables
 from forecast_autotune.tuning.replay import load
 
 # Lone surrogates are no text: no UTF-8 file can hold them.
@@ -204,7 +204,10 @@ def test_ir_and_facts_of_all_parts_are_kept(tmp_path: Path) -> None:
         (table,) = tables
         assert table.problem.ttir == {"A": "first", "B": "module", "C": "more"}
         assert table.problem.extra["label"] == "x"
-        assert {name: f.load_bytes for (name, _), f in kept.known(table.problem).items()} == {"A": 0, "B": 1}
+        assert {name: f.load_bytes for (name, _), f in kept.facts_by_unit(table.problem).items()} == {
+            "A": 0,
+            "B": 1,
+        }
         assert len(table.by_candidate()) == 3
 
 
@@ -247,7 +250,7 @@ def test_the_last_label_counts_and_infrastructure_faults_never_do() -> None:
     again = Measurement(first.problem, first.candidate, Outcome.OK, 2.0)
     fault = Measurement(first.problem, first.candidate, Outcome.INFRASTRUCTURE)
     unlucky = Measurement(first.problem, Candidate(Config.of({"B": 2})), Outcome.INFRASTRUCTURE)
-    assert latest([first, again, fault, unlucky]) == {first.candidate: again}
+    assert latest_labels([first, again, fault, unlucky]) == {first.candidate: again}
 
 
 def test_a_failed_rewrite_leaves_the_old_file(tmp_path: Path) -> None:

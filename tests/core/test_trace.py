@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from forecast_autotune.features.trace import trace, trace_many
-from forecast_autotune.features.ttir.parser import parse
-from forecast_autotune.features.ttir.tensors import walk
-from forecast_autotune.features.ttir.walk import FeatureError, facts
+from forecast_autotune.features.ttir.parser import parse_ttir
+from forecast_autotune.features.ttir.tensors import walk_ops
+from forecast_autotune.features.ttir.walk import FeatureError, extract_facts
 from forecast_autotune.records import Argument
 
 torch = pytest.importorskip("torch")
@@ -73,8 +73,8 @@ def header(text: str) -> str:
 
 def shapes(text: str) -> list[tuple[str, list[tuple[int, ...]]]]:
     """Every operation's name and result shapes, in order."""
-    (function,) = parse(text).values()
-    return [(op.name, [t.shape for t in op.outputs]) for op in walk(function.blocks)]
+    (function,) = parse_ttir(text).values()
+    return [(op.name, [t.shape for t in op.outputs]) for op in walk_ops(function.blocks)]
 
 
 def test_text_is_what_a_real_compilation_reads() -> None:
@@ -126,7 +126,7 @@ def test_heuristics_see_the_call_and_the_config() -> None:
 
     def found(n: int, block: int, warps: int) -> tuple[float, float]:
         text = trace(guarded, (x, n), {}, {"B": block, "num_warps": warps})
-        got = facts(text, arguments, (4,))
+        got = extract_facts(text, arguments, (4,))
         return got.masked_share, got.special
 
     assert found(1024, 512, 4) == (0, 0)
@@ -140,7 +140,7 @@ def test_a_host_descriptor_brings_its_shape_to_the_loop_bound() -> None:
     live = descriptor.TensorDescriptor(tensor, [64, 256], [256, 1], [16, 32])
     text = trace(rows, (live, vector()), {}, {"BM": 16, "BN": 32})
     arguments = [Argument("d", "tensor", "float16", (64, 256), (256, 1)), Argument("y", "tensor")]
-    got = facts(text, arguments, (4,))
+    got = extract_facts(text, arguments, (4,))
     assert got.loop_trips == 8
     assert got.load_bytes == 8 * 16 * 32 * 2
     assert got.mean_contiguous > 16

@@ -6,14 +6,14 @@ import textwrap
 
 import pytest
 
-from forecast_autotune.features.ttir.parser import parse, parse_type, strip_locations
+from forecast_autotune.features.ttir.parser import parse_ttir, parse_type, strip_locations
 from forecast_autotune.features.ttir.walk import (
     ASSUMED_EXTENT,
     DEFAULT_TRIPS,
-    Facts,
     FeatureError,
+    TtirFacts,
     assignment_key,
-    facts,
+    extract_facts,
 )
 from forecast_autotune.records import Argument
 
@@ -88,22 +88,24 @@ def kernel(body: str, parameters: str = "%arg0: !tt.ptr<f32>, %arg1: i32", more:
     )
 
 
-def count(body: str, n: int | None = 10, grid: tuple[int, ...] | None = (8, 1, 1), more: str = "") -> Facts:
+def count(
+    body: str, n: int | None = 10, grid: tuple[int, ...] | None = (8, 1, 1), more: str = ""
+) -> TtirFacts:
     """Facts of a kernel `(x: tensor, n: int)`."""
     arguments = [Argument("x", "tensor", "float32"), Argument("n", "scalar", "i32", value=n)]
-    return facts(kernel(body, more=more), arguments, grid)
+    return extract_facts(kernel(body, more=more), arguments, grid)
 
 
 def test_both_printed_forms_give_the_same_facts() -> None:
-    named = facts(NAMED, ARGUMENTS, (4, 1, 1))
+    named = extract_facts(NAMED, ARGUMENTS, (4, 1, 1))
     assert "loc" not in unnamed(NAMED)
     assert "%x_ptr" not in unnamed(NAMED)
-    assert facts(unnamed(NAMED), ARGUMENTS, (4, 1, 1)) == named
-    assert facts(strip_locations(NAMED), ARGUMENTS, (4, 1, 1)) == named
+    assert extract_facts(unnamed(NAMED), ARGUMENTS, (4, 1, 1)) == named
+    assert extract_facts(strip_locations(NAMED), ARGUMENTS, (4, 1, 1)) == named
 
 
 def test_numbers_of_the_literal_module() -> None:
-    got = facts(NAMED, ARGUMENTS, (4, 1, 1))
+    got = extract_facts(NAMED, ARGUMENTS, (4, 1, 1))
     assert got.loop_trips == 4  # ceil((129 + -1) / 32): the constant's name is `%c-1_i32`
     assert got.load_bytes == 4 * 16 * 32 * 2
     assert got.store_bytes == 16 * 32 * 2
@@ -117,7 +119,7 @@ def test_numbers_of_the_literal_module() -> None:
 
 
 def test_multi_result_names() -> None:
-    function = parse(NAMED)["k"]
+    function = parse_ttir(NAMED)["k"]
     loop = next(op for op in function.blocks[0].ops if op.name == "scf.for")
     assert loop.results == ["%acc_7#0", "%acc_7#1"]
     assert loop.operands == ["%c0_i32", "%end", "%c32_i32"]
@@ -160,7 +162,7 @@ def test_types(text: str, kind: str, bits: int, shape: tuple[int, ...]) -> None:
 def test_descriptors_and_block_pointers_load_their_block(text: str) -> None:
     found = parse_type(text)
     assert found.kind == "block"
-    assert found.loaded() == parse_type("tensor<128x64xf16>")
+    assert found.loaded_type() == parse_type("tensor<128x64xf16>")
 
 
 LOAD = "%l = tt.load %arg0 : !tt.ptr<f32>"
@@ -390,9 +392,9 @@ def test_assignment_key_ignores_order() -> None:
 )
 def test_text_that_is_no_module_is_refused(text: str) -> None:
     with pytest.raises(FeatureError):
-        facts(text, [], None)
+        extract_facts(text, [], None)
 
 
 def test_a_line_that_is_no_operation_is_refused() -> None:
     with pytest.raises(FeatureError, match="not a line of Triton IR"):
-        facts(kernel("?? nonsense"), [], None)
+        extract_facts(kernel("?? nonsense"), [], None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.features.ttir.walk import ASSUMED_EXTENT, Facts, facts
+from forecast_autotune.features.ttir.walk import ASSUMED_EXTENT, TtirFacts, extract_facts
 from forecast_autotune.records import Argument
 
 torch = pytest.importorskip("torch")
@@ -22,14 +22,14 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
 
 
-def measure(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, ...]) -> Facts:
+def measure(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, ...]) -> TtirFacts:
     """Facts of a kernel called with pointers (given as their dtype) and integers."""
     live = [a if isinstance(a, int) else torch.empty(4096, dtype=a, device="meta") for a in args]
     described = [
         Argument(name, "scalar", value=a) if isinstance(a, int) else Argument(name, "tensor", str(a.dtype))
         for name, a in zip(fn.arg_names, live, strict=False)
     ]
-    return facts(trace(fn, live, {}, meta), described, grid)
+    return extract_facts(trace(fn, live, {}, meta), described, grid)
 
 
 F32, I32 = torch.float32, torch.int32

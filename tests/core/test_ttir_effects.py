@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from forecast_autotune.features.cost import Constants, Costs, Table, costs
-from forecast_autotune.features.devices import card
-from forecast_autotune.features.ttir.walk import Facts
+from forecast_autotune.features.cost import CostBreakdown, CostConstants, FactColumns, costs
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.ttir.walk import TtirFacts
 from forecast_autotune.records import Config, Device
 
 torch = pytest.importorskip("torch")
@@ -19,13 +19,17 @@ import triton.language as tl
 from tests.core.traced import gathered, read
 
 F16, F32, I32 = torch.float16, torch.float32, torch.int32
-H200 = card(Device("NVIDIA H200", "cuda", "90"))
+H200 = device_spec(Device("NVIDIA H200", "cuda", "90"))
 
 
-def costed(got: Facts, grid: tuple[int, ...], *warps: int, constants: Constants | None = None) -> Costs:
+def costed(
+    got: TtirFacts, grid: tuple[int, ...], *warps: int, constants: CostConstants | None = None
+) -> CostBreakdown:
     """The formula for one program in several numbers of warps."""
     n = len(warps)
-    return costs(Table.of([got] * n), [grid] * n, [Config((), w, 1) for w in warps], H200, 0.0, constants)
+    return costs(
+        FactColumns.of([got] * n), [grid] * n, [Config((), w, 1) for w in warps], H200, 0.0, constants
+    )
 
 
 # --- products that follow each other ---
@@ -58,7 +62,7 @@ def twice(x, y, N, M: tl.constexpr, D: tl.constexpr):
     tl.store(y + at, first + second)
 
 
-def _attention(m: int, b: int = 64) -> Facts:
+def _attention(m: int, b: int = 64) -> TtirFacts:
     tensors = ((F16, (m, 64)), (F16, (4096, 64)), (F16, (4096, 64)), (F32, (m, 64)))
     return read(attention, (*tensors, 4096), {"M": m, "B": b, "D": 64}, (64,))
 
@@ -161,7 +165,7 @@ def test_atomic_operations_on_few_addresses_wait_for_each_other() -> None:
     assert (few.atomic_repeats, many.atomic_repeats) == (1, 64 / (1 << 16))
     wide = read(counted, ((F32, 1 << 20), (F32, 64), 64), {"B": 256})
     assert wide.atomic_repeats == 1  # lanes past the end add nothing
-    again = Constants().again_ms
+    again = CostConstants().again_ms
     assert costed(few, (1 << 15,), 4).again_ms[0] == pytest.approx(again * (1 << 15))
     assert costed(few, (1 << 15,), 4).total_ms[0] > 2 * costed(many, (1 << 15,), 4).total_ms[0]
 
@@ -201,7 +205,7 @@ def rows_of_tiles(x, y, N, M, B: tl.constexpr, S: tl.constexpr):
 
 
 def test_a_loop_exposes_its_first_load_each_time_it_is_entered() -> None:
-    def got(n: int, stages: int) -> Facts:
+    def got(n: int, stages: int) -> TtirFacts:
         tensors = ((F32, (16, n)), (F32, (16, 256)))
         return read(rows_of_tiles, (*tensors, n, 16), {"B": 256, "S": stages})
 
@@ -244,7 +248,7 @@ def test_lanes_that_a_mask_switches_off_for_certain_are_told() -> None:
 
 def test_a_device_starts_so_many_programs_and_no_more() -> None:
     got = read(_copy, ((F32, 1 << 25), (F32, 1 << 25)), {"B": 32}, (1 << 20,))
-    floor = (1 << 20) * Constants().program_ms
+    floor = (1 << 20) * CostConstants().program_ms
     assert costed(got, (1 << 20,), 1).total_ms[0] >= floor
-    free = replace(Constants(), program_ms=0.0)
+    free = replace(CostConstants(), program_ms=0.0)
     assert costed(got, (1 << 20,), 1, constants=free).total_ms[0] < floor

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.features.ttir.walk import Facts, facts
+from forecast_autotune.features.ttir.walk import TtirFacts, extract_facts
 from forecast_autotune.records import Argument
 
 torch = pytest.importorskip("torch")
@@ -36,8 +36,8 @@ def described(fn: Any, args: tuple[Any, ...]) -> list[Argument]:
     return found
 
 
-def measure(fn: Any, args: tuple[Any, ...], config: Mapping[str, Any], grid: tuple[int, ...]) -> Facts:
-    return facts(trace(fn, args, {}, config), described(fn, args), grid)
+def measure(fn: Any, args: tuple[Any, ...], config: Mapping[str, Any], grid: tuple[int, ...]) -> TtirFacts:
+    return extract_facts(trace(fn, args, {}, config), described(fn, args), grid)
 
 
 def half(*shape: int) -> Any:
@@ -339,7 +339,7 @@ def test_branch_on_the_program_counts_by_share() -> None:
 def test_unknown_grid_leaves_program_dependent_loops_unknown() -> None:
     args = (*(half(1, 512, 64) for _ in range(4)), 512, 0.125)
     text = trace(attention, args, {}, {"BM": 64, "BN": 32, "D": 64})
-    assert facts(text, described(attention, args), None).unknown_trips == 1
+    assert extract_facts(text, described(attention, args), None).unknown_trips == 1
 
 
 @triton.jit
@@ -370,8 +370,8 @@ def test_a_text_that_was_read_at_another_shape_is_read_afresh() -> None:
     config = {"BM": 64, "BN": 32, "BK": 32}
     args = (half(256, 512), half(512, 384), half(256, 384), 256, 384, 512, 512, 384, 384)
     text = trace(matmul, args, {}, config)
-    short, long = facts(text, asked(512), (4, 12)), facts(text, asked(2048), (4, 12))
+    short, long = extract_facts(text, asked(512), (4, 12)), extract_facts(text, asked(2048), (4, 12))
     assert (short.loop_trips, long.loop_trips) == (16, 64)
-    assert facts(text, asked(512), (4, 12)) == short
+    assert extract_facts(text, asked(512), (4, 12)) == short
     # The same as of a text that nobody has read: a comment at its end makes it another.
-    assert facts(text + "\n// again", asked(2048), (4, 12)) == long
+    assert extract_facts(text + "\n// again", asked(2048), (4, 12)) == long

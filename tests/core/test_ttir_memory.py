@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from forecast_autotune.features.cost import Costs, Table, costs
-from forecast_autotune.features.devices import card
-from forecast_autotune.features.ttir.memory import WARPS
-from forecast_autotune.features.ttir.walk import ASSUMED_EXTENT, Facts
+from forecast_autotune.features.cost import CostBreakdown, FactColumns, costs
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.ttir.memory import COUNTED_WARPS
+from forecast_autotune.features.ttir.walk import ASSUMED_EXTENT, TtirFacts
 from forecast_autotune.records import Config, Device
 
 torch = pytest.importorskip("torch")
@@ -20,7 +20,7 @@ from tests.core.traced import gathered, read
 F16, F32, I32 = torch.float16, torch.float32, torch.int32
 
 
-def asked(got: Facts, warps: int) -> tuple[float, float]:
+def asked(got: TtirFacts, warps: int) -> tuple[float, float]:
     """(instructions, lines) with so many warps."""
     return getattr(got, f"accesses_{warps}"), getattr(got, f"lines_{warps}")
 
@@ -47,10 +47,10 @@ def test_the_formula_charges_for_lines_and_for_instructions() -> None:
     aligned = read(copy, ((F16, 1 << 24), (F16, 1 << 24), 1 << 24), {"B": 1024}, (1 << 14,))
     parted = read(copy, ((F16, 1 << 24), (F16, 1 << 24), (1 << 24) - 5), {"B": 1024}, (1 << 14,))
     configs = [Config((), warps, 1) for warps in (1, 32, 24)]
-    h200 = card(Device("NVIDIA H200", "cuda", "90"))
+    h200 = device_spec(Device("NVIDIA H200", "cuda", "90"))
 
-    def near(got: Facts) -> Costs:
-        return costs(Table.of([got] * 3), [(1 << 14,)] * 3, configs, h200)
+    def near(got: TtirFacts) -> CostBreakdown:
+        return costs(FactColumns.of([got] * 3), [(1 << 14,)] * 3, configs, h200)
 
     good, bad = near(aligned), near(parted)
     assert bad.memory_ms[0] > 1.5 * good.memory_ms[0]
@@ -107,10 +107,10 @@ def test_loads_beside_an_aligned_store_take_its_layout() -> None:
 
 def test_strided_loads_touch_more_lines_the_more_a_thread_holds() -> None:
     got = read(apart, ((F32, 65536), (F32, 65536)), {"B": 1024})
-    store = {warps: (8.0 if warps <= 8 else 16.0 if warps == 16 else 32.0) for warps in WARPS}
-    assert [asked(got, warps)[0] - store[warps] for warps in WARPS] == [32] * 6
+    store = {warps: (8.0 if warps <= 8 else 16.0 if warps == 16 else 32.0) for warps in COUNTED_WARPS}
+    assert [asked(got, warps)[0] - store[warps] for warps in COUNTED_WARPS] == [32] * 6
     # 32 lanes, 8 bytes apart for each element that a thread holds: 2 lines with one, 8 with four.
-    assert [asked(got, warps)[1] - 32 for warps in WARPS] == [32 * 8] * 4 + [32 * 4, 32 * 2]
+    assert [asked(got, warps)[1] - 32 for warps in COUNTED_WARPS] == [32 * 8] * 4 + [32 * 4, 32 * 2]
 
 
 @pytest.mark.parametrize(("length", "vector"), [(4096, 4), (4100, 1)])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from forecast_autotune.features.ttir.parser import parse
+from forecast_autotune.features.ttir.parser import parse_ttir
 from forecast_autotune.features.ttir.scalars import (
-    SAMPLES,
+    PROGRAM_SAMPLES,
     Environment,
-    bind,
+    bind_parameters,
     evaluate,
     mean,
     program_ids,
-    trips,
+    trip_count,
 )
 from forecast_autotune.records import Argument
 
@@ -20,7 +20,7 @@ from forecast_autotune.records import Argument
 def bound(parameters: str, arguments: list[Argument]) -> Environment:
     """What the arguments bind in a kernel with these parameters."""
     text = f"module {{\n  tt.func public @k({parameters}) {{\n    tt.return\n  }}\n}}\n"
-    return bind(parse(text)["k"], arguments)
+    return bind_parameters(parse_ttir(text)["k"], arguments)
 
 
 def test_positions_skip_what_has_no_parameter() -> None:
@@ -66,7 +66,7 @@ def test_arguments_that_do_not_fit_bind_nothing() -> None:
 def test_sampled_programs_keep_the_mean(axis: int, extent: int) -> None:
     places = program_ids(axis, extent)
     assert isinstance(places, tuple)
-    assert len(places) == SAMPLES
+    assert len(places) == PROGRAM_SAMPLES
     assert min(places) >= 0
     assert max(places) < extent
     assert mean(places) == (extent - 1) / 2
@@ -104,16 +104,16 @@ def test_sampled_programs_keep_the_mean(axis: int, extent: int) -> None:
 )
 def test_operations_on_constants(line: str, expected: int | None) -> None:
     text = f"module {{\n  tt.func public @k() {{\n    %r = {line}\n    tt.return\n  }}\n}}\n"
-    op = parse(text)["k"].blocks[0].ops[0]
+    op = parse_ttir(text)["k"].blocks[0].ops[0]
     known: Environment = {"%a": 7, "%b": -2, "%two": 2, "%zero": 0}
     assert evaluate(op, known, (4, 5)) == expected
 
 
 def test_trip_counts() -> None:
-    assert trips(0, 10, 3) == 4
-    assert trips(5, 5, 1) == 0
-    assert trips(9, 5, 1) == 0
-    assert trips(0, None, 1) is None
-    assert trips(0, 2.5, 1) == 2.5  # a mean of whole trip counts stays a mean
-    per_program = trips(0, program_ids(0, 8), 2)
+    assert trip_count(0, 10, 3) == 4
+    assert trip_count(5, 5, 1) == 0
+    assert trip_count(9, 5, 1) == 0
+    assert trip_count(0, None, 1) is None
+    assert trip_count(0, 2.5, 1) == 2.5  # a mean of whole trip counts stays a mean
+    per_program = trip_count(0, program_ids(0, 8), 2)
     assert mean(per_program or 0) == (0 + 1 + 1 + 2 + 2 + 3 + 3 + 4) / 8

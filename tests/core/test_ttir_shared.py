@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.features.cost import Table, costs, shared_bytes
-from forecast_autotune.features.devices import card
-from forecast_autotune.features.ttir.walk import Facts, facts
+from forecast_autotune.features.cost import FactColumns, costs, shared_bytes
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.ttir.walk import TtirFacts, extract_facts
 from forecast_autotune.records import Config, Device
 
 torch = pytest.importorskip("torch")
@@ -30,19 +30,19 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
 
 
-def estimate(read: Facts, warps: int, stages: int, *, warp_groups: bool = True) -> float:
+def estimate(read: TtirFacts, warps: int, stages: int, *, warp_groups: bool = True) -> float:
     """Bytes for one config."""
     given = np.array([float(warps)]), np.array([float(stages)])
-    return float(shared_bytes(Table.of([read]), *given, warp_groups)[0])
+    return float(shared_bytes(FactColumns.of([read]), *given, warp_groups)[0])
 
 
-def read(fn: Any, pointers: dict[str, Any], meta: dict[str, int]) -> Facts:
+def read(fn: Any, pointers: dict[str, Any], meta: dict[str, int]) -> TtirFacts:
     """Facts of a kernel whose other arguments are all 4096."""
     args = [
         torch.empty((4096, 4096), dtype=pointers[p], device="meta") if p in pointers else 4096
         for p in fn.arg_names[: len(fn.arg_names) - len(meta)]
     ]
-    return facts(trace(fn, args, {}, meta, target=HOPPER), [], (64,))
+    return extract_facts(trace(fn, args, {}, meta, target=HOPPER), [], (64,))
 
 
 def allocated(fn: Any, pointers: dict[str, Any], meta: dict[str, int], warps: int, stages: int) -> int:
@@ -163,8 +163,8 @@ def test_other_cards_have_no_warp_groups() -> None:
     got = read(product, PRODUCT, {"BM": 64, "BN": 64, "BK": 32})
     tiles = 2 * 32 * (64 + 64)
     assert (estimate(got, 4, 3), estimate(got, 4, 3, warp_groups=False)) == (3 * tiles, 2 * tiles)
-    hopper = card(Device("NVIDIA H100 80GB HBM3", "cuda", "90"))
-    ada = card(Device("NVIDIA GeForce RTX 4090", "cuda", "89"))
+    hopper = device_spec(Device("NVIDIA H100 80GB HBM3", "cuda", "90"))
+    ada = device_spec(Device("NVIDIA GeForce RTX 4090", "cuda", "89"))
     assert (hopper.warp_groups, ada.warp_groups) == (True, False)
 
 
@@ -200,11 +200,11 @@ def test_wide_operands_that_lie_across_the_summed_dimension_are_seen() -> None:
     assert crosswise(product, torch.float16) == 0.0  # the hardware turns 16 bits by itself
 
 
-H200 = card(Device("NVIDIA H200", arch="90"))
+H200 = device_spec(Device("NVIDIA H200", arch="90"))
 
 
-def cost(read: Facts, config: Config) -> float:
-    return float(costs(Table.of([read]), [(1024,)], [config], H200).dot_ms[0])
+def cost(read: TtirFacts, config: Config) -> float:
+    return float(costs(FactColumns.of([read]), [(1024,)], [config], H200).dot_ms[0])
 
 
 def test_turning_operands_costs_warp_group_products_only() -> None:
@@ -217,7 +217,7 @@ def test_turning_operands_costs_warp_group_products_only() -> None:
 
 def test_a_lookup_does_not_read_its_whole_table() -> None:
     found = replace(read(product, dict.fromkeys("abc", torch.float16), TILE), unknown_trips=0)
-    table, grids, configs = Table.of([found]), [(4,)], [Config(num_warps=4)]
+    table, grids, configs = FactColumns.of([found]), [(4,)], [Config(num_warps=4)]
     touched = 4 * (found.load_bytes + found.store_bytes)
 
     def floor(unique: float) -> float:
@@ -225,5 +225,5 @@ def test_a_lookup_does_not_read_its_whole_table() -> None:
 
     assert floor(1e12) == pytest.approx(floor(touched))
     assert floor(touched / 2) == pytest.approx(floor(touched) / 2)
-    endless = Table.of([replace(found, unknown_trips=1)])
+    endless = FactColumns.of([replace(found, unknown_trips=1)])
     assert costs(endless, grids, configs, H200, 1e12).dram_ms[0] > 10 * floor(1e12)

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.errors import FrozenMiss
+from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded
 from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.loop import CLOSE, Task, fingerprint, tune
+from forecast_autotune.tuning.loop import FINALIST_MARGIN, TuningTask, fingerprint, tune
 from tests.core.loop import TABLE, Bench, Told, constant, decide, outcomes
 
 # --- the store ---
@@ -175,7 +175,9 @@ def test_skip_and_frozen_accept_a_decision_made_under_other_settings(mode: str) 
 
 def test_frozen_raises_on_a_miss_and_names_the_remedy() -> None:
     store, bench = Store(None), Bench(TABLE)
-    with pytest.raises(FrozenMiss, match=r"kernel example with key \('4096',\).*FORECAST_AUTOTUNE_MODE=tune"):
+    with pytest.raises(
+        FrozenMissError, match=r"kernel example with key \('4096',\).*FORECAST_AUTOTUNE_MODE=tune"
+    ):
         decide(store, bench, mode="frozen")
     assert bench.made == 0
     decision = decide(store, bench, mode="frozen", on_miss="forecast")
@@ -196,8 +198,14 @@ def test_exhaustive_measures_everything_whatever_the_policy() -> None:
 def test_exhaustive_takes_the_kernels_ir_along() -> None:
     store = Store(None)
     names = list(TABLE.by_candidate())
-    task = Task(TABLE.problem, names, trace=lambda wanted: {f"N={len(wanted)}": "module {}"})
-    tune(task, Bench(TABLE), store=store, surrogate=Analytic(), settings=Settings(mode=Mode.EXHAUSTIVE))
+    task = TuningTask(TABLE.problem, names, trace=lambda wanted: {f"N={len(wanted)}": "module {}"})
+    tune(
+        task,
+        Bench(TABLE),
+        store=store,
+        surrogate=AnalyticSurrogate(),
+        settings=Settings(mode=Mode.EXHAUSTIVE),
+    )
     (table,) = store.tables()
     assert table.problem.ttir == {"N=5": "module {}"}, "five blocks; warps do not change the IR"
 
@@ -261,7 +269,7 @@ def test_ties_go_to_the_earlier_candidate() -> None:
 
 def test_finalists_are_timed_side_by_side_and_that_time_counts() -> None:
     names = list(TABLE.by_candidate())
-    times = {names[4]: 1.0, names[9]: 1.0 + CLOSE / 2, names[2]: 1.0 + 2 * CLOSE}
+    times = {names[4]: 1.0, names[9]: 1.0 + FINALIST_MARGIN / 2, names[2]: 1.0 + 2 * FINALIST_MARGIN}
     rows = [Measurement(TABLE.problem.id, c, Outcome.OK, times.get(c, 3.0)) for c in names]
 
     class Lucky(Bench):

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.errors import NothingLaunches
+from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.policy import Exhaustive
 from forecast_autotune.records import Candidate, Evidence, Measurement, Outcome
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_autotune.tuning.loop import Task, tune
+from forecast_autotune.tuning.loop import TuningTask, tune
 from tests.core.loop import TABLE, Bench, Told, constant, decide, outcomes
 
 # --- failures ---
@@ -30,13 +30,13 @@ def test_nothing_launches_lists_what_happened() -> None:
     table.measurements[0] = Measurement(table.problem.id, TABLE.measurements[0].candidate, Outcome.TIMEOUT)
     store, bench = Store(None), Bench(table)
     expected = r"none of 15 candidates ran \(14 compile_error, 1 timeout\).*no such intrinsic"
-    with pytest.raises(NothingLaunches, match=expected):
+    with pytest.raises(NoWorkingConfigError, match=expected):
         decide(store, bench)
     assert len(bench.asked) == 15
     assert bench.closed == 1
     assert store.decision(TABLE.problem) is None
     again = Bench(table)
-    with pytest.raises(NothingLaunches):
+    with pytest.raises(NoWorkingConfigError):
         decide(store, again)
     assert again.made == 0, "known failures are not tried again"
 
@@ -196,7 +196,9 @@ def test_a_trace_that_fails_is_survived() -> None:
     def trace(wanted: Sequence[Candidate]) -> dict[str, str]:
         raise RuntimeError("no front end")
 
-    task = Task(TABLE.problem, list(TABLE.by_candidate()), trace=trace)
+    task = TuningTask(TABLE.problem, list(TABLE.by_candidate()), trace=trace)
     with pytest.warns(UserWarning, match="no front end"):
-        decision = tune(task, Bench(TABLE), store=Store(None), surrogate=Analytic(), settings=Settings())
+        decision = tune(
+            task, Bench(TABLE), store=Store(None), surrogate=AnalyticSurrogate(), settings=Settings()
+        )
     assert decision.evidence is Evidence.MEASURED

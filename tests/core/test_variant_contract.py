@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.variants.contract import contract
-from forecast_autotune.variants.entry import Entry
-from forecast_autotune.variants.literals import value_of
+from forecast_autotune.variants.contract import read_contract
+from forecast_autotune.variants.entry import KernelEntry
+from forecast_autotune.variants.literals import evaluate_literal
 from tests.core.varied import BASE
 
 # --- the contract ---
@@ -50,7 +50,7 @@ def double(x, out, n, BASE_GRID_0, BLOCK: tl.constexpr, PARTS: tl.constexpr = 1)
 
 
 def test_a_contract_is_read_without_importing() -> None:
-    found = contract(RICH, "double")
+    found = read_contract(RICH, "double")
     assert found.parameters == ("x", "out", "n")
     assert found.meta == ("BLOCK", "PARTS")
     assert [(dict(c.kwargs), c.num_warps) for c in found.configs] == [
@@ -59,7 +59,7 @@ def test_a_contract_is_read_without_importing() -> None:
         ({"BLOCK": 128, "PARTS": 1}, 4),
     ]
     assert (found.reset_to_zero, found.grid) == (("out",), True)
-    found.must_fit(["x", "out", "n"])
+    found.require_same_parameters(["x", "out", "n"])
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,19 @@ def test_a_contract_is_read_without_importing() -> None:
 )
 def test_what_breaks_the_contract_is_named(old: str, new: str, said: str) -> None:
     with pytest.raises(RecordError, match=said):
-        contract(BASE.replace(old, new, 1), "double")
+        read_contract(BASE.replace(old, new, 1), "double")
 
 
 @pytest.mark.parametrize("parameters", ["x, n, out", "x, out", "x, out, n, m", "a, out, n"])
 def test_other_runtime_parameters_do_not_fit(parameters: str) -> None:
     other = BASE.replace("x, out, n", parameters, 1).replace("mask=i < n", "mask=i < 1")
     with pytest.raises(RecordError, match=r"by these names and in this order; it has \("):
-        contract(other, "double").must_fit(["x", "out", "n"])
+        read_contract(other, "double").require_same_parameters(["x", "out", "n"])
 
 
 def test_calculated_lists_are_bounded() -> None:
     def read(text: str) -> Any:
-        return value_of(ast.parse(text, mode="eval").body)
+        return evaluate_literal(ast.parse(text, mode="eval").body)
 
     assert read("[2 * a if a % 2 else -a for a in range(4)]") == [0, 2, -2, 6]
     assert read("[max(1, len((1, 2))), (4, 8)[1], not 0, 3 in (1, 3) and 1 < 2 <= 2]") == [2, 8, True, True]
@@ -139,9 +139,9 @@ class Recorder:
         return "launched"
 
 
-def entry(**options: Any) -> tuple[Entry, Recorder]:
+def entry(**options: Any) -> tuple[KernelEntry, Recorder]:
     recorder = Recorder()
-    return Entry(recorder, ("x", "out", "n"), ("BLOCK",), **options), recorder
+    return KernelEntry(recorder, ("x", "out", "n"), ("BLOCK",), **options), recorder
 
 
 def test_an_entry_takes_what_it_has_parameters_for() -> None:

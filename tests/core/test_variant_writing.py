@@ -9,11 +9,11 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Device
 from forecast_autotune.variants import Origin
-from forecast_harness.variants.writing import Brief, prompt, read_answer, write
+from forecast_harness.variants.writing import WritingBrief, build_prompt, read_answer, write_variants
 from tests.core.varied import BASE, NOTE, SHA, SUM, arguments
 
 CALLS = [arguments(4096, dtype="float16")]
-BRIEF = Brief(
+BRIEF = WritingBrief(
     "double", SHA, BASE, Device("NVIDIA H200", "cuda", "90", 132), CALLS, [Config.of({"BLOCK": 128})]
 )
 FENCED = f"Adds instead of multiplying, as additions are cheaper.\n\n```python\n{SUM}```\nGood luck!"
@@ -33,21 +33,21 @@ def test_an_answer_becomes_a_variant_with_its_origin() -> None:
         asked.append((text, n))
         return [FENCED]
 
-    written = write(writer, BRIEF, 4, author="model-7")
+    written = write_variants(writer, BRIEF, 4, author="model-7")
     (variant,) = written.variants
-    assert asked == [(prompt(BRIEF), 4)]
+    assert asked == [(build_prompt(BRIEF), 4)]
     assert (variant.kernel, variant.base_sha256, variant.source) == ("double", SHA, SUM)
     assert variant.name.startswith("llm-adds-instead-of-multiplying-")
     made = variant.provenance
     assert (made.origin, made.author, made.parent) == (Origin.LLM, "model-7", "")
-    assert made.prompt_sha256 == hashlib.sha256(prompt(BRIEF).encode()).hexdigest()
+    assert made.prompt_sha256 == hashlib.sha256(build_prompt(BRIEF).encode()).hexdigest()
     assert made.note == "Adds instead of multiplying, as additions are cheaper."
     assert made.at.startswith("20")
     assert variant.checks == ()
 
 
 def test_configs_of_an_answer_are_its_own() -> None:
-    (variant,) = write(lambda text, n: [f"```\n{WITH_CONFIGS}```"], BRIEF, 1).variants
+    (variant,) = write_variants(lambda text, n: [f"```\n{WITH_CONFIGS}```"], BRIEF, 1).variants
     assert variant.configs == (Config.of({"BLOCK": 64}, num_warps=2),)
 
 
@@ -65,7 +65,7 @@ def test_nonsense_is_refused_one_by_one() -> None:
         "",
         "\x00```\ud800```",
     ]
-    written = write(lambda text, n: answers, BRIEF, len(answers))
+    written = write_variants(lambda text, n: answers, BRIEF, len(answers))
     assert len(written.variants) == 1
     assert len(written.refused) == len(answers) - 1
     said = "\n".join(written.refused)
@@ -94,11 +94,11 @@ def test_what_the_writer_raises_reaches_the_caller() -> None:
         raise ConnectionError("no model there")
 
     with pytest.raises(ConnectionError, match="no model there"):
-        write(writer, BRIEF, 1)
+        write_variants(writer, BRIEF, 1)
 
 
 def test_the_prompt_says_what_a_writer_needs() -> None:
-    text = prompt(BRIEF)
+    text = build_prompt(BRIEF)
     for part in (
         BASE.strip(),
         "NVIDIA H200",
@@ -108,11 +108,11 @@ def test_the_prompt_says_what_a_writer_needs() -> None:
         "(x, out, n)",
     ):
         assert part in text
-    assert prompt(BRIEF) == text
-    assert "not recorded" in prompt(Brief("double", SHA, BASE))
+    assert build_prompt(BRIEF) == text
+    assert "not recorded" in build_prompt(WritingBrief("double", SHA, BASE))
 
 
 def test_a_note_is_one_printable_line() -> None:
     noisy = FENCED.replace("Adds instead", "Adds\x1b[31m\n\ninstead")
-    (variant,) = write(lambda text, n: [noisy], BRIEF, 1).variants
+    (variant,) = write_variants(lambda text, n: [noisy], BRIEF, 1).variants
     assert variant.provenance.note.startswith("Adds [31m instead of")

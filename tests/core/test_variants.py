@@ -15,9 +15,15 @@ from hypothesis import strategies as st
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Candidate, Config, Kernel, Problem
 from forecast_autotune.variants import Variant, admission, admitted, covers, signature_of
-from forecast_autotune.variants.signature import INTERPRETER, span, strided, structure, written
-from forecast_harness.variants.grids import Launch, fitted, sizes_of
-from forecast_harness.variants.sizes import Sizes
+from forecast_autotune.variants.signature import (
+    INTERPRETER,
+    memory_span,
+    stride_structure,
+    strides_from_structure,
+    written,
+)
+from forecast_harness.variants.grids import GridSample, fit_grid, sizes_of
+from forecast_harness.variants.sizes import CallSizes
 from tests.core.varied import CPU, H200, SUM, arguments, check, problem, variant
 
 # --- what a check holds for ---
@@ -45,7 +51,7 @@ def test_a_signature_that_cannot_be_read_covers_nothing(text: str) -> None:
 
 
 def drawn_signature(*calls: Sequence[Argument]) -> str:
-    return Sizes.of(calls).signature(["out"])
+    return CallSizes.of(calls).signature(["out"])
 
 
 def test_a_check_at_drawn_sizes_holds_for_other_sizes_of_the_form() -> None:
@@ -152,9 +158,9 @@ def calls(draw: st.DrawFn) -> list[Argument]:
 @given(call=calls(), seed=st.integers(0, 2**20))
 def test_what_is_drawn_is_covered(call: list[Argument], seed: int) -> None:
     try:
-        sizes = Sizes.of([call])
+        sizes = CallSizes.of([call])
     except RecordError:
-        assert any(structure(a) is None for a in call if a.kind == "tensor")
+        assert any(stride_structure(a) is None for a in call if a.kind == "tensor")
         return
     signature = sizes.signature()
     assert covers(signature, Problem("", Kernel("k"), tuple(call), H200)) or any(
@@ -168,13 +174,13 @@ def test_what_is_drawn_is_covered(call: list[Argument], seed: int) -> None:
     assert [a.name for a in drawn] == [a.name for a in call]
     for a, b in zip(call, drawn, strict=True):
         if a.kind == "tensor":
-            assert structure(a) == structure(b)
-            assert strided(b.shape, structure(b) or []) == b.stride
-            assert span(b) <= 1 << 20
+            assert stride_structure(a) == stride_structure(b)
+            assert strides_from_structure(b.shape, stride_structure(b) or []) == b.stride
+            assert memory_span(b) <= 1 << 20
 
 
 def test_drawn_sizes_differ_and_reach_far() -> None:
-    sizes, rng = Sizes.of([arguments(512, rows=64)]), random.Random(3)
+    sizes, rng = CallSizes.of([arguments(512, rows=64)]), random.Random(3)
     shapes = [sizes.draw(rng, most=1 << 16, reach=1000)[0].shape for _ in range(200)]
     assert len(set(shapes)) > 100
     assert max(rows for rows, _ in shapes) > 500
@@ -184,8 +190,8 @@ def test_drawn_sizes_differ_and_reach_far() -> None:
 
 
 def test_sizes_that_a_kernel_needs_as_multiples() -> None:
-    sizes = Sizes.of([arguments(512, rows=64)])
-    tight = sizes.with_words({s: "128" if s.recorded == 512 else s.recorded for s in sizes.varied})
+    sizes = CallSizes.of([arguments(512, rows=64)])
+    tight = sizes.with_classes({s: "128" if s.recorded == 512 else s.recorded for s in sizes.varied})
     drawn = [tight.draw(random.Random(i), most=1 << 16)[0].shape for i in range(30)]
     assert {rows for rows, _ in drawn} == {64}
     assert all(columns % 128 == 0 for _, columns in drawn)
@@ -209,7 +215,7 @@ def test_a_size_that_is_a_multiple_in_every_case_hangs_together() -> None:
     assert covers(three, asked(20, 10))
     assert not covers(three, asked(30, 10))
     assert covers(drawn_signature(call(64)), asked(30, 10)), "one case is no evidence"
-    assert not covers(Sizes.of([call(64)], evidence=1).signature(), asked(30, 10))
+    assert not covers(CallSizes.of([call(64)], evidence=1).signature(), asked(30, 10))
 
 
 def test_a_size_that_is_a_scalar_times_another_hangs_together() -> None:
@@ -220,7 +226,7 @@ def test_a_size_that_is_a_scalar_times_another_hangs_together() -> None:
         shared = Argument("k", "tensor", "float16", (batch, keys), (keys, 1), True)
         return [heads, shared, Argument("group", "scalar", "i32", value=group)]
 
-    sizes = Sizes.of([call(4, 8, 4), call(1, 32, 1)], evidence=1)
+    sizes = CallSizes.of([call(4, 8, 4), call(1, 32, 1)], evidence=1)
     for seed in range(20):
         q, k, group = sizes.draw(random.Random(seed), most=1 << 16)
         assert group.value == 4
@@ -233,14 +239,14 @@ def test_a_size_that_is_a_scalar_times_another_hangs_together() -> None:
 def test_sizes_that_look_like_a_constexpr_are_known() -> None:
     tables = Argument("cos", "tensor", "float16", (300, 64), (64, 1), True)
     call = [tables, Argument("x", "tensor", "float16", (7, 128), (128, 1), True)]
-    sizes = Sizes.of([[*call, Argument("HEAD", "constexpr", value=128)]])
+    sizes = CallSizes.of([[*call, Argument("HEAD", "constexpr", value=128)]])
     assert [s.places for s in sizes.near_constants] == [("cos.1",)]
-    assert {s.recorded: s.word for s in sizes.sizes}[128] == 128, "compiled in"
+    assert {s.recorded: s.size_class for s in sizes.sizes}[128] == 128, "compiled in"
 
 
 def test_a_scalar_can_be_told_from_a_size_that_it_equals() -> None:
     call = [*arguments(512, rows=4), Argument("group", "scalar", "i32", value=4)]
-    tied = Sizes.of([call])
+    tied = CallSizes.of([call])
     loose = tied.untied("group")
     assert {
         a.value for i in range(20) for a in loose.draw(random.Random(i), most=4096) if a.name == "group"
@@ -259,28 +265,28 @@ def test_calls_of_a_users_own_say_what_they_have_in_common() -> None:
             "", Kernel("k"), (*arguments(n, rows=rows), Argument("eps", "scalar", "fp32", value=eps)), H200
         )
 
-    mixed = Sizes.observed([call(16, 1e-5), call(33, 1e-5), call(70, 1e-5)]).signature()
+    mixed = CallSizes.observed([call(16, 1e-5), call(33, 1e-5), call(70, 1e-5)]).signature()
     assert covers(mixed, asked(1000, 1e-5))
     assert not covers(mixed, asked(1000, 1e-6)), "eps never changed"
     assert not covers(mixed, asked(1000, 1e-5, rows=9)), "the rows never changed"
-    whole = Sizes.observed([call(16, 1e-5), call(32, 1e-4)]).signature()
+    whole = CallSizes.observed([call(16, 1e-5), call(32, 1e-4)]).signature()
     assert covers(whole, asked(160, 0.5))
     assert not covers(whole, asked(161, 0.5))
     with pytest.raises(RecordError, match="must agree in"):
-        Sizes.observed([arguments(16), arguments(16, dtype="float16")])
+        CallSizes.observed([arguments(16), arguments(16, dtype="float16")])
 
 
 # --- launch grids from what was recorded ---
 
 
-def recorded(shapes: Sequence[tuple[int, int]], grid: Any) -> list[Launch]:
+def recorded(shapes: Sequence[tuple[int, int]], grid: Any) -> list[GridSample]:
     found = []
     for rows, columns in shapes:
         sizes = sizes_of(arguments(columns, rows=rows))
         for block in (32, 64, 128):
             for split in (1, 4):
                 meta = {"BLOCK": block, "SPLIT": split}
-                found.append(Launch(sizes, meta, grid(rows, columns, block, split)))
+                found.append(GridSample(sizes, meta, grid(rows, columns, block, split)))
     return found
 
 
@@ -296,15 +302,15 @@ def recorded(shapes: Sequence[tuple[int, int]], grid: Any) -> list[Launch]:
     ],
 )
 def test_a_grid_function_is_told_from_its_results(grid: Any) -> None:
-    formula = fitted(recorded([(96, 1000), (40, 777)], grid))
+    formula = fit_grid(recorded([(96, 1000), (40, 777)], grid))
     assert formula is not None
     for m, n, b, s in [(7, 5000, 64, 4), (300, 19, 32, 1), (1, 1, 128, 8)]:
         assert formula(arguments(n, rows=m), {"BLOCK": b, "SPLIT": s}) == grid(m, n, b, s)
 
 
 def test_a_grid_that_is_no_product_is_not_explained() -> None:
-    assert fitted(recorded([(96, 1000), (40, 777)], lambda m, n, b, s: (m + n // b,))) is None
-    assert fitted([]) is None
+    assert fit_grid(recorded([(96, 1000), (40, 777)], lambda m, n, b, s: (m + n // b,))) is None
+    assert fit_grid([]) is None
 
 
 def test_a_grid_may_turn_with_a_word() -> None:
@@ -314,14 +320,14 @@ def test_a_grid_may_turn_with_a_word() -> None:
 
     sizes = sizes_of(arguments(900, rows=7))
     metas = [{"BLOCK": b, "ROWS_FIRST": first} for b in (32, 64, 256) for first in (True, False)]
-    formula = fitted([Launch(sizes, meta, grid(meta)) for meta in metas])
+    formula = fit_grid([GridSample(sizes, meta, grid(meta)) for meta in metas])
     assert formula is not None
     assert formula(arguments(100, rows=3), {"BLOCK": 64, "ROWS_FIRST": True}) == (3, 2)
     assert formula(arguments(100, rows=3), {"BLOCK": 64, "ROWS_FIRST": False}) == (2, 3)
 
 
 def test_a_formula_says_when_it_lacks_a_parameter() -> None:
-    formula = fitted(recorded([(96, 1000)], lambda m, n, b, s: (-(-n // b),)))
+    formula = fit_grid(recorded([(96, 1000)], lambda m, n, b, s: (-(-n // b),)))
     assert formula is not None
     with pytest.raises(KeyError):
         formula(arguments(10, rows=2), {})
@@ -331,7 +337,7 @@ def test_a_formula_says_when_it_lacks_a_parameter() -> None:
 
 
 def test_only_another_source_has_ir_of_its_own() -> None:
-    from forecast_autotune.features.listing import Listed
+    from forecast_autotune.features.listing import CandidateList
     from forecast_autotune.features.ttir.walk import assignment_of
 
     config = Config.of({"B": 2, "A": 1})
@@ -339,7 +345,9 @@ def test_only_another_source_has_ir_of_its_own() -> None:
     assert assignment_of(Candidate(config, "base hook 2")) == "A=1,B=2"
     assert assignment_of(Candidate(config, "llm-1")) == "llm-1|A=1,B=2"
     more = Config.of({"B": 2, "A": 1}, num_warps=8)
-    listed = Listed([Candidate(c, v) for v in ("base", "base hook 2", "llm-1") for c in (config, more)])
+    listed = CandidateList(
+        [Candidate(c, v) for v in ("base", "base hook 2", "llm-1") for c in (config, more)]
+    )
     names, codes = listed.assignments
     assert names == ("A=1,B=2", "llm-1|A=1,B=2")
     assert codes.tolist() == [0, 0, 0, 0, 1, 1]

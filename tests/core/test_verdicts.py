@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from forecast_autotune.commands import main
 from forecast_autotune.commands.calibration import coverage, reliability
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Decision, Problem, Verdict
+from forecast_autotune.records import Decision, Problem, RiskVerdict
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.calibration import Curve
-from forecast_autotune.surrogates.online import KNOTS, Corrected, correction
+from forecast_autotune.surrogates.calibration import CalibrationCurve
+from forecast_autotune.surrogates.online import KNOTS, CorrectedRisk, fit_correction
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from tests.core.commands import Capture
 from tests.core.loop import TABLE, Bench, Told, decide
@@ -29,8 +29,8 @@ NAMES = list(TABLE.by_candidate())
 BEST = min((m for m in TABLE.measurements if m.ok), key=lambda m: m.ms).candidate
 
 
-def verdict(shipped: float, beaten: bool, share: float = 1.0, surrogate: str = "told/1") -> Verdict:
-    return Verdict(surrogate, shipped, shipped, beaten, share)
+def verdict(shipped: float, beaten: bool, share: float = 1.0, surrogate: str = "told/1") -> RiskVerdict:
+    return RiskVerdict(surrogate, shipped, shipped, beaten, share)
 
 
 def cocksure(best_is_near: bool) -> Told:
@@ -57,17 +57,17 @@ def other_table() -> Table:
 
 
 def test_without_verdicts_there_is_no_correction() -> None:
-    assert correction([]) is None
+    assert fit_correction([]) is None
 
 
 def test_it_moves_towards_what_was_seen_and_sooner_up_than_down() -> None:
-    wrong, right = correction([verdict(0.05, True)] * 10), correction([verdict(0.4, False)] * 10)
+    wrong, right = fit_correction([verdict(0.05, True)] * 10), fit_correction([verdict(0.4, False)] * 10)
     assert wrong is not None
     assert right is not None
     assert wrong(0.05) > 0.3
     assert 0.2 < right(0.4) < 0.36
     assert wrong(0.05) - 0.05 > 3 * (0.4 - right(0.4))
-    more = correction([verdict(0.4, False)] * 400)
+    more = fit_correction([verdict(0.4, False)] * 400)
     assert more is not None
     assert more(0.4) < right(0.4)
     assert wrong(0.2) >= wrong(0.05), "what was riskier by the shipped curve is no safer now"
@@ -76,7 +76,7 @@ def test_it_moves_towards_what_was_seen_and_sooner_up_than_down() -> None:
 def test_an_honest_surrogate_is_left_alone() -> None:
     generator = np.random.default_rng(0)
     risks = generator.random(4000)
-    curve = correction([verdict(float(p), bool(generator.random() < p)) for p in risks])
+    curve = fit_correction([verdict(float(p), bool(generator.random() < p)) for p in risks])
     assert curve is not None
     for p in (0.05, 0.2, 0.5, 0.9):
         assert curve(p) == pytest.approx(p, abs=0.05)
@@ -87,7 +87,7 @@ def test_audits_of_a_share_find_the_true_rate() -> None:
     generator = np.random.default_rng(1)
     happened, audited = generator.random(6000) < 0.3, generator.random(6000) < 0.3
     found = [verdict(0.1, bool(a and b), 0.3) for a, b in zip(happened, audited, strict=True)]
-    curve = correction(found)
+    curve = fit_correction(found)
     assert curve is not None
     assert curve(0.1) == pytest.approx(0.3, abs=0.04)
 
@@ -98,27 +98,29 @@ _VERDICTS = st.lists(
 
 
 @given(_VERDICTS, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_it_rises_stays_a_probability_and_can_be_undone(verdicts: list[Verdict], a: float, b: float) -> None:
-    curve = correction(verdicts)
+def test_it_rises_stays_a_probability_and_can_be_undone(
+    verdicts: list[RiskVerdict], a: float, b: float
+) -> None:
+    curve = fit_correction(verdicts)
     assert curve is not None
     low, high = sorted((a, b))
     assert 0.0 <= curve(low) <= curve(high) <= 1.0
-    whole = Corrected(float, curve)
-    assert whole.before(whole(a)) == pytest.approx(a, abs=1e-6)
+    whole = CorrectedRisk(float, curve)
+    assert whole.invert(whole(a)) == pytest.approx(a, abs=1e-6)
 
 
 @given(_VERDICTS)
-def test_it_is_a_pure_function_whatever_the_order(verdicts: list[Verdict]) -> None:
-    one, two = correction(verdicts), correction(list(reversed(verdicts)))
+def test_it_is_a_pure_function_whatever_the_order(verdicts: list[RiskVerdict]) -> None:
+    one, two = fit_correction(verdicts), fit_correction(list(reversed(verdicts)))
     assert one is not None
     assert two is not None
     np.testing.assert_allclose(one.observed, two.observed, atol=1e-9)
 
 
 @given(_VERDICTS)
-def test_it_becomes_no_surer_than_the_data_allow(verdicts: list[Verdict]) -> None:
+def test_it_becomes_no_surer_than_the_data_allow(verdicts: list[RiskVerdict]) -> None:
     """With n full verdicts, however good, a risk is not talked down below 40 / (40 + n) of itself."""
-    curve = correction([replace(v, beaten=False) for v in verdicts])
+    curve = fit_correction([replace(v, beaten=False) for v in verdicts])
     assert curve is not None
     for p in KNOTS:
         assert curve(p) >= p * 40 / (40 + len(verdicts)) - 1e-9
@@ -137,7 +139,7 @@ def test_a_second_exhaustive_tuning_refutes_a_wrong_decision() -> None:
     second = decide(store, Bench(TABLE), surrogate=cocksure(False), mode="exhaustive")
     (found,) = second.verdicts
     assert second.chosen == BEST
-    assert found == Verdict("told/1", first.stated_risk, first.stated_risk, True, 1.0)
+    assert found == RiskVerdict("told/1", first.stated_risk, first.stated_risk, True, 1.0)
     assert store.verdicts(TABLE.problem) == [found]
 
 
@@ -209,7 +211,7 @@ def test_a_stored_decision_asks_for_no_experience() -> None:
     class Counting(Store):
         asked = 0
 
-        def verdicts(self, problem: Any) -> list[Verdict]:
+        def verdicts(self, problem: Any) -> list[RiskVerdict]:
             self.asked += 1
             return super().verdicts(problem)
 
@@ -319,6 +321,6 @@ def test_show_calibration(root: Path, capsys: Capture) -> None:
 
 
 def test_a_correction_is_a_curve_like_any_other() -> None:
-    curve = correction([verdict(0.2, True)])
-    assert isinstance(curve, Curve)
-    assert Corrected(lambda share: 0.5 * share, curve)(0.4) == curve(0.2)
+    curve = fit_correction([verdict(0.2, True)])
+    assert isinstance(curve, CalibrationCurve)
+    assert CorrectedRisk(lambda share: 0.5 * share, curve)(0.4) == curve(0.2)

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 
 from forecast_autotune.features.trace import trace
-from forecast_autotune.features.ttir.walk import Facts, facts
+from forecast_autotune.features.ttir.walk import TtirFacts, extract_facts
 from forecast_autotune.records import Argument
 
 
-def read(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, ...] = (64,)) -> Facts:
+def read(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, ...] = (64,)) -> TtirFacts:
     """Facts of a kernel called with tensors (given as dtype and shape) and integers."""
     live = [a if isinstance(a, int) else torch.empty(a[1], dtype=a[0], device="meta") for a in args]
     described = [
@@ -22,7 +22,7 @@ def read(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, 
         else Argument(name, "tensor", str(a.dtype), tuple(a.shape))
         for name, a in zip(fn.arg_names, live, strict=False)
     ]
-    return facts(trace(fn, live, {}, meta), described, grid)
+    return extract_facts(trace(fn, live, {}, meta), described, grid)
 
 
 @triton.jit

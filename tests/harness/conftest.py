@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from forecast_harness.sandbox.api import Lane
+from forecast_harness.sandbox.api import SandboxLane
 
 
 @pytest.fixture(scope="session")
-def judging() -> Iterator[Lane]:
+def judging() -> Iterator[SandboxLane]:
     """A lane with torch warm, in which Triton kernels are interpreted."""
     if not sys.platform.startswith("linux") or importlib.util.find_spec("torch") is None:
         pytest.skip("needs Linux and torch")
-    with Lane(environment={"TRITON_INTERPRET": "1"}) as lane:
+    with SandboxLane(environment={"TRITON_INTERPRET": "1"}) as lane:
         yield lane

@@ -6,13 +6,13 @@ import secrets
 import time
 from typing import Any
 
-from forecast_harness.sandbox.api import Answer, Array, Fault, SandboxError, Suspicion, Work
+from forecast_harness.sandbox.api import CellAnswer, Fault, JobContext, SandboxError, Suspicion, TensorBytes
 from forecast_harness.sandbox.inside import load
 
 _RUN = "forecast_harness.sandbox.inside:run_file"
 
 
-def compare(work: Work) -> dict[str, Any]:
+def compare(work: JobContext) -> dict[str, Any]:
     """Ask the candidate twice for the double of a secret number; only this process knows what is right."""
     verdicts, seconds = [], []
     with work.cell() as cell:
@@ -25,7 +25,7 @@ def compare(work: Work) -> dict[str, Any]:
     return {"correct": all(verdicts), "seconds": seconds}
 
 
-def twice(work: Work) -> dict[str, Any]:
+def twice(work: JobContext) -> dict[str, Any]:
     """Two cells, both alive, asked in turns, then each after the other was closed."""
     with work.cell() as one, work.cell() as two:
         first = [cell.ask(_RUN, work.payload).value for cell in (one, two, one)]
@@ -34,7 +34,7 @@ def twice(work: Work) -> dict[str, Any]:
     return {"first": first, "second": second}
 
 
-def recovers(work: Work) -> dict[str, Any]:
+def recovers(work: JobContext) -> dict[str, Any]:
     """A fault that the trusted code expects is not the job's."""
     try:
         with work.cell() as cell:
@@ -46,37 +46,41 @@ def recovers(work: Work) -> dict[str, Any]:
     return {"fault": fault, "then": value}
 
 
-def echo_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> Answer:
+def echo_in_cell(
+    payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
     state["count"] = state.get("count", 0) + 1
-    return Answer({"count": state["count"], **payload}, arrays)
+    return CellAnswer({"count": state["count"], **payload}, arrays)
 
 
-def echo(work: Work) -> Answer:
+def echo(work: JobContext) -> CellAnswer:
     """Arrays to a cell and back, and on to the lane."""
     data = bytes(range(256)) * (1 << 12)
-    sent = {"big": Array("float32", (512, 512), data), "none": Array("bfloat16", (0, 3), b"")}
+    sent = {"big": TensorBytes("float32", (512, 512), data), "none": TensorBytes("bfloat16", (0, 3), b"")}
     with work.cell() as cell:
         cell.ask(f"{__name__}:echo_in_cell", {}, sent)
         answer = cell.ask(f"{__name__}:echo_in_cell", {"said": "ä"}, sent)
-    return Answer({"same": answer.arrays == sent, **answer.value}, answer.arrays)
+    return CellAnswer({"same": answer.arrays == sent, **answer.value}, answer.arrays)
 
 
-def much_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> Answer:
-    return Answer(None, {"much": Array("uint8", (payload["bytes"],), bytes(payload["bytes"]))})
+def much_in_cell(
+    payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    return CellAnswer(None, {"much": TensorBytes("uint8", (payload["bytes"],), bytes(payload["bytes"]))})
 
 
-def much(work: Work) -> None:
+def much(work: JobContext) -> None:
     """Honest code whose answer is larger than the limit."""
     with work.cell() as cell:
         cell.ask(f"{__name__}:much_in_cell", {"bytes": work.limits.answer_bytes})
         cell.ask(f"{__name__}:much_in_cell", {"bytes": work.limits.answer_bytes + 1})
 
 
-def seeds_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> Any:
+def seeds_in_cell(payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]) -> Any:
     return _draws()
 
 
-def seeds(work: Work) -> dict[str, Any]:
+def seeds(work: JobContext) -> dict[str, Any]:
     """Numbers drawn by the judge and by a cell from every generator they have."""
     with work.cell() as cell:
         theirs = cell.ask(f"{__name__}:seeds_in_cell").value
@@ -92,7 +96,7 @@ def _draws() -> dict[str, float]:
     return {"python": random.random(), "numpy": numpy.random.rand(), "torch": torch.rand(()).item()}
 
 
-def freezes(work: Work) -> dict[str, Any]:
+def freezes(work: JobContext) -> dict[str, Any]:
     """A candidate leaves a thread and a child that count in files; how far they come, frozen and not."""
     with work.cell() as cell:
         cell.ask(_RUN, work.payload)
@@ -108,34 +112,34 @@ def freezes(work: Work) -> dict[str, Any]:
     return {"refused": refused, "longest": longest}
 
 
-def suspects(work: Work) -> None:
+def suspects(work: JobContext) -> None:
     raise Suspicion("it looked at us strangely")
 
 
-def fails(work: Work) -> None:
+def fails(work: JobContext) -> None:
     raise KeyError("trusted code has bugs, too")
 
 
-def asks_nonsense(work: Work) -> None:
+def asks_nonsense(work: JobContext) -> None:
     with work.cell() as cell:
         cell.ask(_RUN, {"file": object()})
 
 
-def dies(work: Work) -> None:
+def dies(work: JobContext) -> None:
     import os
 
     os._exit(0)
 
 
-def sleeps(work: Work) -> None:
+def sleeps(work: JobContext) -> None:
     time.sleep(60)
 
 
-def returns_nonsense(work: Work) -> object:
+def returns_nonsense(work: JobContext) -> object:
     return float("nan")
 
 
-def loaded(work: Work) -> list[str]:
+def loaded(work: JobContext) -> list[str]:
     """Whether the candidate's file is a module of this process."""
     import sys
 
@@ -144,5 +148,5 @@ def loaded(work: Work) -> list[str]:
     return sorted(name for name in sys.modules if name in ("candidate", "attacks"))
 
 
-def load_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> str:
+def load_in_cell(payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]) -> str:
     return load("attacks.py").__name__

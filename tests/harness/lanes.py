@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forecast_harness.sandbox.api import Job, Lane, Level, Limits, Result
+from forecast_harness.sandbox.api import ContainmentLevel, JobResult, ResourceLimits, SandboxJob, SandboxLane
 
 ROOT = Path(__file__).parents[2]
 FILES = {"attacks.py": Path(__file__).with_name("attacks.py").read_text()}
 RUN = "forecast_harness.sandbox.worker:run_file"
-SMALL = Limits(
+SMALL = ResourceLimits(
     wall_s=20,
     cpu_s=20,
     memory_bytes=256 << 20,
@@ -25,25 +25,29 @@ SMALL = Limits(
 
 
 @contextmanager
-def lane(level: Level | None = None, **options: Any) -> Iterator[Lane]:
+def lane(level: ContainmentLevel | None = None, **options: Any) -> Iterator[SandboxLane]:
     """A lane whose trusted entries may lie in this folder; without torch unless it is asked for."""
     before = list(sys.path)
     sys.path.insert(0, str(ROOT))
     try:
         warm = (*options.pop("warm", ()), "tests.harness.judges")
-        with Lane(level, warm=warm, **options) as opened:
+        with SandboxLane(level, warm=warm, **options) as opened:
             yield opened
     finally:
         sys.path[:] = before
 
 
-def run(lane: Lane, function: str, *arguments: Any, limits: Limits = SMALL, entry: str = RUN) -> Result:
+def run(
+    lane: SandboxLane, function: str, *arguments: Any, limits: ResourceLimits = SMALL, entry: str = RUN
+) -> JobResult:
     """Have the candidate's `function` called in a cell."""
     payload = {"file": "attacks.py", "function": function, "arguments": list(arguments)}
-    return lane.run(Job(entry, payload, FILES), limits)
+    return lane.run(SandboxJob(entry, payload, FILES), limits)
 
 
-def judge(lane: Lane, name: str, function: str = "honest", limits: Limits = SMALL) -> Result:
+def judge(
+    lane: SandboxLane, name: str, function: str = "honest", limits: ResourceLimits = SMALL
+) -> JobResult:
     """Let an entry of `judges.py` judge it."""
     payload = {"file": "attacks.py", "function": function}
-    return lane.run(Job(f"tests.harness.judges:{name}", payload, FILES), limits)
+    return lane.run(SandboxJob(f"tests.harness.judges:{name}", payload, FILES), limits)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from forecast_harness.packs.schema import Language, Pack
-from forecast_harness.sandbox.api import Answer, Array, CandidateFault, Cell, Work
+from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext, TensorBytes
 from forecast_harness.verify.foreign import problem_of
-from forecast_harness.verify.judge import Judge
-from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.judge import SolutionJudge
+from forecast_harness.verify.plan import VerificationPlan
 
 
 class Counted:
@@ -24,7 +24,7 @@ class Counted:
         self._cell, self._wait_s = cell, wait_s
         self.log: list[tuple[str, int, int]] = []
 
-    def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, Array]) -> Answer:
+    def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> CellAnswer:
         question = entry.partition(":")[2]
         if question == "again":
             time.sleep(self._wait_s)
@@ -34,7 +34,7 @@ class Counted:
         return answer
 
 
-def launches(work: Work) -> dict[str, Any]:
+def launches(work: JobContext) -> dict[str, Any]:
     """Launch the pack's last workload `count` times as it is timed, and check the last one if asked to.
 
     The value has `codes` (of each launch's reasons), `checked` (those of the check), `log` (question, bytes
@@ -45,7 +45,7 @@ def launches(work: Work) -> dict[str, Any]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, work.cell() as cell:
         counted = Counted(cell, asked.get("wait_s", 0.0))
-        judge = Judge(pack, problem_of(pack, Path(folder)), counted, Plan(), b"seed")
+        judge = SolutionJudge(pack, problem_of(pack, Path(folder)), counted, VerificationPlan(), b"seed")
         assert judge.prepare("solution.py", "run", Language.TORCH) == []
         case = judge.timed_case(pack.workloads[-1])
         codes, checked = [], []

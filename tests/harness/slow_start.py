@@ -6,4 +6,4 @@ import time
 
 from forecast_harness.sandbox import toolchain
 
-toolchain.warm = lambda: time.sleep(5)
+toolchain.preload_toolchain = lambda: time.sleep(5)

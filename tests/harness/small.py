@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forecast_harness import packs
 from forecast_harness.packs import Pack, load
-from forecast_harness.search.records import Node, Target
+from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import open_target, pack_of
 
 
@@ -27,7 +27,7 @@ def small_folder(name: str, where: Path) -> str:
     return str(folder)
 
 
-def small_target(name: str) -> tuple[Target, Node]:
+def small_target(name: str) -> tuple[SearchTarget, Node]:
     """Such a pack as what is searched on a CPU, and its first seed."""
     target, (seed, *_) = open_target(name, device="cpu")
     pack = checked_only(pack_of(target))

@@ -11,19 +11,19 @@ import pytest
 pytest.importorskip("torch")
 
 from forecast_autotune.commands import main
-from forecast_harness.bench import Entry, bench
-from forecast_harness.packs import Solution, load, load_solution, solution_from
-from forecast_harness.sandbox.api import Job, Lane, Limits, Status
-from forecast_harness.timing.duel import Rules
-from forecast_harness.verify.contest import by_chance
-from forecast_harness.verify.plan import Plan
+from forecast_harness.bench import BenchResult, compare_solutions
+from forecast_harness.packs import Solution, load, load_solution, make_solution
+from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.timing.duel import StoppingRules
+from forecast_harness.verify.contest import chance_difference
+from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
-from forecast_harness.verify.verdict import Code, Judgement
+from forecast_harness.verify.verdict import Judgement, ReasonCode
 from tests.harness.small import checked_only, small_folder
 
 HERE = Path(__file__).parent
-QUICK = Plan(cases=4, timed=8)
-RULES = Rules(most=60)
+QUICK = VerificationPlan(cases=4, timed=8)
+RULES = StoppingRules(most=60)
 SOFTMAX = checked_only(load("softmax"))
 
 ONCE = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n"
@@ -48,14 +48,14 @@ def run(x):
 
 
 def named(name: str, source: str) -> Solution:
-    return solution_from(name, source)
+    return make_solution(name, source)
 
 
-def contest(lane: Lane, *solutions: Solution, **options: Any) -> list[Entry]:
-    return bench(SOFTMAX, solutions, lane, plan=QUICK, rules=RULES, **options)
+def contest(lane: SandboxLane, *solutions: Solution, **options: Any) -> list[BenchResult]:
+    return compare_solutions(SOFTMAX, solutions, lane, plan=QUICK, rules=RULES, **options)
 
 
-def test_the_faster_one_is_promoted_after_a_second_contest(judging: Lane) -> None:
+def test_the_faster_one_is_promoted_after_a_second_contest(judging: SandboxLane) -> None:
     slow, fast = contest(judging, named("slow", FOUR_TIMES), named("fast", ONCE))
     assert slow.outcome == "incumbent"
     assert (fast.outcome, len(fast.duels)) == ("faster", 2)
@@ -66,19 +66,21 @@ def test_the_faster_one_is_promoted_after_a_second_contest(judging: Lane) -> Non
     assert all(label.n >= 40 and label.harness for label in fast.labels.values())
 
 
-def test_the_slower_one_is_not(judging: Lane) -> None:
+def test_the_slower_one_is_not(judging: SandboxLane) -> None:
     fast, slow = contest(judging, named("slow", FOUR_TIMES), against=named("fast", ONCE))
     assert (fast.outcome, slow.outcome, len(slow.duels)) == ("incumbent", "slower", 1)
 
 
 def test_a_few_late_launches_accuse_nobody() -> None:
     """A hopeless candidate's contest ends after three launches; a busy machine makes two of them late."""
-    assert by_chance([1.0, 0.0], 3) > 1
-    assert by_chance([1.0, 0.0], 20) < 0.5, "who hides all of its time is caught when a win is decided"
-    assert by_chance([0.3, 0.0], 200) < 0.2
+    assert chance_difference([1.0, 0.0], 3) > 1
+    assert chance_difference([1.0, 0.0], 20) < 0.5, (
+        "who hides all of its time is caught when a win is decided"
+    )
+    assert chance_difference([0.3, 0.0], 200) < 0.2
 
 
-def test_a_wrong_solution_has_no_time(judging: Lane) -> None:
+def test_a_wrong_solution_has_no_time(judging: SandboxLane) -> None:
     wrong = named("wrong", "def run(x):\n    return x\n")
     entries = contest(judging, named("right", ONCE), wrong)
     assert (entries[1].verdict.judgement, entries[1].outcome) == (Judgement.REJECTED, "")
@@ -86,17 +88,17 @@ def test_a_wrong_solution_has_no_time(judging: Lane) -> None:
     assert [e.outcome for e in contest(judging, named("right", ONCE), against=wrong)] == ["", ""]
 
 
-def test_one_that_turns_wrong_while_it_is_timed_is_caught(judging: Lane) -> None:
+def test_one_that_turns_wrong_while_it_is_timed_is_caught(judging: SandboxLane) -> None:
     """It passes a short verification; launches of the contest are checked, too."""
     drifting = named("drifting", LATER_WRONG)
     # Clearly the faster one, but nobody wins by such a margin, so that all blocks are run.
-    rules, right = Rules(most=200, margin=3.0), named("right", FOUR_TIMES)
-    entries = bench(SOFTMAX, [right, drifting], judging, plan=QUICK, rules=rules)
+    rules, right = StoppingRules(most=200, margin=3.0), named("right", FOUR_TIMES)
+    entries = compare_solutions(SOFTMAX, [right, drifting], judging, plan=QUICK, rules=rules)
     assert entries[1].outcome == ""
-    assert {r.code for r in entries[1].verdict.reasons} == {Code.WRONG_VALUES}
+    assert {r.code for r in entries[1].verdict.reasons} == {ReasonCode.WRONG_VALUES}
 
 
-def test_a_seed_repeats_a_verification(judging: Lane) -> None:
+def test_a_seed_repeats_a_verification(judging: SandboxLane) -> None:
     pack, wrong = SOFTMAX, named("wrong", "import torch\n\n\ndef run(x):\n    return x.exp()\n")
     first = verify(pack, wrong, judging, plan=QUICK)
     again = verify(pack, wrong, judging, plan=QUICK, seed=first.facts["seed"])
@@ -106,7 +108,7 @@ def test_a_seed_repeats_a_verification(judging: Lane) -> None:
     assert first.facts["level"] == judging.level.name.lower()
 
 
-def test_nothing_of_the_question_is_in_the_candidates_process(judging: Lane) -> None:
+def test_nothing_of_the_question_is_in_the_candidates_process(judging: SandboxLane) -> None:
     """Neither the reference nor the seed can be found among its objects."""
     spy = """import gc
 
@@ -125,19 +127,19 @@ def run(x):
     assert verdict.accepted, verdict.reasons
 
 
-def test_a_hang_and_a_bad_import_are_the_candidates_fault(judging: Lane) -> None:
+def test_a_hang_and_a_bad_import_are_the_candidates_fault(judging: SandboxLane) -> None:
     pack = SOFTMAX
     hang = named("hang", "def run(x):\n    while True:\n        pass\n")
-    verdict = verify(pack, hang, judging, plan=QUICK, limits=Limits(wall_s=2.0, trusted_s=60))
-    assert [r.code for r in verdict.reasons] == [Code.TIMEOUT]
+    verdict = verify(pack, hang, judging, plan=QUICK, limits=ResourceLimits(wall_s=2.0, trusted_s=60))
+    assert [r.code for r in verdict.reasons] == [ReasonCode.TIMEOUT]
     assert str(verdict.outcome) == "timeout"
     for source, said in (("import nothing_like_it\n", "nothing_like_it"), ("def other(): pass\n", "run")):
         verdict = verify(pack, named("bad", source), judging, plan=QUICK)
-        assert [r.code for r in verdict.reasons] == [Code.FAILS]
+        assert [r.code for r in verdict.reasons] == [ReasonCode.FAILS]
         assert said in verdict.reasons[0].detail
 
 
-def test_a_cuda_solution_fails_readably_without_a_compiler_or_device(judging: Lane) -> None:
+def test_a_cuda_solution_fails_readably_without_a_compiler_or_device(judging: SandboxLane) -> None:
     source = """import torch
 from torch.utils.cpp_extension import load_inline
 
@@ -152,15 +154,15 @@ def run(x):
     assert str(solution.language) == "cuda"
     verdict = verify(SOFTMAX, solution, judging, plan=QUICK)
     assert verdict.judgement is Judgement.REJECTED
-    assert [r.code for r in verdict.reasons] == [Code.FAILS]
+    assert [r.code for r in verdict.reasons] == [ReasonCode.FAILS]
 
 
-def test_a_broken_pack_is_the_harness_fault(judging: Lane) -> None:
+def test_a_broken_pack_is_the_harness_fault(judging: SandboxLane) -> None:
     pack = SOFTMAX.with_(reference="def reference(x):\n    return x, x\n")
     verdict = verify(pack, named("right", ONCE), judging, plan=QUICK)
     assert verdict.judgement is Judgement.INFRASTRUCTURE
-    job = Job("forecast_harness.verify.worker:main", {"pack": {}})
-    assert judging.run(job, Limits(wall_s=20)).status is Status.INFRA_ERROR
+    job = SandboxJob("forecast_harness.verify.worker:main", {"pack": {}})
+    assert judging.run(job, ResourceLimits(wall_s=20)).status is JobStatus.INFRA_ERROR
 
 
 # --- the command line ---
@@ -215,10 +217,10 @@ def test_wrong_usage_is_named(arguments: list[str], said: str, capsys: pytest.Ca
     assert said in capsys.readouterr().err
 
 
-def test_a_solution_of_a_foreign_task(judging: Lane) -> None:
+def test_a_solution_of_a_foreign_task(judging: SandboxLane) -> None:
     pack = load(HERE / "tasks" / "gpumode_scale")
     wrong = "def custom_kernel(data):\n    x, config = data\n    return x.sum(1)\n"
-    verdict = verify(pack, solution_from("wrong", wrong, pack.definition.format), judging, plan=QUICK)
-    assert {r.code for r in verdict.reasons} == {Code.WRONG_VALUES}
+    verdict = verify(pack, make_solution("wrong", wrong, pack.definition.format), judging, plan=QUICK)
+    assert {r.code for r in verdict.reasons} == {ReasonCode.WRONG_VALUES}
     kept = load_solution(HERE / "honest" / "gpumode_row_sums.py", pack)
     assert verify(pack, kept, judging, plan=QUICK).accepted

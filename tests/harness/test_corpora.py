@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs import Language, solution_from
-from forecast_harness.sandbox.api import Lane, Limits
+from forecast_harness.packs import Language, make_solution
+from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
 from forecast_harness.verify import corpus
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.verdict import Code, Judgement
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import Judgement, ReasonCode
 from tests.harness.small import checked_only
 
 pytest.importorskip("torch")
@@ -22,23 +22,27 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 
 
-def on_host_small(entry: corpus.Entry) -> corpus.Entry:
+def on_host_small(entry: corpus.CorpusEntry) -> corpus.CorpusEntry:
     """What a device is to be fooled about needs sizes that are something to a device."""
     return entry if entry.backend == "gpu" else replace(entry, pack=checked_only(entry.pack))
 
 
-EXPLOITS = [on_host_small(e) for e in corpus.read(HERE / "exploits")]
-HONEST = [on_host_small(e) for e in corpus.read(HERE / "honest")]
+EXPLOITS = [on_host_small(e) for e in corpus.read_corpus(HERE / "exploits")]
+HONEST = [on_host_small(e) for e in corpus.read_corpus(HERE / "honest")]
 MODES = {f"{'A' if n < 20 else 'B' if n < 31 else 'C' if n < 44 else 'D'}{n:02}" for n in range(1, 49)}
-LIMITS = Limits(wall_s=90, trusted_s=120)
+LIMITS = ResourceLimits(wall_s=90, trusted_s=120)
 
 
-def plan(entry: corpus.Entry) -> Plan:
+def plan(entry: corpus.CorpusEntry) -> VerificationPlan:
     # An interpreted launch takes a hundred times as long as an eager one.
-    return Plan(cases=6, timed=4) if entry.solution.language is Language.TRITON else Plan(cases=12, timed=30)
+    return (
+        VerificationPlan(cases=6, timed=4)
+        if entry.solution.language is Language.TRITON
+        else VerificationPlan(cases=12, timed=30)
+    )
 
 
-def on_cpu(entries: list[corpus.Entry]) -> list[object]:
+def on_cpu(entries: list[corpus.CorpusEntry]) -> list[object]:
     return [pytest.param(e, id=e.name) for e in entries if e.backend == "cpu"]
 
 
@@ -61,17 +65,17 @@ def test_there_are_as_many_honest_ones_as_a_rate_needs() -> None:
     assert all(e.expected == {"accepted"} for e in HONEST)
 
 
-def attempted(entry: corpus.Entry, lane: Lane) -> corpus.Tried:
+def attempted(entry: corpus.CorpusEntry, lane: SandboxLane) -> corpus.CorpusResult:
     """Again where the machine was at fault: under load the incumbent itself may seem to lie about time."""
     for _ in range(3):
-        tried = corpus.attempt(entry, lane, plan(entry), LIMITS)
-        if str(Code.HARNESS) not in tried.found:
+        tried = corpus.verify_entry(entry, lane, plan(entry), LIMITS)
+        if str(ReasonCode.HARNESS) not in tried.found:
             break
     return tried
 
 
 @pytest.mark.parametrize("entry", on_cpu(EXPLOITS))
-def test_exploit_is_refused(entry: corpus.Entry, judging: Lane) -> None:
+def test_exploit_is_refused(entry: corpus.CorpusEntry, judging: SandboxLane) -> None:
     tried = attempted(entry, judging)
     assert tried.as_expected, str(tried)
     if tried.verdict is not None and "neutralised" not in tried.found:
@@ -79,36 +83,38 @@ def test_exploit_is_refused(entry: corpus.Entry, judging: Lane) -> None:
 
 
 @pytest.mark.parametrize("entry", on_cpu(HONEST))
-def test_honest_solution_is_accepted(entry: corpus.Entry, judging: Lane) -> None:
+def test_honest_solution_is_accepted(entry: corpus.CorpusEntry, judging: SandboxLane) -> None:
     tried = attempted(entry, judging)
     assert tried.as_expected, str(tried)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in EXPLOITS if e.backend == "gpu"])
-def test_exploit_is_refused_on_a_device(entry: corpus.Entry) -> None:
+def test_exploit_is_refused_on_a_device(entry: corpus.CorpusEntry) -> None:
     from forecast_harness.timing import device
 
     name, uuid = device.identity(0)
-    with Lane(device="0") as lane:
-        tried = corpus.attempt(entry, lane, Plan(device="cuda", peaks=device.peaks(name), uuid=uuid), LIMITS)
+    with SandboxLane(device="0") as lane:
+        tried = corpus.verify_entry(
+            entry, lane, VerificationPlan(device="cuda", peaks=device.device_peaks(name), uuid=uuid), LIMITS
+        )
     assert tried.as_expected, str(tried)
 
 
-def test_hidden_intent_is_a_hint_only(judging: Lane) -> None:
+def test_hidden_intent_is_a_hint_only(judging: SandboxLane) -> None:
     """Static screening notices the obfuscated exploit, and the honest one that talks about exploits not."""
     hidden = next(e for e in EXPLOITS if e.mode == "D48")
-    tried = corpus.attempt(hidden, judging, plan(hidden), LIMITS)
+    tried = corpus.verify_entry(hidden, judging, plan(hidden), LIMITS)
     assert tried.verdict is not None
     assert any("globals" in hint for hint in tried.verdict.hints)
     talking = next(e for e in HONEST if e.name == "softmax_words_in_comments")
-    tried = corpus.attempt(talking, judging, plan(talking), LIMITS)
+    tried = corpus.verify_entry(talking, judging, plan(talking), LIMITS)
     assert tried.verdict is not None
     assert tried.verdict.hints == ()
     assert tried.verdict.accepted
 
 
-def test_the_checker_on_disk_survives_an_exploit(judging: Lane) -> None:
+def test_the_checker_on_disk_survives_an_exploit(judging: SandboxLane) -> None:
     from forecast_harness.verify import tolerance
 
     file = Path(str(tolerance.__file__))
@@ -116,7 +122,7 @@ def test_the_checker_on_disk_survives_an_exploit(judging: Lane) -> None:
     entry = next(e for e in EXPLOITS if e.name == "d46_edits_harness")
     if judging.level < 3:
         pytest.skip(f"level {judging.level.name} does not contain writes")
-    corpus.attempt(entry, judging, plan(entry), LIMITS)
+    corpus.verify_entry(entry, judging, plan(entry), LIMITS)
     assert file.read_bytes() == before
 
 
@@ -135,7 +141,7 @@ def test_an_entry_without_its_header_is_named(tmp_path: Path, text: str, said: s
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "new.py").write_text(text)
     with pytest.raises(RecordError, match=re.escape(str(tmp_path)) + f".*{said}"):
-        corpus.read(tmp_path / "corpus")
+        corpus.read_corpus(tmp_path / "corpus")
 
 
 HEAD = "# mode: A01\n# title: x\n# backend: cpu\n# pack: {pack}\n# language: torch\n# expected: {expected}\n"
@@ -163,7 +169,7 @@ def test_a_twin_that_is_none_is_named(tmp_path: Path, expected: str, against: st
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"{name}.py").write_text(f"{text}\n\ndef run(x):\n    return x\n")
     with pytest.raises(RecordError, match=said):
-        corpus.read(tmp_path / "corpus")
+        corpus.read_corpus(tmp_path / "corpus")
 
 
 def test_a_twin_may_be_of_the_pack_or_a_file(tmp_path: Path) -> None:
@@ -175,7 +181,7 @@ def test_a_twin_may_be_of_the_pack_or_a_file(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(exist_ok=True)
         text = HEAD.format(pack="softmax", expected="neutralised") + against
         (tmp_path / folder / f"{name}.py").write_text(f"{text}\n\ndef run(x):\n    return {name!r}\n")
-    one, twin, two = corpus.read(tmp_path / "corpus")
+    one, twin, two = corpus.read_corpus(tmp_path / "corpus")
     assert one.against == twin.against == one.pack.solution("torch_plain")
     assert two.against is not None
     assert two.against.source == twin.solution.source
@@ -190,10 +196,10 @@ def test_a_twin_may_be_of_the_pack_or_a_file(tmp_path: Path) -> None:
     ],
     ids=["faster", "as fast", "refused"],
 )
-def test_a_trick_is_neutralised_unless_it_is_faster(judging: Lane, twin: str, found: str) -> None:
+def test_a_trick_is_neutralised_unless_it_is_faster(judging: SandboxLane, twin: str, found: str) -> None:
     entry = next(e for e in EXPLOITS if e.name == "a19_leaves_caches_cold")
-    plain = solution_from("plain", "import torch\ndef run(x):\n    return torch.softmax(x, -1)\n")
-    entry = replace(entry, solution=plain, against=solution_from("twin", twin))
-    tried = corpus.attempt(entry, judging, plan(entry), LIMITS)
+    plain = make_solution("plain", "import torch\ndef run(x):\n    return torch.softmax(x, -1)\n")
+    entry = replace(entry, solution=plain, against=make_solution("twin", twin))
+    tried = corpus.verify_entry(entry, judging, plan(entry), LIMITS)
     assert tried.found == {found}, str(tried)
     assert tried.as_expected == (found == "neutralised")

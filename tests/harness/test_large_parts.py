@@ -15,19 +15,19 @@ torch = pytest.importorskip("torch")
 from forecast_autotune.errors import RecordError
 from forecast_harness.packs import load
 from forecast_harness.packs.load import builtin_names
-from forecast_harness.packs.schema import Format, Workload
+from forecast_harness.packs.schema import PackFormat, Workload
 from forecast_harness.sandbox import wire
-from forecast_harness.sandbox.api import Answer, Array, Limits
-from forecast_harness.verify.arena import build
-from forecast_harness.verify.digest import Digest, all_of, gaps
-from forecast_harness.verify.drift import bits
-from forecast_harness.verify.effort import Effort
+from forecast_harness.sandbox.api import CellAnswer, ResourceLimits, TensorBytes
+from forecast_harness.verify.arena import build_arena
+from forecast_harness.verify.digest import BlockHasher, complement_spans, digest_values
+from forecast_harness.verify.drift import integer_view
+from forecast_harness.verify.effort import SamplingBudget
 from forecast_harness.verify.foreign import problem_of
-from forecast_harness.verify.held import Held
-from forecast_harness.verify.launches import Launcher, Reply
-from forecast_harness.verify.needs import MOST_BYTES, limits_for, sizes
-from forecast_harness.verify.problem import Draw
-from forecast_harness.verify.resident import Resident
+from forecast_harness.verify.held import BlockStore
+from forecast_harness.verify.launches import Launcher, LaunchResult
+from forecast_harness.verify.needs import MAX_LAUNCH_BYTES, cell_limits_for, workload_bytes
+from forecast_harness.verify.problem import DrawSpec
+from forecast_harness.verify.resident import ResidentBlock
 
 
 def generator(seed: int = 0) -> Any:
@@ -39,9 +39,9 @@ def generator(seed: int = 0) -> Any:
 
 def test_restoring_overwrites_all_that_a_candidate_left() -> None:
     x = torch.randn(300, 7)
-    arena = build({"x": x}, {"y": torch.full((5,), torch.nan)}, {}, random.Random(3))
-    held = Held("cpu")
-    held.put("a", Array("uint8", (len(arena.data()),), arena.data()))
+    arena = build_arena({"x": x}, {"y": torch.full((5,), torch.nan)}, {}, random.Random(3))
+    held = BlockStore("cpu")
+    held.put("a", TensorBytes("uint8", (len(arena.data()),), arena.data()))
     held.restore("a")
     before = held.views(arena.slots)
     address, versions = before["x"].data_ptr(), [t._version for t in before.values()]
@@ -55,9 +55,9 @@ def test_restoring_overwrites_all_that_a_candidate_left() -> None:
 
 
 def test_a_patch_changes_the_block_and_nothing_else() -> None:
-    arena = build({"x": torch.zeros(4, 5), "z": torch.ones(3)}, {}, {}, random.Random(3))
-    held = Held("cpu")
-    held.put("a", Array("uint8", (len(arena.data()),), arena.data()))
+    arena = build_arena({"x": torch.zeros(4, 5), "z": torch.ones(3)}, {}, {}, random.Random(3))
+    held = BlockStore("cpu")
+    held.put("a", TensorBytes("uint8", (len(arena.data()),), arena.data()))
     where = torch.tensor([3, 19])
     to = torch.tensor([2.0, -1.0]).view(torch.int32)
     held.patch("a", arena.slots[0], _array(where), _array(to))
@@ -69,8 +69,8 @@ def test_a_patch_changes_the_block_and_nothing_else() -> None:
     assert held.bytes().numpy().tobytes() == bytes(arena.data())
 
 
-def _array(tensor: Any) -> Array:
-    return Array(
+def _array(tensor: Any) -> TensorBytes:
+    return TensorBytes(
         str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bytearray(tensor.numpy().tobytes())
     )
 
@@ -80,39 +80,39 @@ def _array(tensor: Any) -> Array:
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, (1 << 18) - 1, (1 << 18) + 3, (5 << 18) + 17])
 def test_any_byte_shows_in_a_digest(size: int) -> None:
-    digest = Digest(11)
+    digest = BlockHasher(11)
     data = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator())
-    (before,) = all_of([digest.of(data, 5)])
+    (before,) = digest_values([digest.of(data, 5)])
     for place in {0, size - 1, size // 2, size // 3}:
         changed = data.clone()
         changed[place] ^= 128
-        assert all_of([digest.of(changed, 5)]) != [before]
-    assert all_of([Digest(11).of(data, 5)]) == [before]
-    assert all_of([digest.of(data, 6)]) != [before]
-    assert all_of([Digest(12).of(data, 5)]) != [before]
+        assert digest_values([digest.of(changed, 5)]) != [before]
+    assert digest_values([BlockHasher(11).of(data, 5)]) == [before]
+    assert digest_values([digest.of(data, 6)]) != [before]
+    assert digest_values([BlockHasher(12).of(data, 5)]) != [before]
     # Where the bytes lie makes no difference.
     moved = torch.cat([torch.zeros(3, dtype=torch.uint8), data])[3:]
-    assert all_of([digest.of(moved, 5)]) == [before]
+    assert digest_values([digest.of(moved, 5)]) == [before]
 
 
 @pytest.mark.parametrize("written", [[], [(64, 67)], [(0, 9)], [(128, 300_001), (300_032, 300_040)]])
 def test_a_digest_of_spans_leaves_out_the_rest(written: list[tuple[int, int]]) -> None:
     size = 400_000
-    digest, data = Digest(1), torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator())
-    kept = gaps(written, size)
-    (before,) = all_of([digest.of(data, 2, kept)])
+    digest, data = BlockHasher(1), torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator())
+    kept = complement_spans(written, size)
+    (before,) = digest_values([digest.of(data, 2, kept)])
     for start, stop in written:
         other = data.clone()
         other[start:stop] ^= 255
-        assert all_of([digest.of(other, 2, kept)]) == [before]
+        assert digest_values([digest.of(other, 2, kept)]) == [before]
     for start, stop in kept:
         for place in (start, stop - 1):
             other = data.clone()
             other[place] ^= 1
-            assert all_of([digest.of(other, 2, kept)]) != [before]
+            assert digest_values([digest.of(other, 2, kept)]) != [before]
     parts = [digest.of(data, 2, [span]) for span in sorted([*kept, *written])]
-    (together,) = all_of([digest.of(data, 2)])
-    assert (sum(all_of(parts)) - together) % (1 << 64) == 0
+    (together,) = digest_values([digest.of(data, 2)])
+    assert (sum(digest_values(parts)) - together) % (1 << 64) == 0
 
 
 # --- drifts ---
@@ -124,15 +124,17 @@ def some_case(name: str) -> Any:
     pack = load(name)
     with tempfile.TemporaryDirectory() as folder:
         problem = problem_of(pack, Path(folder))
-        return problem.case(pack.workloads[0].axes, Draw("normal", "contiguous", generator())).set_moving()
+        return problem.case(
+            pack.workloads[0].axes, DrawSpec("normal", "contiguous", generator())
+        ).with_mutator()
 
 
 @pytest.mark.parametrize("name", builtin_names())
 def test_the_judge_and_the_cell_follow_a_drift_alike(name: str) -> None:
     """Every shipped pack's arguments: what is sent makes of the old block the new one, digest included."""
     case = some_case(name)
-    assert case.moving is not None
-    resident, held = Resident(case, random.Random(1), 99), Held("cpu")
+    assert case.mutator is not None
+    resident, held = ResidentBlock(case, random.Random(1), 99), BlockStore("cpu")
     before = {n: t.clone() for n, t in case.tensors.items()}
     for step in range(4):
         question = resident.update()
@@ -148,7 +150,7 @@ def test_the_judge_and_the_cell_follow_a_drift_alike(name: str) -> None:
         assert held.bytes().numpy().tobytes() == bytes(resident.arena.data())
         views = held.views(resident.arena.slots)
         assert all(torch.equal(_bits(views[n]), _bits(t)) for n, t in case.tensors.items())
-        fresh = Resident(case, random.Random(1), 99)
+        fresh = ResidentBlock(case, random.Random(1), 99)
         assert fresh.digest == resident.digest
         case.next(generator(step))
     assert any(not torch.equal(_bits(before[n]), _bits(t)) for n, t in case.tensors.items())
@@ -156,16 +158,16 @@ def test_the_judge_and_the_cell_follow_a_drift_alike(name: str) -> None:
 
 
 def _bits(tensor: Any) -> Any:
-    return bits(tensor.contiguous())
+    return integer_view(tensor.contiguous())
 
 
 def test_whoever_is_far_behind_starts_anew() -> None:
     case = some_case("softmax")
-    resident = Resident(case, random.Random(1), 99)
+    resident = ResidentBlock(case, random.Random(1), 99)
     resident.update()
     for step in range(70):
         case.next(generator(step))
-    assert resident.forgotten
+    assert resident.is_outdated
 
 
 def test_what_a_pack_promises_survives_a_drift() -> None:
@@ -183,31 +185,31 @@ def test_what_a_pack_promises_survives_a_drift() -> None:
 def test_limits_are_what_the_largest_workload_needs() -> None:
     pack = load("softmax")
     large = next(w for w in pack.workloads if w.large)
-    found = limits_for(pack, Limits(), "cuda")
-    given, written = sizes(pack, large)
+    found = cell_limits_for(pack, ResourceLimits(), "cuda")
+    given, written = workload_bytes(pack, large)
     assert given == written == 8192 * 4096 * 4
     assert found.answer_bytes >= given + written
-    assert found.memory_bytes > Limits().memory_bytes + given + written
-    assert found.output_bytes == Limits().output_bytes
+    assert found.memory_bytes > ResourceLimits().memory_bytes + given + written
+    assert found.output_bytes == ResourceLimits().output_bytes
     small = pack.with_(workloads=pack.checked_workloads)
-    assert limits_for(small, Limits(), "cuda").answer_bytes == Limits().answer_bytes
+    assert cell_limits_for(small, ResourceLimits(), "cuda").answer_bytes == ResourceLimits().answer_bytes
 
 
 def test_a_workload_beyond_what_can_be_judged_is_named() -> None:
     axes = {"M": 1 << 16, "N": 8192}
     pack = load("softmax").with_(workloads=(Workload("huge", axes, large=True),))
-    assert sum(sizes(pack, pack.workloads[0])) > MOST_BYTES
+    assert sum(workload_bytes(pack, pack.workloads[0])) > MAX_LAUNCH_BYTES
     with pytest.raises(RecordError, match="workload huge: arguments and outputs take 4294967296 bytes"):
-        limits_for(pack, Limits(), "cuda")
+        cell_limits_for(pack, ResourceLimits(), "cuda")
 
 
 def test_the_usual_share_is_kept_where_it_costs_little() -> None:
-    effort = Effort(2.0)
-    assert effort.share("a", 0.25) == 0.25
+    effort = SamplingBudget(2.0)
+    assert effort.launch_share("a", 0.25) == 0.25
     effort.note("a", 0.001)
     effort.note("b", 2.0)
-    assert effort.share("a", 0.25) == 0.25
-    assert 0 < effort.share("b", 0.25) <= 2 / (2.0 * 200)
+    assert effort.launch_share("a", 0.25) == 0.25
+    assert 0 < effort.launch_share("b", 0.25) <= 2 / (2.0 * 200)
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (5 << 20) + 3])
@@ -216,7 +218,7 @@ def test_arrays_of_any_size_cross_a_channel(size: int) -> None:
     data = random.Random(size).randbytes(size)
     with ours, theirs:
         sent = threading.Thread(
-            target=wire.send, args=(ours, "said", {"a": Array("uint8", (size,), memoryview(data))})
+            target=wire.send, args=(ours, "said", {"a": TensorBytes("uint8", (size,), memoryview(data))})
         )
         sent.start()
         value, arrays = wire.receive(theirs, 8 << 20)
@@ -230,12 +232,12 @@ def test_arrays_of_any_size_cross_a_channel(size: int) -> None:
 
 def test_only_the_latest_launch_can_be_read() -> None:
     case = some_case("softmax")
-    launcher = Launcher(Nobody(), Format.OWN, random.Random(0), "cpu")
+    launcher = Launcher(Nobody(), PackFormat.OWN, random.Random(0), "cpu")
     launcher.trials = 2
     with pytest.raises(ValueError, match="launch 1 cannot be read after launch 2"):
-        launcher.read(Reply(case, 1, 0.1, 0.1, 0.2, "host", []))
+        launcher.read(LaunchResult(case, 1, 0.1, 0.1, 0.2, "host", []))
 
 
 class Nobody:
-    def ask(self, entry: str, payload: Any, arrays: Any) -> Answer:
+    def ask(self, entry: str, payload: Any, arrays: Any) -> CellAnswer:
         raise AssertionError("nothing is to be asked")

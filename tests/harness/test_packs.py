@@ -14,22 +14,22 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_harness.packs import (
     Definition,
-    Format,
     Language,
     Pack,
+    PackFormat,
     Solution,
     builtin_names,
-    from_case,
     load,
     load_solution,
-    solution_from,
-    task_yml,
+    make_solution,
+    pack_from_case,
+    parse_task_yml,
 )
 from forecast_harness.packs.expressions import evaluate
-from forecast_harness.sandbox.api import Lane
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.run import refuse, verify
-from forecast_harness.verify.verdict import Code
+from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import check_pack, verify
+from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.small import checked_only
 
 ROOT = Path(__file__).parents[2]
@@ -174,7 +174,7 @@ def test_what_is_no_pack_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_solutions_language(source: str, language: Language) -> None:
-    assert solution_from("s", source).language is language
+    assert make_solution("s", source).language is language
 
 
 def test_a_solutions_identity_is_its_text() -> None:
@@ -199,17 +199,19 @@ def test_solutions_by_name_and_file(tmp_path: Path) -> None:
 
 def test_a_gpu_mode_task() -> None:
     pack = load(TASKS / "gpumode_scale")
-    assert pack.definition.format is Format.GPUMODE
+    assert pack.definition.format is PackFormat.GPUMODE
     assert [w.name for w in pack.workloads] == ["tests-0", "tests-1", "benchmarks-0"]
     assert pack.workloads[1].axes == {"rows": 5, "columns": 7, "factor": 0.5, "seed": 2}
 
 
 def test_the_yaml_of_tasks() -> None:
-    task = task_yml("description: short\ntests:\n  - {n: 3, kind: normal, flag: true, f: 1e-3}  # note\n")
+    task = parse_task_yml(
+        "description: short\ntests:\n  - {n: 3, kind: normal, flag: true, f: 1e-3}  # note\n"
+    )
     assert task["description"] == "short"
     assert task["tests"] == [{"n": 3, "kind": "normal", "flag": True, "f": 1e-3}]
     with pytest.raises(RecordError, match="line 2"):
-        task_yml("tests:\n  - n: 3\n")
+        parse_task_yml("tests:\n  - n: 3\n")
 
 
 def test_a_file_that_is_no_kernelbench_task(tmp_path: Path) -> None:
@@ -218,36 +220,36 @@ def test_a_file_that_is_no_kernelbench_task(tmp_path: Path) -> None:
         load(tmp_path / "task.py")
 
 
-def test_kernels_kept_elsewhere(judging_here: Lane) -> None:
+def test_kernels_kept_elsewhere(judging_here: SandboxLane) -> None:
     """A benchmark kernel, its own inputs and tolerance; and the same kernel called with a wrong scalar."""
     name, files = "softmax/4096x1000", _kernels()
-    pack = from_case(
+    pack = pack_from_case(
         name, [{"ROWS": 2, "BLOCK_N": 128}], module="benchmarks.kernels", files=files, small=True
     )
-    plan = Plan(cases=2, timed=1)
+    plan = VerificationPlan(cases=2, timed=1)
     verdict = verify(pack, pack.solutions[0], judging_here, plan=plan)
     assert verdict.accepted, verdict.reasons
     short = replace(
         pack.solutions[0], source=pack.solutions[0].source.replace("*positional,", "*positional[:-1], 3,")
     )
     verdict = verify(pack, short, judging_here, plan=plan)
-    assert {r.code for r in verdict.reasons} == {Code.WRONG_VALUES}
+    assert {r.code for r in verdict.reasons} == {ReasonCode.WRONG_VALUES}
 
 
 def test_what_cannot_be_a_case() -> None:
     with pytest.raises(RecordError, match="importable names"):
-        from_case("softmax", [], module="os; import sys")
+        pack_from_case("softmax", [], module="os; import sys")
     with pytest.raises(RecordError, match="config 0 of softmax"):
-        from_case("softmax", [{"BLOCK": object()}], module="benchmarks.kernels")
+        pack_from_case("softmax", [{"BLOCK": object()}], module="benchmarks.kernels")
 
 
 @pytest.fixture(scope="module")
-def judging_here() -> Iterator[Lane]:
+def judging_here() -> Iterator[SandboxLane]:
     """A lane whose judges can import the benchmarks."""
     before = list(sys.path)
     sys.path.insert(0, str(ROOT))
     try:
-        with Lane(environment={"TRITON_INTERPRET": "1"}) as lane:
+        with SandboxLane(environment={"TRITON_INTERPRET": "1"}) as lane:
             yield lane
     finally:
         sys.path[:] = before
@@ -268,13 +270,13 @@ def test_the_shipped_packs() -> None:
 
 
 @pytest.mark.parametrize("name", [*builtin_names(), "linear.py", "gpumode_scale"])
-def test_a_pack_is_admitted(name: str, judging: Lane) -> None:
+def test_a_pack_is_admitted(name: str, judging: SandboxLane) -> None:
     pack = load(name if name in builtin_names() else TASKS / name)
-    assert refuse(pack, judging) == []
+    assert check_pack(pack, judging) == []
 
 
 @pytest.mark.parametrize("name", builtin_names())
-def test_a_packs_own_solutions_pass(name: str, judging: Lane) -> None:
+def test_a_packs_own_solutions_pass(name: str, judging: SandboxLane) -> None:
     pack = load(name)
     for solution in pack.solutions:
         if (name, solution.name) == ("cross_entropy", "triton_rows"):
@@ -284,7 +286,7 @@ def test_a_packs_own_solutions_pass(name: str, judging: Lane) -> None:
             checked_only(pack) if triton else pack,
             solution,
             judging,
-            plan=Plan(cases=3 if triton else 6, timed=1 if triton else 10),
+            plan=VerificationPlan(cases=3 if triton else 6, timed=1 if triton else 10),
         )
         assert verdict.accepted, verdict.reasons
 
@@ -309,7 +311,7 @@ def _pack(reference: str, **definition: Any) -> Pack:
     ],
 )
 def test_a_pack_that_cannot_tell_is_refused(
-    reference: str, definition: dict[str, Any], said: str, judging: Lane
+    reference: str, definition: dict[str, Any], said: str, judging: SandboxLane
 ) -> None:
-    found = refuse(_pack(reference, **definition), judging)
+    found = check_pack(_pack(reference, **definition), judging)
     assert any(said in sentence for sentence in found), found

@@ -12,7 +12,14 @@ import pytest
 from forecast_autotune.records import Outcome
 from forecast_harness.sandbox import lane as lanes
 from forecast_harness.sandbox import linux
-from forecast_harness.sandbox.api import Fault, Lane, Level, SandboxError, Status, strongest_level
+from forecast_harness.sandbox.api import (
+    ContainmentLevel,
+    Fault,
+    JobStatus,
+    SandboxError,
+    SandboxLane,
+    strongest_level,
+)
 from tests.harness.lanes import SMALL, judge, lane, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -21,8 +28,8 @@ LOST_S = 10.0
 
 
 @pytest.fixture(scope="module", params=["strongest", "weakest"])
-def each(request: pytest.FixtureRequest) -> Iterator[Lane]:
-    with lane(strongest_level() if request.param == "strongest" else Level.PROCESS) as opened:
+def each(request: pytest.FixtureRequest) -> Iterator[SandboxLane]:
+    with lane(strongest_level() if request.param == "strongest" else ContainmentLevel.PROCESS) as opened:
         yield opened
 
 
@@ -45,7 +52,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("function", FAULTS)
-def test_every_fault_has_its_name(each: Lane, function: str) -> None:
+def test_every_fault_has_its_name(each: SandboxLane, function: str) -> None:
     fault, limits = FAULTS[function]
     result = run(each, function, limits=limits)
     assert (result.fault, result.status) == (fault, fault.status)
@@ -53,41 +60,41 @@ def test_every_fault_has_its_name(each: Lane, function: str) -> None:
     assert result.detail
     assert each.healthy
     after = run(each, "honest")
-    assert (after.status, after.value["returned"]) == (Status.OK, 40)
+    assert (after.status, after.value["returned"]) == (JobStatus.OK, 40)
 
 
 @pytest.mark.parametrize("function", ["forks_without_end", "threads_without_end"])
-def test_bombs_stay_small(each: Lane, function: str) -> None:
+def test_bombs_stay_small(each: SandboxLane, function: str) -> None:
     """Refused by the kernel beyond the limit, or noticed by the watchdog, as the level's table says."""
     result = run(each, function, limits=replace(SMALL, wall_s=8))
-    if result.status is Status.OK:
+    if result.status is JobStatus.OK:
         assert result.value["returned"] < SMALL.processes
     else:
-        assert (result.status, result.fault) == (Status.CANDIDATE_ERROR, Fault.PROCESSES)
-    assert run(each, "honest").status is Status.OK
+        assert (result.status, result.fault) == (JobStatus.CANDIDATE_ERROR, Fault.PROCESSES)
+    assert run(each, "honest").status is JobStatus.OK
 
 
-def test_the_disk_cannot_be_flooded(each: Lane) -> None:
+def test_the_disk_cannot_be_flooded(each: SandboxLane) -> None:
     result = run(each, "floods_disk")
-    if result.status is Status.OK:
+    if result.status is JobStatus.OK:
         assert 1 << 20 <= result.value["returned"] <= SMALL.output_bytes
     else:
-        assert (result.status, result.fault) == (Status.CANDIDATE_ERROR, Fault.STORAGE)
+        assert (result.status, result.fault) == (JobStatus.CANDIDATE_ERROR, Fault.STORAGE)
 
 
-def test_floods_of_output_neither_block_nor_fill_memory(each: Lane) -> None:
+def test_floods_of_output_neither_block_nor_fill_memory(each: SandboxLane) -> None:
     result = run(each, "floods_streams")
-    assert (result.status, result.value["returned"]) == (Status.OK, "wrote")
+    assert (result.status, result.value["returned"]) == (JobStatus.OK, "wrote")
     assert result.stderr_tail.endswith("the last words")
     assert "\x1b" not in result.stderr_tail
     assert max(len(result.stderr_tail), len(result.stdout_tail)) <= 8192
 
 
-def test_what_the_candidate_raised_is_told_without_control_characters(each: Lane) -> None:
+def test_what_the_candidate_raised_is_told_without_control_characters(each: SandboxLane) -> None:
     assert run(each, "raises").detail == "ValueError: no \ufffd[31m colour"
 
 
-def test_faults_of_trusted_code_are_never_labels(each: Lane) -> None:
+def test_faults_of_trusted_code_are_never_labels(each: SandboxLane) -> None:
     for name, text in (
         ("fails", "KeyError"),
         ("asks_nonsense", "JSON"),
@@ -95,53 +102,53 @@ def test_faults_of_trusted_code_are_never_labels(each: Lane) -> None:
         ("returns_nonsense", "NaN"),
     ):
         result = judge(each, name)
-        assert (result.status, result.fault) == (Status.INFRA_ERROR, Fault.TRUSTED_ERROR), name
+        assert (result.status, result.fault) == (JobStatus.INFRA_ERROR, Fault.TRUSTED_ERROR), name
         assert text in result.detail
         assert not result.is_label
 
 
-def test_trusted_code_that_sleeps_is_ended(each: Lane) -> None:
+def test_trusted_code_that_sleeps_is_ended(each: SandboxLane) -> None:
     began = time.monotonic()
     result = judge(each, "sleeps", limits=replace(SMALL, trusted_s=0.5))
-    assert (result.status, result.fault) == (Status.INFRA_ERROR, Fault.TRUSTED_ERROR)
+    assert (result.status, result.fault) == (JobStatus.INFRA_ERROR, Fault.TRUSTED_ERROR)
     assert "trusted_s=0.5" in result.detail
     assert time.monotonic() - began < LOST_S
 
 
-def test_a_suspicion_is_quarantine(each: Lane) -> None:
+def test_a_suspicion_is_quarantine(each: SandboxLane) -> None:
     result = judge(each, "suspects")
-    assert (result.status, result.fault, result.is_label) == (Status.SUSPICIOUS, Fault.REJECTED, False)
+    assert (result.status, result.fault, result.is_label) == (JobStatus.SUSPICIOUS, Fault.REJECTED, False)
     assert result.detail == "it looked at us strangely"
 
 
-def test_an_expected_fault_is_not_the_jobs(each: Lane) -> None:
+def test_an_expected_fault_is_not_the_jobs(each: SandboxLane) -> None:
     result = judge(each, "recovers", "crashes")
-    assert (result.status, result.value) == (Status.OK, {"fault": "crash", "then": 40})
+    assert (result.status, result.value) == (JobStatus.OK, {"fault": "crash", "then": 40})
 
 
-def test_cells_of_one_job_do_not_disturb_each_other(each: Lane) -> None:
+def test_cells_of_one_job_do_not_disturb_each_other(each: SandboxLane) -> None:
     result = judge(each, "twice")
-    assert (result.status, result.value) == (Status.OK, {"first": [40, 40, 40], "second": 40})
+    assert (result.status, result.value) == (JobStatus.OK, {"first": [40, 40, 40], "second": 40})
 
 
-def test_a_frozen_cell_uses_no_processor(each: Lane) -> None:
+def test_a_frozen_cell_uses_no_processor(each: SandboxLane) -> None:
     result = judge(each, "freezes", "watches_itself")
-    assert result.status is Status.OK, result.detail
+    assert result.status is JobStatus.OK, result.detail
     assert "thaw" in result.value["refused"]
     assert min(result.value["longest"]) >= 0.39
 
 
-def test_arrays_cross_unchanged(each: Lane) -> None:
+def test_arrays_cross_unchanged(each: SandboxLane) -> None:
     result = judge(each, "echo")
-    assert result.status is Status.OK
+    assert result.status is JobStatus.OK
     assert result.value == {"same": True, "count": 2, "said": "ä"}
     assert result.arrays["big"].data == bytes(range(256)) * (1 << 12)
     assert result.arrays["none"].shape == (0, 3)
 
 
-def test_an_answer_beyond_the_limit_is_no_attack(each: Lane) -> None:
+def test_an_answer_beyond_the_limit_is_no_attack(each: SandboxLane) -> None:
     result = judge(each, "much")
-    assert (result.status, result.fault) == (Status.CANDIDATE_ERROR, Fault.EXCEPTION)
+    assert (result.status, result.fault) == (JobStatus.CANDIDATE_ERROR, Fault.EXCEPTION)
     assert f"{SMALL.answer_bytes + 1} bytes" in result.detail
 
 
@@ -153,7 +160,7 @@ def test_a_cell_cannot_foresee_what_the_judge_draws() -> None:
         assert drawn[0]["ours"][name] not in (drawn[0]["theirs"][name], drawn[1]["ours"][name])
 
 
-def _in_a_row(opened: Lane, poisons: int, hangs: int) -> None:
+def _in_a_row(opened: SandboxLane, poisons: int, hangs: int) -> None:
     kinds = ["crashes", "aborts", "raises", "leaves", "takes_memory"]
     longest = 0.0
     for i in range(poisons):
@@ -168,7 +175,7 @@ def _in_a_row(opened: Lane, poisons: int, hangs: int) -> None:
         longest = max(longest, result.seconds)
     assert longest < LOST_S
     assert opened.restarts == 0
-    assert run(opened, "honest").status is Status.OK
+    assert run(opened, "honest").status is JobStatus.OK
 
 
 @pytest.mark.slow
@@ -181,7 +188,7 @@ def test_a_server_that_is_long_in_starting_is_not_lost(monkeypatch: pytest.Monke
     """As when many lanes open at once: it greets when it is ready, and is silent no more."""
     monkeypatch.setattr(lanes, "_SILENT_S", 2)
     with lane(warm=("torch", "triton", "tests.harness.slow_start")) as opened:
-        assert run(opened, "honest").status is Status.OK
+        assert run(opened, "honest").status is JobStatus.OK
         assert opened.restarts == 0
 
 
@@ -192,8 +199,8 @@ def test_an_unfit_device_makes_no_labels() -> None:
         result = run(opened, "crashes")
         assert opened._server is not None
         (holder,) = linux.children(opened._server.pid)
-    assert (result.status, result.fault) == (Status.INFRA_ERROR, Fault.DEVICE_UNHEALTHY)
-    assert linux.state(holder) in "XZ", "what keeps the device open outlives jobs, but not the lane"
+    assert (result.status, result.fault) == (JobStatus.INFRA_ERROR, Fault.DEVICE_UNHEALTHY)
+    assert linux.process_state(holder) in "XZ", "what keeps the device open outlives jobs, but not the lane"
     assert result.canary not in ("", "ok")
 
 
@@ -209,10 +216,10 @@ def test_an_unfit_device_makes_no_labels() -> None:
 )
 def test_only_candidate_faults_become_labels(fault: Fault, outcome: Outcome) -> None:
     assert fault.outcome is outcome
-    assert outcome.is_label == (fault.status in (Status.OK, Status.CANDIDATE_ERROR))
+    assert outcome.is_label == (fault.status in (JobStatus.OK, JobStatus.CANDIDATE_ERROR))
 
 
 def test_a_lane_that_is_not_open_says_so() -> None:
-    closed = Lane()
+    closed = SandboxLane()
     with pytest.raises(SandboxError, match="with Lane"):
         _ = closed.level

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from forecast_harness.sandbox import linux, wire
-from forecast_harness.sandbox.api import Array, Job, Lane, Limits, Result, Status
+from forecast_harness.sandbox.api import (
+    JobResult,
+    JobStatus,
+    ResourceLimits,
+    SandboxJob,
+    SandboxLane,
+    TensorBytes,
+)
 from tests.harness.lanes import SMALL, lane
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -25,14 +32,14 @@ WIDE = replace(SMALL, answer_bytes=64 * MIB)
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[Lane]:
+def opened() -> Iterator[SandboxLane]:
     with lane(warm=("tests.harness.transfers",)) as found:
         yield found
 
 
-def asked(lane: Lane, name: str, limits: Limits = WIDE, **payload: Any) -> Result:
-    result = lane.run(Job(f"tests.harness.transfers:{name}", payload), limits)
-    assert result.status is Status.OK, result
+def asked(lane: SandboxLane, name: str, limits: ResourceLimits = WIDE, **payload: Any) -> JobResult:
+    result = lane.run(SandboxJob(f"tests.harness.transfers:{name}", payload), limits)
+    assert result.status is JobStatus.OK, result
     return result
 
 
@@ -42,7 +49,7 @@ def asked(lane: Lane, name: str, limits: Limits = WIDE, **payload: Any) -> Resul
 @pytest.mark.parametrize("sizes", [(4 * MIB - 1, 4 * MIB, 4 * MIB + 1), (0, 9 * MIB, 5, 5 * MIB + 3, 1)])
 def test_several_arrays_cross_in_one_frame(sizes: tuple[int, ...]) -> None:
     ours, theirs = wire.channel_pair()
-    sent = {f"a{n}": Array("uint8", (size,), os.urandom(size)) for n, size in enumerate(sizes)}
+    sent = {f"a{n}": TensorBytes("uint8", (size,), os.urandom(size)) for n, size in enumerate(sizes)}
     with ours, theirs:
         writer = threading.Thread(target=wire.send, args=(ours, "said", sent))
         writer.start()
@@ -58,7 +65,7 @@ def test_an_array_shows_nothing_of_the_memory_it_was_received_into() -> None:
     del dirty
     ours, theirs = wire.channel_pair()
     with ours, theirs:
-        zeros = Array("uint8", (5 * MIB,), bytes(5 * MIB))
+        zeros = TensorBytes("uint8", (5 * MIB,), bytes(5 * MIB))
         writer = threading.Thread(target=wire.send, args=(ours, None, {"a": zeros}))
         writer.start()
         got = wire.receive(theirs, 5 * MIB)[1]
@@ -79,7 +86,7 @@ def test_a_length_that_is_only_claimed_costs_nothing() -> None:
         ours.sendall(b"FAT1" + struct.pack(">I", len(text)) + text + b"x")
         ours.shutdown(socket.SHUT_WR)
         with pytest.raises(EOFError):
-            wire.receive(theirs, 1 << 30, lambda: held.append(linux.usage(os.getpid())[0]))
+            wire.receive(theirs, 1 << 30, lambda: held.append(linux.memory_and_threads(os.getpid())[0]))
     assert held[-1] - held[0] < 64 * MIB
 
 
@@ -87,7 +94,7 @@ def test_a_length_that_is_only_claimed_costs_nothing() -> None:
 def test_huge_pages_may_be_wished_for_any_memory(size: int) -> None:
     data = bytearray(os.urandom(size))
     before = bytes(data)
-    linux.wish_huge_pages(data)
+    linux.advise_huge_pages(data)
     assert data == before
     data.append(1)  # nobody holds on to it
 
@@ -95,7 +102,7 @@ def test_huge_pages_may_be_wished_for_any_memory(size: int) -> None:
 # --- judge and cell ---
 
 
-def test_arrays_are_the_own_of_whoever_received_them(opened: Lane) -> None:
+def test_arrays_are_the_own_of_whoever_received_them(opened: SandboxLane) -> None:
     assert asked(opened, "rounds").value == [True] * 4
     assert asked(opened, "writable").value is True
 
@@ -113,7 +120,7 @@ def test_arrays_are_the_own_of_whoever_received_them(opened: Lane) -> None:
     ],
 )
 def test_a_cell_that_stops_within_an_array_or_forges_one(
-    opened: Lane, sent: int, how: str, fault: str
+    opened: SandboxLane, sent: int, how: str, fault: str
 ) -> None:
     result = asked(opened, "cheated", replace(WIDE, wall_s=2), bytes=sent, how=how)
     assert (result.value["fault"], result.value["then"]) == (fault, [True] * 4), result
@@ -131,29 +138,29 @@ def test_a_cell_that_stops_within_an_array_or_forges_one(
     ],
     ids=range(6),
 )
-def test_claims_that_cannot_be_are_forged(opened: Lane, arrays: list[Any]) -> None:
+def test_claims_that_cannot_be_are_forged(opened: SandboxLane, arrays: list[Any]) -> None:
     result = asked(opened, "cheated", arrays=arrays, bytes=5 * MIB, how="waits")
     assert (result.value["fault"], result.value["then"]) == ("forged", [True] * 4), result
 
 
-def test_a_cell_killed_while_it_is_asked(opened: Lane) -> None:
+def test_a_cell_killed_while_it_is_asked(opened: SandboxLane) -> None:
     assert asked(opened, "dies_while_asked").value == "killed"
 
 
-def test_a_question_takes_its_own_size_of_a_cells_memory(opened: Lane) -> None:
+def test_a_question_takes_its_own_size_of_a_cells_memory(opened: SandboxLane) -> None:
     """Not more, as memory that is enlarged while it fills does; and no less."""
     fitting, beyond = asked(opened, "fits", sizes=[225 * MIB, 300 * MIB]).value
     assert fitting == str(225 * MIB)
     assert beyond in ("exit", "memory")
 
 
-def test_no_descriptor_is_left_of_many_cells(opened: Lane) -> None:
+def test_no_descriptor_is_left_of_many_cells(opened: SandboxLane) -> None:
     counts = asked(opened, "descriptors", replace(WIDE, trusted_s=600), cells=200).value
     assert len(counts) == 200
     assert max(counts) == counts[0]
 
 
-def test_no_cell_sees_what_another_was_sent(opened: Lane) -> None:
+def test_no_cell_sees_what_another_was_sent(opened: SandboxLane) -> None:
     there, beside, after = asked(opened, "strangers").value
     assert there > 1000
     assert (beside, after) == (0, 0)

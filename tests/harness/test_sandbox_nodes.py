@@ -18,10 +18,10 @@ def test_a_cell_sees_no_node_of_another_device(tmp_path: Path) -> None:
         (tmp_path / f"0000:0{minor}:00.0").mkdir()
         told = f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n"
         (tmp_path / f"0000:0{minor}:00.0" / "information").write_text(told)
-    assert confine.others("GPU-b", tmp_path) == {"/dev/nvidia0", "/dev/nvidia2"}
-    assert confine.others("GPU-d", tmp_path) == set(), "a device that is not listed may be any of them"
-    assert confine.others("1", tmp_path) == set(), "a number is CUDA's, not the driver's"
-    assert confine.others(None, tmp_path) == set()
+    assert confine.other_devices("GPU-b", tmp_path) == {"/dev/nvidia0", "/dev/nvidia2"}
+    assert confine.other_devices("GPU-d", tmp_path) == set(), "a device that is not listed may be any of them"
+    assert confine.other_devices("1", tmp_path) == set(), "a number is CUDA's, not the driver's"
+    assert confine.other_devices(None, tmp_path) == set()
 
 
 MOUNTS = (
@@ -82,9 +82,9 @@ class Driver:
     ("driver", "opened"), [(Driver(0), 1), (Driver(3), 0), (Driver(2), 0), (Driver(0, initialises=False), 0)]
 )
 def test_a_device_that_serves_one_process_is_left_to_the_candidate(driver: Any, opened: int) -> None:
-    holder._open(driver)
+    holder._open_device(driver)
     assert driver.opened == opened
 
 
 def test_nothing_is_hidden_without_reason(tmp_path: Path) -> None:
-    assert not confine.hide(set(), str(tmp_path))
+    assert not confine.hide_nodes(set(), str(tmp_path))

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from forecast_harness.sandbox import canary, confine, levels, linux, toolchain, wire
 from forecast_harness.sandbox.api import (
-    Array,
+    ContainmentLevel,
     Fault,
-    Job,
-    Level,
-    Limits,
+    JobStatus,
+    ResourceLimits,
     SandboxError,
-    Status,
+    SandboxJob,
+    TensorBytes,
     WireError,
     strongest_level,
 )
@@ -50,44 +50,44 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs
 )
 def test_impossible_arrays_cannot_be_built(dtype: str, shape: tuple[int, ...], data: bytes) -> None:
     with pytest.raises(WireError):
-        Array(dtype, shape, data)
+        TensorBytes(dtype, shape, data)
 
 
 @pytest.mark.parametrize("name", ["../x.py", "/etc/passwd", "a//b.py", ".", "", "a/../../b", "a\0b"])
 def test_files_stay_below_their_folder(name: str) -> None:
     with pytest.raises(SandboxError, match="relative path"):
-        Job("m:f", files={name: ""})
+        SandboxJob("m:f", files={name: ""})
 
 
 @pytest.mark.parametrize("value", [float("nan"), object(), {1}])
 def test_a_payload_is_json(value: object) -> None:
     with pytest.raises(SandboxError, match="JSON"):
-        Job("m:f", {"x": value})
+        SandboxJob("m:f", {"x": value})
 
 
 @pytest.mark.parametrize("entry", ["", "m", "m:", ":f", "m:f()", "a b:c", "m:f:g", "os.system('x'):f"])
 def test_an_entry_is_a_module_and_a_function(entry: str) -> None:
     with pytest.raises(SandboxError, match="module:function"):
-        Job(entry)
+        SandboxJob(entry)
 
 
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), True])
 def test_limits_are_positive_and_finite(value: float) -> None:
     with pytest.raises(SandboxError, match="wall_s"):
-        Limits(wall_s=value)
+        ResourceLimits(wall_s=value)
 
 
 def test_every_fault_has_one_doer() -> None:
     doers = {fault: fault.status for fault in Fault}
-    assert doers.pop(Fault.NONE) is Status.OK
-    assert Status.OK not in doers.values()
-    assert set(doers.values()) == set(Status) - {Status.OK}
+    assert doers.pop(Fault.NONE) is JobStatus.OK
+    assert JobStatus.OK not in doers.values()
+    assert set(doers.values()) == set(JobStatus) - {JobStatus.OK}
 
 
 # --- wire ---
 
 
-def read(data: bytes, limit: int = 1 << 20) -> tuple[Any, dict[str, Array]]:
+def read(data: bytes, limit: int = 1 << 20) -> tuple[Any, dict[str, TensorBytes]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         writer = threading.Thread(target=lambda: (theirs.sendall(data), theirs.shutdown(socket.SHUT_WR)))
@@ -108,7 +108,7 @@ JSON = st.recursive(
 
 @given(value=JSON, names=st.lists(st.text(), unique=True, max_size=3), size=st.integers(0, 5))
 def test_frames_survive_the_wire(value: Any, names: list[str], size: int) -> None:
-    arrays = {name: Array("int16", (size, 2), os.urandom(4 * size)) for name in names}
+    arrays = {name: TensorBytes("int16", (size, 2), os.urandom(4 * size)) for name in names}
     frame = wire.encode(value, arrays) + b"".join(a.data for a in arrays.values())
     assert read(frame) == (value, arrays)
 
@@ -145,7 +145,7 @@ def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("cut", [0, 3, 8, 12, -1])
 def test_a_frame_that_stops_is_an_end(cut: int) -> None:
-    frame = wire.encode({"a": 1}, {"x": Array("uint8", (4,), b"1234")}) + b"1234"
+    frame = wire.encode({"a": 1}, {"x": TensorBytes("uint8", (4,), b"1234")}) + b"1234"
     with pytest.raises(EOFError):
         read(frame[:cut])
 
@@ -182,7 +182,7 @@ def test_children_are_found_in_two_ways(monkeypatch: pytest.MonkeyPatch) -> None
         os.kill(grandchild, signal.SIGKILL)
         process.wait()
     assert linux.children(process.pid) == linux.descendants(process.pid) == []
-    assert linux.usage(process.pid) == (0, 0)
+    assert linux.memory_and_threads(process.pid) == (0, 0)
 
 
 def test_roots_cover_what_is_loaded_and_no_folder_around_it() -> None:
@@ -194,17 +194,17 @@ def test_roots_cover_what_is_loaded_and_no_folder_around_it() -> None:
 
 
 def test_the_canary_knows_its_song() -> None:
-    assert canary.check(None) == "ok"
+    assert canary.check_device(None) == "ok"
 
 
 def test_the_table_of_levels_says_what_the_levels_say() -> None:
     rows = [line.strip("| ").split(" | ") for line in str(levels.__doc__).splitlines() if line[:2] == "| "]
-    columns = [Level[name] for name in rows[0][1:]]
-    assert columns == list(Level)
-    for level in Level:
+    columns = [ContainmentLevel[name] for name in rows[0][1:]]
+    assert columns == list(ContainmentLevel)
+    for level in ContainmentLevel:
         marked = {row[0] for row in rows[1:] if row[1 + columns.index(level)].startswith("OPEN")}
         assert marked == set(level.leaves_open)
-    assert not Level.NAMESPACES.leaves_open
+    assert not ContainmentLevel.NAMESPACES.leaves_open
 
 
 @on_linux
@@ -226,7 +226,7 @@ def _interrupted() -> None:
         with pytest.raises(KeyboardInterrupt):
             run(opened, "hangs")
         assert gone(server)
-        assert run(opened, "honest").status is Status.OK
+        assert run(opened, "honest").status is JobStatus.OK
     with pytest.raises(SandboxError, match="not open"):
         run(opened, "honest")
 
@@ -243,15 +243,15 @@ def test_a_server_that_still_owes_an_answer_when_it_is_stopped_leaves_the_lanes_
         opened._stop()
         timer.join()
         assert gone(server)
-        assert run(opened, "honest").status is Status.OK
+        assert run(opened, "honest").status is JobStatus.OK
 
 
 @on_linux
 def test_the_strongest_level_is_found_by_trying() -> None:
-    assert strongest_level() in Level
+    assert strongest_level() in ContainmentLevel
     with lane() as opened:
         assert opened.level is strongest_level()
-        assert set(opened.refused) == {level.name for level in Level if level > opened.level}
+        assert set(opened.refused) == {level.name for level in ContainmentLevel if level > opened.level}
 
 
 @on_linux
@@ -268,7 +268,7 @@ def test_nothing_is_left_of_a_closed_lane(tmp_path: Path) -> None:
     with lane(scratch=tmp_path) as opened:
         assert opened._server is not None
         pid = opened._server.pid
-        assert run(opened, "honest").status is Status.OK
+        assert run(opened, "honest").status is JobStatus.OK
         assert len(list(tmp_path.iterdir())) == 1
         assert sorted(p.name for p in next(tmp_path.iterdir()).iterdir()) == ["dev", "root", "server.log"]
     assert list(tmp_path.iterdir()) == []
@@ -300,7 +300,7 @@ def test_a_server_that_does_not_answer_is_replaced_within_ten_seconds() -> None:
         began = time.monotonic()
         lost, then = run(opened, "honest"), run(opened, "honest")
         spent = time.monotonic() - began
-    assert (lost.fault, then.status, opened.restarts) == (Fault.SERVER_LOST, Status.OK, 1)
+    assert (lost.fault, then.status, opened.restarts) == (Fault.SERVER_LOST, JobStatus.OK, 1)
     assert spent < 10
 
 
@@ -374,19 +374,19 @@ def test_modules_below_the_temporary_directory_stay_readable(
     (package / "judge.py").write_text(f"def main(work):\n{body}")
     monkeypatch.syspath_prepend(tmp_path)
     with lane(warm=("in_tmp_package.judge",)) as opened:
-        result = opened.run(Job("in_tmp_package.judge:main"))
-    assert (result.status, result.value) == (Status.OK, "found"), result.detail
+        result = opened.run(SandboxJob("in_tmp_package.judge:main"))
+    assert (result.status, result.value) == (JobStatus.OK, "found"), result.detail
 
 
 def test_cells_get_copies_of_the_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "_built", {})
     (tmp_path / "server" / "AB").mkdir(parents=True)
     (tmp_path / "server" / "AB" / "cuda_utils.so").write_bytes(b"built")
-    toolchain.keep(tmp_path / "server")
+    toolchain.keep_cache_files(tmp_path / "server")
     for cell in ("one", "two"):
-        toolchain.unpack(tmp_path / cell)
+        toolchain.restore_cache_files(tmp_path / cell)
         (tmp_path / cell / "AB" / "cuda_utils.so").write_bytes(b"overwritten by a candidate")
-    toolchain.unpack(tmp_path / "three")
+    toolchain.restore_cache_files(tmp_path / "three")
     assert (tmp_path / "three" / "AB" / "cuda_utils.so").read_bytes() == b"built"
 
 
@@ -394,6 +394,6 @@ def test_without_a_driver_the_toolchain_is_left_to_candidates(monkeypatch: pytes
     monkeypatch.setattr(toolchain, "_built", {})
     monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", None)
     monkeypatch.setenv("TRITON_CACHE_DIR", "as it was")
-    toolchain.build()
+    toolchain.build_driver_module()
     assert os.environ["TRITON_CACHE_DIR"] == "as it was"
     assert not toolchain._built

@@ -13,21 +13,29 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_harness.timing import device
-from forecast_harness.timing.clock import CANDIDATE, INCUMBENT, SimulatedClock
-from forecast_harness.timing.duel import DEFAULT, Duel, Outcome, Rules, block, duel, sign_interval
-from forecast_harness.timing.label import Label
-from forecast_harness.timing.plausible import (
-    HOST,
-    Peaks,
-    clocks_disagree,
-    floor_seconds,
-    impossible,
-    slow_at_first,
-    unexplained,
+from forecast_harness.timing.clock import CANDIDATE, INCUMBENT, SimulatedPairedClock
+from forecast_harness.timing.duel import (
+    DEFAULT_RULES,
+    ComparisonOutcome,
+    ComparisonResult,
+    StoppingRules,
+    measure_block,
+    run_comparison,
+    sign_interval,
 )
-from forecast_harness.timing.replay import pauses, typical, unpaused, untouched
+from forecast_harness.timing.label import TimingSummary
+from forecast_harness.timing.plausible import (
+    HOST_PEAKS,
+    DevicePeaks,
+    clocks_disagree,
+    impossible_time,
+    roofline_seconds,
+    slow_at_first,
+    underreported_share,
+)
+from forecast_harness.timing.replay import left_untouched, pause_lengths, typical_seconds, without_pause
 from forecast_harness.timing.sequential import SignTest
-from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.plan import VerificationPlan
 
 DUELS = 200
 NOISES: list[dict[str, float]] = [
@@ -36,12 +44,14 @@ NOISES: list[dict[str, float]] = [
     {"noise": 0.02, "drift": 0.05, "burst": 0.05},
 ]
 """What 5.2 of the survey of kernel searches reports: 1.4 to 3.6 % at 5 us, co-tenants, clocks that wander."""
-H200 = Peaks(4.8e12, 2e15)
+H200 = DevicePeaks(4.8e12, 2e15)
 
 
-def duels(gain: float, rules: Rules, conditions: dict[str, Any], seconds: float = 2e-4) -> list[Duel]:
-    clocks = [SimulatedClock(seconds, gain, seed=n, **conditions) for n in range(DUELS)]
-    return [duel(clock, rules, seed=n) for n, clock in enumerate(clocks)]
+def duels(
+    gain: float, rules: StoppingRules, conditions: dict[str, Any], seconds: float = 2e-4
+) -> list[ComparisonResult]:
+    clocks = [SimulatedPairedClock(seconds, gain, seed=n, **conditions) for n in range(DUELS)]
+    return [run_comparison(clock, rules, seed=n) for n, clock in enumerate(clocks)]
 
 
 # --- the sequential test ---
@@ -85,41 +95,41 @@ def test_a_difference_equal_to_the_margin_is_nobodys() -> None:
 
 @pytest.mark.parametrize("conditions", NOISES, ids=str)
 def test_equal_candidates_are_seldom_promoted(conditions: dict[str, float]) -> None:
-    found = duels(0.0, Rules(most=150), conditions)
-    assert sum(d.outcome is Outcome.FASTER for d in found) <= 0.05 * DUELS
+    found = duels(0.0, StoppingRules(most=150), conditions)
+    assert sum(d.outcome is ComparisonOutcome.FASTER for d in found) <= 0.05 * DUELS
     gains = sorted(d.gain for d in found)
     assert abs(gains[DUELS // 2]) < 0.005
 
 
 def test_equal_candidates_are_seldom_promoted_without_a_margin() -> None:
     """The guarantee is the test's own, not the margin's; 5 % of 200, and two standard errors."""
-    found = duels(0.0, Rules(margin=0.0, most=150, least=1), NOISES[0])
-    assert sum(d.outcome is Outcome.FASTER for d in found) <= 0.08 * DUELS
+    found = duels(0.0, StoppingRules(margin=0.0, most=150, least=1), NOISES[0])
+    assert sum(d.outcome is ComparisonOutcome.FASTER for d in found) <= 0.08 * DUELS
 
 
 @pytest.mark.parametrize("seconds", [5e-6, 2e-4, 5e-3])
 @pytest.mark.parametrize("conditions", NOISES, ids=str)
 def test_two_percent_are_found_within_the_budget(conditions: dict[str, float], seconds: float) -> None:
-    clocks = [SimulatedClock(seconds, 0.02, seed=n, **conditions) for n in range(60)]
-    found = [duel(clock, seed=n) for n, clock in enumerate(clocks)]
-    assert sum(d.outcome is Outcome.FASTER for d in found) >= 0.9 * len(found)
+    clocks = [SimulatedPairedClock(seconds, 0.02, seed=n, **conditions) for n in range(60)]
+    found = [run_comparison(clock, seed=n) for n, clock in enumerate(clocks)]
+    assert sum(d.outcome is ComparisonOutcome.FASTER for d in found) >= 0.9 * len(found)
     assert max(clock.spent for clock in clocks) < 60.0
 
 
 def test_a_hopeless_candidate_costs_three_blocks() -> None:
-    found = duel(SimulatedClock(1e-3, -0.5))
-    assert (found.outcome, len(found.differences)) == (Outcome.SLOWER, DEFAULT.first)
+    found = run_comparison(SimulatedPairedClock(1e-3, -0.5))
+    assert (found.outcome, len(found.differences)) == (ComparisonOutcome.SLOWER, DEFAULT_RULES.first)
 
 
 def test_a_slightly_slower_candidate_is_called_slower() -> None:
-    found = duel(SimulatedClock(1e-3, -0.03))
-    assert found.outcome is Outcome.SLOWER
-    assert DEFAULT.second <= len(found.differences) < DEFAULT.most
+    found = run_comparison(SimulatedPairedClock(1e-3, -0.03))
+    assert found.outcome is ComparisonOutcome.SLOWER
+    assert DEFAULT_RULES.second <= len(found.differences) < DEFAULT_RULES.most
 
 
 def test_a_budget_ends_a_duel() -> None:
-    found = duel(SimulatedClock(0.5, 0.0), Rules(seconds=20.0))
-    assert found.outcome is Outcome.UNDECIDED
+    found = run_comparison(SimulatedPairedClock(0.5, 0.0), StoppingRules(seconds=20.0))
+    assert found.outcome is ComparisonOutcome.UNDECIDED
     assert 20.0 <= found.seconds < 23.0
 
 
@@ -135,21 +145,21 @@ def test_drift_within_a_block_cancels() -> None:
 
     clock = Warming()
     rng = random.Random(1)
-    assert [block(clock, rng)[0] for _ in range(5)] == pytest.approx([0.0] * 5, abs=1e-12)
+    assert [measure_block(clock, rng)[0] for _ in range(5)] == pytest.approx([0.0] * 5, abs=1e-12)
 
 
 def test_both_contestants_open_blocks_equally_often() -> None:
     """... so that whoever leaves the device hot or cold for the next one gains nothing."""
     openers = []
 
-    class Noting(SimulatedClock):
+    class Noting(SimulatedPairedClock):
         def sample(self, which: int, fresh: bool) -> float:
             openers.append(which)
             return super().sample(which, fresh)
 
     rng, clock = random.Random(5), Noting(1e-3)
     for _ in range(200):
-        block(clock, rng)
+        measure_block(clock, rng)
     first = openers[::4]
     assert 70 < first.count(INCUMBENT) < 130
     assert openers.count(INCUMBENT) == openers.count(CANDIDATE)
@@ -166,7 +176,7 @@ def test_an_interval_holds_the_median_as_often_as_it_says() -> None:
 
 
 def test_a_duel_reports_all_it_rests_on() -> None:
-    found = duel(SimulatedClock(1e-3, 0.05)).to_json()
+    found = run_comparison(SimulatedPairedClock(1e-3, 0.05)).to_json()
     assert found["outcome"] == "faster"
     assert found["blocks"] == len(found["differences"])
     assert found["interval"][0] < 0.05 / 0.95 < found["interval"][1]
@@ -179,18 +189,18 @@ def test_a_duel_reports_all_it_rests_on() -> None:
 def test_faster_than_the_bytes_allow_is_impossible() -> None:
     """Cheats A07, A16 and A17: a launch that claims more than the memory can carry."""
     moved, flops = 1e9, 1e9
-    least = floor_seconds(moved, flops, H200)
+    least = roofline_seconds(moved, flops, H200)
     assert least == pytest.approx(1e9 / 4.8e12)
-    assert impossible(1.01 * least, moved, flops, H200) == ""
-    assert "at the device's peak" in impossible(0.99 * least, moved, flops, H200)
+    assert impossible_time(1.01 * least, moved, flops, H200) == ""
+    assert "at the device's peak" in impossible_time(0.99 * least, moved, flops, H200)
     # A persisting L2 once showed 3530 GB/s on a card of 864.
-    assert impossible(moved / 3530e9, moved, 0, Peaks(864e9 * 1.15, 1e15))
+    assert impossible_time(moved / 3530e9, moved, 0, DevicePeaks(864e9 * 1.15, 1e15))
     for seconds in (0.0, -1.0, math.nan, math.inf):
-        assert "no time" in impossible(seconds, 1, 1, HOST)
+        assert "no time" in impossible_time(seconds, 1, 1, HOST_PEAKS)
 
 
 def test_arithmetic_bounds_as_well() -> None:
-    assert floor_seconds(1.0, 2e15, H200) == pytest.approx(1.0)
+    assert roofline_seconds(1.0, 2e15, H200) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +234,7 @@ def test_a_lie_about_some_launches_shows_beside_an_honest_contestant() -> None:
         true = [1e-3 * math.exp(rng.gauss(0, 0.02)) for _ in range(200)]
         said = [5e-6 if rng.random() < lies else t for t in true]
         delay = [3e-3 if rng.random() < 0.1 else 0.0 for _ in true]
-        return unexplained(said, [t + 1.5e-4 + d for t, d in zip(true, delay, strict=True)], idle)
+        return underreported_share(said, [t + 1.5e-4 + d for t, d in zip(true, delay, strict=True)], idle)
 
     honest, other, liar = answers(0.0), answers(0.0), answers(0.3)
     assert abs(honest - other) < 0.1
@@ -242,7 +252,7 @@ def test_a_slow_start_shows() -> None:
 
 
 def test_a_label_carries_its_circumstances() -> None:
-    label = Label.of(
+    label = TimingSummary.of(
         [1e-3, 2e-3, 3e-3, 4e-3, 5e-3],
         protocol="p",
         harness="h",
@@ -258,14 +268,14 @@ def test_a_label_carries_its_circumstances() -> None:
 @pytest.mark.parametrize("seconds", [[], [0.0, 1.0], [-1.0]])
 def test_no_label_of_no_times(seconds: list[float]) -> None:
     with pytest.raises(RecordError):
-        Label.of(seconds, protocol="p", harness="h")
+        TimingSummary.of(seconds, protocol="p", harness="h")
 
 
 # --- the device's side, without a device ---
 
 
 def test_peaks_of_a_known_device() -> None:
-    found = device.peaks("NVIDIA H200")
+    found = device.device_peaks("NVIDIA H200")
     assert found.bytes_per_s == pytest.approx(4800e9 * 1.15)
     assert found.flops_per_s > 989e12
 
@@ -295,15 +305,15 @@ def test_a_device_is_held_by_one_process(tmp_path: Path) -> None:
 
 def test_lanes_on_two_devices_do_not_wait_for_each_other(tmp_path: Path) -> None:
     """Not even where the driver tells no UUIDs."""
-    told = Plan(device="cuda", index=1, uuid="GPU-1").place
-    untold = [Plan(device="cuda", index=n).place for n in range(2)]
+    told = VerificationPlan(device="cuda", index=1, uuid="GPU-1").device_lock
+    untold = [VerificationPlan(device="cuda", index=n).device_lock for n in range(2)]
     with (
         device.exclusive(told, 1.0, tmp_path),
         device.exclusive(untold[0], 1.0, tmp_path),
         device.exclusive(untold[1], 1.0, tmp_path),
-        device.exclusive(Plan().place, 1.0, tmp_path),
+        device.exclusive(VerificationPlan().device_lock, 1.0, tmp_path),
         pytest.raises(device.DeviceBusy, match="timing on the host"),
-        device.exclusive(Plan().place, 0.05, tmp_path),
+        device.exclusive(VerificationPlan().device_lock, 0.05, tmp_path),
     ):
         pass
 
@@ -312,26 +322,30 @@ def test_a_device_is_found_by_what_names_it(monkeypatch: pytest.MonkeyPatch) -> 
     known = [("NVIDIA H200", "GPU-5a1"), ("NVIDIA H200", "GPU-5b2")]
     monkeypatch.setattr(device, "device_count", lambda: len(known))
     monkeypatch.setattr(device, "identity", lambda index: known[index])
-    assert [device.number_of(text) for text in ("3", "GPU-5b2", "GPU-5a")] == [3, 1, 0]
-    assert [device.number_of(text) for text in ("GPU-5", "GPU-6", "MIG-5a1", "")] == [None] * 4
+    assert [device.device_index(text) for text in ("3", "GPU-5b2", "GPU-5a")] == [3, 1, 0]
+    assert [device.device_index(text) for text in ("GPU-5", "GPU-6", "MIG-5a1", "")] == [None] * 4
 
 
 def test_without_a_driver_nothing_is_claimed() -> None:
     if device.device_count():
         pytest.skip("there is a device here")
     assert device.identity(0) == ("", "")
-    assert device.conditions(0) == {}
+    assert device.device_conditions(0) == {}
 
 
 def test_equals_are_dropped_long_before_the_budget_and_small_gains_are_not() -> None:
     """An undecided duel may take hundreds of blocks: not where a gain is out of reach."""
-    equal = [duel(SimulatedClock(1e-4, 0.0, seed=n), DEFAULT, n) for n in range(40)]
-    assert {e.outcome for e in equal} <= {Outcome.UNDECIDED, Outcome.SLOWER}
-    assert sum(len(e.differences) <= DEFAULT.most / 2 for e in equal) > 20
-    early = [e for e in equal if e.outcome is Outcome.UNDECIDED and len(e.differences) < DEFAULT.most]
+    equal = [run_comparison(SimulatedPairedClock(1e-4, 0.0, seed=n), DEFAULT_RULES, n) for n in range(40)]
+    assert {e.outcome for e in equal} <= {ComparisonOutcome.UNDECIDED, ComparisonOutcome.SLOWER}
+    assert sum(len(e.differences) <= DEFAULT_RULES.most / 2 for e in equal) > 20
+    early = [
+        e
+        for e in equal
+        if e.outcome is ComparisonOutcome.UNDECIDED and len(e.differences) < DEFAULT_RULES.most
+    ]
     assert all("out of reach" in e.reason for e in early)
-    better = [duel(SimulatedClock(1e-4, 0.02, seed=n), DEFAULT, n) for n in range(40)]
-    assert sum(b.outcome is Outcome.FASTER for b in better) >= 38
+    better = [run_comparison(SimulatedPairedClock(1e-4, 0.02, seed=n), DEFAULT_RULES, n) for n in range(40)]
+    assert sum(b.outcome is ComparisonOutcome.FASTER for b in better) >= 38
 
 
 # --- replays ---
@@ -339,10 +353,10 @@ def test_equals_are_dropped_long_before_the_budget_and_small_gains_are_not() -> 
 
 def test_a_replays_time_is_that_of_most_and_the_first_where_later_ones_are_faster() -> None:
     steady = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 30.0, 10.0]
-    assert typical(steady) == pytest.approx(10.0, rel=0.01)
-    assert typical([20.0, *steady]) == 20.0, "what remembers its inputs gains nothing"
-    assert typical([11.0, *steady]) == pytest.approx(10.0, rel=0.02)
-    assert typical([7.0]) == 7.0
+    assert typical_seconds(steady) == pytest.approx(10.0, rel=0.01)
+    assert typical_seconds([20.0, *steady]) == 20.0, "what remembers its inputs gains nothing"
+    assert typical_seconds([11.0, *steady]) == pytest.approx(10.0, rel=0.02)
+    assert typical_seconds([7.0]) == 7.0
 
 
 def test_a_replay_that_leaves_outputs_alone_is_noticed() -> None:
@@ -351,16 +365,16 @@ def test_a_replay_that_leaves_outputs_alone_is_noticed() -> None:
     spoiled = torch.full_like(written, 255)
     other = written.clone()
     other[::3] += 1  # added up in another order
-    assert not untouched([written], [spoiled], [written])
-    assert not untouched([written], [spoiled], [other])
+    assert not left_untouched([written], [spoiled], [written])
+    assert not left_untouched([written], [spoiled], [other])
     half = written.clone()
     half[:500] = 255
-    assert untouched([written], [spoiled], [half])
-    assert untouched([written], [spoiled], [spoiled])
-    assert untouched([written], [spoiled], [written[:10]])
-    assert not untouched([], [], [])
+    assert left_untouched([written], [spoiled], [half])
+    assert left_untouched([written], [spoiled], [spoiled])
+    assert left_untouched([written], [spoiled], [written[:10]])
+    assert not left_untouched([], [], [])
     nothing_to_do = torch.full_like(written, 255)
-    assert not untouched([nothing_to_do], [spoiled], [nothing_to_do])
+    assert not left_untouched([nothing_to_do], [spoiled], [nothing_to_do])
 
 
 def test_pauses_show_what_a_coarse_clock_hides() -> None:
@@ -372,8 +386,10 @@ def test_pauses_show_what_a_coarse_clock_hides() -> None:
 
     slow, fast = 5.90e-6, 5.78e-6
     assert seen(slow, 0) == seen(fast, 0)
-    means = [typical([unpaused(seen(t, p), p) for p in pauses() * 2]) for t in (slow, fast)]
+    means = [
+        typical_seconds([without_pause(seen(t, p), p) for p in pause_lengths() * 2]) for t in (slow, fast)
+    ]
     assert means[0] - means[1] == pytest.approx(slow - fast, abs=0.08e-6)
     grid = [5e-6 + n * 0.05e-6 for n in range(40)]
-    errors = [typical([unpaused(seen(t, p), p) for p in pauses() * 2]) - t for t in grid]
+    errors = [typical_seconds([without_pause(seen(t, p), p) for p in pause_lengths() * 2]) - t for t in grid]
     assert max(errors) - min(errors) < 0.3e-6 < max(seen(t, 0) - t for t in grid)

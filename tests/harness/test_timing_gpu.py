@@ -10,22 +10,22 @@ pytestmark = pytest.mark.gpu
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import load, solution_from
-from forecast_harness.sandbox.api import Lane
+from forecast_harness.packs import load, make_solution
+from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.timing import device
-from forecast_harness.timing.replay import Inputs
-from forecast_harness.verify.plan import Plan
+from forecast_harness.timing.replay import ReplayBuffers
+from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 
 
-class Vector(Inputs):
+class Vector(ReplayBuffers):
     """An input that is doubled by whoever is timed."""
 
     def __init__(self) -> None:
         self.x = torch.empty(1 << 16, device="cuda")
         self.restore(None)
 
-    def blank(self) -> None:
+    def clear(self) -> None:
         self.x.zero_()
 
     def restore(self, result: Any) -> None:
@@ -33,7 +33,7 @@ class Vector(Inputs):
             result.fill_(float("nan"))
         torch.arange(1 << 16, out=self.x)
 
-    def seen(self, result: Any) -> list[Any]:
+    def output_copies(self, result: Any) -> list[Any]:
         return [result.clone().view(torch.uint8)]
 
 
@@ -51,12 +51,12 @@ def test_a_short_launch_is_replayed_and_right(timed: tuple[device.DeviceTimer, V
     for _ in range(5):
         taken = timer.time(lambda: vector.x * 2, vector)
         assert torch.equal(taken.result, wanted())
-        assert 0 < taken.seconds <= taken.whole
-    assert taken.protocol == device.GRAPH
-    assert taken.whole > 10 * taken.seconds
+        assert 0 < taken.seconds <= taken.total_seconds
+    assert taken.protocol == device.GRAPH_PROTOCOL
+    assert taken.total_seconds > 10 * taken.seconds
     timer.idle(vector, None)
-    plain = timer.time(lambda: vector.x * 2, vector, protocol=device.EVENTS)
-    assert plain.protocol == device.EVENTS
+    plain = timer.time(lambda: vector.x * 2, vector, protocol=device.EVENTS_PROTOCOL)
+    assert plain.protocol == device.EVENTS_PROTOCOL
     assert plain.result.equal(wanted())
     assert plain.seconds > taken.seconds
 
@@ -70,7 +70,7 @@ def test_what_waits_for_the_device_is_launched(timed: tuple[device.DeviceTimer, 
     for _ in range(3):
         taken = timer.time(waits, vector)
         assert torch.equal(taken.result, wanted())
-        assert taken.protocol == device.EVENTS
+        assert taken.protocol == device.EVENTS_PROTOCOL
     assert torch.equal(timer.time(lambda: vector.x * 2, vector, "another").result, wanted())
 
 
@@ -87,7 +87,7 @@ def test_work_on_a_stream_of_its_own_gains_nothing(timed: tuple[device.DeviceTim
     for _ in range(4):
         taken = timer.time(aside, vector)
         torch.cuda.synchronize()
-    assert taken.protocol == device.EVENTS or not torch.equal(taken.result, wanted())
+    assert taken.protocol == device.EVENTS_PROTOCOL or not torch.equal(taken.result, wanted())
 
 
 HONEST = {
@@ -99,9 +99,9 @@ HONEST = {
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_solution_is_accepted_however_it_is_timed(name: str) -> None:
     pack = load("softmax")
-    solution = solution_from(name, HONEST[name], pack.definition.format)
+    solution = make_solution(name, HONEST[name], pack.definition.format)
     called, uuid = device.identity(0)
-    plan = Plan(device="cuda", peaks=device.peaks(called), uuid=uuid)
-    with Lane(device="0") as lane:
+    plan = VerificationPlan(device="cuda", peaks=device.device_peaks(called), uuid=uuid)
+    with SandboxLane(device="0") as lane:
         verdict = verify(pack, solution, lane, plan=plan)
     assert verdict.accepted, verdict.reasons

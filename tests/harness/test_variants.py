@@ -17,12 +17,12 @@ from forecast_autotune.errors import VariantError
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
 from forecast_autotune.variants import Variant, admitted, covers
 from forecast_autotune.variants.signature import INTERPRETER, written
-from forecast_harness.sandbox.api import Lane
-from forecast_harness.variants.drawing import Recorded
-from forecast_harness.variants.subject import Subject, Survey
-from forecast_harness.variants.verify import LIMITS, Verified, survey, verify
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.verdict import Code, Judgement
+from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.variants.drawing import RecordedCalls
+from forecast_harness.variants.subject import BaseKernel, KernelSurvey
+from forecast_harness.variants.verify import VARIANT_LIMITS, VariantVerification, survey, verify_variant
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import Judgement, ReasonCode
 from tests.harness.variant_kernels import (
     CONFIGS,
     DOUBLE,
@@ -40,24 +40,24 @@ from tests.harness.variant_kernels import (
     vector_call,
 )
 
-QUICK = Plan(cases=4, timed=0)
+QUICK = VerificationPlan(cases=4, timed=0)
 CPU = Device("cpu-x86_64", "cpu")
-SURVEYS: dict[str, Survey] = {}
+SURVEYS: dict[str, KernelSurvey] = {}
 """By the subject's name: bases are the same in all tests."""
 VECTORS = subject(DOUBLE, vector_call())
 MATRICES = subject(SOFTMAX, softmax_call(), grid=rows)
 
 
-def known(lane: Lane, asked: Subject) -> Survey:
+def known(lane: SandboxLane, asked: BaseKernel) -> KernelSurvey:
     key = json.dumps(asked.to_json())
     if key not in SURVEYS:
         SURVEYS[key] = survey(asked, lane, plan=QUICK)
     return SURVEYS[key]
 
 
-def judged(lane: Lane, asked: Subject, other: Variant | str, **options: Any) -> Verified:
+def judged(lane: SandboxLane, asked: BaseKernel, other: Variant | str, **options: Any) -> VariantVerification:
     made = variant(other) if isinstance(other, str) else other
-    return verify(made, asked, known(lane, asked), lane, device=INTERPRETER, plan=QUICK, **options)
+    return verify_variant(made, asked, known(lane, asked), lane, device=INTERPRETER, plan=QUICK, **options)
 
 
 def problem(arguments: Sequence[Argument]) -> Problem:
@@ -65,14 +65,14 @@ def problem(arguments: Sequence[Argument]) -> Problem:
     return Problem("", kernel, tuple(arguments), CPU)
 
 
-def codes(result: Verified) -> set[Code]:
+def codes(result: VariantVerification) -> set[ReasonCode]:
     return {r.code for r in result.verdict.reasons}
 
 
 # --- surveys ---
 
 
-def test_a_survey_tells_outputs_sizes_and_grid(judging: Lane) -> None:
+def test_a_survey_tells_outputs_sizes_and_grid(judging: SandboxLane) -> None:
     found = known(judging, MATRICES)
     assert (found.writes, found.updates, found.deterministic) == (("out",), (), True)
     assert set(found.words.values()) == {"any"}
@@ -81,11 +81,11 @@ def test_a_survey_tells_outputs_sizes_and_grid(judging: Lane) -> None:
     assert written(found.signature) == {"out"}
     assert covers(found.signature, problem(softmax_call(1000, 33)))
     assert not covers(found.signature, problem(softmax_call(1000, 33, dtype="bfloat16")))
-    assert Survey.from_json(json.loads(json.dumps(found.to_json()))) == found
-    assert Subject.from_json(json.loads(json.dumps(MATRICES.to_json()))) == MATRICES
+    assert KernelSurvey.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert BaseKernel.from_json(json.loads(json.dumps(MATRICES.to_json()))) == MATRICES
 
 
-def test_a_kernel_without_masks_is_drawn_sizes_that_it_accepts(judging: Lane) -> None:
+def test_a_kernel_without_masks_is_drawn_sizes_that_it_accepts(judging: SandboxLane) -> None:
     asked = subject(UNMASKED, vector_call())
     found = known(judging, asked)
     assert found.words == {"x.0": "128"}
@@ -95,19 +95,19 @@ def test_a_kernel_without_masks_is_drawn_sizes_that_it_accepts(judging: Lane) ->
     assert judged(judging, asked, DOUBLE).verdict.accepted
 
 
-def test_a_tensor_that_is_added_into_keeps_what_it_held(judging: Lane) -> None:
+def test_a_tensor_that_is_added_into_keeps_what_it_held(judging: SandboxLane) -> None:
     call = [tensor("x", 4096), tensor("acc", 1), number("n", 4096)]
     asked = subject(SUM_INTO, call)
     assert known(judging, asked).updates == ("acc",)
     stored = SUM_INTO.replace("tl.atomic_add(acc, ", "tl.store(acc, ").replace("BLOCK: tl", "BLOCK: tl")
-    assert Code.WRONG_VALUES in codes(judged(judging, asked, stored))
+    assert ReasonCode.WRONG_VALUES in codes(judged(judging, asked, stored))
     zeroing = SUM_INTO.replace("@triton.jit", 'RESET_TO_ZERO = ["acc"]\n\n\n@triton.jit')
-    assert Code.WRONG_VALUES in codes(judged(judging, asked, zeroing)), "it forgets what was there"
+    assert ReasonCode.WRONG_VALUES in codes(judged(judging, asked, zeroing)), "it forgets what was there"
     always_zero = dataclasses.replace(asked, zeroed=("acc",))
     assert judged(judging, always_zero, zeroing).verdict.accepted, "unless that is zero by agreement"
 
 
-def test_sizes_without_a_known_grid_stay_as_recorded(judging: Lane) -> None:
+def test_sizes_without_a_known_grid_stay_as_recorded(judging: SandboxLane) -> None:
     asked = subject(DOUBLE, vector_call(300), grid=lambda call, meta: (7 if meta["BLOCK"] == 64 else 3,))
     found = known(judging, asked)
     assert covers(found.signature, problem(vector_call(300)))
@@ -136,32 +136,32 @@ def inputs(random):
 """
 
 
-def test_calls_of_a_users_own(judging: Lane, tmp_path: Path) -> None:
+def test_calls_of_a_users_own(judging: SandboxLane, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN_INPUTS)
-    asked = Subject("kernel", GATHER, CONFIGS, file=str(tmp_path / "mine.py"), name="kernel", inputs=True)
+    asked = BaseKernel("kernel", GATHER, CONFIGS, file=str(tmp_path / "mine.py"), name="kernel", inputs=True)
     found = known(judging, asked)
     assert found.writes == ("out",)
     call = [tensor("table", 50), tensor("index", 333, dtype="int32"), tensor("out", 333), number("n", 333)]
     assert covers(found.signature, problem(call))
     assert judged(judging, asked, GATHER.replace("other=0)", "other=1)")).verdict.accepted
     wrong = GATHER.replace("tl.load(table + at,", "tl.load(table + at + (at > 60),")
-    assert codes(judged(judging, asked, wrong)) <= {Code.WRONG_VALUES, Code.NONDETERMINISTIC}
+    assert codes(judged(judging, asked, wrong)) <= {ReasonCode.WRONG_VALUES, ReasonCode.NONDETERMINISTIC}
 
 
-def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: Lane) -> None:
+def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: SandboxLane) -> None:
     call = [tensor("table", 50), tensor("index", 333, dtype="int32"), tensor("out", 333), number("n", 333)]
     far = GATHER.replace("table + at", "table + at * 100000000")
     with pytest.raises(VariantError, match=r"function inputs\(random\) that returns"):
         survey(subject(far, call), judging, plan=QUICK)
     with pytest.raises(VariantError, match="launch grid of no config is known"):
-        survey(Subject("kernel", DOUBLE, CONFIGS, (tuple(vector_call()),)), judging, plan=QUICK)
+        survey(BaseKernel("kernel", DOUBLE, CONFIGS, (tuple(vector_call()),)), judging, plan=QUICK)
 
 
 def test_a_few_calls_hold_all_kinds_of_sizes() -> None:
     """Whatever is drawn: one of each size that is no multiple of 16, and one beyond all tiles."""
     import torch
 
-    source = Recorded(MATRICES, "cpu")
+    source = RecordedCalls(MATRICES, "cpu")
     generator = torch.Generator().manual_seed(0)
     rows, columns = zip(
         *(source.draw("normal", generator).arguments[0].shape for _ in range(200)), strict=True
@@ -205,7 +205,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_right_variants_are_accepted_and_admitted(judging: Lane, name: str) -> None:
+def test_right_variants_are_accepted_and_admitted(judging: SandboxLane, name: str) -> None:
     asked, source = ACCEPTED[name]
     made = variant(source)
     result = judged(judging, asked, made)
@@ -218,24 +218,32 @@ def test_right_variants_are_accepted_and_admitted(judging: Lane, name: str) -> N
 
 
 REFUSED = {
-    "scaled by a hundredth": (MATRICES, SOFTMAX.replace("* scale", "* scale * 1.01"), {Code.WRONG_VALUES}),
+    "scaled by a hundredth": (
+        MATRICES,
+        SOFTMAX.replace("* scale", "* scale * 1.01"),
+        {ReasonCode.WRONG_VALUES},
+    ),
     "no maximum": (
         MATRICES,
         SOFTMAX.replace("high = tl.max(top, axis=0)", "high = 0.0"),
-        {Code.WRONG_VALUES},
+        {ReasonCode.WRONG_VALUES},
     ),
     "one block only": (
         MATRICES,
         SOFTMAX.replace("    total = tl.zeros", "    n = tl.minimum(n, BLOCK)\n    total = tl.zeros"),
-        {Code.WRONG_VALUES},
+        {ReasonCode.WRONG_VALUES},
     ),
     "two bits lost": (
         MATRICES,
         SOFTMAX.replace("result.to(out", "result.to(tl.bfloat16).to(out"),
-        {Code.WRONG_VALUES},
+        {ReasonCode.WRONG_VALUES},
     ),
     "strides taken for sizes": (MATRICES, SOFTMAX.replace("out + row * n", "out + row * BLOCK"), None),
-    "a mask too wide": (VECTORS, DOUBLE.replace("mask=i < n)\n", "mask=i <= n)\n"), {Code.OUT_OF_BOUNDS}),
+    "a mask too wide": (
+        VECTORS,
+        DOUBLE.replace("mask=i < n)\n", "mask=i <= n)\n"),
+        {ReasonCode.OUT_OF_BOUNDS},
+    ),
     "writes its input": (
         VECTORS,
         DOUBLE.replace(
@@ -251,22 +259,22 @@ REFUSED = {
     "right for multiples of 16": (
         VECTORS,
         DOUBLE.replace("2 * tl.load", "(2 + (n % 16 != 0)) * tl.load"),
-        {Code.WRONG_VALUES},
+        {ReasonCode.WRONG_VALUES},
     ),
     "computes nothing": (
         VECTORS,
         HEAD + "def kernel(x, out, n, BLOCK: tl.constexpr):\n    pass\n",
-        {Code.WRONG_VALUES},
+        {ReasonCode.WRONG_VALUES},
     ),
-    "raises": (VECTORS, DOUBLE.replace("2 * tl", "unknown * tl"), {Code.FAILS}),
-    "imports more than triton": (VECTORS, "import os\n" + DOUBLE, {Code.FAILS}),
-    "other parameters": (VECTORS, DOUBLE.replace("x, out, n", "out, x, n"), {Code.FAILS}),
-    "crashes": (VECTORS, DOUBLE.replace("x + i,", "x + i * 1000000000000,"), {Code.FAILS}),
+    "raises": (VECTORS, DOUBLE.replace("2 * tl", "unknown * tl"), {ReasonCode.FAILS}),
+    "imports more than triton": (VECTORS, "import os\n" + DOUBLE, {ReasonCode.FAILS}),
+    "other parameters": (VECTORS, DOUBLE.replace("x, out, n", "out, x, n"), {ReasonCode.FAILS}),
+    "crashes": (VECTORS, DOUBLE.replace("x + i,", "x + i * 1000000000000,"), {ReasonCode.FAILS}),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_wrong_variants_are_refused(judging: Lane, name: str) -> None:
+def test_wrong_variants_are_refused(judging: SandboxLane, name: str) -> None:
     asked, source, wanted = REFUSED[name]
     made = variant(source)
     result = judged(judging, asked, made)
@@ -278,10 +286,10 @@ def test_wrong_variants_are_refused(judging: Lane, name: str) -> None:
     assert not admitted(Variant(**{**vars(made), "checks": result.checks}), problem(asked.calls[0]))
 
 
-def test_a_variant_that_hangs_is_ended(judging: Lane) -> None:
+def test_a_variant_that_hangs_is_ended(judging: SandboxLane) -> None:
     hangs = DOUBLE.replace("    tl.store", "    while n > 0:\n        n = n + 0\n    tl.store")
-    result = judged(judging, VECTORS, hangs, limits=dataclasses.replace(LIMITS, wall_s=6.0))
-    assert codes(result) == {Code.TIMEOUT}
+    result = judged(judging, VECTORS, hangs, limits=dataclasses.replace(VARIANT_LIMITS, wall_s=6.0))
+    assert codes(result) == {ReasonCode.TIMEOUT}
     assert [c.passed for c in result.checks] == [False]
 
 
@@ -292,31 +300,33 @@ pathlib.Path({path!r}).write_text("imported")
 """
 
 
-def test_nothing_of_a_variant_runs_in_the_parent(judging: Lane, tmp_path: Path) -> None:
+def test_nothing_of_a_variant_runs_in_the_parent(judging: SandboxLane, tmp_path: Path) -> None:
     """Its import writes a file: refused by its text, it is not even imported in a cell."""
     before = set(sys.modules)
     trace = tmp_path / "imported"
     result = judged(judging, VECTORS, WRITES.format(path=str(trace)) + DOUBLE)
-    assert codes(result) == {Code.FAILS}
+    assert codes(result) == {ReasonCode.FAILS}
     judged(judging, VECTORS, DOUBLE.replace("2 *", "3 *"))
     assert not trace.exists()
     assert not {n for n in set(sys.modules) - before if "variant_kernel" in n or n == "candidate"}
 
 
-def test_every_config_of_a_variant_is_run(judging: Lane) -> None:
+def test_every_config_of_a_variant_is_run(judging: SandboxLane) -> None:
     late = DOUBLE.replace("2 * tl", "(2 + (BLOCK == 32)) * tl").replace(
         "@triton.jit",
         'CONFIGS = [{"kwargs": {"BLOCK": b}} for b in (128, 64, 256, 512, 32)]\n\n\n@triton.jit',
     )
     result = judged(judging, VECTORS, late)
-    assert codes(result) == {Code.WRONG_VALUES}
+    assert codes(result) == {ReasonCode.WRONG_VALUES}
     without = Variant(**{**vars(variant(late)), "configs": (Config.of({"BLOCK": 64}),)})
     assert judged(judging, VECTORS, without).verdict.accepted
 
 
-def test_a_broken_harness_blames_nobody(judging: Lane) -> None:
+def test_a_broken_harness_blames_nobody(judging: SandboxLane) -> None:
     asked = dataclasses.replace(VECTORS, source=DOUBLE.replace("2 * tl", "unknown * tl"))
-    result = verify(variant(DOUBLE), asked, known(judging, VECTORS), judging, device=INTERPRETER, plan=QUICK)
+    result = verify_variant(
+        variant(DOUBLE), asked, known(judging, VECTORS), judging, device=INTERPRETER, plan=QUICK
+    )
     assert result.verdict.judgement is Judgement.INFRASTRUCTURE
     assert result.checks == ()
 
@@ -325,7 +335,7 @@ def test_a_base_that_rounds_by_itself_allows_one_step() -> None:
     """Its wider run is rounded, too, so only elements that differ by a whole step show."""
     import torch
 
-    from forecast_harness.variants.tolerance import expected
+    from forecast_harness.variants.tolerance import expected_output
     from forecast_harness.verify.tolerance import mismatch
 
     exact = torch.randn(200, 500, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -333,11 +343,11 @@ def test_a_base_that_rounds_by_itself_allows_one_step() -> None:
     next_to = torch.where(
         torch.rand(base.shape) < 0.01, base.nextafter(torch.tensor(9.0, dtype=base.dtype)), base
     )
-    assert mismatch(next_to, expected(base, base.double()))[0] == ""
+    assert mismatch(next_to, expected_output(base, base.double()))[0] == ""
     two = next_to.nextafter(torch.tensor(9.0, dtype=base.dtype)).nextafter(
         torch.tensor(9.0, dtype=base.dtype)
     )
-    assert "wrong" in mismatch(two, expected(base, base.double()))[0]
+    assert "wrong" in mismatch(two, expected_output(base, base.double()))[0]
     # Where the wider run is exact, being a step off throughout is a bias.
-    assert mismatch(base, expected(base, exact))[0] == ""
-    assert mismatch(base.nextafter(torch.tensor(9.0, dtype=base.dtype)), expected(base, exact))[0]
+    assert mismatch(base, expected_output(base, exact))[0] == ""
+    assert mismatch(base.nextafter(torch.tensor(9.0, dtype=base.dtype)), expected_output(base, exact))[0]

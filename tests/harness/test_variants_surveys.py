@@ -14,17 +14,17 @@ import torch
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config
-from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, Lane, Limits, Work
-from forecast_harness.variants.exploring import Explorer
-from forecast_harness.variants.reference import BaseFails, Memory, Ran, Reference
-from forecast_harness.variants.subject import Subject
-from forecast_harness.variants.verify import survey, verify
-from forecast_harness.verify.arena import build
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.verdict import Code
+from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, ResourceLimits, SandboxLane
+from forecast_harness.variants.exploring import KernelSurveyor
+from forecast_harness.variants.reference import BaseKernelError, BaseKernelRun, BaseKernelRunner, TensorMemory
+from forecast_harness.variants.subject import BaseKernel
+from forecast_harness.variants.verify import survey, verify_variant
+from forecast_harness.verify.arena import build_arena
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.variant_kernels import DOUBLE, HEAD, number, subject, tensor, variant, vector_call
 
-QUICK = Plan(cases=4, timed=0)
+QUICK = VerificationPlan(cases=4, timed=0)
 PARTS = HEAD + (
     "def kernel(start, x, out, BLOCK: tl.constexpr):\n"
     "    row = tl.program_id(0)\n"
@@ -42,7 +42,7 @@ WINDOW = HEAD + (
 )
 
 
-def parts(count: int) -> Subject:
+def parts(count: int) -> BaseKernel:
     """Many of its calls, of random pointers, leave nothing to do: the fewer parts, the more."""
     call = [tensor("start", count + 1, dtype="int32"), tensor("x", 300), tensor("out", 300)]
     # Without a formula for its grid, its sizes stay.
@@ -60,20 +60,20 @@ class Idler:
         self,
         arguments: Sequence[Argument],
         scalars: Mapping[str, Any],
-        memory: Memory,
+        memory: TensorMemory,
         grid: Sequence[int],
         config: Config,
-    ) -> Ran:
+    ) -> BaseKernelRun:
         number = self.calls.setdefault(memory["x"].numpy().tobytes(), len(self.calls))
         if number < self.idle:
-            return Ran(memory, (), 0, 0.0)
-        return Ran({**memory, "out": 2 * memory["x"]}, ("out",), 0, 0.0)
+            return BaseKernelRun(memory, (), 0, 0.0)
+        return BaseKernelRun({**memory, "out": 2 * memory["x"]}, ("out",), 0, 0.0)
 
 
-def explorer(idle: int, **options: Any) -> Explorer:
+def explorer(idle: int, **options: Any) -> KernelSurveyor:
     asked = subject(DOUBLE, vector_call(), **options)
     generator = torch.Generator().manual_seed(1)
-    return Explorer(asked, cast("Reference", Idler(idle)), "cpu", generator)
+    return KernelSurveyor(asked, cast("BaseKernelRunner", Idler(idle)), "cpu", generator)
 
 
 @pytest.mark.parametrize("idle", [0, 13])
@@ -88,23 +88,23 @@ def test_a_base_that_writes_nothing_shows_nothing() -> None:
         explorer(10**6).survey()
 
 
-def test_the_twin_of_a_base_that_is_often_idle_is_accepted(judging: Lane) -> None:
+def test_the_twin_of_a_base_that_is_often_idle_is_accepted(judging: SandboxLane) -> None:
     asked = parts(2)
     known = survey(asked, judging, plan=QUICK)
     assert known.writes == ("out",)
-    result = verify(variant(f"# Twin.\n{PARTS}"), asked, known, judging, device="cpu", plan=QUICK)
+    result = verify_variant(variant(f"# Twin.\n{PARTS}"), asked, known, judging, device="cpu", plan=QUICK)
     assert result.verdict.accepted, result.verdict.reasons
 
 
-def test_a_variant_that_does_nothing_is_found_out(judging: Lane) -> None:
+def test_a_variant_that_does_nothing_is_found_out(judging: SandboxLane) -> None:
     asked = parts(16)
     known = survey(asked, judging, plan=QUICK)
     lazy = variant(PARTS.replace("low >= high", "low >= 0"))
-    result = verify(lazy, asked, known, judging, device="cpu", plan=QUICK)
-    assert {r.code for r in result.verdict.reasons} == {Code.WRONG_VALUES}
+    result = verify_variant(lazy, asked, known, judging, device="cpu", plan=QUICK)
+    assert {r.code for r in result.verdict.reasons} == {ReasonCode.WRONG_VALUES}
 
 
-def test_sizes_are_kept_where_smaller_ones_would_be_read_beyond(judging: Lane) -> None:
+def test_sizes_are_kept_where_smaller_ones_would_be_read_beyond(judging: SandboxLane) -> None:
     """A sum over many numbers of 16 bits is no number if any of them is none, as one in 32 of all is."""
     call = [tensor("x", 2048, dtype="float16"), tensor("out", 16)]
     found = survey(subject(WINDOW, call, grid=lambda call, meta: (1,)), judging, plan=QUICK)
@@ -115,7 +115,7 @@ def test_sizes_are_kept_where_smaller_ones_would_be_read_beyond(judging: Lane) -
     "kind", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
 )
 def test_noise_around_tensors_is_finite(kind: str) -> None:
-    arena = build({"x": torch.zeros(16)}, {}, {}, random.Random(1), behind=1 << 14, noise=True)
+    arena = build_arena({"x": torch.zeros(16)}, {}, {}, random.Random(1), behind=1 << 14, noise=True)
     read = arena.block.view(getattr(torch, kind)).double()
     assert bool(read.isfinite().all())
     assert float(read.abs().max()) < 4
@@ -126,11 +126,11 @@ class Dying:
     """Stands in for a job's work: cells whose launches all raise."""
 
     def __init__(self, detail: str) -> None:
-        self.limits = Limits()
+        self.limits = ResourceLimits()
         self.detail = detail
         self.opened = 0
 
-    def cell(self, limits: Limits) -> Cell:
+    def cell(self, limits: ResourceLimits) -> Cell:
         self.opened += 1
         return cast("Cell", self)
 
@@ -152,9 +152,9 @@ class Dying:
 )
 def test_a_process_whose_device_has_failed_is_not_asked_again(detail: str, cells: int) -> None:
     work = Dying(detail)
-    reference = Reference(cast("Work", work), "cpu", random.Random(1))
+    reference = BaseKernelRunner(cast("JobContext", work), "cpu", random.Random(1))
     call = [tensor("x", 16), number("n", 16)]
     for _ in range(3):
-        with pytest.raises(BaseFails):
+        with pytest.raises(BaseKernelError):
             reference.run(call, {"n": 16}, {"x": torch.zeros(16)}, (1,), Config.of({}))
     assert work.opened == cells

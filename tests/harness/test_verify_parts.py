@@ -13,13 +13,13 @@ torch = pytest.importorskip("torch")
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.packs.parts import LAYOUTS, VALUES
-from forecast_harness.verify.arena import GUARD, build, changed, strides
-from forecast_harness.verify.draws import draw, nearly_same
-from forecast_harness.verify.screen import screen
-from forecast_harness.verify.skeleton import filled, skeleton
-from forecast_harness.verify.tolerance import Expected, expected, mismatch
-from forecast_harness.verify.verdict import Code, Judgement, Reason, Verdict
+from forecast_harness.packs.parts import LAYOUTS, VALUE_REGIMES
+from forecast_harness.verify.arena import GUARD_BYTES, build_arena, changed_bytes, strides_of
+from forecast_harness.verify.draws import draw, perturb_values
+from forecast_harness.verify.screen import static_hints
+from forecast_harness.verify.skeleton import decode_arguments, encode_arguments
+from forecast_harness.verify.tolerance import ExpectedOutput, expected_outputs, mismatch
+from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
 
 
 def generator(seed: int = 0) -> Any:
@@ -30,8 +30,8 @@ def product(a: Any, b: Any) -> Any:
     return a @ b
 
 
-def limits_of(function: Any, dtype: Any = torch.float32, terms: int = 1, **inputs: Any) -> Expected:
-    return expected(
+def limits_of(function: Any, dtype: Any = torch.float32, terms: int = 1, **inputs: Any) -> ExpectedOutput:
+    return expected_outputs(
         function, inputs, [dtype], compute=torch.float32, terms=terms, safety=8.0, generator=generator()
     )[0]
 
@@ -94,7 +94,7 @@ def test_a_floor_is_for_what_the_inputs_cannot_show() -> None:
         return 1 - torch.softmax(x, -1)[:, :1]
 
     strict, lenient = (
-        expected(rest, inputs, [torch.float32], floor=floor, generator=generator(), **rules)[0]
+        expected_outputs(rest, inputs, [torch.float32], floor=floor, generator=generator(), **rules)[0]
         for floor in (0.0, 1.0)
     )
     assert "wrong" in mismatch(rest(x), strict)[0]
@@ -129,12 +129,12 @@ def test_a_bias_within_every_limit_is_found() -> None:
 def test_numbers_that_are_none(got: float, want: float, right: bool) -> None:
     want64 = torch.tensor([want], dtype=torch.float64)
     limit = torch.full((1,), torch.finfo(torch.float32).smallest_normal, dtype=torch.float64)
-    said, _ = mismatch(torch.tensor([got]), Expected(want64, torch.float32, limit))
+    said, _ = mismatch(torch.tensor([got]), ExpectedOutput(want64, torch.float32, limit))
     assert (said == "") is right
 
 
 def test_integers_have_to_be_equal() -> None:
-    one = Expected(torch.tensor([1, 2]), torch.int64, None)
+    one = ExpectedOutput(torch.tensor([1, 2]), torch.int64, None)
     assert mismatch(torch.tensor([1, 2]), one) == ("", 0.0)
     assert "1 of 2" in mismatch(torch.tensor([1, 3]), one)[0]
 
@@ -153,18 +153,18 @@ def test_a_reference_with_other_outputs_is_named() -> None:
 @pytest.mark.parametrize("shape", [(3, 5), (7,), (2, 3, 4), (), (0, 4), (1, 1)])
 def test_a_slot_holds_its_tensor(layout: str, shape: tuple[int, ...]) -> None:
     x = draw(shape, torch.float32, "normal", generator())
-    arena = build({"x": x}, {}, {"x": layout}, random.Random(1))
+    arena = build_arena({"x": x}, {}, {"x": layout}, random.Random(1))
     view = arena.slots[0].view(arena.block)
     assert torch.equal(view, x)
-    assert view.stride() == strides(shape, layout)
+    assert view.stride() == strides_of(shape, layout)
     if layout == "offset" and x.numel():
         assert view.data_ptr() % 64 == (arena.block.data_ptr() + 4) % 64
 
 
 def test_layouts_are_what_they_say() -> None:
-    assert strides((3, 5), "contiguous") == (5, 1)
-    assert strides((3, 5), "transposed") == (1, 3)
-    assert strides((3, 5), "padded") == (8, 1)
+    assert strides_of((3, 5), "contiguous") == (5, 1)
+    assert strides_of((3, 5), "transposed") == (1, 3)
+    assert strides_of((3, 5), "padded") == (8, 1)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -175,7 +175,7 @@ def test_every_stray_byte_is_noticed(seed: int) -> None:
         "b": draw((3,), torch.int64, "", generator()),
     }
     y = torch.zeros(4, 5)
-    arena = build(inputs, {"y": y}, {"a": "padded", "y": "padded"}, rng, shift=seed)
+    arena = build_arena(inputs, {"y": y}, {"a": "padded", "y": "padded"}, rng, shift=seed)
     size = arena.block.numel()
     owners: dict[int, str] = {}
     for slot in arena.slots:
@@ -187,7 +187,7 @@ def test_every_stray_byte_is_noticed(seed: int) -> None:
     for place in rng.sample(range(size), 60) + [s.offset for s in arena.slots]:
         after = bytearray(arena.data())
         after[place] ^= 1
-        found, stray = changed(arena, bytes(after))
+        found, stray = changed_bytes(arena, bytes(after))
         owner = owners.get(place)
         if owner == "y":
             assert (found, stray) == ([], 0)
@@ -198,17 +198,17 @@ def test_every_stray_byte_is_noticed(seed: int) -> None:
 
 
 def test_outputs_begin_as_nan_and_canaries_guard_both_ends() -> None:
-    arena = build({"x": torch.ones(3)}, {"y": torch.full((2,), math.nan)}, {}, random.Random(0))
+    arena = build_arena({"x": torch.ones(3)}, {"y": torch.full((2,), math.nan)}, {}, random.Random(0))
     x, y = arena.slots
     assert y.view(arena.block).isnan().all()
-    assert x.offset >= GUARD
-    assert arena.block.numel() >= y.offset + 8 + GUARD
+    assert x.offset >= GUARD_BYTES
+    assert arena.block.numel() >= y.offset + 8 + GUARD_BYTES
 
 
 # --- draws ---
 
 
-@pytest.mark.parametrize("regime", VALUES)
+@pytest.mark.parametrize("regime", VALUE_REGIMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_regime_gives_what_it_promises(regime: str, dtype: Any) -> None:
     x = draw((64, 64), dtype, regime, generator())
@@ -230,9 +230,9 @@ def test_other_seeds_give_other_numbers() -> None:
 
 def test_a_twin_differs_in_a_few_places() -> None:
     x = draw((64, 64), torch.float32, "normal", generator())
-    share = float((nearly_same(x, generator(3)) != x).double().mean())
+    share = float((perturb_values(x, generator(3)) != x).double().mean())
     assert 0.03 < share < 0.1
-    assert nearly_same(torch.ones(1), generator()).tolist() == [1.0]
+    assert perturb_values(torch.ones(1), generator()).tolist() == [1.0]
 
 
 # --- skeletons ---
@@ -241,39 +241,39 @@ def test_a_twin_differs_in_a_few_places() -> None:
 def test_nested_arguments_survive() -> None:
     held: dict[str, Any] = {}
     value = (torch.ones(2), {"a": [torch.zeros(1), 3], "b": None}, 2.5, "s", True)
-    back = filled(skeleton(value, held), held)
+    back = decode_arguments(encode_arguments(value, held), held)
     assert back[0] is held["t0"]
     assert back[1]["a"][1:] == [3]
     assert (back[1]["b"], back[2:]) == (None, (2.5, "s", True))
     with pytest.raises(RecordError, match="object"):
-        skeleton(object(), {})
+        encode_arguments(object(), {})
 
 
 # --- hints and verdicts ---
 
 
 def test_hints_name_the_line() -> None:
-    hints = screen("import gc\nx = 1\nexec('1')\ntry:\n    pass\nexcept Exception:\n    pass\n")
+    hints = static_hints("import gc\nx = 1\nexec('1')\ntry:\n    pass\nexcept Exception:\n    pass\n")
     assert [h.partition(":")[0] for h in hints] == ["line 1", "line 3", "line 4"]
-    assert screen("# import gc; exec()\n'''torch.cuda.Stream'''\n") == ()
-    assert "cannot be parsed" in screen("def (")[0]
+    assert static_hints("# import gc; exec()\n'''torch.cuda.Stream'''\n") == ()
+    assert "cannot be parsed" in static_hints("def (")[0]
 
 
 @pytest.mark.parametrize(
     ("codes", "judgement", "outcome"),
     [
         ([], Judgement.ACCEPTED, Outcome.OK),
-        ([Code.WRONG_VALUES], Judgement.REJECTED, Outcome.INCORRECT),
-        ([Code.FAILS], Judgement.REJECTED, Outcome.RUNTIME_ERROR),
-        ([Code.TIMEOUT], Judgement.REJECTED, Outcome.TIMEOUT),
-        ([Code.CLOCK, Code.WRONG_VALUES], Judgement.SUSPICIOUS, Outcome.INFRASTRUCTURE),
-        ([Code.HARNESS, Code.WRONG_VALUES], Judgement.INFRASTRUCTURE, Outcome.INFRASTRUCTURE),
+        ([ReasonCode.WRONG_VALUES], Judgement.REJECTED, Outcome.INCORRECT),
+        ([ReasonCode.FAILS], Judgement.REJECTED, Outcome.RUNTIME_ERROR),
+        ([ReasonCode.TIMEOUT], Judgement.REJECTED, Outcome.TIMEOUT),
+        ([ReasonCode.CLOCK, ReasonCode.WRONG_VALUES], Judgement.SUSPICIOUS, Outcome.INFRASTRUCTURE),
+        ([ReasonCode.HARNESS, ReasonCode.WRONG_VALUES], Judgement.INFRASTRUCTURE, Outcome.INFRASTRUCTURE),
     ],
 )
 def test_only_a_candidates_own_fault_is_a_label(
-    codes: list[Code], judgement: Judgement, outcome: Outcome
+    codes: list[ReasonCode], judgement: Judgement, outcome: Outcome
 ) -> None:
-    verdict = Verdict("p", "s", tuple(Reason(c, "why") for c in codes))
+    verdict = SolutionVerdict("p", "s", tuple(Reason(c, "why") for c in codes))
     assert (verdict.judgement, verdict.outcome) == (judgement, outcome)
     assert verdict.to_json()["outcome"] == str(outcome)
 
@@ -282,7 +282,7 @@ def test_a_result_of_inputs_that_cancel_when_moved_keeps_its_limit() -> None:
     """exp(x - max) is off by eps/2 (max - x), whatever a move of both against each other shows."""
     generator = torch.Generator().manual_seed(0)
     x = torch.tensor([[36.9, -36.7]]).repeat(2000, 1)
-    (one,) = expected(
+    (one,) = expected_outputs(
         lambda x: torch.softmax(x, -1),
         {"x": x},
         [torch.float32],

@@ -13,20 +13,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import load, solution_from
+from forecast_harness.packs import load, make_solution
 from forecast_harness.packs.load import builtin_names
-from forecast_harness.packs.schema import Format, Pack, Workload
-from forecast_harness.sandbox.api import Answer, Array, Lane, Limits
+from forecast_harness.packs.schema import Pack, PackFormat, Workload
+from forecast_harness.sandbox.api import CellAnswer, ResourceLimits, SandboxLane, TensorBytes
 from forecast_harness.verify import effort
 from forecast_harness.verify import problem as problems
 from forecast_harness.verify.draws import draw
-from forecast_harness.verify.effort import Spent
+from forecast_harness.verify.effort import PhaseTimer
 from forecast_harness.verify.foreign import problem_of
 from forecast_harness.verify.launches import Launcher
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.problem import Case, Draw
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problem import DrawSpec, LaunchCase
 from forecast_harness.verify.run import verify
-from forecast_harness.verify.where import Where
+from forecast_harness.verify.where import ComputeDevice
 
 DEVICE = "cpu:0"
 """The host under another name: it takes the way of a device."""
@@ -38,18 +38,18 @@ def generator(seed: int = 0) -> Any:
     return torch.Generator().manual_seed(seed)
 
 
-def case_of(pack: Pack, folder: Path) -> Case:
-    how = Draw("normal", "contiguous", generator())
+def case_of(pack: Pack, folder: Path) -> LaunchCase:
+    how = DrawSpec("normal", "contiguous", generator())
     return problem_of(pack, folder).case(pack.workloads[0].axes, how)
 
 
 def test_work_is_done_on_the_device() -> None:
-    where = Where(DEVICE)
+    where = ComputeDevice(DEVICE)
     assert where.run(lambda device: device) == DEVICE
     assert where.run(lambda device: device, portable=False) == "cpu"
-    assert Where("cpu").run(lambda device: device) == "cpu"
-    assert Where("meta").run(lambda device: torch.zeros(1).device.type) == "meta"
-    assert where.refused == ""
+    assert ComputeDevice("cpu").run(lambda device: device) == "cpu"
+    assert ComputeDevice("meta").run(lambda device: torch.zeros(1).device.type) == "meta"
+    assert where.failure == ""
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_lanes_on_all_devices_together_take_half_of_the_cores(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert Where("cuda").run(lambda _: torch.get_num_threads(), portable=False) == threads
+        assert ComputeDevice("cuda").run(lambda _: torch.get_num_threads(), portable=False) == threads
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 
 
 def test_what_a_device_fails_at_is_done_on_the_host_from_then_on() -> None:
-    where, tried = Where("meta"), []
+    where, tried = ComputeDevice("meta"), []
 
     def work(device: str) -> float:
         tried.append(device)
@@ -82,17 +82,17 @@ def test_what_a_device_fails_at_is_done_on_the_host_from_then_on() -> None:
 
     assert where.run(work) == where.run(work) == 3.0
     assert tried == ["meta", "cpu", "cpu"]
-    assert "meta" in where.refused
+    assert "meta" in where.failure
 
 
 def test_a_device_that_does_not_open_is_not_used() -> None:
-    where = Where("meta")
-    where.begin()
-    where.settle()
+    where = ComputeDevice("meta")
+    where.open_in_background()
+    where.wait_until_open()
     assert where.device == "cpu"
     assert where.run(lambda device: device) == "cpu"
-    where = Where(DEVICE)
-    where.begin()
+    where = ComputeDevice(DEVICE)
+    where.open_in_background()
     assert where.run(lambda device: device) == DEVICE
 
 
@@ -101,7 +101,7 @@ def test_a_broken_reference_stays_broken() -> None:
         raise ValueError(device)
 
     with pytest.raises(ValueError, match=DEVICE):
-        Where(DEVICE).run(work)
+        ComputeDevice(DEVICE).run(work)
 
 
 @pytest.mark.parametrize("name", [*builtin_names(), "linear"])
@@ -110,16 +110,16 @@ def test_a_device_checks_as_the_host_does(name: str, tmp_path: Path) -> None:
     assert case.portable
     assert case.right is not None
     right = list(case.right())
-    where = Where(DEVICE)
+    where = ComputeDevice(DEVICE)
     assert case.check(right, where) == case.check(right)
     wrong = [t.clone() for t in right]
     wrong[0].view(-1)[0] = 3
     finding, _ = case.check(wrong, where)
     assert finding == case.check(wrong)[0] is not None
-    assert where.refused == ""
-    fallen = Where("meta")
+    assert where.failure == ""
+    fallen = ComputeDevice("meta")
     assert case.check(right, fallen) == case.check(right)
-    assert fallen.refused
+    assert fallen.failure
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_large_tensors_are_drawn_on_the_device(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(problems, "draw", noted)
     pack = load("layer_norm")
-    how = Draw("normal", "contiguous", generator(), Where(DEVICE))
+    how = DrawSpec("normal", "contiguous", generator(), ComputeDevice(DEVICE))
     problem_of(pack, tmp_path).case({"M": 16, "N": 128}, how)
     assert sorted(asked) == [(128, "cpu"), (128, "cpu"), (2048, DEVICE)]
 
@@ -157,13 +157,17 @@ def test_large_tensors_are_drawn_on_the_device(tmp_path: Path, monkeypatch: pyte
 # --- where the time went ---
 
 
-def test_a_verdict_says_where_the_time_went(judging: Lane) -> None:
+def test_a_verdict_says_where_the_time_went(judging: SandboxLane) -> None:
     pack = load("softmax").with_(
         workloads=(Workload("few", {"M": 8, "N": 64}), Workload("host", {"M": 512, "N": 1024}, host=True))
     )
     source = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n"
     verdict = verify(
-        pack, solution_from("s", source), judging, plan=Plan(cases=3, timed=4), limits=Limits(wall_s=60)
+        pack,
+        make_solution("s", source),
+        judging,
+        plan=VerificationPlan(cases=3, timed=4),
+        limits=ResourceLimits(wall_s=60),
     )
     assert verdict.accepted, verdict.reasons
     seconds = verdict.facts["seconds"]
@@ -177,8 +181,8 @@ def test_a_verdict_says_where_the_time_went(judging: Lane) -> None:
 
 @pytest.mark.parametrize("said", ["nan", "inf", "-inf", 1e300, -3.0])
 def test_a_forged_time_breaks_no_sum(said: Any, tmp_path: Path) -> None:
-    spent = Spent()
-    launcher = Launcher(Forger(said), Format.OWN, random.Random(0), "cpu", spent)
+    spent = PhaseTimer()
+    launcher = Launcher(Forger(said), PackFormat.OWN, random.Random(0), "cpu", spent)
     launcher.launch(case_of(load("softmax"), tmp_path))
     assert 0 <= spent.to_json()["inside"] <= spent.to_json()["launch"]
 
@@ -189,8 +193,8 @@ class Forger:
     def __init__(self, seconds: Any) -> None:
         self._seconds = seconds
 
-    def ask(self, entry: str, payload: Any, arrays: Mapping[str, Array]) -> Answer:
+    def ask(self, entry: str, payload: Any, arrays: Mapping[str, TensorBytes]) -> CellAnswer:
         value = {"seconds": self._seconds, "whole": self._seconds, "protocol": "host", "compiled": 0}
         value |= {"operations": {}, "kernels": 0, "outputs": []}
         harness: dict[str, Any] = {"patched": [], "flags": {}, "threads": []}
-        return Answer({**value, "harness": harness}, dict(arrays))
+        return CellAnswer({**value, "harness": harness}, dict(arrays))

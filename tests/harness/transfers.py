@@ -11,26 +11,28 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forecast_harness.sandbox.api import Answer, Array, CandidateFault, Cell, Work
+from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext, TensorBytes
 
 _LARGE = 5 << 20
 _ME = __name__
 
 
-def _random(size: int) -> Array:
-    return Array("uint8", (size,), os.urandom(size))
+def _random(size: int) -> TensorBytes:
+    return TensorBytes("uint8", (size,), os.urandom(size))
 
 
-def echo_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> Answer:
+def echo_in_cell(
+    payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
     """All that came, in the reverse order, and everything that came before, as it is now."""
     kept = state.setdefault("kept", {})
     kept.update(arrays)
-    return Answer(len(kept), dict(reversed(kept.items())))
+    return CellAnswer(len(kept), dict(reversed(kept.items())))
 
 
-def rounds(work: Work) -> list[bool]:
+def rounds(work: JobContext) -> list[bool]:
     """Large and small arrays, several in one question; the cell keeps them from question to question."""
-    sent: dict[str, Array] = {}
+    sent: dict[str, TensorBytes] = {}
     found = []
     with work.cell() as cell:
         for n, sizes in enumerate([(7, _LARGE + 1), (_LARGE, 0, 3 * _LARGE, 12345), (1,), (9 << 20,)]):
@@ -43,12 +45,14 @@ def rounds(work: Work) -> list[bool]:
     return found
 
 
-def writes_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> Answer:
+def writes_in_cell(
+    payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
     memoryview(arrays["a"].data)[:3] = b"cat"
-    return Answer(None, arrays)
+    return CellAnswer(None, arrays)
 
 
-def writable(work: Work) -> bool:
+def writable(work: JobContext) -> bool:
     sent = _random(_LARGE)
     with work.cell() as cell:
         got = cell.ask(f"{_ME}:writes_in_cell", {}, {"a": sent}).arrays["a"]
@@ -61,7 +65,7 @@ def _frame(payload: dict[str, Any], size: int, nonce: str) -> bytes:
     return b"FAT1" + struct.pack(">I", len(text)) + text
 
 
-def cheats_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> None:
+def cheats_in_cell(payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]) -> None:
     """Speak on the channel itself: the beginning of an array, or more than it, and then what `how` says."""
     with os.fdopen(os.dup(3), "wb") as channel:
         channel.write(_frame(payload, _LARGE, "") + bytes(payload["bytes"]))
@@ -74,7 +78,7 @@ def cheats_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dic
     time.sleep(60)
 
 
-def cheated(work: Work) -> dict[str, Any]:
+def cheated(work: JobContext) -> dict[str, Any]:
     """What a cell is found guilty of that cheats with an array, and whether the next one is served."""
     fault, detail = "", ""
     with work.cell() as cell:
@@ -85,7 +89,7 @@ def cheated(work: Work) -> dict[str, Any]:
     return {"fault": fault, "detail": detail, "then": rounds(work)}
 
 
-def deaf_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> None:
+def deaf_in_cell(payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]) -> None:
     """Answer, and be gone while the next question comes."""
     if os.fork() == 0:
         os.kill(os.getppid(), signal.SIGSTOP)
@@ -94,7 +98,7 @@ def deaf_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[
         os._exit(0)
 
 
-def dies_while_asked(work: Work) -> str:
+def dies_while_asked(work: JobContext) -> str:
     with work.cell() as cell:
         try:  # the first question, too: on a busy machine the cell may be stopped before it has answered
             cell.ask(f"{_ME}:deaf_in_cell")
@@ -105,7 +109,7 @@ def dies_while_asked(work: Work) -> str:
     return ""
 
 
-def fits(work: Work) -> list[str]:
+def fits(work: JobContext) -> list[str]:
     """How questions of these sizes end in a cell of limited memory."""
     found = []
     for size in work.payload["sizes"]:
@@ -117,15 +121,15 @@ def fits(work: Work) -> list[str]:
     return found
 
 
-def _zeros(size: int) -> Array:
-    return Array("uint8", (size,), bytes(size))
+def _zeros(size: int) -> TensorBytes:
+    return TensorBytes("uint8", (size,), bytes(size))
 
 
-def size_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> int:
+def size_in_cell(payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]) -> int:
     return len(arrays["a"].data)
 
 
-def descriptors(work: Work) -> list[int]:
+def descriptors(work: JobContext) -> list[int]:
     """How many files this process has open, after ever more cells; every other one is killed."""
     counts = []
     sent = {"a": _random(_LARGE)}
@@ -145,7 +149,7 @@ def _kill(cell: Cell) -> None:
         return
 
 
-def search_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dict[str, Any]) -> int:
+def search_in_cell(payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]) -> int:
     """How often a text stands twice in a row in this process's memory.
 
     It is told inverted, and looked for once: the question and what is looked for do not count.
@@ -167,10 +171,10 @@ def search_in_cell(payload: dict[str, Any], arrays: dict[str, Array], state: dic
     return found
 
 
-def strangers(work: Work) -> list[int]:
+def strangers(work: JobContext) -> list[int]:
     """How often a secret sent to one cell is found there, in a second beside it and in one after both."""
     secret = secrets.token_bytes(32)
-    sent = {"a": Array("uint8", (_LARGE,), secret * (_LARGE // 32))}
+    sent = {"a": TensorBytes("uint8", (_LARGE,), secret * (_LARGE // 32))}
     inverted = {"inverted": bytes(255 - b for b in secret).hex()}
     with work.cell() as one, work.cell() as two:
         one.ask(f"{_ME}:size_in_cell", {}, sent)

@@ -7,8 +7,8 @@ from typing import Any
 
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants import Origin, Provenance, Variant
-from forecast_harness.variants.grids import Launch, sizes_of
-from forecast_harness.variants.subject import Subject
+from forecast_harness.variants.grids import GridSample, sizes_of
+from forecast_harness.variants.subject import BaseKernel
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 DOUBLE = HEAD + (
@@ -90,14 +90,14 @@ def subject(
     *calls: Sequence[Argument],
     grid: Callable[[Sequence[Argument], dict[str, Any]], tuple[int, ...]] = blocks,
     **options: Any,
-) -> Subject:
+) -> BaseKernel:
     """A base kernel whose calls were recorded with this grid."""
     launches = [
-        Launch(sizes_of(c), dict(config.kwargs), grid(c, dict(config.kwargs)))
+        GridSample(sizes_of(c), dict(config.kwargs), grid(c, dict(config.kwargs)))
         for c in calls
         for config in CONFIGS
     ]
-    return Subject("kernel", source, CONFIGS, tuple(map(tuple, calls)), tuple(launches), **options)
+    return BaseKernel("kernel", source, CONFIGS, tuple(map(tuple, calls)), tuple(launches), **options)
 
 
 def variant(source: str, **options: Any) -> Variant:

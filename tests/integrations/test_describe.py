@@ -37,7 +37,7 @@ def asked(fn: Any, grid: Any = None) -> tuple[int, dict[str, tuple[int, ...]]]:
         extent: tuple[int, ...] = grid(meta) if grid else (meta["n"] // meta["BLOCK"],)
         return extent
 
-    found = describe.grids(describe.candidates(LISTED), count, {"x": None, "n": 128}, fn)
+    found = describe.launch_grids(describe.configs_by_candidate(LISTED), count, {"x": None, "n": 128}, fn)
     return len(calls), {str(c): extent for c, extent in found.items()}
 
 
@@ -47,12 +47,12 @@ def test_a_twin_keeps_every_value_and_its_type() -> None:
     expected = [
         Config.of(c.kwargs, num_warps=c.num_warps, num_stages=c.num_stages, maxnreg=32) for c in configs
     ]
-    assert [repr(c.config) for c in describe.candidates(configs)] == list(map(repr, expected))
+    assert [repr(c.config) for c in describe.configs_by_candidate(configs)] == list(map(repr, expected))
     assert [repr(describe.to_config(c)) for c in configs] == list(map(repr, expected))
 
 
 def test_configs_of_one_assignment_share_their_pairs() -> None:
-    found = list(describe.candidates(LISTED))
+    found = list(describe.configs_by_candidate(LISTED))
     assert len({id(c.config.kwargs) for c in found}) == 2
     assert len(found) == 6
 

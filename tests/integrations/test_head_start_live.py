@@ -15,8 +15,8 @@ from forecast_autotune.records import Candidate
 from forecast_autotune.testing import MeasurerContract
 from forecast_autotune.tuning.measuring import Measurer
 from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import Call
-from forecast_integrations.triton.compile.children import Children
+from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.compile.children import ForkedChildren
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from tests.integrations.null import binaries, blocks, double, fresh, launch
@@ -33,9 +33,9 @@ def tuner(sizes: Sequence[int] = MANY) -> Any:
 def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """What the pool was given, and how many candidates each child traced or compiled, in order."""
     seen: list[tuple[str, int]] = []
-    start, submit = Children.start, ForkPool.submit
+    start, submit = ForkedChildren.start, ForkPool.submit
 
-    def started(self: Children, tag: Any, task: Callable[[], Any]) -> None:
+    def started(self: ForkedChildren, tag: Any, task: Callable[[], Any]) -> None:
         seen.append(("compile", 1) if isinstance(tag, Candidate) else ("trace", 1))
         start(self, tag, task)
 
@@ -43,7 +43,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         seen.append(("submit", len(candidates)))
         submit(self, candidates)
 
-    monkeypatch.setattr(Children, "start", started)
+    monkeypatch.setattr(ForkedChildren, "start", started)
     monkeypatch.setattr(ForkPool, "submit", submitted)
     return seen
 
@@ -96,10 +96,10 @@ def measurer_of(
     sizes: Sequence[int], compiler: str, names_compiled: int = 0
 ) -> tuple[TritonMeasurer, list[Candidate]]:
     configs = blocks(*sizes)
-    found = describe.candidates(configs)
+    found = describe.configs_by_candidate(configs)
     x = torch.empty(4096)
     kwargs = {"grid": lambda meta: (triton.cdiv(4096, meta["BLOCK"]),), "warmup": False}
-    call = Call(triton.autotune(configs, key=["n"])(fresh(double)), (x, x, 4096), kwargs, found)
+    call = KernelCall(triton.autotune(configs, key=["n"])(fresh(double)), (x, x, 4096), kwargs, found)
     measurer = TritonMeasurer(
         call,
         "problem",

@@ -16,7 +16,7 @@ from triton.backends.nvidia import compiler
 
 from forecast_autotune import disable_torch_compile, enable_torch_compile
 from forecast_autotune.store import Store
-from forecast_integrations.inductor.hooks.assembler import VARIABLE, Assembler
+from forecast_integrations.inductor.hooks.assembler import VARIABLE, SharedAssembler
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_what_was_named_since_stays(wheel: Path) -> None:
 def test_a_torch_without_an_assembler_is_left_alone(wheel: Path) -> None:
     for ptxas in wheel.rglob("ptxas"):
         ptxas.unlink()
-    assembler = Assembler()
+    assembler = SharedAssembler()
     assembler.share()
     assert VARIABLE not in os.environ
     assembler.restore()
@@ -85,6 +85,6 @@ def test_a_torch_without_an_assembler_is_left_alone(wheel: Path) -> None:
 
 def test_a_torch_that_looks_elsewhere_is_told_apart(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(compile_tasks, "_set_triton_ptxas_path")
-    assembler = Assembler()
+    assembler = SharedAssembler()
     assembler.share()
     assert assembler.missing == ["compile_tasks._set_triton_ptxas_path"]

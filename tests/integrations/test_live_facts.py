@@ -10,8 +10,8 @@ import numpy as np
 from forecast_autotune import autotune
 from forecast_autotune.features import kept
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.prior import prior
-from forecast_train.surrogate.fit import Recipe, fit_model
+from forecast_autotune.surrogates.prior import formula_prior
+from forecast_train.surrogate.fit import FitSettings, fit_model
 from tests.integrations.null import binaries, blocks, double, fresh, launch
 
 
@@ -23,16 +23,16 @@ def test_a_live_store_can_be_learnt_from_without_the_kernel(device: Any, tmp_pat
     (table,) = Store(tmp_path / "store").tables()
     assert not table.problem.ttir
     candidates = list(table.by_candidate())
-    before = prior(table.problem, candidates, table.grids(), {})
+    before = formula_prior(table.problem, candidates, table.grids(), {})
     assert before.informed
     assert before.exact.all()
     # What a program loads is what its block says.
-    facts = kept.known(table.problem)
+    facts = kept.facts_by_unit(table.problem)
     assert {f.load_bytes for f in facts.values()} == {
         4.0 * dict(c.config.kwargs)["BLOCK"] for c in candidates
     }
     compiled = binaries()
-    model = fit_model([table], recipe=Recipe(trees=2, rounds=3, least=1, leaf=1, jobs=1))
+    model = fit_model([table], recipe=FitSettings(trees=2, rounds=3, least=1, leaf=1, jobs=1))
     assert model.about is not None
     assert model.about["rows"] == len(candidates)
     assert np.isfinite(model.residual.value).all()

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import triton
 
-from forecast_autotune.llm.calibration import path_for, write
-from forecast_autotune.llm.gate import Situation, Worth
-from forecast_autotune.surrogates.default import Default
+from forecast_autotune.llm.calibration import calibration_path, write
+from forecast_autotune.llm.gate import GateDecision, GateInputs
+from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_autotune.surrogates.selection import asking, opened
+from forecast_autotune.surrogates.selection import open_backend, with_language_model
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.lazily import LazySources
-from forecast_integrations.triton.variants.loading import Function
+from forecast_integrations.triton.variants.loading import AlternativeKernel
 from tests.integrations.null import double, fresh, twice
 from tests.integrations.test_variants_live import FAST, call, checked, record, tuned
 from tests.llm.faulty_server import FaultyServer
@@ -36,7 +36,7 @@ class Curious:
 
     def forecast(self, query: Query) -> Forecasts:
         self.queries.append(query)
-        return Default().forecast(query)
+        return DefaultSurrogate().forecast(query)
 
 
 def test_a_live_query_has_the_source_of_every_variant(device: Any) -> None:
@@ -62,14 +62,14 @@ def test_a_decision_without_a_language_model_reads_no_source(
     def read(self: Any) -> str:
         raise AssertionError("somebody read a source")
 
-    monkeypatch.setattr(Function, "source", property(read))
+    monkeypatch.setattr(AlternativeKernel, "source", property(read))
     tuner = tuned({"mine": fresh(twice)}, mode="tune")
     call(tuner)
     assert tuner.decision.candidates == 4
 
 
 def test_a_kernel_whose_source_is_nowhere_is_absent() -> None:
-    made = LazySources("", {"lost": Function("lost", type("Kernel", (), {"run": None, "fn": len}))})
+    made = LazySources("", {"lost": AlternativeKernel("lost", type("Kernel", (), {"run": None, "fn": len}))})
     assert dict(made) == {}
     assert len(made) == 0
     with pytest.raises(KeyError, match="lost"):
@@ -77,15 +77,15 @@ def test_a_kernel_whose_source_is_nowhere_is_absent() -> None:
 
 
 def test_a_real_server_is_shown_what_a_variant_changes(device: Any, tmp_path: Path) -> None:
-    def always(situation: Situation) -> Worth:
-        return Worth(True, 1e6, 0.0, "always")
+    def always(situation: GateInputs) -> GateDecision:
+        return GateDecision(True, 1e6, 0.0, "always")
 
     with FaultyServer() as server:
         spec = f"{server.url}?model=m&kind=systemone&attempts=1"
-        name = opened(spec, tmp_path).name
+        name = open_backend(spec, tmp_path).name
         scope = replace(calibrated().scope, mass=0.0)
-        write(path_for(name, tmp_path), replace(calibrated(saved=1.0), scope=scope))
-        surrogate = asking(Default(), spec, cache=tmp_path, patient=True, gate=always)
+        write(calibration_path(name, tmp_path), replace(calibrated(saved=1.0), scope=scope))
+        surrogate = with_language_model(DefaultSurrogate(), spec, cache=tmp_path, patient=True, gate=always)
         variant = record(FAST, checked())
         call(tuned([variant], MANY, mode="tune", surrogate=surrogate))
         asked = json.dumps([body for _, body, _ in server.requests])

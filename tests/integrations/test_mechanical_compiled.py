@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from forecast_autotune.records import Argument
-from forecast_autotune.variants.entry import Entry
+from forecast_autotune.variants.entry import KernelEntry
 from forecast_harness.rewrites.triton import variants_of
-from forecast_integrations.triton.describe import arguments
+from forecast_integrations.triton.describe import call_arguments
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.variants.loading import import_text
 from tests.core.mechanical_sources import ENTRY, EVERY, SIMPLE_TILES
@@ -46,10 +46,10 @@ def test_the_compiler_does_what_the_rewrite_asks_for(
     given, grid, meta, _ = CALLS[name](random.Random(3))
     if ENTRY[name] == "matmul":
         given, meta = _whole(given), {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}
-    base = Entry.of(import_text(source), ENTRY[name])
-    known: list[Argument] = arguments(base.kernel, given)
+    base = KernelEntry.of(import_text(source), ENTRY[name])
+    known: list[Argument] = call_arguments(base.kernel, given)
     (variant, *_) = variants_of(source, ENTRY[name], "0" * 64, only=[rewrite], arguments=known)
-    entry = Entry.of(import_text(variant.source), ENTRY[name])
+    entry = KernelEntry.of(import_text(variant.source), ENTRY[name])
     options = {"num_warps": 4}
     with null_device():
         compiled = entry.warmup(

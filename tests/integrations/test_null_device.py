@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from forecast_autotune import Space, autotune
-from forecast_autotune.errors import FrozenMiss, SettingsError
+from forecast_autotune.errors import FrozenMissError, SettingsError
 from forecast_autotune.records import Evidence
 from forecast_autotune.settings import Budget
 from forecast_autotune.store import Store
@@ -242,7 +242,7 @@ def test_frozen_raises_on_a_miss_and_serves_what_is_stored(
     tuner = tuned(store=tmp_path / "store")
     launch(tuner, 4096)
     assert device.launches == before + 1
-    with pytest.raises(FrozenMiss, match="kernel double"):
+    with pytest.raises(FrozenMissError, match="kernel double"):
         launch(tuner, 8192)
     assert tuner.nargs is None
     monkeypatch.setenv("FORECAST_AUTOTUNE_ON_MISS", "forecast")

@@ -15,10 +15,10 @@ import pytest
 import triton
 
 from forecast_autotune import autotune
-from forecast_autotune.errors import NothingLaunches
+from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
-from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.threads import ThreadPool
 from forecast_integrations.triton.null_device import null_device
@@ -69,7 +69,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
         tuner = tuned(total, configs((2, 4, 8), (3,)), tmp_path / "store")
         for _ in range(2):
             with pytest.raises(
-                NothingLaunches, match=r"kernel total: none of 3 .*3 out_of_resources.*null H200"
+                NoWorkingConfigError, match=r"kernel total: none of 3 .*3 out_of_resources.*null H200"
             ):
                 launch(tuner, 128)
         assert tuner.cache == {}
@@ -102,14 +102,14 @@ def test_only_one_of_many_compiles(device: Any, tmp_path: Path) -> None:
 
 def patched(monkeypatch: pytest.MonkeyPatch, block: int, act: Callable[[], object]) -> None:
     """Let the compilation of one BLOCK do something else first."""
-    compile_one = Call.compile
+    compile_one = KernelCall.compile
 
-    def compile_or_act(self: Call, candidate: Any) -> Any:
+    def compile_or_act(self: KernelCall, candidate: Any) -> Any:
         if candidate.config.parameters()["BLOCK"] == block:
             act()
         return compile_one(self, candidate)
 
-    monkeypatch.setattr(Call, "compile", compile_or_act)
+    monkeypatch.setattr(KernelCall, "compile", compile_or_act)
 
 
 @pytest.mark.parametrize("compiler", ["fork", "threads"])

@@ -14,13 +14,13 @@ import triton.language as tl
 
 from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile import pool
-from forecast_integrations.triton.compile.children import answers
+from forecast_integrations.triton.compile.children import run_in_children
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.threads import ThreadPool
 from forecast_integrations.triton.null_device import null_device
-from forecast_integrations.triton.trace import tracer
+from forecast_integrations.triton.trace import make_tracer
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
@@ -34,11 +34,11 @@ def _scale(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(x_ptr + i, 2 * tl.load(x_ptr + i, mask=i < n), mask=i < n)
 
 
-def traced_call() -> tuple[Call, list[Candidate]]:
+def traced_call() -> tuple[KernelCall, list[Candidate]]:
     configs = [triton.Config({"BLOCK": 2**k}) for k in range(4, 12)]
     tuner = triton.autotune(configs, key=["n"])(_scale)
-    found = describe.candidates(configs)
-    return Call(tuner, (torch.empty(64, device="meta"), 64), {"grid": (1,)}, found), list(found)
+    found = describe.configs_by_candidate(configs)
+    return KernelCall(tuner, (torch.empty(64, device="meta"), 64), {"grid": (1,)}, found), list(found)
 
 
 def block(candidate: Candidate) -> int:
@@ -143,7 +143,7 @@ def test_answers_come_from_children_and_failures_are_left_out() -> None:
         raise RuntimeError("not for the parent")
 
     tasks = [os.getpid, dies, lambda: "x" * 300_000, raises, lambda: time.sleep(60)]
-    found = list(answers(tasks, 5.0))
+    found = list(run_in_children(tasks, 5.0))
     assert "x" * 300_000 in found
     assert len(found) == 2
     assert os.getpid() not in found
@@ -154,9 +154,9 @@ def test_many_assignments_are_traced_in_children_with_the_same_texts() -> None:
     with null_device():
         call, candidates = traced_call()
         known: dict[str, str] = {}
-        texts = tracer(call, known, workers=3)(candidates)
-        alone = tracer(call, {}, workers=1)(candidates)
+        texts = make_tracer(call, known, workers=3)(candidates)
+        alone = make_tracer(call, {}, workers=1)(candidates)
         assert len(texts) == len(candidates) == 8
         assert texts == alone == known
         known[next(iter(known))] = "remembered"
-        assert "remembered" in tracer(call, known, workers=3)(candidates).values()
+        assert "remembered" in make_tracer(call, known, workers=3)(candidates).values()

@@ -13,10 +13,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
-from forecast_harness.variants.sizes import Sizes
+from forecast_harness.variants.sizes import CallSizes
 from forecast_integrations.device import current_device
 from forecast_integrations.triton import describe
-from forecast_integrations.triton.variants.guard import overlapping
+from forecast_integrations.triton.variants.guard import may_overlap
 from forecast_integrations.triton.variants.loading import VariantConfig
 from tests.integrations.null import fresh
 
@@ -66,7 +66,7 @@ def arguments(n: int = 4096, by: Any = 3) -> dict[str, Any]:
 
 def tuned(source: str) -> Any:
     base = describe.kernel_record(scaled)
-    signature = Sizes.of([describe.arguments(scaled, arguments())]).signature(["out"])
+    signature = CallSizes.of([describe.call_arguments(scaled, arguments())]).signature(["out"])
     made = Variant.of(base.name, base.source_sha256, source, Provenance(Origin.HAND))
     record = Variant(**{**vars(made), "checks": (Check(current_device().slug, signature, True),)})
     return autotune(SLOW, key=["n"], variants=[record], store=False, mode="exhaustive")(fresh(scaled))
@@ -163,6 +163,6 @@ def test_a_tensor_that_was_changed_in_place_is_looked_at_again(device: Any) -> N
 def test_descriptors_overlap_by_the_tensor_they_describe() -> None:
     x = torch.empty(64, 64)
     over = TensorDescriptor.from_tensor(x, [16, 16])
-    assert overlapping({"x": over, "out": x}, frozenset({"out"}))
-    assert overlapping({"x": x, "out": over}, frozenset({"out"}))
-    assert not overlapping({"x": over, "out": torch.empty(64, 64)}, frozenset({"out"}))
+    assert may_overlap({"x": over, "out": x}, frozenset({"out"}))
+    assert may_overlap({"x": x, "out": over}, frozenset({"out"}))
+    assert not may_overlap({"x": over, "out": torch.empty(64, 64)}, frozenset({"out"}))

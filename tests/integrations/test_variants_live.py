@@ -15,11 +15,11 @@ from forecast_autotune.errors import SettingsError, VariantError
 from forecast_autotune.records import Config, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
-from forecast_harness.variants.sizes import Sizes
+from forecast_harness.variants.sizes import CallSizes
 from forecast_integrations.device import current_device
 from forecast_integrations.triton import describe
-from forecast_integrations.triton.variants.guard import overlapping
-from forecast_integrations.triton.variants.loading import VariantConfig, load
+from forecast_integrations.triton.variants.guard import may_overlap
+from forecast_integrations.triton.variants.loading import VariantConfig, load_variant
 from tests.integrations.null import double, fresh, tables, twice
 
 SLOW = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=1) for w in (1, 2)]
@@ -52,7 +52,7 @@ def call(tuner: Any, *args: Any) -> Any:
 def checked(passed: bool = True, args: tuple[Any, ...] | None = None, device: str = "") -> Check:
     """A check of calls like these, on the null device."""
     named = dict(zip(("x", "out", "n"), args or arguments(), strict=True))
-    signature = Sizes.of([describe.arguments(double, named)]).signature(["out"])
+    signature = CallSizes.of([describe.call_arguments(double, named)]).signature(["out"])
     return Check(device or current_device().slug, signature, passed)
 
 
@@ -282,11 +282,11 @@ def test_overlap_matters_where_something_is_written() -> None:
     x = torch.empty(100)
     apart = {"x": x[:50], "out": x[50:], "n": 5}
     shared = {"x": x[:60], "y": x[40:], "out": torch.empty(9)}
-    assert not overlapping(apart, None)
-    assert overlapping(shared, None)
-    assert not overlapping(shared, frozenset({"out"})), "two inputs may share memory"
-    assert overlapping(shared, frozenset({"y"}))
-    assert not overlapping({"x": x[:0], "y": x}, None)
+    assert not may_overlap(apart, None)
+    assert may_overlap(shared, None)
+    assert not may_overlap(shared, frozenset({"out"})), "two inputs may share memory"
+    assert may_overlap(shared, frozenset({"y"}))
+    assert not may_overlap({"x": x[:0], "y": x}, None)
 
 
 # --- grids ---
@@ -373,14 +373,14 @@ def test_configs_of_the_base_without_what_the_variant_dropped(device: Any) -> No
 
 def test_loading_says_what_is_wrong(device: Any) -> None:
     with pytest.raises(VariantError, match="cannot be used"):
-        load(record(FAST.replace("n, BLOCK", "BLOCK")), double, lambda args, kwargs: True)
-    loaded = load(record(FAST), double, lambda args, kwargs: True)
+        load_variant(record(FAST.replace("n, BLOCK", "BLOCK")), double, lambda args, kwargs: True)
+    loaded = load_variant(record(FAST), double, lambda args, kwargs: True)
     assert [c.num_warps for c in loaded.configs(SLOW)] == [2, 4]
 
 
 def test_records_configs_beat_those_of_the_source(device: Any) -> None:
     given = Variant(**{**vars(record(FAST)), "configs": (Config.of({"BLOCK": 512}, num_warps=8),)})
-    assert [c.num_warps for c in load(given, double, lambda args, kwargs: True).configs(SLOW)] == [8]
+    assert [c.num_warps for c in load_variant(given, double, lambda args, kwargs: True).configs(SLOW)] == [8]
 
 
 def test_tuners_of_libraries_are_served_as_well(

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.llm.backend import Usage
-from forecast_autotune.llm.bins import BINS, Label
-from forecast_integrations.models.http.guards import Breaker, Deadline, Ledger
+from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_integrations.models.http.guards import CircuitBreaker, Deadline, UsageLedger
 from forecast_integrations.models.http.transport import Transport
 
 PREFIX = "You forecast how long a kernel runs.\n" + BINS.table() + "\n\n"
@@ -38,7 +38,7 @@ def suffixes(count: int, first: int = 0) -> list[str]:
     ]
 
 
-def truth(suffix: str, labels: Sequence[Label] = BINS.labels) -> npt.NDArray[np.float64]:
+def truth(suffix: str, labels: Sequence[AnswerLabel] = BINS.labels) -> npt.NDArray[np.float64]:
     """What the invented model thinks of a candidate: [labels], sums to 1."""
     line = suffix.strip().split("\n")[0]
     chance = np.random.default_rng(int(hashlib.sha256(line.encode()).hexdigest()[:8], 16))
@@ -180,7 +180,7 @@ class FaultyServer(ThreadingHTTPServer):
 
 def transport_to(server: FaultyServer, **options: Any) -> Transport:
     """A transport with a ledger of its own, and with a breaker that never opens."""
-    mine: dict[str, Any] = {"shared_breaker": Breaker("it", 10**9), "ledger": Ledger()}
+    mine: dict[str, Any] = {"shared_breaker": CircuitBreaker("it", 10**9), "ledger": UsageLedger()}
     return Transport(server.url, **mine | options)
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import FILE, find
-from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.llm.spec import ADAPTERS, parsed
+from forecast_autotune.llm.calibration import FILE, find_calibration
+from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.llm.spec import SHIPPED_ADAPTERS_DIR, parsed
 from forecast_integrations.models.open import backend
 
-SHIPPED = sorted(ADAPTERS.iterdir())
+SHIPPED = sorted(SHIPPED_ADAPTERS_DIR.iterdir())
 MOST_BYTES = 15_000_000
 WEIGHTS = "FORECAST_AUTOTUNE_TEST_WEIGHTS"
 
@@ -36,12 +36,14 @@ def test_an_adapter_is_complete_and_fits_this_release(folder: Path) -> None:
     assert {name.split(".")[-3] for name in names} == set(config["target_modules"])
     assert all(rank in shape for shape in shapes.values())
     assert sum(path.stat().st_size for path in folder.iterdir()) < MOST_BYTES
-    assert find("any", FORECAST, [folder / FILE]).bins == BINS
+    assert find_calibration("any", FORECAST_VERSION, [folder / FILE]).bins == BINS
 
 
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])
 def test_an_adapter_is_known_by_its_name(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parsed(f"{kind}:base?adapter=smollm2-135m").options["adapter"] == str(ADAPTERS / "smollm2-135m")
+    assert parsed(f"{kind}:base?adapter=smollm2-135m").options["adapter"] == str(
+        SHIPPED_ADAPTERS_DIR / "smollm2-135m"
+    )
     assert parsed(f"{kind}:base?adapter=me/other").options["adapter"] == "me/other"
     monkeypatch.chdir(tmp_path)
     Path("smollm2-135m").mkdir()  # a folder of the user's own comes first

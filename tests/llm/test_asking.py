@@ -13,35 +13,35 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.prompt import shown
 from forecast_autotune.records import Argument, Candidate, Config, Device, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.default import default
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.default import default_surrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.question import (
-    FAILED,
-    RELATIVE_FAILED,
-    RELATIVE_TIMED,
-    RELATIVES,
-    TIMED,
-    Question,
-    formula_question,
-    question,
-    worth_asking,
+    MAX_OWN_FAILED,
+    MAX_OWN_TIMED,
+    MAX_RELATIVE_FAILED,
+    MAX_RELATIVE_TIMED,
+    MAX_RELATIVES,
+    ForecastQuestion,
+    build_formula_question,
+    build_question,
+    select_candidates,
 )
-from forecast_autotune.surrogates.language_model.surrogate import LLM
+from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.testing import query_of
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_integrations.models.open import backend
 from tests.llm.words import TABLE
 
 
 @pytest.fixture(scope="module")
 def matmul() -> Table:
-    return next(t for t in load(shipped()) if t.problem.kernel.name == "w8a16_matmul")
+    return next(t for t in load(shipped_tables()) if t.problem.kernel.name == "w8a16_matmul")
 
 
-def asked(query: Query, **options: object) -> Question:
-    before = Analytic().before(query)
-    return question(query, before, before.mean, **options)  # type: ignore[arg-type]
+def asked(query: Query, **options: object) -> ForecastQuestion:
+    before = AnalyticSurrogate().prior(query)
+    return build_question(query, before, before.mean, **options)  # type: ignore[arg-type]
 
 
 def known(prefix: str) -> list[str]:
@@ -82,7 +82,7 @@ def test_the_reference_is_the_fastest_measured(matmul: Table) -> None:
 
 def test_without_measurements_it_is_the_estimated_best_and_said_to_be_estimated(matmul: Table) -> None:
     query = query_of(matmul)
-    before = Analytic().before(query)
+    before = AnalyticSurrogate().prior(query)
     found = asked(query)
     assert found.reference is not None
     assert not found.measured
@@ -101,11 +101,11 @@ def test_own_measurements_can_be_left_out_entirely(matmul: Table) -> None:
 def test_own_results_are_a_handful_from_fast_to_slow_with_failures_among_them() -> None:
     rows = [*TABLE.measurements]
     found = known(asked(replace(query_of(TABLE), measured=rows)).prompt.prefix)
-    failed = [line for line in found if line.endswith(f"{BINS.labels[BINS.fails].token} (fails)")]
-    assert len(failed) == min(FAILED, sum(not m.ok for m in rows)) == 1
+    failed = [line for line in found if line.endswith(f"{BINS.labels[BINS.failure_index].token} (fails)")]
+    assert len(failed) == min(MAX_OWN_FAILED, sum(not m.ok for m in rows)) == 1
     times = sorted(m.ms for m in rows if m.ok)
     ratios = [float(line.rsplit("(", 1)[1].rstrip(")")) for line in found if line not in failed]
-    assert len(ratios) == TIMED
+    assert len(ratios) == MAX_OWN_TIMED
     assert ratios == sorted(ratios)
     assert ratios[-1] == pytest.approx(times[-1] / times[0], abs=0.01)
     assert ratios[0] == pytest.approx(times[1] / times[0], abs=0.01)  # the fastest is the reference itself
@@ -121,10 +121,10 @@ def relative(table: Table, size: int, count: int) -> Relative:
 def test_relatives_are_shown_where_they_come_from_and_few_of_them() -> None:
     others = [relative(TABLE, size, 30) for size in (128, 256, 512)]
     found = known(asked(replace(query_of(TABLE), relatives=others)).prompt.prefix)
-    assert len(found) == RELATIVES * (RELATIVE_TIMED + RELATIVE_FAILED)
+    assert len(found) == MAX_RELATIVES * (MAX_RELATIVE_TIMED + MAX_RELATIVE_FAILED)
     assert all(" at n=" in line and " on another GPU, against the fastest there: " in line for line in found)
     assert not any("n=512" in line for line in found), "the nearest relatives come first"
-    assert sum("(1.00)" in line for line in found) == RELATIVES
+    assert sum("(1.00)" in line for line in found) == MAX_RELATIVES
 
 
 def test_a_relative_where_nothing_ran_is_not_shown() -> None:
@@ -139,8 +139,8 @@ def test_a_relative_where_nothing_ran_is_not_shown() -> None:
 
 def test_of_many_candidates_the_most_promising_are_asked_about(matmul: Table) -> None:
     query = query_of(matmul)
-    before = Analytic().before(query)
-    rows = worth_asking(before, before.mean, most=20)
+    before = AnalyticSurrogate().prior(query)
+    rows = select_candidates(before, before.mean, most=20)
     fit = np.flatnonzero(before.p_fail < 0.9)
     assert set(rows) == set(fit[np.argsort(before.mean[fit], kind="stable")[:20]])
     assert list(asked(query, among=rows).rows) == sorted(rows)
@@ -149,7 +149,7 @@ def test_of_many_candidates_the_most_promising_are_asked_about(matmul: Table) ->
 def test_candidates_that_cannot_launch_are_not_asked_about(matmul: Table) -> None:
     tiny = replace(matmul.problem.device, shared_memory_bytes=40_000)
     query = replace(query_of(matmul), problem=replace(matmul.problem, device=tiny))
-    before = Analytic().before(query)
+    before = AnalyticSurrogate().prior(query)
     hopeless = set(np.flatnonzero(before.p_fail >= 0.9))
     assert hopeless
     assert not hopeless & set(asked(query).rows)
@@ -158,7 +158,7 @@ def test_candidates_that_cannot_launch_are_not_asked_about(matmul: Table) -> Non
 def test_where_everything_seems_hopeless_everything_is_asked_about(matmul: Table) -> None:
     tiny = replace(matmul.problem.device, shared_memory_bytes=64)
     query = replace(query_of(matmul), problem=replace(matmul.problem, device=tiny))
-    assert (Analytic().before(query).p_fail >= 0.9).all()
+    assert (AnalyticSurrogate().prior(query).p_fail >= 0.9).all()
     assert len(asked(query).rows) == len(query.candidates)
 
 
@@ -214,19 +214,19 @@ def test_true_ratios_are_against_the_measured_time_of_a_measured_reference(matmu
 
 def test_a_learned_surrogate_changes_guesses_and_no_facts() -> None:
     """The formula's facts are what a model was trained on, whatever was learned beside it since."""
-    single = default(None).single
-    assert isinstance(single, Analytic)
+    single = default_surrogate(None).single
+    assert isinstance(single, AnalyticSurrogate)
     learned = 0
-    for table in load(shipped())[::4]:
+    for table in load(shipped_tables())[::4]:
         query = query_of(table)
-        before, plain = single.before(query), Analytic().before(query)
+        before, plain = single.prior(query), AnalyticSurrogate().prior(query)
         learned += not np.allclose(before.mean, plain.mean)
-        rows = worth_asking(before, before.mean)
-        assert formula_question(query, own=True, among=rows, believed=before.mean).prompt == (
-            question(query, plain, before.mean, among=rows).prompt
+        rows = select_candidates(before, before.mean)
+        assert build_formula_question(query, own=True, among=rows, believed=before.mean).prompt == (
+            build_question(query, plain, before.mean, among=rows).prompt
         )
-        assert formula_question(query, own=True, among=rows).prompt == (
-            question(query, plain, plain.mean, among=rows).prompt
+        assert build_formula_question(query, own=True, among=rows).prompt == (
+            build_question(query, plain, plain.mean, among=rows).prompt
         )
     assert learned > 5
 
@@ -234,20 +234,20 @@ def test_a_learned_surrogate_changes_guesses_and_no_facts() -> None:
 def test_guesses_are_told_in_the_words_of_the_answer(matmul: Table) -> None:
     query = query_of(matmul)
     believed = np.linspace(-4.0, -1.0, len(query.candidates))
-    before = Analytic().before(query)
+    before = AnalyticSurrogate().prior(query)
     before.p_fail[3] = 0.8
-    found = question(query, before, believed)
+    found = build_question(query, before, believed)
     told = [suffix.split("\n")[-2] for suffix in found.prompt.suffixes]
     level = believed[found.reference]
     for row, line in zip(found.rows, told, strict=True):
-        letter = BINS.labels[BINS.fails if row == 3 else int(BINS.index(believed[row] - level))].token
+        letter = BINS.labels[BINS.failure_index if row == 3 else int(BINS.index(believed[row] - level))].token
         assert line.startswith(f"Guess: {letter} ("), (row, line)
     assert told[int(np.flatnonzero(found.rows == found.reference)[0])] == "Guess: F (1.00)"
 
 
 def test_suffixes_are_short() -> None:
     """A model reads every suffix anew: beside the config itself some forty tokens."""
-    for table in load(shipped())[::5]:
+    for table in load(shipped_tables())[::5]:
         query = query_of(table)
         found = asked(query)
         for row, suffix in zip(found.rows, found.prompt.suffixes, strict=True):
@@ -275,8 +275,8 @@ def test_a_real_model_reads_short_suffixes_and_answers_with_labels(matmul: Table
     for row, suffix in zip(found.rows, found.prompt.suffixes, strict=True):
         facts = len(tokenizer(suffix).input_ids) - len(tokenizer(str(query.candidates[row].config)).input_ids)
         assert facts <= 55
-    model = LLM(backend(f"transformers:{WEIGHTS}", cached=False), timeout_s=600.0)
-    view = model.view(query, model.base.before(query))
+    model = LLMSurrogate(backend(f"transformers:{WEIGHTS}", cached=False), timeout_s=600.0)
+    view = model.consult(query, model.base.prior(query))
     np.testing.assert_allclose(view.stated[view.question.rows].sum(axis=1), 1.0, atol=1e-4)
-    assert view.heard
+    assert view.usable
     assert view.usage.prompt_tokens > 500

@@ -20,7 +20,7 @@ RATIO_LISTS = st.lists(st.integers(min_value=1, max_value=99_999), min_size=3, m
 @given(RATIO_LISTS)
 def test_what_a_model_is_told_is_what_it_is_judged_by(ratios: tuple[float, ...]) -> None:
     bins = Bins(ratios)
-    assert Bins.parsed(f"Some prompt.\n{bins.table()}\nBin:") == bins
+    assert Bins.from_table(f"Some prompt.\n{bins.table()}\nBin:") == bins
 
 
 @given(st.floats(min_value=0.01, max_value=100.0))
@@ -66,13 +66,13 @@ def test_edges_that_are_no_edges_are_refused(ratios: tuple[float, ...]) -> None:
 
 def test_a_table_with_a_gap_is_refused() -> None:
     with pytest.raises(RecordError, match="gaps or overlaps"):
-        Bins.parsed("A = below 0.5\nB = 0.6 to 0.7\nC = 0.7 to 2\nD = at least 2")
+        Bins.from_table("A = below 0.5\nB = 0.6 to 0.7\nC = 0.7 to 2\nD = at least 2")
 
 
 @given(st.floats(min_value=-0.9, max_value=2.3), st.floats(min_value=0.0, max_value=0.9))
 def test_moments_give_back_what_soft_targets_hold(log2_ratio: float, p_fail: float) -> None:
-    target = BINS.soft([log2_ratio], 0.1) * (1 - p_fail)
-    target[:, BINS.fails] += p_fail
+    target = BINS.soft_targets([log2_ratio], 0.1) * (1 - p_fail)
+    target[:, BINS.failure_index] += p_fail
     mean, sd, failing = BINS.moments(target)
     k = int(BINS.index(log2_ratio))
     widest = np.diff(BINS.bounds, axis=1)[max(0, k - 1) : k + 2].max()
@@ -82,7 +82,7 @@ def test_moments_give_back_what_soft_targets_hold(log2_ratio: float, p_fail: flo
 
 
 def test_a_sure_failure_has_finite_moments() -> None:
-    mean, sd, p_fail = BINS.moments(BINS.soft([math.nan], 0.1))
+    mean, sd, p_fail = BINS.moments(BINS.soft_targets([math.nan], 0.1))
     assert np.isfinite(mean).all()
     assert np.isfinite(sd).all()
     assert p_fail[0] == 1.0
@@ -91,7 +91,7 @@ def test_a_sure_failure_has_finite_moments() -> None:
 @given(st.floats(min_value=-3.0, max_value=5.0), st.floats(min_value=0.01, max_value=1.0))
 def test_soft_targets_are_distributions_around_the_bin(log2_ratio: float, sigma: float) -> None:
     assume(np.abs(BINS.edges - log2_ratio).min() > 1e-6)  # on an edge both bins hold the median
-    target = BINS.soft([log2_ratio], sigma)[0]
+    target = BINS.soft_targets([log2_ratio], sigma)[0]
     assert target.sum() == pytest.approx(1.0)
     assert target.min() >= 0.0
     cumulative = target.cumsum()

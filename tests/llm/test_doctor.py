@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.llm.calibration import FILE, Weight, path_for, write
-from forecast_autotune.surrogates.selection import opened
-from forecast_integrations.commands.doctor_model import KEY, NAME, WORTH
+from forecast_autotune.llm.calibration import FILE, BlendWeight, calibration_path, write
+from forecast_autotune.surrogates.selection import open_backend
+from forecast_integrations.commands.doctor_model import CALIBRATION_ROW, KEY_ROW, MODEL_ROW
 from tests.llm.faulty_server import FaultyServer, Handler
 from tests.llm.words import calibrated
 
@@ -53,7 +53,7 @@ def examined(
     main(["doctor", "--json", *options])
     text = capsys.readouterr().out
     data = json.loads(text)
-    found = {check["name"]: check for check in data["checks"] if check["name"].startswith(NAME)}
+    found = {check["name"]: check for check in data["checks"] if check["name"].startswith(MODEL_ROW)}
     assert not any(check["status"] == "fail" for check in found.values()), "a model is never needed"
     if human:
         main(["doctor", *options])
@@ -75,8 +75,8 @@ def weights(folder: Path, config: str = "config.json") -> Path:
 
 def test_without_a_model_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     found, _ = examined(capsys)
-    assert [(name, check["status"]) for name, check in found.items()] == [(NAME, "ok")]
-    assert "FORECAST_AUTOTUNE_LLM names one" in found[NAME]["detail"]
+    assert [(name, check["status"]) for name, check in found.items()] == [(MODEL_ROW, "ok")]
+    assert "FORECAST_AUTOTUNE_LLM names one" in found[MODEL_ROW]["detail"]
 
 
 def test_a_server_is_contacted_only_when_asked_to(
@@ -85,13 +85,17 @@ def test_a_server_is_contacted_only_when_asked_to(
     configured(monkeypatch, f"{server.url}?model=m&kind=chat")
     found, _ = examined(capsys)
     assert server.requests == []
-    assert (found[NAME]["status"], found[KEY]["status"], found[WORTH]["status"]) == ("ok", "ok", "warn")
-    assert "--network" in found[NAME]["detail"]
-    assert "none is set" in found[KEY]["detail"]
-    assert "calibrate-llm" in found[WORTH]["remedy"]
+    assert (found[MODEL_ROW]["status"], found[KEY_ROW]["status"], found[CALIBRATION_ROW]["status"]) == (
+        "ok",
+        "ok",
+        "warn",
+    )
+    assert "--network" in found[MODEL_ROW]["detail"]
+    assert "none is set" in found[KEY_ROW]["detail"]
+    assert "calibrate-llm" in found[CALIBRATION_ROW]["remedy"]
     found, _ = examined(capsys, "--network")
     assert [path for path, _, _ in server.requests] == ["/v1/models"]
-    assert found[NAME]["detail"].endswith("it serves this model")
+    assert found[MODEL_ROW]["detail"].endswith("it serves this model")
 
 
 def test_a_server_without_the_model_or_without_a_server(
@@ -99,12 +103,12 @@ def test_a_server_without_the_model_or_without_a_server(
 ) -> None:
     configured(monkeypatch, f"{server.url}?model=other")
     found, _ = examined(capsys, "--network")
-    assert (found[NAME]["status"], found[NAME]["remedy"]) == ("warn", "correct ?model=NAME")
-    assert "serves m" in found[NAME]["detail"]
+    assert (found[MODEL_ROW]["status"], found[MODEL_ROW]["remedy"]) == ("warn", "correct ?model=NAME")
+    assert "serves m" in found[MODEL_ROW]["detail"]
     configured(monkeypatch, "http://127.0.0.1:9/v1?model=m")
     found, _ = examined(capsys, "--network")
-    assert found[NAME]["status"] == "warn"
-    assert "refused" in found[NAME]["detail"]
+    assert found[MODEL_ROW]["status"] == "warn"
+    assert "refused" in found[MODEL_ROW]["detail"]
 
 
 def test_keys_are_named_and_never_shown(
@@ -113,20 +117,20 @@ def test_keys_are_named_and_never_shown(
     configured(monkeypatch, f"{server.url}?model=m")
     server.elsewhere = SECRET
     found, _ = examined(capsys, "--network")
-    assert (found[NAME]["status"], "HTTP 401" in found[NAME]["detail"]) == ("warn", True)
+    assert (found[MODEL_ROW]["status"], "HTTP 401" in found[MODEL_ROW]["detail"]) == ("warn", True)
     for name in ("OPENAI_API_KEY", "FORECAST_AUTOTUNE_LLM_KEY"):
         monkeypatch.setenv(name, SECRET)
         found, text = examined(capsys, "--network", human=True)
-        assert found[KEY]["detail"] == f"set by {name}"
-        assert found[NAME]["status"] == "ok"
+        assert found[KEY_ROW]["detail"] == f"set by {name}"
+        assert found[MODEL_ROW]["status"] == "ok"
         assert SECRET not in text
     configured(monkeypatch, "http://models.example/v1?model=m")
     monkeypatch.delenv("FORECAST_AUTOTUNE_LLM_KEY")
     found, text = examined(capsys)
-    assert "does not get it" in found[KEY]["detail"], "in the clear, to another machine"
+    assert "does not get it" in found[KEY_ROW]["detail"], "in the clear, to another machine"
     monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_KEY", f"{SECRET} and more")
     found, text = examined(capsys, human=True)
-    assert found[KEY]["status"] == "warn"
+    assert found[KEY_ROW]["status"] == "warn"
     assert SECRET not in text
 
 
@@ -138,7 +142,7 @@ def test_an_address_with_a_key_in_it_is_shown_nowhere(
 ) -> None:
     configured(monkeypatch, text)
     found, printed = examined(capsys, "--network", human=True)
-    assert (list(found), found[NAME]["status"]) == ([NAME], "warn")
+    assert (list(found), found[MODEL_ROW]["status"]) == ([MODEL_ROW], "warn")
     assert SECRET not in printed
     assert "refused" in printed
 
@@ -150,22 +154,25 @@ def test_weights_in_folders(
     model, adapter = weights(tmp_path / "model"), tmp_path / "adapter"
     configured(monkeypatch, f"transformers:{model}?adapter={adapter}")
     found, _ = examined(capsys)
-    assert KEY not in found, "nobody is sent one"
-    assert found[NAME]["detail"].endswith(f"no adapter at {adapter}")
+    assert KEY_ROW not in found, "nobody is sent one"
+    assert found[MODEL_ROW]["detail"].endswith(f"no adapter at {adapter}")
     weights(adapter, "adapter_config.json")
     found, _ = examined(capsys)
-    assert (found[NAME]["status"], found[NAME]["detail"][-30:]) == ("ok", "; weights and adapter are here")
+    assert (found[MODEL_ROW]["status"], found[MODEL_ROW]["detail"][-30:]) == (
+        "ok",
+        "; weights and adapter are here",
+    )
     (model / "model.safetensors").write_bytes(b"")
     found, _ = examined(capsys)
-    assert (found[NAME]["status"], "holds no model" in found[NAME]["detail"]) == ("warn", True)
+    assert (found[MODEL_ROW]["status"], "holds no model" in found[MODEL_ROW]["detail"]) == ("warn", True)
 
 
 def test_weights_on_the_hub(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     configured(monkeypatch, "transformers:nobody/has-this")
     found, _ = examined(capsys)
-    assert found[NAME]["status"] == "warn"
-    assert found[NAME]["remedy"] == "fetch it beforehand: hf download nobody/has-this"
+    assert found[MODEL_ROW]["status"] == "warn"
+    assert found[MODEL_ROW]["remedy"] == "fetch it beforehand: hf download nobody/has-this"
 
 
 def test_packages_that_are_missing(
@@ -182,27 +189,33 @@ def test_packages_that_are_missing(
     ):
         configured(monkeypatch, text)
         found, _ = examined(capsys)
-        assert found[NAME]["detail"].endswith(f"not installed: {missing}")
-        assert remedy in found[NAME]["remedy"]
+        assert found[MODEL_ROW]["detail"].endswith(f"not installed: {missing}")
+        assert remedy in found[MODEL_ROW]["remedy"]
 
 
 def test_what_a_calibration_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = configured(monkeypatch, "http://127.0.0.1:9/v1?model=m")
-    path = path_for(opened(spec, tmp_path / "cache").name, tmp_path / "cache")
+    path = calibration_path(open_backend(spec, tmp_path / "cache").name, tmp_path / "cache")
     write(path, calibrated(saved=0.2))
     found, _ = examined(capsys)
-    assert found[WORTH]["status"] == "ok"
-    assert found[WORTH]["detail"].startswith(f"{path}: saves 20% of the measurements on ")
-    write(path, replace(calibrated(), weights={"pooled": Weight(0.0, 0.1)}))
+    assert found[CALIBRATION_ROW]["status"] == "ok"
+    assert found[CALIBRATION_ROW]["detail"].startswith(f"{path}: saves 20% of the measurements on ")
+    write(path, replace(calibrated(), weights={"pooled": BlendWeight(0.0, 0.1)}))
     found, _ = examined(capsys)
-    assert (found[WORTH]["status"], "no skill" in found[WORTH]["detail"]) == ("warn", True)
+    assert (found[CALIBRATION_ROW]["status"], "no skill" in found[CALIBRATION_ROW]["detail"]) == (
+        "warn",
+        True,
+    )
     path.write_text("{")
     found, _ = examined(capsys)
-    assert (found[WORTH]["status"], "not JSON" in found[WORTH]["detail"]) == ("warn", True)
+    assert (found[CALIBRATION_ROW]["status"], "not JSON" in found[CALIBRATION_ROW]["detail"]) == (
+        "warn",
+        True,
+    )
     adapter = weights(tmp_path / "adapter", "adapter_config.json")
     write(adapter / FILE, calibrated(saved=0.1))
     configured(monkeypatch, f"transformers:{weights(tmp_path / 'model')}?adapter={adapter}")
     found, _ = examined(capsys)
-    assert found[WORTH]["detail"].startswith(f"{adapter / FILE}: saves 10%")
+    assert found[CALIBRATION_ROW]["detail"].startswith(f"{adapter / FILE}: saves 10%")

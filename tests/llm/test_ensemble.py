@@ -12,15 +12,20 @@ import pytest
 
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import Calibration, Weight
-from forecast_autotune.llm.gate import Situation, Worth
-from forecast_autotune.records import Candidate, Config, Consulted
+from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
+from forecast_autotune.llm.gate import GateDecision, GateInputs
+from forecast_autotune.records import Candidate, Config, LLMConsultation
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.covariance import Hyper
-from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.blend import PRIOR_ODDS, Blend, disagreement, mixed
-from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+from forecast_autotune.surrogates.covariance import Hyperparameters
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.blend import (
+    PRIOR_LOG_ODDS,
+    BlendedSurrogate,
+    disagreement,
+    mix_forecasts,
+)
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Relative
 from forecast_autotune.testing import SurrogateContract, query_of
 from tests.core.loop import Bench, decide
@@ -37,17 +42,17 @@ from tests.llm.words import (
     same,
 )
 
-HEARD = 1 / (1 + math.exp(-PRIOR_ODDS))
+HEARD = 1 / (1 + math.exp(-PRIOR_LOG_ODDS))
 BEST = 91  # the table's optimum lies at 2^6.4, between its sizes of 64 and 128
 
 
 class TestEnsemble(SurrogateContract):
-    def make(self) -> Ensemble:
+    def make(self) -> EnsembleSurrogate:
         return ensemble(Said(favours(128)))
 
 
 class TestEnsembleOfASilentModel(SurrogateContract):
-    def make(self) -> Ensemble:
+    def make(self) -> EnsembleSurrogate:
         return ensemble(Said(nothing))
 
 
@@ -72,7 +77,7 @@ def test_where_both_agree_nothing_moves() -> None:
 
 def test_disagreement_widens_the_forecast() -> None:
     """So that the clock decides, and not the louder of the two."""
-    gently = Said(lambda s: BINS.soft(0.1 * np.log2(block(s) / 16), 0.15)[0])
+    gently = Said(lambda s: BINS.soft_targets(0.1 * np.log2(block(s) / 16), 0.15)[0])
     sure, unsure = (ensemble(gently, calibrated(0.5, sd)).forecast(query_of(TABLE)) for sd in (0.0, 0.6))
     np.testing.assert_allclose(sure.mean, unsure.mean, atol=1e-9)
     away, wider = np.abs(sure.mean - sure.mean.mean()), unsure.sd - sure.sd
@@ -84,14 +89,14 @@ def test_measurements_correct_a_model_that_is_wrong() -> None:
     """It says that the largest are fastest. After a dozen measurements its word weighs less than before."""
     wrong, known = ensemble(Said(favours(1024))), replace(query_of(TABLE), measured=TABLE.measurements[::3])
     first, later = wrong.forecast(query_of(TABLE)), wrong.forecast(known)
-    assert first.consulted is not None
-    assert later.consulted is not None
-    assert first.consulted.weight == pytest.approx(0.6 * HEARD)
-    assert later.consulted.weight < first.consulted.weight
-    assert later.consulted.weight < 0.2
+    assert first.consultation is not None
+    assert later.consultation is not None
+    assert first.consultation.weight == pytest.approx(0.6 * HEARD)
+    assert later.consultation.weight < first.consultation.weight
+    assert later.consultation.weight < 0.2
     right = ensemble(Said(favours(BEST))).forecast(known)
-    assert right.consulted is not None
-    assert right.consulted.weight > later.consulted.weight
+    assert right.consultation is not None
+    assert right.consultation.weight > later.consultation.weight
 
 
 def test_a_good_model_finds_it_with_fewer_measurements() -> None:
@@ -100,7 +105,7 @@ def test_a_good_model_finds_it_with_fewer_measurements() -> None:
         assert decision.median_ms is not None
         return decision.median_ms / min(m.ms for m in TABLE.measurements if m.ok) - 1
 
-    alone = tuned(Default(Analytic()))
+    alone = tuned(DefaultSurrogate(AnalyticSurrogate()))
     good = tuned(ensemble(Said(favours(BEST)), replace(calibrated(0.9, 0.1), remains=0.3)))
     assert good < 0.05 < alone
 
@@ -127,7 +132,7 @@ def test_draws_come_from_one_belief_or_the_other_as_a_whole() -> None:
             lambda rows, k, g: np.tile(values[rows], (k, 1)),
         )
 
-    both = mixed(certain(0.0, 1.0), certain(3.0, 1.5), 0.25)
+    both = mix_forecasts(certain(0.0, 1.0), certain(3.0, 1.5), 0.25)
     drawn = both.samples(np.arange(2), 4000, 1)
     assert {tuple(d) for d in drawn.tolist()} == {(0.0, 1.0), (3.0, 1.5)}
     assert (drawn[:, 0] == 0.0).mean() == pytest.approx(0.25, abs=0.03)
@@ -148,11 +153,11 @@ def test_only_asked_candidates_are_moved() -> None:
 def test_relatives_are_seen_through_the_same_belief() -> None:
     """A correction that a relative confirms must not be applied twice: its belief is moved as well."""
     moved = {c: (0.5 if "BLOCK=16 " in f"{c.config} " else 0.0) for c in TABLE.by_candidate()}
-    blend = Blend(Analytic(), False, moved, Weight(0.6, 0.3))
-    here = blend.before(query_of(TABLE))
-    there = blend.before(replace(query_of(TABLE), candidates=list(TABLE.by_candidate())[:3]))
+    blend = BlendedSurrogate(AnalyticSurrogate(), False, moved, BlendWeight(0.6, 0.3))
+    here = blend.prior(query_of(TABLE))
+    there = blend.prior(replace(query_of(TABLE), candidates=list(TABLE.by_candidate())[:3]))
     np.testing.assert_allclose(there.mean, here.mean[:3])
-    assert here.parts.shape[1] == Analytic().before(query_of(TABLE)).parts.shape[1] + 1
+    assert here.parts.shape[1] == AnalyticSurrogate().prior(query_of(TABLE)).parts.shape[1] + 1
     known = Relative(TABLE.problem, TABLE.measurements[:20])
     assert np.isfinite(
         ensemble(Said(favours(64))).forecast(replace(query_of(TABLE), relatives=[known])).mean
@@ -170,7 +175,7 @@ def test_failures_are_weighed_too() -> None:
 
 
 def test_levels_do_not_matter_and_slow_ends_are_compressed() -> None:
-    h, n = Hyper(), 6
+    h, n = Hyperparameters(), 6
     learned, trust = np.linspace(0.0, 1.0, n), np.full(n, 0.5)
     shape = np.linspace(1.0, 0.0, n)
     one, two = (disagreement(learned + a, shape + b, trust, h) for a, b in ((0.0, 0.0), (5.0, -3.0)))
@@ -187,15 +192,15 @@ def test_levels_do_not_matter_and_slow_ends_are_compressed() -> None:
 def test_without_weight_it_is_the_plain_surrogate() -> None:
     query = query_of(TABLE, 5)
     for calibration in (
-        Calibration("said", "forecast-2", weights={"pooled": Weight()}),
-        replace(calibrated(), weights={"pooled": Weight(), "product": Weight(0.5, 0.3)}),
+        LLMCalibration("said", "forecast-2", weights={"pooled": BlendWeight()}),
+        replace(calibrated(), weights={"pooled": BlendWeight(), "product": BlendWeight(0.5, 0.3)}),
     ):
         equal(ensemble(Said(favours(16)), calibration).forecast(query), plain(query))
 
 
 def test_a_model_without_calibration_is_not_asked_and_that_is_said_once() -> None:
     said = Said(favours(16))
-    made = ensemble(said, Calibration("said", "forecast-2"))
+    made = ensemble(said, LLMCalibration("said", "forecast-2"))
     with pytest.warns(UserWarning, match="calibrate-llm"):
         found = made.forecast(query_of(TABLE))
     with warnings.catch_warnings():
@@ -203,7 +208,9 @@ def test_a_model_without_calibration_is_not_asked_and_that_is_said_once() -> Non
         made.forecast(query_of(TABLE))
     equal(found, plain(query_of(TABLE)))
     assert said.questions == []
-    assert made.version == Default(Analytic()).version, "verdicts of the plain surrogate stay its own"
+    assert made.version == DefaultSurrogate(AnalyticSurrogate()).version, (
+        "verdicts of the plain surrogate stay its own"
+    )
 
 
 @pytest.mark.parametrize("error", [LLMError("no answer"), RuntimeError("CUDA out of memory"), KeyError("x")])
@@ -213,8 +220,8 @@ def test_a_model_that_fails_costs_a_warning_and_nothing_else(error: Exception) -
     with pytest.warns(UserWarning, match="goes on without|go on without"):
         found = made.forecast(query)
     equal(found, plain(query))
-    assert isinstance(found.consulted, Consulted)
-    assert "it failed" in found.consulted.trouble
+    assert isinstance(found.consultation, LLMConsultation)
+    assert "it failed" in found.consultation.trouble
 
 
 def test_a_model_that_keeps_failing_is_not_asked_any_more() -> None:
@@ -257,26 +264,26 @@ def test_what_is_out_of_scope_is_the_plain_forecast_with_a_reason() -> None:
     )
     found = made.forecast(strange)
     equal(found, plain(strange))
-    assert found.consulted is not None
-    assert "calibrated on kernels in triton" in found.consulted.trouble
+    assert found.consultation is not None
+    assert "calibrated on kernels in triton" in found.consultation.trouble
 
 
 def test_a_closed_gate_asks_nothing_and_says_why() -> None:
     said = Said(favours(16))
-    made = ensemble(said, gate=lambda s: Worth(False, 0.0, 1.0, "six configs are measured sooner"))
+    made = ensemble(said, gate=lambda s: GateDecision(False, 0.0, 1.0, "six configs are measured sooner"))
     found = made.forecast(query_of(TABLE))
     equal(found, plain(query_of(TABLE)))
     assert found.reason.endswith("language model not asked: six configs are measured sooner")
-    assert found.consulted is None
+    assert found.consultation is None
     assert said.questions == []
 
 
 def test_the_gate_sees_the_problem_as_it_is() -> None:
-    seen: list[Situation] = []
+    seen: list[GateInputs] = []
 
-    def gate(situation: Situation) -> Worth:
+    def gate(situation: GateInputs) -> GateDecision:
         seen.append(situation)
-        return Worth(False, 0.0, 0.0, "no")
+        return GateDecision(False, 0.0, 0.0, "no")
 
     known = Relative(TABLE.problem, TABLE.measurements)
     made = ensemble(Said(same), gate=gate, patient=False, workers=7)
@@ -320,7 +327,7 @@ def test_a_decision_says_and_records_what_the_model_did() -> None:
 
 
 def test_a_decision_with_a_broken_model_is_the_plain_one_and_says_so() -> None:
-    alone = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=Default(Analytic()))
+    alone = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=DefaultSurrogate(AnalyticSurrogate()))
     with pytest.warns(UserWarning, match="broken pipe"):
         broken = decide(
             Store(None),
@@ -334,7 +341,7 @@ def test_a_decision_with_a_broken_model_is_the_plain_one_and_says_so() -> None:
 
 def test_a_decision_without_a_clock_waits_for_the_model() -> None:
     said = Said(favours(64), cold=True)
-    made = ensemble(said, patient=False, gate=lambda s: Worth(s.once, 9.0, 9.0, "once"))
+    made = ensemble(said, patient=False, gate=lambda s: GateDecision(s.once, 9.0, 9.0, "once"))
     decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=made, mode="deterministic")
     assert dict(decision.chosen.config.kwargs)["BLOCK"] == 64
     assert decision.cost.llm_tokens > 100

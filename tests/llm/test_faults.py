@@ -14,22 +14,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.llm.backend import Answer, LLMError
+from forecast_autotune.llm.backend import BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS
-from forecast_integrations.models.cache import Cached
+from forecast_integrations.models.cache import CachingBackend
 from forecast_integrations.models.http import client
-from forecast_integrations.models.http.chat import Chat
-from forecast_integrations.models.http.completions import Completions
-from forecast_integrations.models.http.decisions import SystemOne
-from forecast_integrations.models.http.guards import Breaker
-from forecast_integrations.models.http.served import Served
+from forecast_integrations.models.http.chat import ChatBackend
+from forecast_integrations.models.http.completions import CompletionsBackend
+from forecast_integrations.models.http.decisions import SystemOneBackend
+from forecast_integrations.models.http.guards import CircuitBreaker
+from forecast_integrations.models.http.served import HTTPBackend
 from forecast_integrations.models.http.transport import Transport
 from tests.llm import faults, faulty_server
 from tests.llm.faults import BODIES, BROKEN, STALLS, STATUSES
 from tests.llm.faulty_server import MASS, PREFIX, Fault, FaultyServer, transport_to, truth
 
 KEY = "sk-test-0123456789abcdefghij"
-KINDS: dict[str, Callable[..., Served]] = {"completions": Completions, "chat": Chat, "systemone": SystemOne}
+KINDS: dict[str, Callable[..., HTTPBackend]] = {
+    "completions": CompletionsBackend,
+    "chat": ChatBackend,
+    "systemone": SystemOneBackend,
+}
 TIMEOUT_S = 0.5
 FAULTS = 175
 """Per kind of backend: more than 500 together."""
@@ -37,12 +41,12 @@ MARGIN_S = 3.0
 """A machine under load may be late; a hang would last for the 30 s that the server stalls."""
 
 
-def opened(kind: str, server: FaultyServer, **options: Any) -> Served:
+def opened(kind: str, server: FaultyServer, **options: Any) -> HTTPBackend:
     """A backend with a breaker and a ledger of its own."""
     return KINDS[kind](server.url, "m", transport=transport_to(server), **options)
 
 
-def right(answer: Answer, asked: list[str], honest_mass: float) -> Counter[str]:
+def right(answer: BackendResponse, asked: list[str], honest_mass: float) -> Counter[str]:
     """Count rows that are right, missing, or say by their mass that a part is missing; fail on others."""
     found: Counter[str] = Counter()
     for row, mass, suffix in zip(answer.probabilities, answer.mass, asked, strict=True):
@@ -72,7 +76,7 @@ def test_hundreds_of_faults(kind: str, key: str, tmp_path: Path) -> None:
     with FaultyServer() as elsewhere, FaultyServer(chosen) as server:
         server.elsewhere = elsewhere.url.removesuffix("/v1")
         backend = opened(kind, server)
-        cached = Cached(backend, tmp_path)
+        cached = CachingBackend(backend, tmp_path)
 
         def one(number: int) -> None:
             asked = faulty_server.suffixes(6, 3 * number)
@@ -103,7 +107,7 @@ def test_hundreds_of_faults(kind: str, key: str, tmp_path: Path) -> None:
     asked = faulty_server.suffixes(3 * next(numbers) + 3)
     kept = Counter[str]()
     for suffix in asked:
-        with_nobody = Cached(_Nobody(backend.name), tmp_path)
+        with_nobody = CachingBackend(_Nobody(backend.name), tmp_path)
         try:
             answer = with_nobody.forecast(PREFIX, [suffix], BINS.labels, timeout_s=1)
         except LLMError:
@@ -120,7 +124,7 @@ class _Nobody:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def forecast(self, prefix: str, suffixes: Any, labels: Any, *, timeout_s: float) -> Answer:
+    def forecast(self, prefix: str, suffixes: Any, labels: Any, *, timeout_s: float) -> BackendResponse:
         raise LLMError("nobody is here")
 
     def ready(self) -> bool:
@@ -158,7 +162,7 @@ def test_each_fault_alone_is_an_error_in_time(fault: Fault, key: str) -> None:
 def test_nobody_listens(key: str) -> None:
     with FaultyServer() as server:
         url = server.url
-    backend = Chat(url, "m", transport=Transport(url, attempts=1, shared_breaker=Breaker("it")))
+    backend = ChatBackend(url, "m", transport=Transport(url, attempts=1, shared_breaker=CircuitBreaker("it")))
     with pytest.raises(LLMError, match="refused"):
         backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=10.0)
 
@@ -166,7 +170,9 @@ def test_nobody_listens(key: str) -> None:
 def test_a_server_that_does_not_speak_tls(key: str) -> None:
     with FaultyServer() as server:
         url = server.url.replace("http:", "https:")
-        backend = Chat(url, "m", transport=Transport(url, attempts=1, shared_breaker=Breaker("it")))
+        backend = ChatBackend(
+            url, "m", transport=Transport(url, attempts=1, shared_breaker=CircuitBreaker("it"))
+        )
         with pytest.raises(LLMError, match="SSL"):
             backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=10.0)
         assert not server.requests
@@ -174,7 +180,7 @@ def test_a_server_that_does_not_speak_tls(key: str) -> None:
 
 def test_a_name_that_does_not_exist() -> None:
     url = "http://no-such-host.invalid/v1"
-    backend = Chat(url, "m", transport=Transport(url, shared_breaker=Breaker("it")))
+    backend = ChatBackend(url, "m", transport=Transport(url, shared_breaker=CircuitBreaker("it")))
     with pytest.raises(LLMError, match="no-such-host"):
         backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=0.5)
 

@@ -8,13 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecast_autotune.llm.gate import FEWEST, Situation, judge, measurements, wall_seconds
+from forecast_autotune.llm.gate import (
+    MIN_CANDIDATES,
+    GateInputs,
+    decide_asking,
+    expected_measurements,
+    expected_measuring_s,
+)
 from forecast_autotune.policy import RiskBounded
 
-SKILLED = Situation(1000, 16, 0.5, 0.3, 256, per_token_s=2e-6, load_s=0.0)
+SKILLED = GateInputs(1000, 16, 0.5, 0.3, 256, per_token_s=2e-6, load_s=0.0)
 """A model that saves 30 % of the measurements and reads half a million tokens a second, loaded."""
 SITUATIONS = st.builds(
-    Situation,
+    GateInputs,
     candidates=st.integers(0, 20_000),
     workers=st.integers(1, 256),
     compile_s=st.floats(0.0, 60.0),
@@ -27,77 +33,78 @@ SITUATIONS = st.builds(
 
 
 def test_a_thousand_configs_are_worth_a_call_of_a_skilled_model() -> None:
-    verdict = judge(SKILLED)
+    verdict = decide_asking(SKILLED)
     assert verdict.ask
-    assert verdict.waits
+    assert verdict.should_wait
     assert verdict.worth_s > 2 * verdict.cost_s
 
 
 @given(SITUATIONS)
-def test_six_configs_never_are(situation: Situation) -> None:
-    assert not judge(replace(situation, candidates=6)).ask
+def test_six_configs_never_are(situation: GateInputs) -> None:
+    assert not decide_asking(replace(situation, candidates=6)).ask
 
 
 @given(SITUATIONS)
-def test_a_model_that_saves_nothing_is_never_asked(situation: Situation) -> None:
+def test_a_model_that_saves_nothing_is_never_asked(situation: GateInputs) -> None:
     for once in (False, True):
-        assert not judge(replace(situation, saved=0.0, once=once)).ask
+        assert not decide_asking(replace(situation, saved=0.0, once=once)).ask
 
 
 def test_a_slow_model_is_not_asked_however_skilled() -> None:
     on_a_cpu = replace(SKILLED, per_token_s=2e-3, saved=1.0)
-    assert not judge(on_a_cpu).ask
-    assert "saves about" in judge(on_a_cpu).why
+    assert not decide_asking(on_a_cpu).ask
+    assert "saves about" in decide_asking(on_a_cpu).reason
 
 
 def test_what_compiles_at_once_is_not_worth_a_call() -> None:
-    assert not judge(replace(SKILLED, compile_s=0.0, saved=0.02)).ask
+    assert not decide_asking(replace(SKILLED, compile_s=0.0, saved=0.02)).ask
 
 
 def test_a_cold_model_is_asked_but_not_waited_for() -> None:
     """Loading goes on beside the compilations, once per process: it delays the answer, and costs nobody."""
-    cold = judge(replace(SKILLED, load_s=10.0))
+    cold = decide_asking(replace(SKILLED, load_s=10.0))
     assert cold.ask
-    assert not cold.waits
+    assert not cold.should_wait
     assert cold.cost_s > 10.0
 
 
 def test_where_nothing_is_measured_any_second_within_the_limit_is_worth_it() -> None:
     only = replace(SKILLED, candidates=6, load_s=10.0, per_token_s=1e-3, once=True, timeout_s=600.0)
-    assert judge(only).ask
-    assert not judge(replace(only, timeout_s=5.0)).ask
-    assert "limit of 5 s" in judge(replace(only, timeout_s=5.0)).why
+    assert decide_asking(only).ask
+    assert not decide_asking(replace(only, timeout_s=5.0)).ask
+    assert "limit of 5 s" in decide_asking(replace(only, timeout_s=5.0)).reason
 
 
 @given(SITUATIONS, st.floats(1.0, 10.0))
-def test_more_value_never_closes_the_gate(situation: Situation, factor: float) -> None:
-    if judge(situation).ask:
-        assert judge(replace(situation, compile_s=situation.compile_s * factor)).ask
-        assert judge(replace(situation, per_token_s=situation.per_token_s / factor)).ask
-        assert judge(replace(situation, saved=min(1.0, situation.saved * factor))).ask
+def test_more_value_never_closes_the_gate(situation: GateInputs, factor: float) -> None:
+    if decide_asking(situation).ask:
+        assert decide_asking(replace(situation, compile_s=situation.compile_s * factor)).ask
+        assert decide_asking(replace(situation, per_token_s=situation.per_token_s / factor)).ask
+        assert decide_asking(replace(situation, saved=min(1.0, situation.saved * factor))).ask
 
 
 @given(SITUATIONS)
-def test_nobody_waits_longer_than_an_answer_is_worth(situation: Situation) -> None:
-    verdict = judge(situation)
-    assert verdict.why
-    if verdict.waits:
+def test_nobody_waits_longer_than_an_answer_is_worth(situation: GateInputs) -> None:
+    verdict = decide_asking(situation)
+    assert verdict.reason
+    if verdict.should_wait:
         assert verdict.cost_s <= verdict.worth_s
 
 
-@pytest.mark.parametrize("n", [1, 6, FEWEST, 50, 96, 100, 1000, 100_000])
+@pytest.mark.parametrize("n", [1, 6, MIN_CANDIDATES, 50, 96, 100, 1000, 100_000])
 def test_measurements_follow_the_default_policy(n: int) -> None:
     policy = RiskBounded()
-    assert measurements(n) <= n
+    assert expected_measurements(n) <= n
     assert (
-        measurements(n) <= max(policy.floor, policy.share * policy.many * (max(n, 100) / 100) ** 0.25) + 1e-9
+        expected_measurements(n)
+        <= max(policy.floor, policy.share * policy.many * (max(n, 100) / 100) ** 0.25) + 1e-9
     )
-    assert measurements(n + 1) >= measurements(n)
+    assert expected_measurements(n + 1) >= expected_measurements(n)
 
 
 def test_more_workers_make_measuring_cheaper() -> None:
     assert (
-        wall_seconds(replace(SKILLED, workers=64))
-        < wall_seconds(SKILLED)
-        < wall_seconds(replace(SKILLED, workers=1))
+        expected_measuring_s(replace(SKILLED, workers=64))
+        < expected_measuring_s(SKILLED)
+        < expected_measuring_s(replace(SKILLED, workers=1))
     )

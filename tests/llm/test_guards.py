@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.parallel import side_by_side
+from forecast_autotune.llm.parallel import run_parallel
 from forecast_integrations.models.http.guards import (
-    Breaker,
+    BudgetExceeded,
+    CircuitBreaker,
     CircuitOpen,
     Deadline,
-    Ledger,
-    Limits,
-    OverBudget,
-    Prices,
+    SpendingLimits,
+    TokenPrices,
+    UsageLedger,
     breaker,
 )
-from forecast_integrations.models.http.transport import Refused, Transport
+from forecast_integrations.models.http.transport import RequestRejected, Transport
 from tests.llm import faults
 from tests.llm.faults import ERROR, OK, saying, script
 from tests.llm.faulty_server import Fault, FaultyServer, ask, transport_to
@@ -41,7 +41,7 @@ class Clock:
 
 def test_the_breaker_opens_tries_once_and_closes() -> None:
     clock = Clock()
-    it = Breaker("the server", failures=3, pause_s=10.0, clock=clock)
+    it = CircuitBreaker("the server", failures=3, pause_s=10.0, clock=clock)
     for _ in range(3):
         it.admit()
         it.failed("HTTP 500")
@@ -69,17 +69,17 @@ def test_the_breaker_opens_tries_once_and_closes() -> None:
 
 def test_a_withdrawn_trial_leaves_the_door_open() -> None:
     clock = Clock()
-    it = Breaker("it", failures=1, pause_s=1.0, clock=clock)
+    it = CircuitBreaker("it", failures=1, pause_s=1.0, clock=clock)
     it.failed("x")
     clock.now += 2.0
     it.admit()
-    it.withdrawn()
+    it.cancelled()
     it.admit()
 
 
 def test_a_server_that_keeps_failing_is_left_alone() -> None:
     with FaultyServer(script(ERROR)) as server:
-        shared = Breaker(server.url, failures=5, pause_s=60.0)
+        shared = CircuitBreaker(server.url, failures=5, pause_s=60.0)
         it = transport_to(server, shared_breaker=shared, attempts=2)
         for _ in range(10):
             with pytest.raises(LLMError):
@@ -94,9 +94,9 @@ def test_a_server_that_keeps_failing_is_left_alone() -> None:
 
 def test_refusals_of_a_request_do_not_open_the_breaker() -> None:
     with FaultyServer(script(saying({}, 400))) as server:
-        shared = Breaker(server.url, failures=2)
+        shared = CircuitBreaker(server.url, failures=2)
         for _ in range(4):
-            with pytest.raises(Refused):
+            with pytest.raises(RequestRejected):
                 ask(transport_to(server, shared_breaker=shared))
         assert not shared.open
 
@@ -111,7 +111,7 @@ def test_backends_of_one_server_share_a_breaker() -> None:
 
 
 def limited(server: FaultyServer, **limits: Any) -> Transport:
-    return transport_to(server, limits=Limits(**limits), prices=Prices(prompt=1.0, output=10.0))
+    return transport_to(server, limits=SpendingLimits(**limits), prices=TokenPrices(prompt=1.0, output=10.0))
 
 
 def test_tokens_are_counted_and_limited() -> None:
@@ -120,7 +120,7 @@ def test_tokens_are_counted_and_limited() -> None:
         for _ in range(3):
             ask(it, expected=Usage(1, 10, 0, 2))
         assert it.ledger.spent.prompt_tokens == 30
-        with pytest.raises(OverBudget, match=r"12 tokens, and 36 of 40 are spent.*LLM_MAX_TOKENS"):
+        with pytest.raises(BudgetExceeded, match=r"12 tokens, and 36 of 40 are spent.*LLM_MAX_TOKENS"):
             ask(it, expected=Usage(1, 10, 0, 2))
         assert len(server.requests) == 3
 
@@ -132,7 +132,7 @@ def test_money_is_counted_and_limited() -> None:
         assert found["fine"]
         assert usage.money == pytest.approx((10 * 1.0 + 2 * 10.0) / 1e6)
         ask(it, expected=Usage(1, 10, 0, 2))
-        with pytest.raises(OverBudget, match="LLM_MAX_MONEY"):
+        with pytest.raises(BudgetExceeded, match="LLM_MAX_MONEY"):
             ask(it, expected=Usage(1, 10, 0, 2))
         assert it.ledger.spent.money == pytest.approx(60e-6)
 
@@ -140,25 +140,28 @@ def test_money_is_counted_and_limited() -> None:
 def test_requests_side_by_side_cannot_overrun_a_limit_together() -> None:
     with FaultyServer(script(OK)) as server:
         it = limited(server, tokens=60)
-        found = side_by_side([lambda: ask(it, expected=Usage(1, 10, 0, 2))] * 20, 8)
+        found = run_parallel([lambda: ask(it, expected=Usage(1, 10, 0, 2))] * 20, 8)
         assert sum(isinstance(r, dict) for r in found) == len(server.requests) == 5
         assert it.ledger.spent.prompt_tokens + it.ledger.spent.output_tokens == 60
 
 
 def test_seconds_are_those_in_which_anything_was_under_way() -> None:
     clock = Clock()
-    ledger = Ledger(clock)
-    with ledger.spending(Usage(), Limits()):
+    ledger = UsageLedger(clock)
+    with ledger.reserve(Usage(), SpendingLimits()):
         clock.now += 1.0
-        with ledger.spending(Usage(), Limits()):
+        with ledger.reserve(Usage(), SpendingLimits()):
             clock.now += 2.0
         assert ledger.spent.seconds == 3.0
     clock.now += 50.0
     assert ledger.spent.seconds == 3.0
-    with pytest.raises(OverBudget, match="LLM_MAX_SECONDS"), ledger.spending(Usage(), Limits(seconds=3.0)):
+    with (
+        pytest.raises(BudgetExceeded, match="LLM_MAX_SECONDS"),
+        ledger.reserve(Usage(), SpendingLimits(seconds=3.0)),
+    ):
         pass
-    with ledger.spending(Usage(), Limits(seconds=10.0)) as bill:
-        assert bill.left_s == 7.0
+    with ledger.reserve(Usage(), SpendingLimits(seconds=10.0)) as bill:
+        assert bill.budget_s == 7.0
 
 
 def test_the_budget_of_seconds_is_a_deadline_as_well() -> None:
@@ -168,7 +171,7 @@ def test_the_budget_of_seconds_is_a_deadline_as_well() -> None:
         with pytest.raises(LLMError):
             ask(it, 20.0)
         assert time.monotonic() - started < 5.0
-        with pytest.raises(OverBudget):
+        with pytest.raises(BudgetExceeded):
             ask(it, 20.0)
 
 

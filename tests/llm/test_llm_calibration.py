@@ -13,33 +13,35 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS, Bins
 from forecast_autotune.llm.calibration import (
-    WIDEN,
-    Calibration,
-    Monotone,
-    Pace,
-    Scope,
-    Weight,
-    find,
-    path_for,
+    UNKNOWN_DEVICE_WIDENING,
+    BlendWeight,
+    CalibrationScope,
+    LLMCalibration,
+    ModelLatency,
+    MonotoneCurve,
+    calibration_path,
+    find_calibration,
     read,
     write,
 )
-from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.llm.similarity import Map
+from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.llm.similarity import FittedProblems
 
-FULL = Calibration(
+FULL = LLMCalibration(
     "transformers:some/model+adapter",
-    FORECAST,
+    FORECAST_VERSION,
     temperature=1.7,
-    ratio=Monotone((-0.5, 0.1, 2.0), (-0.3, 0.1, 1.5)),
-    fails=Monotone((0.0, 1.0), (0.01, 0.9)),
+    ratio=MonotoneCurve((-0.5, 0.1, 2.0), (-0.3, 0.1, 1.5)),
+    fails=MonotoneCurve((0.0, 1.0), (0.01, 0.9)),
     intervals={"pooled": (1.0, 1.1, 1.2, 1.3), "nvidia-h200": (0.8, 0.9, 1.4, 1.0)},
-    weights={"pooled": Weight(0.4, 0.3), "product": Weight(0.6, 0.3)},
+    weights={"pooled": BlendWeight(0.4, 0.3), "product": BlendWeight(0.6, 0.3)},
     decay=((1.0, 1.0), (2.0, 0.5)),
     fail_weight=0.2,
     saved=0.15,
-    scope=Scope(("nvidia-h200",), ("triton",), 7000, 0.05, Map(((0.0, 1.0), (2.0, 3.0)), (1.0, 1.0), 2.5)),
-    pace=Pace(2e-5, 4.0),
+    scope=CalibrationScope(
+        ("nvidia-h200",), ("triton",), 7000, 0.05, FittedProblems(((0.0, 1.0), (2.0, 3.0)), (1.0, 1.0), 2.5)
+    ),
+    pace=ModelLatency(2e-5, 4.0),
     about={"problems": 36},
 )
 
@@ -52,7 +54,7 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
 
 
 def test_an_unlimited_reach_survives_the_file(tmp_path: Path) -> None:
-    write(tmp_path / "c.json", Calibration("m", FORECAST))
+    write(tmp_path / "c.json", LLMCalibration("m", FORECAST_VERSION))
     assert math.isinf(read(tmp_path / "c.json").scope.map.reach)
 
 
@@ -93,12 +95,12 @@ def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_the_first_file_that_is_there_counts(tmp_path: Path) -> None:
-    beside, cached = tmp_path / "adapter" / "c.json", path_for("m", tmp_path)
-    assert find("m", FORECAST, [beside, cached]) == Calibration("m", FORECAST)
+    beside, cached = tmp_path / "adapter" / "c.json", calibration_path("m", tmp_path)
+    assert find_calibration("m", FORECAST_VERSION, [beside, cached]) == LLMCalibration("m", FORECAST_VERSION)
     write(cached, replace(FULL, temperature=2.0))
-    assert find("m", FORECAST, [beside, cached]).temperature == 2.0
+    assert find_calibration("m", FORECAST_VERSION, [beside, cached]).temperature == 2.0
     write(beside, FULL)
-    assert find("m", FORECAST, [beside, cached]) == FULL
+    assert find_calibration("m", FORECAST_VERSION, [beside, cached]) == FULL
 
 
 def test_one_of_another_prompt_or_other_bins_is_refused(tmp_path: Path) -> None:
@@ -106,15 +108,15 @@ def test_one_of_another_prompt_or_other_bins_is_refused(tmp_path: Path) -> None:
     for other in (replace(FULL, prompt="forecast-0"), replace(FULL, bins=Bins((0.5, 1.0, 2.0)))):
         write(path, other)
         with pytest.raises(RecordError, match="calibrate-llm"):
-            find("m", FORECAST, [path])
+            find_calibration("m", FORECAST_VERSION, [path])
 
 
 def test_without_a_calibration_a_model_has_no_skill_and_no_weight() -> None:
-    plain = Calibration("m", FORECAST)
+    plain = LLMCalibration("m", FORECAST_VERSION)
     assert not plain.skilled
-    assert plain.weight("product", 0.0) == Weight()
+    assert plain.weight("product", 0.0) == BlendWeight()
     assert FULL.skilled
-    assert not replace(FULL, weights={"pooled": Weight()}).skilled
+    assert not replace(FULL, weights={"pooled": BlendWeight()}).skilled
 
 
 def test_weights_go_by_kind_and_fall_with_distance() -> None:
@@ -126,48 +128,55 @@ def test_weights_go_by_kind_and_fall_with_distance() -> None:
 
 
 def test_temperature_one_changes_nothing_and_a_high_one_flattens() -> None:
-    p = BINS.soft([0.0, 0.7], 0.2)
-    np.testing.assert_allclose(Calibration("m").cooled(p), p, atol=1e-9)
-    flat = replace(FULL, temperature=100.0).cooled(p)
+    p = BINS.soft_targets([0.0, 0.7], 0.2)
+    np.testing.assert_allclose(LLMCalibration("m").temperature_scaled(p), p, atol=1e-9)
+    flat = replace(FULL, temperature=100.0).temperature_scaled(p)
     assert np.ptp(flat, axis=1).max() < 0.05
     np.testing.assert_allclose(flat.sum(axis=1), 1.0)
 
 
 def test_rows_that_say_nothing_keep_saying_nothing() -> None:
-    assert FULL.cooled(np.zeros((2, 16))).sum() == 0.0
+    assert FULL.temperature_scaled(np.zeros((2, 16))).sum() == 0.0
     assert FULL.trust(np.zeros((2, 16)), np.ones(2)).sum() == 0.0
 
 
 @pytest.mark.parametrize("mass", [0.01, math.nan])
 def test_an_answer_without_mass_is_not_trusted(mass: float) -> None:
-    assert FULL.trust(BINS.soft([0.0], 0.2), np.array([mass])) == 0.0
-    assert FULL.trust(BINS.soft([0.0], 0.2), np.array([0.06])) > 0.0
+    assert FULL.trust(BINS.soft_targets([0.0], 0.2), np.array([mass])) == 0.0
+    assert FULL.trust(BINS.soft_targets([0.0], 0.2), np.array([0.06])) > 0.0
 
 
 def test_a_monotone_correction_goes_on_beyond_its_ends() -> None:
     """The fastest candidates lie there: made alike, they could not be told apart."""
-    curve = Monotone((0.0, 1.0, 2.0), (0.0, 0.5, 2.5))
+    curve = MonotoneCurve((0.0, 1.0, 2.0), (0.0, 0.5, 2.5))
     np.testing.assert_allclose(curve(np.array([-1.0, 0.5, 1.0, 3.0])), [-0.5, 0.25, 0.5, 3.5])
-    assert Monotone((1.0,), (0.3,))(np.array([-5.0, 5.0])).tolist() == [0.3, 0.3]
-    assert Monotone()(np.array([0.7])).tolist() == [0.7]
+    assert MonotoneCurve((1.0,), (0.3,))(np.array([-5.0, 5.0])).tolist() == [0.3, 0.3]
+    assert MonotoneCurve()(np.array([0.7])).tolist() == [0.7]
 
 
 def test_an_unknown_device_has_the_widest_intervals_and_more() -> None:
-    assert FULL.factors("nvidia-h200") == (0.8, 0.9, 1.4, 1.0)
-    assert FULL.factors("unknown") == pytest.approx((WIDEN * 1.0, WIDEN * 1.1, WIDEN * 1.4, WIDEN * 1.3))
-    assert Calibration("m").factors("any") == (1.0, 1.0, 1.0, 1.0)
+    assert FULL.interval_factors("nvidia-h200") == (0.8, 0.9, 1.4, 1.0)
+    assert FULL.interval_factors("unknown") == pytest.approx(
+        (
+            UNKNOWN_DEVICE_WIDENING * 1.0,
+            UNKNOWN_DEVICE_WIDENING * 1.1,
+            UNKNOWN_DEVICE_WIDENING * 1.4,
+            UNKNOWN_DEVICE_WIDENING * 1.3,
+        )
+    )
+    assert LLMCalibration("m").interval_factors("any") == (1.0, 1.0, 1.0, 1.0)
 
 
 def test_a_mark_names_what_it_says_and_not_where_it_comes_from() -> None:
-    assert replace(FULL, about={}, pace=Pace()).mark() == FULL.mark()
+    assert replace(FULL, about={}, pace=ModelLatency()).mark() == FULL.mark()
     assert replace(FULL, temperature=1.8).mark() != FULL.mark()
 
 
 def test_distances_are_in_standard_deviations_to_the_nearest_place() -> None:
-    places = Map(((0.0, 0.0), (10.0, 0.0)), (2.0, 0.0), 3.0)
+    places = FittedProblems(((0.0, 0.0), (10.0, 0.0)), (2.0, 0.0), 3.0)
     assert places.distance(np.array([8.0, 0.0])) == pytest.approx(math.sqrt(1.0 / 2))
     assert math.isinf(places.distance(None))
     assert math.isinf(places.distance(np.zeros(3)))
-    assert math.isinf(Map().distance(np.zeros(2)))
+    assert math.isinf(FittedProblems().distance(np.zeros(2)))
     with pytest.raises(ValueError, match="2 coordinates"):
-        Map(((0.0,),), (1.0, 1.0))
+        FittedProblems(((0.0,),), (1.0, 1.0))

@@ -8,38 +8,38 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forecast_autotune.llm.backend import Answer, LLMError
+from forecast_autotune.llm.backend import BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import Calibration, Monotone
+from forecast_autotune.llm.calibration import LLMCalibration, MonotoneCurve
 from forecast_autotune.records import Device, Kernel
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.surrogate import LLM, SILENT_SD, View
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.surrogate import SILENT_SD, LLMForecasts, LLMSurrogate
 from forecast_autotune.testing import SurrogateContract, query_of
 from tests.llm.words import TABLE, Said, calibrated, favours, nothing, same
 
 
 class TestLLM(SurrogateContract):
-    def make(self) -> LLM:
-        return LLM(Said(favours(128)))
+    def make(self) -> LLMSurrogate:
+        return LLMSurrogate(Said(favours(128)))
 
 
 class TestSilentLLM(SurrogateContract):
-    def make(self) -> LLM:
-        return LLM(Said(nothing))
+    def make(self) -> LLMSurrogate:
+        return LLMSurrogate(Said(nothing))
 
 
 class TestBrokenLLM(SurrogateContract):
-    def make(self) -> LLM:
-        return LLM(Said(favours(128), error=RuntimeError("out of memory")))
+    def make(self) -> LLMSurrogate:
+        return LLMSurrogate(Said(favours(128), error=RuntimeError("out of memory")))
 
 
-def view(model: LLM, known: int = 0) -> View:
+def consult(model: LLMSurrogate, known: int = 0) -> LLMForecasts:
     query = query_of(TABLE, known)
-    return model.view(query, model.base.before(query))
+    return model.consult(query, model.base.prior(query))
 
 
 def test_it_says_what_the_model_says_in_milliseconds_of_the_reference() -> None:
-    forecasts = LLM(Said(favours(128))).forecast(query_of(TABLE, 5))
+    forecasts = LLMSurrogate(Said(favours(128))).forecast(query_of(TABLE, 5))
     assert forecasts.reason == f"{len(TABLE.by_candidate())} candidates forecast by said"
     sizes = np.array([dict(c.config.kwargs)["BLOCK"] for c in forecasts.candidates])
     open_rows = np.arange(len(sizes)) >= 5
@@ -50,7 +50,7 @@ def test_it_says_what_the_model_says_in_milliseconds_of_the_reference() -> None:
 
 
 def test_what_is_measured_counts_as_it_is() -> None:
-    forecasts = LLM(Said(favours(1024))).forecast(query_of(TABLE, 35))
+    forecasts = LLMSurrogate(Said(favours(1024))).forecast(query_of(TABLE, 35))
     truth = np.array(TABLE.log2_ms())
     ran = np.isfinite(truth)
     np.testing.assert_allclose(forecasts.mean[ran], truth[ran])
@@ -58,7 +58,7 @@ def test_what_is_measured_counts_as_it_is() -> None:
 
 
 def test_a_model_without_calibration_is_taken_at_its_word() -> None:
-    said = view(LLM(Said(favours(128))))
+    said = consult(LLMSurrogate(Said(favours(128))))
     _, sd, _ = BINS.moments(np.array([favours(128)("BLOCK=128 ")]))
     assert said.sd[said.trust.argmax()] == pytest.approx(sd[0])
     assert said.doubts == ()
@@ -67,22 +67,25 @@ def test_a_model_without_calibration_is_taken_at_its_word() -> None:
 def test_the_calibration_corrects_mean_failures_and_intervals() -> None:
     cal = replace(
         calibrated(),
-        ratio=Monotone((0.0, 2.0), (0.0, 1.0)),
-        fails=Monotone((0.0, 1.0), (0.25, 0.75)),
+        ratio=MonotoneCurve((0.0, 2.0), (0.0, 1.0)),
+        fails=MonotoneCurve((0.0, 1.0), (0.25, 0.75)),
         intervals={TABLE.problem.device.slug: (2.0, 2.0, 2.0, 2.0)},
     )
     query = query_of(TABLE)
-    plain, corrected = LLM(Said(favours(16))).forecast(query), LLM(Said(favours(16)), cal).forecast(query)
+    plain, corrected = (
+        LLMSurrogate(Said(favours(16))).forecast(query),
+        LLMSurrogate(Said(favours(16)), cal).forecast(query),
+    )
     slow = plain.mean - plain.mean.min()
     np.testing.assert_allclose(corrected.mean - corrected.mean.min(), slow / 2, atol=0.03)
     assert corrected.p_fail.min() >= 0.25
-    assert corrected.factors == (2.0, 2.0, 2.0, 2.0)
+    assert corrected.interval_factors == (2.0, 2.0, 2.0, 2.0)
 
 
 def test_a_temperature_widens_without_reordering() -> None:
     plain, warm = (
-        view(LLM(Said(favours(64)))),
-        view(LLM(Said(favours(64)), replace(calibrated(), temperature=4.0))),
+        consult(LLMSurrogate(Said(favours(64)))),
+        consult(LLMSurrogate(Said(favours(64)), replace(calibrated(), temperature=4.0))),
     )
     assert (warm.sd > plain.sd).all()
     assert (warm.trust < plain.trust).all()
@@ -90,26 +93,26 @@ def test_a_temperature_widens_without_reordering() -> None:
 
 
 def test_vague_answers_are_trusted_less_than_sure_ones() -> None:
-    vague, sure = view(LLM(Said(favours(64, 1.0)))), view(LLM(Said(favours(64, 0.1))))
+    vague, sure = consult(LLMSurrogate(Said(favours(64, 1.0)))), consult(LLMSurrogate(Said(favours(64, 0.1))))
     assert vague.trust.max() < 0.5 < sure.trust.min()
 
 
 def test_an_answer_that_gives_the_labels_no_mass_is_none() -> None:
     cal = calibrated()
-    assert view(LLM(Said(favours(64), mass=0.11), cal)).heard
-    silent = LLM(Said(favours(64), mass=0.09), cal)
-    assert not view(silent).heard
+    assert consult(LLMSurrogate(Said(favours(64), mass=0.11), cal)).usable
+    silent = LLMSurrogate(Said(favours(64), mass=0.09), cal)
+    assert not consult(silent).usable
     assert (silent.forecast(query_of(TABLE)).sd == SILENT_SD).all()
 
 
 def test_missing_rows_are_silent_and_the_others_are_not() -> None:
     """A row of zeros is an abstention: it defers, and no other row suffers for it."""
     half = Said(lambda s: nothing(s) if "BLOCK=64 " in s else favours(128)(s))
-    said = view(LLM(half))
+    said = consult(LLMSurrogate(half))
     gone = np.array(["BLOCK=64 " in f"{c.config} " for c in TABLE.by_candidate()])
     assert (said.trust[gone] == 0).all()
     assert (said.trust[~gone] > 0).all()
-    forecasts = LLM(half).forecast(query_of(TABLE))
+    forecasts = LLMSurrogate(half).forecast(query_of(TABLE))
     assert forecasts.sd[gone].min() > forecasts.sd[~gone].max()
 
 
@@ -122,19 +125,21 @@ def test_missing_rows_are_silent_and_the_others_are_not() -> None:
     ],
 )
 def test_what_lies_outside_of_the_calibration_is_not_believed(change: dict[str, object], doubt: str) -> None:
-    model = LLM(Said(favours(64)), calibrated())
+    model = LLMSurrogate(Said(favours(64)), calibrated())
     query = query_of(TABLE)
     strange = replace(query, problem=replace(query.problem, **change))  # type: ignore[arg-type]
-    model = LLM(Said(favours(64)), replace(calibrated(), scope=replace(calibrated().scope, characters=1200)))
-    said = model.view(strange, model.base.before(strange))
-    assert not said.heard
+    model = LLMSurrogate(
+        Said(favours(64)), replace(calibrated(), scope=replace(calibrated().scope, characters=1200))
+    )
+    said = model.consult(strange, model.base.prior(strange))
+    assert not said.usable
     assert any(doubt in d for d in said.doubts)
     assert doubt in model.forecast(strange).reason
-    assert model.view(query, model.base.before(query)).heard
+    assert model.consult(query, model.base.prior(query)).usable
 
 
 def test_a_model_that_cannot_tell_candidates_apart_forecasts_them_alike() -> None:
-    forecasts = LLM(Said(same)).forecast(query_of(TABLE))
+    forecasts = LLMSurrogate(Said(same)).forecast(query_of(TABLE))
     assert np.ptp(forecasts.mean) == 0.0
 
 
@@ -150,17 +155,19 @@ def test_a_model_that_cannot_tell_candidates_apart_forecasts_them_alike() -> Non
 )
 def test_answers_that_are_no_probabilities_are_refused(answer: np.ndarray) -> None:  # type: ignore[type-arg]
     class Liar(Said):
-        def forecast(self, *args: object, **options: object) -> Answer:
-            return Answer(answer, np.ones(len(answer)))
+        def forecast(self, *args: object, **options: object) -> BackendResponse:
+            return BackendResponse(answer, np.ones(len(answer)))
 
-    model = LLM(Liar(same))
+    model = LLMSurrogate(Liar(same))
     with pytest.raises(LLMError):
-        view(model)
+        consult(model)
     assert (model.forecast(query_of(TABLE)).sd == SILENT_SD).all()
 
 
 def test_a_failure_is_said_and_contained() -> None:
-    forecasts = LLM(Said(same, error=LLMError("no route to the server"))).forecast(query_of(TABLE, 3))
+    forecasts = LLMSurrogate(Said(same, error=LLMError("no route to the server"))).forecast(
+        query_of(TABLE, 3)
+    )
     assert "no route to the server" in forecasts.reason
     assert np.isfinite(forecasts.mean).all()
 
@@ -168,14 +175,14 @@ def test_a_failure_is_said_and_contained() -> None:
 def test_what_was_said_is_kept_with_each_candidate() -> None:
     backend = Said(favours(128))
     query = query_of(TABLE)
-    forecasts = LLM(backend).forecast(query)
+    forecasts = LLMSurrogate(backend).forecast(query)
     note = forecasts.note(3)["llm"]
     assert isinstance(note, dict)
     text = f"BLOCK={dict(query.candidates[3].config.kwargs)['BLOCK']} "
     np.testing.assert_allclose(note["stated"], favours(128)(text), atol=1e-4)
     assert note["model"] == "said"
     assert note["reference"] in {c.id for c in query.candidates}
-    part = forecasts.consulted
+    part = forecasts.consultation
     assert part is not None
     assert (part.model, part.trouble) == ("said", "")
     assert part.tokens > 100
@@ -183,19 +190,22 @@ def test_what_was_said_is_kept_with_each_candidate() -> None:
 
 
 def test_nothing_is_kept_of_a_candidate_that_was_not_answered() -> None:
-    assert LLM(Said(nothing)).forecast(query_of(TABLE)).note(3) == {}
+    assert LLMSurrogate(Said(nothing)).forecast(query_of(TABLE)).note(3) == {}
 
 
 def test_its_version_names_model_prompt_and_calibration() -> None:
-    plain, other = LLM(Said(same)), LLM(Said(same), Calibration("said", "forecast-2", temperature=2.0))
+    plain, other = (
+        LLMSurrogate(Said(same)),
+        LLMSurrogate(Said(same), LLMCalibration("said", "forecast-2", temperature=2.0)),
+    )
     assert "forecast-2-said" in plain.version
     assert plain.version != other.version
 
 
 def test_hopeless_candidates_stay_hopeless_although_nobody_asked() -> None:
     query = query_of(TABLE)
-    model = LLM(Said(favours(64)))
-    before = replace(Analytic().before(query), p_fail=np.where(np.arange(35) == 7, 0.95, 0.01))
-    said = model.view(query, before)
+    model = LLMSurrogate(Said(favours(64)))
+    before = replace(AnalyticSurrogate().prior(query), p_fail=np.where(np.arange(35) == 7, 0.95, 0.01))
+    said = model.consult(query, before)
     assert said.trust[7] == 0.0
     assert said.p_fail[7] == 0.95

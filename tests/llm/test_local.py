@@ -16,10 +16,10 @@ import torch
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_integrations.models.open import writer
+from forecast_integrations.models.open import text_generator
 from forecast_integrations.models.transformers import writer as module
-from forecast_integrations.models.transformers.loading import Source
-from forecast_integrations.models.transformers.writer import Local
+from forecast_integrations.models.transformers.loading import ModelSource
+from forecast_integrations.models.transformers.writer import LocalGenerator
 from tests.llm import tiny_models
 
 LONG_S = 300.0
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny_models.saved(tmp_path_factory.mktemp("models"), "qwen2")
 
 
-class Told(Local):
+class Told(LocalGenerator):
     """A model whose texts repeat their prompts, and which notes the rows of its passes."""
 
     fails: Exception | None = None
@@ -40,7 +40,9 @@ class Told(Local):
         self.heard: list[Usage] = []
         self.writing, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
-        super().__init__(Source(model, device="cpu"), timeout_s=LONG_S, told=self.heard.append, **options)
+        super().__init__(
+            ModelSource(model, device="cpu"), timeout_s=LONG_S, told=self.heard.append, **options
+        )
 
     def _generated(self, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
         self.passes.append(list(prompts))
@@ -51,7 +53,7 @@ class Told(Local):
         return [(f"after {p}", len(p), 7) for p in prompts]
 
 
-def together(write: Local, asked: Sequence[tuple[str, int]]) -> list[list[str] | Exception]:
+def together(write: LocalGenerator, asked: Sequence[tuple[str, int]]) -> list[list[str] | Exception]:
     """What callers get who ask while the model writes for another one."""
     found: list[list[str] | Exception] = [[]] * len(asked)
 
@@ -143,7 +145,7 @@ def test_a_pass_that_needs_too_much_memory_is_halved(model: str) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_told_to_each_caller(tmp_path: Path) -> None:
-    write = writer(f"transformers:{tmp_path / 'none'}")
+    write = text_generator(f"transformers:{tmp_path / 'none'}")
     for _ in range(2):
         with pytest.raises(LLMError, match="no tokenizer at"):
             write("x", 1)
@@ -151,7 +153,7 @@ def test_a_model_that_cannot_be_loaded_is_told_to_each_caller(tmp_path: Path) ->
 
 def test_rows_of_other_lengths_change_nothing_of_a_text(model: str) -> None:
     """Prompts are filled up on the left: nothing is drawn here, so that texts can be compared."""
-    write = Local(Source(model, device="cpu"), timeout_s=LONG_S, temperature=0.0, max_tokens=8)
+    write = LocalGenerator(ModelSource(model, device="cpu"), timeout_s=LONG_S, temperature=0.0, max_tokens=8)
     prompts = ["kernel", "BLOCK=64 num_warps=4\n" * 9, "num_warps"]
     alone = [write(prompt, 1) for prompt in prompts]
     assert together(write, [(prompt, 1) for prompt in prompts]) == alone
@@ -160,18 +162,18 @@ def test_rows_of_other_lengths_change_nothing_of_a_text(model: str) -> None:
 
 def test_texts_are_drawn_and_what_they_cost_is_told(model: str) -> None:
     heard: list[Usage] = []
-    write = writer(f"transformers:{model}?device=cpu&max_tokens=9", told=heard.append)
+    write = text_generator(f"transformers:{model}?device=cpu&max_tokens=9", told=heard.append)
     texts = write("kernel", 4)
     assert len(set(texts)) > 1
     assert (heard[0].requests, heard[0].prompt_tokens > 0) == (1, True)
     assert 4 <= heard[0].output_tokens <= 4 * 9
     with pytest.raises(SettingsError, match="top_p"):
-        writer(f"transformers:{model}?top_p=1")
+        text_generator(f"transformers:{model}?top_p=1")
 
 
 def test_a_model_with_a_chat_template_answers_and_another_one_goes_on(tmp_path: Path) -> None:
     folder = tiny_models.saved(tmp_path / "chats", "qwen2")
-    write = Local(Source(folder, device="cpu"), timeout_s=LONG_S, temperature=0.0, max_tokens=4)
+    write = LocalGenerator(ModelSource(folder, device="cpu"), timeout_s=LONG_S, temperature=0.0, max_tokens=4)
     write("kernel", 1)
     seen: list[Any] = []
     tokenizer = write._loaded.tokenizer

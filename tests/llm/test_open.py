@@ -14,34 +14,34 @@ from forecast_autotune.llm.backend import Backend, LLMError, Usage
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.spec import parsed
 from forecast_autotune.settings import Settings
-from forecast_integrations.models.cache import Cached
-from forecast_integrations.models.http.chat import Chat
-from forecast_integrations.models.http.completions import Completions
-from forecast_integrations.models.http.decisions import SystemOne
-from forecast_integrations.models.http.guards import Limits, Prices
-from forecast_integrations.models.http.served import Served
-from forecast_integrations.models.open import backend, writer
+from forecast_integrations.models.cache import CachingBackend
+from forecast_integrations.models.http.chat import ChatBackend
+from forecast_integrations.models.http.completions import CompletionsBackend
+from forecast_integrations.models.http.decisions import SystemOneBackend
+from forecast_integrations.models.http.guards import SpendingLimits, TokenPrices
+from forecast_integrations.models.http.served import HTTPBackend
+from forecast_integrations.models.open import backend, text_generator
 from tests.llm.faulty_server import PREFIX, FaultyServer, suffixes
 
 URL = "http://127.0.0.1:1/v1"
 
 
-def served(text: str, **settings: Any) -> Served:
+def served(text: str, **settings: Any) -> HTTPBackend:
     found = backend(text, settings=Settings(**settings), cached=False)
-    assert isinstance(found, Served)
+    assert isinstance(found, HTTPBackend)
     return found
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        (f"{URL}?model=m", Completions),
-        (f"{URL}?model=m&kind=completions", Completions),
-        (f"{URL}?model=m&kind=chat&samples=3&effort=low&max_tokens=9&temperature=0.5", Chat),
-        (f"{URL}?model=m&kind=systemone", SystemOne),
+        (f"{URL}?model=m", CompletionsBackend),
+        (f"{URL}?model=m&kind=completions", CompletionsBackend),
+        (f"{URL}?model=m&kind=chat&samples=3&effort=low&max_tokens=9&temperature=0.5", ChatBackend),
+        (f"{URL}?model=m&kind=systemone", SystemOneBackend),
     ],
 )
-def test_kinds_of_servers(text: str, kind: type[Served]) -> None:
+def test_kinds_of_servers(text: str, kind: type[HTTPBackend]) -> None:
     assert type(served(text)) is kind
     assert isinstance(backend(text), Backend)
 
@@ -56,8 +56,8 @@ def test_options_arrive() -> None:
     assert it.model == "org/name"
     assert it.batch == 7
     assert (it.transport.concurrency, it.transport.attempts) == (3, 2)
-    assert it.transport.prices == Prices(0.5, 2.0)
-    assert it.transport.limits == Limits(1000, 0.5, 60.0)
+    assert it.transport.prices == TokenPrices(0.5, 2.0)
+    assert it.transport.limits == SpendingLimits(1000, 0.5, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_keys_are_refused_and_not_repeated(text: str, monkeypatch: pytest.Monkey
 
 def test_names_that_only_look_a_little_like_keys_are_fine() -> None:
     for text in ("transformers:hf-internal-testing/tiny-random-LlamaForCausalLM", f"{URL}?model=sk-learn"):
-        assert parsed(text).place
+        assert parsed(text).location
 
 
 def test_a_servers_answers_are_kept(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_servers_answers_are_kept(tmp_path: Path) -> None:
         text = f"{server.url}?model=m&kind=chat"
         for _ in range(2):
             it = backend(text, settings=Settings(cache_dir=tmp_path))
-            assert isinstance(it, Cached)
+            assert isinstance(it, CachingBackend)
             assert it.forecast(PREFIX, suffixes(2), BINS.labels, timeout_s=9).answered.all()
         assert len(server.requests) == 1
     assert [p.parent for p in tmp_path.rglob("*.json")] == [tmp_path / "llm"]
@@ -163,7 +163,7 @@ def test_a_servers_answers_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 def test_writers_bring_several_texts(kind: str) -> None:
     with FaultyServer() as server:
-        write = writer(f"{server.url}?model=m&kind={kind}&max_tokens=77")
+        write = text_generator(f"{server.url}?model=m&kind={kind}&max_tokens=77")
         texts = write("Make it faster.", 3)
         bodies = [body for _, body, _ in server.requests]
     assert len(texts) == 3
@@ -182,7 +182,7 @@ def test_writers_tell_what_they_cost(kind: str) -> None:
         return None if next(replies) == 200 else lambda handler, _: handler.reply(400, b"{}")
 
     with FaultyServer(choose) as server:
-        write = writer(f"{server.url}?model=m&kind={kind}&price_output=1000000", told=heard.append)
+        write = text_generator(f"{server.url}?model=m&kind={kind}&price_output=1000000", told=heard.append)
         write("Make it faster.", 2)
         with pytest.raises(LLMError):
             write("Make it faster.", 1)
@@ -198,7 +198,7 @@ def test_a_writer_brings_what_it_gets() -> None:
         return None if status == 200 else lambda handler, _: handler.reply(status, b"{}")
 
     with FaultyServer(choose) as server:
-        write = writer(f"{server.url}?model=m&kind=chat")
+        write = text_generator(f"{server.url}?model=m&kind=chat")
         assert len(write("x", 3)) == 1
         with pytest.raises(LLMError, match=r"no text was written.*HTTP 400"):
             write("x", 2)
@@ -207,4 +207,4 @@ def test_a_writer_brings_what_it_gets() -> None:
 def test_what_does_not_write() -> None:
     for text in (f"{URL}?model=m&kind=systemone", "vllm:p"):
         with pytest.raises(SettingsError, match="does not generate text"):
-            writer(text)
+            text_generator(text)

@@ -8,18 +8,18 @@ import pytest
 
 from forecast_autotune.llm.bins import BINS, Bins
 from forecast_autotune.llm.prompt import (
-    CHANGE,
-    PAIR,
-    SOURCE,
+    MAX_DIFF_CHARS,
+    MAX_SOURCE_CHARS,
+    PAIR_LABELS,
     Neighbour,
-    Reference,
-    Subject,
+    ProblemDescription,
+    ReferenceTime,
     compare_prompt,
-    cut,
     forecast_prompt,
     shown,
-    shown_variant,
-    sizes,
+    sizes_text,
+    truncate_middle,
+    variant_text,
 )
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem
 
@@ -34,11 +34,13 @@ PROBLEM = Problem.of(
     toolchain={"triton": "3.6.0"},
 )
 CONFIG = Candidate(Config.of({"B": 128}))
-REFERENCE = Reference(-3.0, shown(CONFIG), measured=True)
+REFERENCE = ReferenceTime(-3.0, shown(CONFIG), measured=True)
 
 
 def test_prefix_is_shared_and_suffixes_end_where_the_letter_follows() -> None:
-    prompt = forecast_prompt(Subject(PROBLEM), [shown(CONFIG), shown(CONFIG, {"ms": 0.25})], REFERENCE)
+    prompt = forecast_prompt(
+        ProblemDescription(PROBLEM), [shown(CONFIG), shown(CONFIG, {"ms": 0.25})], REFERENCE
+    )
     assert prompt.prefix.endswith("\n")
     assert [s.rsplit("\n", 1)[1] for s in prompt.suffixes] == ["Bin:", "Bin:"]
     assert "ms=0.25" in prompt.suffixes[1]
@@ -46,11 +48,11 @@ def test_prefix_is_shared_and_suffixes_end_where_the_letter_follows() -> None:
 
 
 def test_prompt_speaks_of_the_bins_that_label() -> None:
-    assert Bins.parsed(forecast_prompt(Subject(PROBLEM), ["x"], REFERENCE).prefix) == BINS
+    assert Bins.from_table(forecast_prompt(ProblemDescription(PROBLEM), ["x"], REFERENCE).prefix) == BINS
 
 
 def test_prefix_says_sizes_device_and_reference() -> None:
-    prefix = forecast_prompt(Subject(PROBLEM, work="3 GFLOP"), ["x"], REFERENCE).prefix
+    prefix = forecast_prompt(ProblemDescription(PROBLEM, work="3 GFLOP"), ["x"], REFERENCE).prefix
     for text in (
         "float16 [64x128], strides [128, 1]",
         "n: i32 = 8192",
@@ -65,56 +67,58 @@ def test_prefix_says_sizes_device_and_reference() -> None:
 
 
 def test_an_estimate_is_never_shown_as_measured() -> None:
-    prefix = forecast_prompt(Subject(PROBLEM), ["x"], Reference(-3.0, "best", measured=False)).prefix
+    prefix = forecast_prompt(
+        ProblemDescription(PROBLEM), ["x"], ReferenceTime(-3.0, "best", measured=False)
+    ).prefix
     assert "estimated, not measured" in prefix
     assert "(measured)" not in prefix
 
 
 def test_neighbours_are_shown_with_their_bin() -> None:
     near = [Neighbour("B=64", math.log2(1.25)), Neighbour("B=8192", None), Neighbour("B=32", 0.0, "n=64")]
-    prefix = forecast_prompt(Subject(PROBLEM), ["x"], REFERENCE, near).prefix
+    prefix = forecast_prompt(ProblemDescription(PROBLEM), ["x"], REFERENCE, near).prefix
     assert "B=64: I (1.25)" in prefix
     assert "B=8192: P (fails)" in prefix
     assert "B=32 at n=64, against the fastest there: F (1.00)" in prefix
 
 
 def test_a_comparison_asks_for_one_of_two() -> None:
-    prompt = compare_prompt(Subject(PROBLEM), [("B=1", "B=2")], REFERENCE)
-    assert prompt.labels == PAIR
+    prompt = compare_prompt(ProblemDescription(PROBLEM), [("B=1", "B=2")], REFERENCE)
+    assert prompt.labels == PAIR_LABELS
     assert prompt.suffixes == ("A: B=1\nB: B=2\nFaster:",)
 
 
 def test_source_text_is_not_a_template() -> None:
     kernel = Kernel("k", source="x = '{{ 1/0 }}{% for %}'")
     problem = Problem.of(kernel, [], PROBLEM.device)
-    assert "{{ 1/0 }}{% for %}" in forecast_prompt(Subject(problem), ["x"], REFERENCE).prefix
+    assert "{{ 1/0 }}{% for %}" in forecast_prompt(ProblemDescription(problem), ["x"], REFERENCE).prefix
 
 
 def test_long_sources_lose_their_middle_only() -> None:
     source = "head\n" + "x = 1\n" * 5000 + "tail"
-    short = cut(source, SOURCE)
-    assert len(short) <= SOURCE
+    short = truncate_middle(source, MAX_SOURCE_CHARS)
+    assert len(short) <= MAX_SOURCE_CHARS
     assert short.startswith("head")
     assert short.endswith("tail")
     assert "characters left out" in short
-    assert cut("short", SOURCE) == "short"
+    assert truncate_middle("short", MAX_SOURCE_CHARS) == "short"
 
 
 def test_a_small_change_is_a_diff_and_a_new_kernel_is_shown_whole() -> None:
     base = "".join(f"line {i}\n" for i in range(60))
-    small = shown_variant(base, base.replace("line 7\n", "line seven\n"), "B=1")
+    small = variant_text(base, base.replace("line 7\n", "line seven\n"), "B=1")
     assert "-line 7\n+line seven" in small
     assert "line 40" not in small
-    other = shown_variant(base, "something else\n", "B=1")
+    other = variant_text(base, "something else\n", "B=1")
     assert other.startswith("Other kernel:")
-    assert len(shown_variant(base, "y\n" * 9000, "B=1")) < CHANGE + 100
+    assert len(variant_text(base, "y\n" * 9000, "B=1")) < MAX_DIFF_CHARS + 100
 
 
 def test_sizes_name_the_scalars_or_the_key() -> None:
-    assert sizes(PROBLEM) == "n=8192"
-    assert sizes(Problem.of(PROBLEM.kernel, [], PROBLEM.device, key=("64", "128"))) == "64,128"
+    assert sizes_text(PROBLEM) == "n=8192"
+    assert sizes_text(Problem.of(PROBLEM.kernel, [], PROBLEM.device, key=("64", "128"))) == "64,128"
 
 
 def test_an_infinite_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
-        forecast_prompt(Subject(PROBLEM), ["x"], Reference(math.inf, "x", True))
+        forecast_prompt(ProblemDescription(PROBLEM), ["x"], ReferenceTime(math.inf, "x", True))

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.llm.backend import Answer, Backend, LLMError
-from forecast_autotune.llm.bins import BINS, Label
-from forecast_autotune.llm.prompt import PAIR
-from forecast_integrations.models.http.chat import Chat
-from forecast_integrations.models.http.completions import Completions
-from forecast_integrations.models.http.decisions import SystemOne
-from forecast_integrations.models.http.served import Served
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError
+from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.llm.prompt import PAIR_LABELS
+from forecast_integrations.models.http.chat import ChatBackend
+from forecast_integrations.models.http.completions import CompletionsBackend
+from forecast_integrations.models.http.decisions import SystemOneBackend
+from forecast_integrations.models.http.served import HTTPBackend
 from tests.llm.faulty_server import (
     MASS,
     PREFIX,
@@ -29,17 +29,21 @@ from tests.llm.faulty_server import (
     truth,
 )
 
-KINDS: dict[str, Callable[..., Served]] = {"completions": Completions, "chat": Chat, "systemone": SystemOne}
+KINDS: dict[str, Callable[..., HTTPBackend]] = {
+    "completions": CompletionsBackend,
+    "chat": ChatBackend,
+    "systemone": SystemOneBackend,
+}
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
-def opened(kind: str, server: FaultyServer, attempts: int = 2, **options: Any) -> Served:
+def opened(kind: str, server: FaultyServer, attempts: int = 2, **options: Any) -> HTTPBackend:
     """A backend with a breaker and a ledger of its own."""
     return KINDS[kind](server.url, "m", transport=transport_to(server, attempts=attempts), **options)
 
 
-def ask(it: Backend, asked: list[str] | None = None, labels: Any = BINS.labels) -> Answer:
+def ask(it: Backend, asked: list[str] | None = None, labels: Any = BINS.labels) -> BackendResponse:
     return it.forecast(PREFIX, suffixes(3) if asked is None else asked, labels, timeout_s=20.0)
 
 
@@ -164,7 +168,7 @@ def test_labels_are_summed_over_the_ways_to_write_them() -> None:
         )
 
     with FaultyServer(choose) as server:
-        answer = ask(opened("completions", server), ["x\nBin:"], [Label(c, c) for c in "ABCD"])
+        answer = ask(opened("completions", server), ["x\nBin:"], [AnswerLabel(c, c) for c in "ABCD"])
     weights = np.array([np.exp(-1) + np.exp(-2), np.exp(-1.5), np.exp(-3), 0.0])
     assert answer.mass[0] == pytest.approx(weights.sum())
     assert np.allclose(answer.probabilities[0], weights / weights.sum())
@@ -184,7 +188,7 @@ def test_fewer_likely_tokens_where_a_server_allows_no_more() -> None:
 
 def test_labels_that_are_not_single_tokens_are_an_error() -> None:
     with FaultyServer() as server, pytest.raises(LLMError, match="one token each after 'Bin:'"):
-        ask(opened("completions", server), labels=[Label("AB", "x"), Label("C", "y")])
+        ask(opened("completions", server), labels=[AnswerLabel("AB", "x"), AnswerLabel("C", "y")])
 
 
 # --- System One ---
@@ -210,7 +214,7 @@ def test_servers_without_diagnostics_have_mass_one() -> None:
 def test_letters_in_another_order_are_not_asked() -> None:
     with FaultyServer() as server:
         with pytest.raises(LLMError, match="in order"):
-            ask(opened("systemone", server), labels=PAIR[::-1])
+            ask(opened("systemone", server), labels=PAIR_LABELS[::-1])
         assert server.requests == []
 
 
@@ -246,7 +250,7 @@ GOOD = {"forecasts": [{"id": 1, "distribution": dist(A=75, B=25)}]}
 )
 def test_what_is_read_leniently(content: Any, expected: list[float], mass: float) -> None:
     with FaultyServer(replying(lambda body, reply: says(content))) as server:
-        answer = ask(opened("chat", server), suffixes(1), PAIR)
+        answer = ask(opened("chat", server), suffixes(1), PAIR_LABELS)
     assert np.allclose(answer.probabilities, [expected])
     assert np.allclose(answer.mass, [mass])
 
@@ -278,7 +282,7 @@ def test_what_is_not_read_at_all(content: Any, reason: str) -> None:
         FaultyServer(replying(lambda body, reply: says(content))) as server,
         pytest.raises(LLMError, match=reason),
     ):
-        ask(opened("chat", server, attempts=1), suffixes(1), PAIR)
+        ask(opened("chat", server, attempts=1), suffixes(1), PAIR_LABELS)
 
 
 def test_an_answer_that_was_all_thoughts_names_the_remedy() -> None:
@@ -298,7 +302,7 @@ def test_samples_are_averaged_row_by_row() -> None:
         return says({"forecasts": given.pop()})
 
     with FaultyServer(replying(make)) as server:
-        answer = ask(opened("chat", server, samples=3), suffixes(2), PAIR)
+        answer = ask(opened("chat", server, samples=3), suffixes(2), PAIR_LABELS)
         assert {body["temperature"] for _, body, _ in server.requests} == {1.0}
     assert np.allclose(answer.probabilities, [[0.75, 0.25], [0.25, 0.75]])
     assert np.allclose(answer.mass, [0.9, 1.0])

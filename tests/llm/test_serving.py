@@ -15,14 +15,14 @@ import pytest
 
 from forecast_autotune.commands import main
 from forecast_autotune.features.ttir.walk import assignment_of
-from forecast_autotune.llm.calibration import FILE, path_for, read, write
+from forecast_autotune.llm.calibration import FILE, calibration_path, read, write
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.default import default
-from forecast_autotune.surrogates.language_model.ensemble import Ensemble
-from forecast_autotune.surrogates.selection import opened, places, serving
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.surrogates.default import default_surrogate
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.surrogates.selection import calibration_paths, open_backend, surrogate_for
+from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_train.evaluation.splits import kernel_of
 from tests.core.loop import Bench, decide
 from tests.llm.faults import stall
@@ -46,49 +46,54 @@ def settings(server: FaultyServer, cache: Path, **more: Any) -> Settings:
 
 def vouched(server: FaultyServer, cache: Path) -> None:
     """A calibration in the cache directory that believes in the invented model, whatever it says."""
-    name = opened(spec(server), cache).name
-    write(path_for(name, cache), replace(calibrated(saved=1.0), scope=replace(calibrated().scope, mass=0.0)))
+    name = open_backend(spec(server), cache).name
+    write(
+        calibration_path(name, cache),
+        replace(calibrated(saved=1.0), scope=replace(calibrated().scope, mass=0.0)),
+    )
 
 
 def test_without_a_model_it_is_what_ships() -> None:
-    assert serving(Settings()) is default(None)
+    assert surrogate_for(Settings()) is default_surrogate(None)
 
 
 def test_the_same_settings_share_one_model(server: FaultyServer, tmp_path: Path) -> None:
-    one, two = (serving(settings(server, tmp_path, tolerance=t)) for t in (0.01, 0.05))
+    one, two = (surrogate_for(settings(server, tmp_path, tolerance=t)) for t in (0.01, 0.05))
     assert one is two
-    assert isinstance(one, Ensemble)
+    assert isinstance(one, EnsembleSurrogate)
     assert server.requests == [], "nothing is asked before it is needed"
 
 
 @pytest.mark.parametrize("text", ["nonsense", "transformers:", "http://h:1/v1", "ftp://x?model=m"])
 def test_a_model_that_is_named_wrongly_costs_a_warning(text: str, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="FORECAST_AUTOTUNE_LLM"):
-        found = serving(Settings(llm=text, cache_dir=tmp_path / text.replace("/", "_")))
-    assert found is default(None)
+        found = surrogate_for(Settings(llm=text, cache_dir=tmp_path / text.replace("/", "_")))
+    assert found is default_surrogate(None)
 
 
 def test_a_damaged_calibration_costs_a_warning(server: FaultyServer, tmp_path: Path) -> None:
-    path = path_for(opened(spec(server), tmp_path).name, tmp_path)
+    path = calibration_path(open_backend(spec(server), tmp_path).name, tmp_path)
     path.parent.mkdir(parents=True)
     path.write_text("{")
     with pytest.warns(UserWarning, match="calibrate-llm"):
-        assert serving(settings(server, tmp_path)) is default(None)
+        assert surrogate_for(settings(server, tmp_path)) is default_surrogate(None)
 
 
 def test_a_calibration_beside_the_adapter_comes_first(tmp_path: Path) -> None:
     adapter, weights = tmp_path / "adapter", tmp_path / "model"
     adapter.mkdir()
     weights.mkdir()
-    found = places(f"transformers:{weights}?adapter={adapter}", "name", tmp_path)
-    assert found == [adapter / FILE, weights / FILE, path_for("name", tmp_path)]
-    assert places("transformers:hub/name", "name", tmp_path) == [path_for("name", tmp_path)]
+    found = calibration_paths(f"transformers:{weights}?adapter={adapter}", "name", tmp_path)
+    assert found == [adapter / FILE, weights / FILE, calibration_path("name", tmp_path)]
+    assert calibration_paths("transformers:hub/name", "name", tmp_path) == [
+        calibration_path("name", tmp_path)
+    ]
 
 
 def test_a_decision_asks_the_server_and_keeps_what_it_said(server: FaultyServer, tmp_path: Path) -> None:
     vouched(server, tmp_path)
     store = Store(None)
-    decision = decide(store, Bench(TABLE), table=TABLE, surrogate=serving(settings(server, tmp_path)))
+    decision = decide(store, Bench(TABLE), table=TABLE, surrogate=surrogate_for(settings(server, tmp_path)))
     assert server.requests
     assert "at weight" in decision.reason
     notes = [m.extra["forecast"] for m in store.measurements(TABLE.problem)]
@@ -98,14 +103,14 @@ def test_a_decision_asks_the_server_and_keeps_what_it_said(server: FaultyServer,
 def test_a_server_that_stalls_does_not_change_the_decision(tmp_path: Path) -> None:
     with FaultyServer(lambda path, body: stall) as server:
         vouched(server, tmp_path)
-        plain = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=default(None))
+        plain = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=default_surrogate(None))
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             found = decide(
                 Store(None),
                 Bench(TABLE),
                 table=TABLE,
-                surrogate=serving(settings(server, tmp_path, llm_timeout_s=0.2)),
+                surrogate=surrogate_for(settings(server, tmp_path, llm_timeout_s=0.2)),
             )
     assert server.requests
     assert (found.chosen, found.measured) == (plain.chosen, plain.measured)
@@ -146,7 +151,7 @@ def thinned(table: Table, count: int = 20) -> Table:
 def few() -> list[Table]:
     """One problem each of four families."""
     kernels = ("softmax", "transpose", "layer_norm", "swiglu")
-    every = load(shipped())
+    every = load(shipped_tables())
     return [thinned(next(t for t in every if kernel_of(t.problem) == name)) for name in kernels]
 
 

@@ -19,10 +19,10 @@ pytest.importorskip("peft")
 import torch
 
 from forecast_autotune.llm.backend import Backend, LLMError
-from forecast_autotune.llm.bins import BINS, Label
+from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_integrations.models.transformers import ways
-from forecast_integrations.models.transformers.backend import Transformers
-from forecast_integrations.models.transformers.decoder import Tree
+from forecast_integrations.models.transformers.backend import TransformersBackend
+from forecast_integrations.models.transformers.decoder import TreePrefill
 from tests.llm import tiny_models
 from tests.llm.tiny_models import PREFIX, suffixes
 
@@ -44,8 +44,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return make
 
 
-def opened(folder: str, **given: Any) -> Transformers:
-    return Transformers(folder, device="cpu", dtype=given.pop("dtype", "float32"), **given)
+def opened(folder: str, **given: Any) -> TransformersBackend:
+    return TransformersBackend(folder, device="cpu", dtype=given.pop("dtype", "float32"), **given)
 
 
 def ask(backend: Backend, texts: list[str], prefix: str = PREFIX) -> Any:
@@ -96,7 +96,7 @@ def test_the_way_that_is_chosen_reads_as_the_model_does(
     same(ask(backend, texts), ask(opened(folder, way="naive"), texts))
     found = backend.diagnostics()
     assert (found["way"], found["device"], found["dtype"]) == (way, "cpu", "float32")
-    assert list(found["refused"]) == list(ways.WAYS)[: list(ways.WAYS).index(way)]
+    assert list(found["refused"]) == list(ways.STRATEGIES)[: list(ways.STRATEGIES).index(way)]
     json.dumps(found)
 
 
@@ -126,7 +126,7 @@ def test_every_way_gives_the_answer_of_reading_in_full(
 @pytest.mark.parametrize("way", ["tree", "packed", "batched", "naive"])
 def test_passes_of_any_size_give_one_answer(saved: Saved, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, texts = saved("qwen2"), suffixes(24)
-    kind, sizes = ways.WAYS[way], []
+    kind, sizes = ways.STRATEGIES[way], []
     read = kind.read  # type: ignore[attr-defined]
 
     def counted(self: Any, past: Any, rows: Any, labels: Any) -> Any:
@@ -223,13 +223,13 @@ def test_an_adapter_changes_answers_as_it_does_unmerged(saved: Saved, tmp_path: 
 
 
 def test_a_way_that_reads_wrongly_is_refused(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Careless(Tree):
+    class Careless(TreePrefill):
         """Forgets the last token of the prefix, as one who counts from 1."""
 
         def read(self, past: Any, rows: Any, labels: Any) -> Any:
             return super().read(past.cropped(len(past) - 1), rows, labels)
 
-    monkeypatch.setitem(ways.WAYS, "tree", Careless)
+    monkeypatch.setitem(ways.STRATEGIES, "tree", Careless)
     for dtype in ("float32", "bfloat16"):
         backend = opened(saved("llama"), dtype=dtype)
         backend.prepare()
@@ -249,9 +249,13 @@ def test_bfloat16_ranks_as_float32_does(saved: Saved) -> None:
 def test_labels_that_are_not_single_tokens_are_refused(saved: Saved) -> None:
     backend = opened(saved("llama"))
     with pytest.raises(LLMError, match=r"'Zebra' must be one token after 'Bin:'.*makes \[\d+, \d+"):
-        backend.forecast(PREFIX, suffixes(2), (Label("A", "fast"), Label("Zebra", "slow")), timeout_s=LONG_S)
+        backend.forecast(
+            PREFIX, suffixes(2), (AnswerLabel("A", "fast"), AnswerLabel("Zebra", "slow")), timeout_s=LONG_S
+        )
     with pytest.raises(LLMError, match="labels must be told apart"):
-        backend.forecast(PREFIX, suffixes(2), (Label("A", "fast"), Label("A", "slow")), timeout_s=LONG_S)
+        backend.forecast(
+            PREFIX, suffixes(2), (AnswerLabel("A", "fast"), AnswerLabel("A", "slow")), timeout_s=LONG_S
+        )
     with pytest.raises(LLMError, match="at least"):
         backend.forecast(PREFIX, [""], BINS.labels, timeout_s=LONG_S)
     two = backend.forecast(PREFIX, suffixes(2), BINS.labels[:2], timeout_s=LONG_S)
@@ -298,13 +302,13 @@ def test_time_limits_hold_between_passes(saved: Saved, monkeypatch: pytest.Monke
     with pytest.raises(LLMError, match=r"busy for 0\.05 s"):
         backend.forecast(PREFIX, suffixes(20), BINS.labels, timeout_s=0.05)
     backend._lock.release()
-    clock, read = [0.0], Tree.read
+    clock, read = [0.0], TreePrefill.read
 
     def slow(self: Any, *given: Any) -> Any:
         clock[0] += 1.0  # seconds per pass
         return read(self, *given)
 
-    monkeypatch.setattr(Tree, "read", slow)
+    monkeypatch.setattr(TreePrefill, "read", slow)
     monkeypatch.setattr("forecast_integrations.models.transformers.backend.time.monotonic", lambda: clock[0])
     answer = backend.forecast(PREFIX, suffixes(20), BINS.labels, timeout_s=4.5)
     assert answer.answered.sum() == 5, "the pass that began in time is finished"

@@ -22,8 +22,8 @@ import transformers
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_integrations.models.transformers import loading
-from forecast_integrations.models.transformers.backend import Transformers
-from forecast_integrations.models.transformers.ways import warm
+from forecast_integrations.models.transformers.backend import TransformersBackend
+from forecast_integrations.models.transformers.ways import warm_up
 from tests.llm import tiny_models
 from tests.llm.tiny_models import PREFIX, suffixes
 
@@ -40,11 +40,11 @@ def copied(folder: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "copy"))
 
 
-def opened(folder: str | Path, **given: Any) -> Transformers:
-    return Transformers(str(folder), **{"device": "cpu", "dtype": "float32"} | given)
+def opened(folder: str | Path, **given: Any) -> TransformersBackend:
+    return TransformersBackend(str(folder), **{"device": "cpu", "dtype": "float32"} | given)
 
 
-def refused(match: str, backend: Transformers) -> None:
+def refused(match: str, backend: TransformersBackend) -> None:
     with pytest.raises(LLMError, match=match):
         backend.prepare()
     assert not backend.ready()
@@ -200,9 +200,9 @@ print(json.dumps({"passes": passes, "difference": difference, "trouble": answer.
 
 
 def test_a_candidate_beyond_all_memory_is_left_out(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forecast_integrations.models.transformers.decoder import Tree
+    from forecast_integrations.models.transformers.decoder import TreePrefill
 
-    read = Tree.read
+    read = TreePrefill.read
     asked: list[int] = []
 
     def small(self: Any, past: Any, rows: Any, labels: Any) -> Any:
@@ -213,7 +213,7 @@ def test_a_candidate_beyond_all_memory_is_left_out(folder: str, monkeypatch: pyt
 
     backend = opened(folder)
     backend.prepare()
-    monkeypatch.setattr(Tree, "read", small)
+    monkeypatch.setattr(TreePrefill, "read", small)
     texts = [*suffixes(10), "BLOCK=64 " * 100 + "\nBin:"]
     answer = backend.forecast(PREFIX, texts, BINS.labels, timeout_s=60)
     assert answer.answered.tolist() == [True] * 10 + [False]
@@ -236,14 +236,14 @@ def test_warming_stays_within_memory(folder: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(way, "read", counted)
     with torch.inference_mode():
         for limit in (1 << 30, 1, 0):
-            warm(way, model, limit, prefix=70, rows=9, length=6)
+            warm_up(way, model, limit, prefix=70, rows=9, length=6)
     assert rows == [(70, 9, {6}), (70, 1, {6}), (70, 1, {6})]
 
     def none(past: Any, suffixes: Any, labels: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(way, "read", none)
-    warm(way, model, 1 << 30, prefix=70, rows=9, length=6)  # a cold start is no failure
+    warm_up(way, model, 1 << 30, prefix=70, rows=9, length=6)  # a cold start is no failure
 
 
 def test_the_hosts_settings_stay_as_they_are(folder: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +275,7 @@ def test_the_hosts_settings_stay_as_they_are(folder: str, capfd: pytest.CaptureF
     np.testing.assert_allclose(inside.probabilities, answer.probabilities, atol=1e-6)
     logging.disable_progress_bar()
     try:
-        with loading.quiet():
+        with loading.silenced():
             pass
         assert not logging.is_progress_bar_enabled()
         assert hub.are_progress_bars_disabled()

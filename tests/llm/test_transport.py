@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.parallel import side_by_side
-from forecast_autotune.llm.replies import Unusable
+from forecast_autotune.llm.parallel import run_parallel
+from forecast_autotune.llm.replies import InvalidResponse
 from forecast_integrations.models.http import client
-from forecast_integrations.models.http.client import key_for
-from forecast_integrations.models.http.guards import Breaker, Deadline, Ledger
-from forecast_integrations.models.http.transport import Refused, Transport
+from forecast_integrations.models.http.client import api_key_for
+from forecast_integrations.models.http.guards import CircuitBreaker, Deadline, UsageLedger
+from forecast_integrations.models.http.transport import RequestRejected, Transport
 from tests.llm import faults
 from tests.llm.faults import ERROR, OK, saying, script
 from tests.llm.faulty_server import Fault, FaultyServer, Handler, ask, transport_to
@@ -40,7 +40,7 @@ def test_passing_trouble_is_retried(status: int) -> None:
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 418, 422, 501])
 def test_a_refusal_is_not_retried(status: int) -> None:
     with FaultyServer(script(saying({"error": "because"}, status))) as server:
-        with pytest.raises(Refused, match=f"HTTP {status}.*because") as caught:
+        with pytest.raises(RequestRejected, match=f"HTTP {status}.*because") as caught:
             ask(transport_to(server))
         assert caught.value.status == status
         assert len(server.requests) == 1
@@ -80,7 +80,7 @@ def test_what_the_reader_cannot_use_is_retried_and_what_it_refuses_is_not() -> N
     def picky(data: Any) -> Any:
         calls.append(data)
         if len(calls) == 1:
-            raise Unusable("not this one")
+            raise InvalidResponse("not this one")
         if len(calls) == 2:
             return data["absent"]
         return "at last"
@@ -131,7 +131,7 @@ def test_more_requests_than_slots_wait_for_each_other() -> None:
 
     with FaultyServer(script(slow)) as server:
         it = transport_to(server, concurrency=2)
-        found = side_by_side([lambda: ask(it)] * 8, 8)
+        found = run_parallel([lambda: ask(it)] * 8, 8)
         assert [r["fine"] for r in found if not isinstance(r, LLMError)] == [True] * 8
         assert most[0] == 2
         server.choose = script(faults.stall)
@@ -164,14 +164,14 @@ def test_which_key_goes_where(monkeypatch: pytest.MonkeyPatch) -> None:
     remote, secure, here = map(
         urlsplit, ("http://far.example/v1", "https://far.example/v1", "http://127.0.0.9:1")
     )
-    assert key_for(secure) == ""
+    assert api_key_for(secure) == ""
     monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
-    assert [key_for(url) for url in (remote, secure, here)] == ["", "of-openai", "of-openai"]
+    assert [api_key_for(url) for url in (remote, secure, here)] == ["", "of-openai", "of-openai"]
     monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_KEY", " ours\n")
-    assert [key_for(url) for url in (remote, secure, here)] == ["ours"] * 3
+    assert [api_key_for(url) for url in (remote, secure, here)] == ["ours"] * 3
     monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_KEY", "se\ncret")
     with pytest.raises(LLMError, match="FORECAST_AUTOTUNE_LLM_KEY") as caught:
-        key_for(remote)
+        api_key_for(remote)
     assert "cret" not in str(caught.value)
 
 
@@ -183,11 +183,18 @@ def test_the_key_is_in_the_header_and_nowhere_else(monkeypatch: pytest.MonkeyPat
 
     with FaultyServer(script(repeats_it)) as server:
         it = transport_to(server)
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RequestRejected) as caught:
             ask(it)
         (path, body, headers) = server.requests[0]
     assert headers["Authorization"] == f"Bearer {KEY}"
-    for text in (path, json.dumps(body), repr(it), str(vars(it)), repr(caught.value), caught.value.said):
+    for text in (
+        path,
+        json.dumps(body),
+        repr(it),
+        str(vars(it)),
+        repr(caught.value),
+        caught.value.server_message,
+    ):
         assert KEY[:12] not in text
 
 
@@ -198,7 +205,7 @@ def test_neither_key_nor_prompt_goes_to_another_server(status: int, monkeypatch:
         FaultyServer() as other,
         FaultyServer(script(saying({}, status, Location=f"{other.url}/echo"))) as server,
     ):
-        with pytest.raises(Refused, match=r"redirects.*within the server"):
+        with pytest.raises(RequestRejected, match=r"redirects.*within the server"):
             ask(transport_to(server))
         assert other.requests == []
 
@@ -208,7 +215,7 @@ def test_a_redirect_within_the_server_is_followed_but_not_for_ever() -> None:
         assert ask(transport_to(server))["fine"]
         assert [path for path, _, _ in server.requests] == ["/v1/echo", "/v2/echo"]
     with FaultyServer(script(faults.redirect_loop)) as server:
-        with pytest.raises(Refused, match="redirects more than 3 times"):
+        with pytest.raises(RequestRejected, match="redirects more than 3 times"):
             ask(transport_to(server))
         assert len(server.requests) == 4
 
@@ -219,7 +226,7 @@ def test_a_proxy_is_used_for_other_machines_only(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv("no_proxy", raising=False)
         assert ask(transport_to(server))["fine"]
         assert len(server.requests) == 1
-        it = Transport("http://far.example/v1", shared_breaker=Breaker("it"), ledger=Ledger())
+        it = Transport("http://far.example/v1", shared_breaker=CircuitBreaker("it"), ledger=UsageLedger())
         assert ask(it)["fine"]
         ((path, _, headers),) = proxy.requests
     assert path == "http://far.example/v1/echo"
@@ -232,7 +239,7 @@ def test_jobs_side_by_side_keep_their_order_and_their_errors() -> None:
 
     jobs: Sequence[Callable[[], int]] = [lambda: 1, failing, lambda: 3]
     for width in (1, 3):
-        first, second, third = side_by_side(jobs, width)
+        first, second, third = run_parallel(jobs, width)
         assert (first, third) == (1, 3)
         assert isinstance(second, LLMError)
-    assert side_by_side([], 4) == []
+    assert run_parallel([], 4) == []

@@ -16,9 +16,9 @@ import pytest
 
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.prompt import PAIR
+from forecast_autotune.llm.prompt import PAIR_LABELS
 from forecast_autotune.settings import Settings
-from forecast_integrations.models.open import backend, writer
+from forecast_integrations.models.open import backend, text_generator
 from tests.llm.vllm_server import PREFIX, Naive, Server, in_process, random_adapter, serving, suffixes
 
 WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS", "")
@@ -67,14 +67,14 @@ def test_probabilities_are_those_of_transformers(server: Server, naive: Naive, t
 
 def test_text_instead_of_tokens(server: Server, naive: Naive) -> None:
     """A server without /tokenize is sent text; labels are found among the 20 likeliest tokens."""
-    from forecast_integrations.models.http.completions import Completions
+    from forecast_integrations.models.http.completions import CompletionsBackend
 
     prefix, asked = (
         "Letters of the alphabet, one after the other: A B C D E F G H I",
         [" J K L M N O P A B C D E"],
     )
     expected, mass = naive.plain(prefix, asked)
-    it = Completions(server.url, server.model)
+    it = CompletionsBackend(server.url, server.model)
     it._texts = True
     answer = it.forecast(prefix, asked, BINS.labels, timeout_s=180)
     assert answer.mass[0] == pytest.approx(mass[0], abs=0.05)
@@ -87,7 +87,7 @@ def test_chat_is_constrained_to_the_form(server: Server) -> None:
     spec = f"{server.url}?model={server.model}&kind=chat&batch=1&max_tokens=100&attempts=1"
     said = "an answer"
     try:
-        backend(spec, cached=False).forecast(PREFIX, suffixes(1), PAIR, timeout_s=300)
+        backend(spec, cached=False).forecast(PREFIX, suffixes(1), PAIR_LABELS, timeout_s=300)
     except LLMError as error:
         said = str(error)
     assert re.search("an answer|a letter given twice|do not sum to 1", said)
@@ -96,7 +96,7 @@ def test_chat_is_constrained_to_the_form(server: Server) -> None:
 def test_it_writes(server: Server) -> None:
     spec = f"{server.url}?model={server.model}&kind={{}}&max_tokens=12"
     for kind in ("completions", "chat"):
-        texts = writer(spec.format(kind))("Write a haiku about tiles.", 2)
+        texts = text_generator(spec.format(kind))("Write a haiku about tiles.", 2)
         assert len(texts) == 2
         assert all(text.strip() for text in texts)
 

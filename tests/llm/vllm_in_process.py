@@ -11,12 +11,12 @@ import time
 
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
-from forecast_integrations.models.vllm import VLLM
+from forecast_integrations.models.vllm import VLLMBackend
 
 
 def main() -> None:
     given = json.load(sys.stdin)
-    it = VLLM(given["model"], given["adapter"], dtype="float32", length=2048)
+    it = VLLMBackend(given["model"], given["adapter"], dtype="float32", length=2048)
     told: dict[str, object] = {"ready_before": it.ready()}
     begin = time.monotonic()
     it.prepare()

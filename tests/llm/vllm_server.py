@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.llm.bins import BINS, Label
+from forecast_autotune.llm.bins import BINS, AnswerLabel
 
 Array = npt.NDArray[np.float64]
 
@@ -165,7 +165,7 @@ class Naive:
             self._model = PeftModel.from_pretrained(self._model, adapter).eval()
 
     def plain(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label] = BINS.labels
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel] = BINS.labels
     ) -> tuple[Array, Array]:
         """Label probabilities [n, labels] and mass [n] after prefix and suffix, tokenized apart."""
         begin = self._tokenizer(prefix)["input_ids"]
@@ -173,7 +173,7 @@ class Naive:
         return self._shares([begin + end for end in ends], [f" {label.token}" for label in labels])
 
     def decided(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label] = BINS.labels
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel] = BINS.labels
     ) -> tuple[Array, Array]:
         """The same for the prompt that vLLM's System One endpoint writes."""
         options = "\n".join(f"{label.token}: {label.meaning}" for label in labels)

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.llm.backend import Answer, LLMError, Usage
-from forecast_autotune.llm.bins import BINS, Label
-from forecast_autotune.llm.calibration import Calibration, Monotone, Scope, Weight
-from forecast_autotune.llm.gate import Situation, Worth
-from forecast_autotune.llm.prompt import FORECAST
+from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
+from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.llm.calibration import BlendWeight, CalibrationScope, LLMCalibration, MonotoneCurve
+from forecast_autotune.llm.gate import GateDecision, GateInputs
+from forecast_autotune.llm.prompt import FORECAST_VERSION
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.ensemble import Ensemble
-from forecast_autotune.surrogates.language_model.surrogate import LLM
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import example_table
 
@@ -50,8 +50,8 @@ class Said:
         self.prepared = 0
 
     def forecast(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
-    ) -> Answer:
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
         self.questions.append((prefix, tuple(suffixes)))
         if self.hold is not None and not self.hold.wait(30.0):
             raise LLMError("nobody let it go")
@@ -59,7 +59,7 @@ class Said:
             raise self.error
         stated = np.array([self._say(s) for s in suffixes])
         tokens = len(prefix) // 4 + sum(map(len, suffixes)) // 4
-        return Answer(stated, np.full(len(stated), self._mass), Usage(1, tokens, 0, 0, 0.01))
+        return BackendResponse(stated, np.full(len(stated), self._mass), Usage(1, tokens, 0, 0, 0.01))
 
     def ready(self) -> bool:
         return self._ready
@@ -79,12 +79,12 @@ def block(suffix: str) -> int:
 
 def favours(size: int, width: float = 0.15) -> Callable[[str], Array]:
     """A model that believes in one size, and in a slowdown of 2^0.5 per doubling away from it."""
-    return lambda suffix: BINS.soft(0.5 * abs(np.log2(block(suffix) / size)), width)[0]
+    return lambda suffix: BINS.soft_targets(0.5 * abs(np.log2(block(suffix) / size)), width)[0]
 
 
 def same(suffix: str) -> Array:
     """A model that cannot tell candidates apart."""
-    return np.asarray(BINS.soft(0.3, 0.5)[0])
+    return np.asarray(BINS.soft_targets(0.3, 0.5)[0])
 
 
 def nothing(suffix: str) -> Array:
@@ -94,29 +94,34 @@ def nothing(suffix: str) -> Array:
 
 def calibrated(
     weight: float = 0.6, sd: float = 0.3, *, saved: float = 0.3, table: Table = TABLE
-) -> Calibration:
+) -> LLMCalibration:
     """A calibration that vouches for a model on this table."""
-    scope = Scope((table.problem.device.slug,), (table.problem.kernel.language,), 4000, 0.1)
-    return Calibration(
-        "said", FORECAST, weights={"pooled": Weight(weight, sd)}, saved=saved, scope=scope, ratio=Monotone()
+    scope = CalibrationScope((table.problem.device.slug,), (table.problem.kernel.language,), 4000, 0.1)
+    return LLMCalibration(
+        "said",
+        FORECAST_VERSION,
+        weights={"pooled": BlendWeight(weight, sd)},
+        saved=saved,
+        scope=scope,
+        ratio=MonotoneCurve(),
     )
 
 
-def open_gate(situation: Situation) -> Worth:
+def open_gate(situation: GateInputs) -> GateDecision:
     """A gate that always asks, and has time."""
-    return Worth(True, 1e6, 0.0, "always")
+    return GateDecision(True, 1e6, 0.0, "always")
 
 
-def ensemble(said: Said, calibration: Calibration | None = None, **options: Any) -> Ensemble:
-    plain = Default(Analytic())
+def ensemble(said: Said, calibration: LLMCalibration | None = None, **options: Any) -> EnsembleSurrogate:
+    plain = DefaultSurrogate(AnalyticSurrogate())
     given = {"patient": True, "gate": open_gate, **options}
     timeout_s = given.pop("timeout_s", 30.0)
-    model = LLM(said, calibration or calibrated(), base=Analytic(), timeout_s=timeout_s)
-    return Ensemble(plain, model, **given)
+    model = LLMSurrogate(said, calibration or calibrated(), base=AnalyticSurrogate(), timeout_s=timeout_s)
+    return EnsembleSurrogate(plain, model, **given)
 
 
 def plain(query: Query) -> Forecasts:
-    return Default(Analytic()).forecast(query)
+    return DefaultSurrogate(AnalyticSurrogate()).forecast(query)
 
 
 def equal(one: Forecasts, two: Forecasts) -> None:

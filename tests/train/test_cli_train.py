@@ -10,8 +10,8 @@ import pytest
 
 from forecast_autotune.commands import main
 from forecast_autotune.records.table import write_tables
-from forecast_autotune.surrogates.learned import Model
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.surrogates.learned import LearnedModel
+from forecast_autotune.tuning.replay import load, shipped_tables
 
 Capture = pytest.CaptureFixture[str]
 
@@ -19,7 +19,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two problems of each of two families."""
-    tables = [t for t in load(shipped()) if t.problem.extra["family"] in ("transpose", "scan")]
+    tables = [t for t in load(shipped_tables()) if t.problem.extra["family"] in ("transpose", "scan")]
     path = tmp_path_factory.mktemp("tables") / "few.jsonl.gz"
     write_tables(path, [t for t in tables if not t.problem.extra["label"].endswith("1000")][:4])
     return str(path)
@@ -37,7 +37,7 @@ def test_a_model_is_fitted_and_told_about(few: str, tmp_path: Path, capsys: Capt
     assert told["path"] == str(out)
     assert told["bytes"] == out.stat().st_size
     assert (told["problems"], told["kernels"]) == (4, 2)
-    assert len(Model.load(out).kin.roots) == 8
+    assert len(LearnedModel.load(out).kin.roots) == 8
 
 
 @pytest.mark.parametrize(

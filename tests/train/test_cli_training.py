@@ -10,11 +10,11 @@ import pytest
 
 from forecast_autotune.commands import main
 from forecast_autotune.records.table import write_tables
-from forecast_autotune.surrogates.learned import Model
-from forecast_autotune.tuning.replay import load, shipped
-from forecast_train.llm.examples import read
+from forecast_autotune.surrogates.learned import LearnedModel
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.llm.examples import read_examples
 from forecast_train.llm.runs import write_json
-from forecast_train.surrogate.fit import Recipe, fit_model
+from forecast_train.surrogate.fit import FitSettings, fit_model
 from tests.train.test_surrogate_online import upside_down
 
 
@@ -28,14 +28,14 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -
 
 def test_data_writes_three_sides_and_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, few = tmp_path / "set", tmp_path / "few.jsonl"
-    write_tables(few, load(shipped())[::3])  # one problem of each kernel
+    write_tables(few, load(shipped_tables())[::3])  # one problem of each kernel
     asked = [str(few), "--out", str(out), "--moments", "2", "--most", "12", "--per-bin", "15"]
     found = said(capsys, "train", "data", *asked)
     assert sorted(p.name for p in out.iterdir()) == [
         "README.md", "test.parquet", "train.parquet", "validation.parquet",
     ]  # fmt: skip
     for side in ("train", "validation", "test"):
-        rows = sum(len(e.asked) for e in read(out / f"{side}.parquet"))
+        rows = sum(len(e.candidates) for e in read_examples(out / f"{side}.parquet"))
         assert rows == found["sides"][side]["rows"] > 0
     assert max(found["sides"]["train"]["labels"].values()) == 15
     families = [set(found["sides"][side]["families"]) for side in found["sides"]]
@@ -45,11 +45,11 @@ def test_data_writes_three_sides_and_a_card(tmp_path: Path, capsys: pytest.Captu
 
 def test_data_takes_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = ["--store", str(tmp_path / "store")]
-    said(capsys, "import", *map(str, shipped()), *store)
+    said(capsys, "import", *map(str, shipped_tables()), *store)
     out = str(tmp_path / "set")
     asked = ["--from-store", "--out", out, "--moments", "1", "--most", "4", "--guess", "formula", *store]
     found = said(capsys, "train", "data", *asked)
-    assert sum(side["problems"] for side in found["sides"].values()) == len(load(shipped()))
+    assert sum(side["problems"] for side in found["sides"].values()) == len(load(shipped_tables()))
 
 
 @pytest.mark.parametrize(
@@ -112,16 +112,16 @@ def test_online_refreshes_when_due_and_can_be_rolled_back(
     store, path = ["--store", str(tmp_path / "store")], tmp_path / "model.npz"
     online = ["train", "online", "--once", "--out", str(path), *store]
     assert said(capsys, *online)["reason"] == "not due"
-    tables = load(shipped())[::3]
+    tables = load(shipped_tables())[::3]
     write_tables(tmp_path / "tables.jsonl", tables)
     said(capsys, "import", str(tmp_path / "tables.jsonl"), *store)
-    few = Recipe(trees=4, rounds=30, rate=0.2, jobs=1)
+    few = FitSettings(trees=4, rounds=30, rate=0.2, jobs=1)
     fit_model([upside_down(t) for t in tables], recipe=few).save(path)
     before = path.read_bytes()
     found = said(capsys, *online)
     assert found["kept"]
     assert found["after"]["tenth"] <= found["before"]["tenth"] + 0.02
-    assert Model.load(path).about is not None
+    assert LearnedModel.load(path).about is not None
     assert said(capsys, *online)["reason"] == "not due"
     assert said(capsys, *online, "--roll-back")["rolled_back"]
     assert path.read_bytes() == before

@@ -14,8 +14,15 @@ from forecast_autotune.records import Candidate, Config, Measurement, Outcome, P
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
-from forecast_autotune.tuning.replay import load, shipped
-from forecast_train.evaluation.baselines import MedianConfig, Nearest, Roofline, chosen, methods, with_seed
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation.baselines import (
+    MedianConfigBaseline,
+    NearestProblemBaseline,
+    RooflineBaseline,
+    methods,
+    methods_by_name,
+    with_seed,
+)
 from forecast_train.evaluation.learners import MissingLearningLibrary, raw_features
 from forecast_train.evaluation.metrics import spearman
 
@@ -102,7 +109,7 @@ def test_random_depends_on_the_seed_and_on_the_problem() -> None:
 def test_median_config_averages_the_slowdowns_at_other_shapes() -> None:
     known = [other_shape(1), other_shape(2, 2048)]
     query = query_of(example_table())
-    forecasts = MedianConfig(known).forecast(query)
+    forecasts = MedianConfigBaseline(known).forecast(query)
     rows = [t.by_candidate() for t in known]
     best = [min(m.ms for m in r.values() if m.ok) for r in rows]
     slowdowns = [
@@ -118,19 +125,21 @@ def test_nearest_copies_the_nearest_shape_and_never_the_problem_itself() -> None
     reversed_times = [
         replace(m, median_ms=1.0 / m.ms, p20_ms=None, p80_ms=None) for m in far.measurements if m.ok
     ]
-    forecasts = Nearest([table, Table(far.problem, reversed_times), near]).forecast(query_of(table))
+    forecasts = NearestProblemBaseline([table, Table(far.problem, reversed_times), near]).forecast(
+        query_of(table)
+    )
     copied = [math.log2(m.ms) for m in near.measurements if m.ok]
     np.testing.assert_allclose(forecasts.mean[: len(copied)], copied)
     failed = [i for i, m in enumerate(near.measurements) if not m.ok]
     assert (forecasts.p_fail[failed] > 0.5).all()
-    alone = Nearest([table]).forecast(query_of(table))
+    alone = NearestProblemBaseline([table]).forecast(query_of(table))
     assert (alone.mean == alone.mean[0]).all()
 
 
 def test_roofline_states_a_level_and_no_order() -> None:
     """4096^3: 2 * 4096^3 FLOPs at 989 TFLOPS are 0.139 ms; the bytes take less."""
-    (table,) = [t for t in load(shipped()) if t.problem.extra["label"] == "matmul/4096x4096x4096"]
-    forecasts = Roofline().forecast(query_of(table))
+    (table,) = [t for t in load(shipped_tables()) if t.problem.extra["label"] == "matmul/4096x4096x4096"]
+    forecasts = RooflineBaseline().forecast(query_of(table))
     assert (forecasts.mean == forecasts.mean[0]).all()
     assert 2 ** forecasts.mean[0] == pytest.approx(2 * 4096**3 / 989e9, rel=0.01)
 
@@ -177,8 +186,8 @@ def test_a_failure_is_not_forecast_to_run() -> None:
 
 def test_unknown_methods_are_named() -> None:
     with pytest.raises(ValueError, match=r"unknown method magic: choose from learned, random, .*analytic"):
-        chosen(["random", "magic"])
-    assert list(chosen(["formula", "random", "formula"])) == ["formula", "random"]
+        methods_by_name(["random", "magic"])
+    assert list(methods_by_name(["formula", "random", "formula"])) == ["formula", "random"]
 
 
 def test_without_scikit_learn_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ def test_regret_of_an_order() -> None:
     np.testing.assert_allclose(path, [7.0, 3.0, 1.0, 0.0])
     assert m.regret_at(path, 3) == pytest.approx(1.0)
     assert m.regret_at(path, 99) == 0.0
-    assert m.needed(path, 1.0) == 3
-    assert m.needed(path[:2], 0.05) is None
+    assert m.measurements_needed(path, 1.0) == 3
+    assert m.measurements_needed(path[:2], 0.05) is None
 
 
 def test_a_failure_never_wins_and_all_failed_is_charged_the_worst_time() -> None:
@@ -100,7 +100,7 @@ def test_crps() -> None:
 def test_interval_coverage() -> None:
     truth = np.array([0.0, 0.5, 1.0, 3.0])
     samples = np.linspace(-1, 1, 101)[:, None] * np.ones(4)
-    assert m.covered_samples(samples, truth, 0.9) == 0.5  # within [-0.9, 0.9]
+    assert m.sample_coverage(samples, truth, 0.9) == 0.5  # within [-0.9, 0.9]
 
 
 def test_risk_coverage() -> None:
@@ -116,7 +116,7 @@ def test_risk_coverage() -> None:
 def test_summaries_of_regrets() -> None:
     regrets = np.array([0.0, 3.0])
     assert m.geomean_regret(regrets) == pytest.approx(1.0)  # sqrt(1 * 4) - 1
-    assert m.beyond(np.array([0.02, 0.021, 0.5, 0.0]), 0.02) == 0.5
+    assert m.share_beyond(np.array([0.02, 0.021, 0.5, 0.0]), 0.02) == 0.5
     assert m.p95(np.arange(101.0)) == pytest.approx(95.0)
 
 
@@ -133,7 +133,7 @@ def test_a_bootstrap_draws_whole_clusters() -> None:
 def test_one_cluster_has_no_interval_and_is_above_nothing() -> None:
     alone = cluster_bootstrap(lambda rows: 1.0, ["a", "a"])
     assert math.isnan(alone.low)
-    low, high = m.Interval(0.5, 0.0, 0.9, 5, 5), m.Interval(9.0, 8.0, 10.0, 5, 5)
+    low, high = m.BootstrapInterval(0.5, 0.0, 0.9, 5, 5), m.BootstrapInterval(9.0, 8.0, 10.0, 5, 5)
     assert high.above(low)
     assert not low.above(high)
     assert not alone.above(low)

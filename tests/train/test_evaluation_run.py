@@ -18,12 +18,12 @@ from forecast_autotune.records import Kernel, Problem
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_train.evaluation import evaluate, methods, summarize
-from forecast_train.evaluation.judge import Case
-from forecast_train.evaluation.rows import Row
+from forecast_train.evaluation.judge import TableArrays
+from forecast_train.evaluation.rows import EvaluationRow
 from forecast_train.evaluation.run import MixedResults
-from forecast_train.evaluation.summary import HEADLINES
+from forecast_train.evaluation.summary import HEADLINE_FIGURES
 
 FEW = ("random", "first", "formula", "analytic")
 
@@ -89,7 +89,9 @@ class Off(Oracle):
 
     def forecast(self, query: Query) -> Forecasts:
         exact = super().forecast(query)
-        return replace(exact, mean=exact.mean + 1.0, sd=np.ones(len(exact)), factors=(0.1, 0.5, 1.0, 2.0))
+        return replace(
+            exact, mean=exact.mean + 1.0, sd=np.ones(len(exact)), interval_factors=(0.1, 0.5, 1.0, 2.0)
+        )
 
 
 def test_stated_intervals_are_the_calibrated_ones(tables: list[Table]) -> None:
@@ -100,7 +102,7 @@ def test_stated_intervals_are_the_calibrated_ones(tables: list[Table]) -> None:
 
 def test_the_first_method_measures_in_the_order_given(tables: list[Table]) -> None:
     (row, _) = evaluate(tables, methods=["first"], seeds=1).rows
-    times = 2.0 ** Case(tables[0]).log2_ms
+    times = 2.0 ** TableArrays(tables[0]).log2_ms
     expected = np.fmin.accumulate(times) / np.nanmin(times) - 1
     np.testing.assert_allclose(row.adaptive_path, expected[: len(row.adaptive_path)], atol=1e-9)
     assert row.adaptive_path == row.static_path
@@ -171,7 +173,7 @@ def test_a_damaged_file_is_named(tables: list[Table], tmp_path: Path) -> None:
 
 def test_rows_survive_json(tables: list[Table]) -> None:
     for row in evaluate(tables, methods=["formula", "first"], seeds=1).rows:
-        again = Row.from_json(json.loads(json.dumps(row.to_json())))
+        again = EvaluationRow.from_json(json.loads(json.dumps(row.to_json())))
         assert again.to_json() == row.to_json()
         assert again.stated.within == row.stated.within
 
@@ -183,7 +185,7 @@ def test_processes_give_the_same_rows(tables: list[Table]) -> None:
 
 
 def test_shapes_are_forecast_from_other_shapes() -> None:
-    tables = [t for t in load(shipped()) if t.problem.kernel.name == "row_cumsum"]
+    tables = [t for t in load(shipped_tables()) if t.problem.kernel.name == "row_cumsum"]
     result = evaluate(tables, leave_out="shape", methods=["nearest", "median_config", "first"], seeds=1)
     ranks = {m: [r.spearman for r in result.rows if r.method == m] for m in result.methods}
     assert min(ranks["nearest"]) > max(ranks["first"])
@@ -198,7 +200,7 @@ def test_a_summary_says_what_is_not_beaten(tables: list[Table]) -> None:
     }
     summary = summarize(evaluate(tables, methods=fits, seeds=1), subject="oracle", draws=50)
     copies = {u.figure for u in summary.unbeaten if u.method == "copy"}
-    assert copies == set(HEADLINES)
+    assert copies == set(HEADLINE_FIGURES)
     assert "static.top1.geomean_regret" not in {u.figure for u in summary.unbeaten if u.method == "first"}
     data = summary.to_json()
     figure = data["methods"]["first"]["figures"]["static.top1.geomean_regret"]

@@ -10,17 +10,17 @@ import pytest
 from forecast_autotune.records import Device, Kernel, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_train.evaluation.splits import (
-    KINDS,
+    LEAVE_OUT_KINDS,
     Fold,
     LeakageError,
     SplitError,
     check_leakage,
-    folds,
     kernel_of,
+    make_folds,
     source_hash,
-    spread,
+    spread_over_kernels,
 )
 
 SOURCE = '''
@@ -65,25 +65,25 @@ def test_what_a_source_looks_like_does_not_matter() -> None:
 
 
 def test_every_problem_is_tested_once_and_never_learnt_from_then() -> None:
-    tables = load(shipped())
+    tables = load(shipped_tables())
     for kind in ("kernel", "family", "shape"):
-        made = folds(tables, kind)  # type: ignore[arg-type]
+        made = make_folds(tables, kind)  # type: ignore[arg-type]
         tested = [t.problem.id for f in made for t in f.test]
         assert sorted(tested) == sorted(t.problem.id for t in tables)
         for fold in made:
             assert fold.train
             assert not {t.problem.id for t in fold.test} & {t.problem.id for t in fold.train}
-    assert {f.name for f in folds(tables, "kernel")} >= {"matmul", "softmax"}
+    assert {f.name for f in make_folds(tables, "kernel")} >= {"matmul", "softmax"}
 
 
 def test_family_and_hand_fall_back() -> None:
     a = numbered("a", 1, family="row-wise", hand="lib")
     b, c = numbered("b", 1, family="row-wise"), numbered("c", 1)
-    assert {f.name: labels(f.test) for f in folds([a, b, c], "family")} == {
+    assert {f.name: labels(f.test) for f in make_folds([a, b, c], "family")} == {
         "row-wise": {"a/1", "b/1"},
         "c": {"c/1"},
     }
-    assert {f.name: labels(f.test) for f in folds([a, b, c], "hand")} == {
+    assert {f.name: labels(f.test) for f in make_folds([a, b, c], "hand")} == {
         "lib": {"a/1"},
         "unknown": {"b/1", "c/1"},
     }
@@ -94,7 +94,7 @@ def test_copies_in_other_groups_are_dropped_from_training() -> None:
     one = problem("scale", SOURCE, "scale/1", hand="x")
     copy = problem("twice", COPY, "twice/1", hand="y")
     other = numbered("other", 1, hand="y")
-    by_hand = {f.name: f for f in folds([one, copy, other], "hand")}
+    by_hand = {f.name: f for f in make_folds([one, copy, other], "hand")}
     assert labels(by_hand["x"].train) == {"other/1"}
     assert by_hand["x"].dropped == 1
 
@@ -119,39 +119,39 @@ def test_leakage_is_found(known: Table) -> None:
 
 def test_the_same_problem_is_leakage_everywhere() -> None:
     table = numbered("a", 1)
-    for kind in KINDS:
+    for kind in LEAVE_OUT_KINDS:
         with pytest.raises(LeakageError):
             check_leakage(Fold("x", kind, (table,), (table,)))
 
 
 def test_shapes() -> None:
     tables = [numbered("a", 1), numbered("a", 2), numbered("b", 1), numbered("b", 2), numbered("lonely", 1)]
-    first, second = folds(tables, "shape")
+    first, second = make_folds(tables, "shape")
     assert labels(first.test) == {"a/1", "b/1"}
     assert labels(first.train) == {"a/2", "b/2", "lonely/1"}
     assert [r.problem.id for r in first.relatives(tables[0])] == [tables[1].problem.id]
     assert labels(second.test) == {"a/2", "b/2"}
-    for fold in folds(tables, "kernel"):
+    for fold in make_folds(tables, "kernel"):
         assert fold.relatives(fold.test[0]) == []
 
 
 def test_devices() -> None:
     tables = [numbered("a", 1, "one"), numbered("a", 1, "two"), numbered("b", 1, "two")]
-    made = {f.name: f for f in folds(tables, "device")}
+    made = {f.name: f for f in make_folds(tables, "device")}
     assert [t.problem.device.name for t in made["one-cuda"].train] == ["two", "two"]
     with pytest.raises(LeakageError, match="device"):
         check_leakage(Fold("x", "device", (tables[1],), (tables[2],)))
 
 
 def test_one_group_cannot_be_left_out() -> None:
-    for kind in KINDS:
+    for kind in LEAVE_OUT_KINDS:
         with pytest.raises(SplitError, match="two"):
-            folds([numbered("a", 1)], kind)
+            make_folds([numbered("a", 1)], kind)
 
 
 def test_few_problems_are_many_kernels() -> None:
-    tables = load(shipped())
-    assert len({kernel_of(t.problem) for t in spread(tables, 12)}) == 12
-    assert len(spread(tables, 13)) == 13
+    tables = load(shipped_tables())
+    assert len({kernel_of(t.problem) for t in spread_over_kernels(tables, 12)}) == 12
+    assert len(spread_over_kernels(tables, 13)) == 13
     with pytest.raises(SplitError, match="at least 1"):
-        spread(tables, 0)
+        spread_over_kernels(tables, 0)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import pytest
 
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.tuning.replay import load, shipped
-from forecast_train.evaluation.splits import family_of, identities
-from forecast_train.llm.believing import by_formula, crosswise, for_sides
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation.splits import family_of, kernel_identities
+from forecast_train.llm.believing import cross_fit, cross_fit_sides, formula_surrogate
 from forecast_train.surrogate.errors import FitError
 
-TABLES = load(shipped())
+TABLES = load(shipped_tables())
 
 
-class Learned(Analytic):
+class Learned(AnalyticSurrogate):
     """Remembers what it was taught."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -25,37 +25,37 @@ class Learned(Analytic):
 
 
 def test_no_surrogate_has_seen_the_family_or_the_kernel_it_is_asked_about() -> None:
-    believe = crosswise(TABLES, learn=Learned, parts=3)
+    believe = cross_fit(TABLES, learn=Learned, parts=3)
     for table in TABLES:
         surrogate = believe(table)
         assert isinstance(surrogate, Learned)
         assert surrogate.taught
         for other in surrogate.taught:
             assert family_of(other.problem) != family_of(table.problem)
-            assert not identities(other.problem) & identities(table.problem)
+            assert not kernel_identities(other.problem) & kernel_identities(table.problem)
 
 
 def test_one_family_and_nothing_to_learn_are_believed_by_the_formula() -> None:
-    assert crosswise(TABLES[:1], learn=Learned) is by_formula
+    assert cross_fit(TABLES[:1], learn=Learned) is formula_surrogate
 
-    def nothing(tables: Sequence[Table]) -> Analytic:
+    def nothing(tables: Sequence[Table]) -> AnalyticSurrogate:
         raise FitError("no IR")
 
-    assert type(crosswise(TABLES, learn=nothing)(TABLES[0])) is Analytic
+    assert type(cross_fit(TABLES, learn=nothing)(TABLES[0])) is AnalyticSurrogate
 
 
 def test_a_missing_package_is_told() -> None:
-    def missing(tables: Sequence[Table]) -> Analytic:
+    def missing(tables: Sequence[Table]) -> AnalyticSurrogate:
         raise FitError("fitting needs LightGBM") from ImportError("lightgbm")
 
     with pytest.raises(FitError, match="LightGBM"):
-        crosswise(TABLES, learn=missing)
+        cross_fit(TABLES, learn=missing)
 
 
 def test_other_sides_are_believed_by_what_the_training_side_taught() -> None:
     half = len(TABLES) // 2
     sides = {"train": TABLES[:half], "test": TABLES[half:]}
-    found = for_sides(sides, learn=Learned)
+    found = cross_fit_sides(sides, learn=Learned)
     surrogate = found["test"](TABLES[-1])
     assert isinstance(surrogate, Learned)
     assert surrogate.taught == sides["train"]

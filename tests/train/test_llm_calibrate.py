@@ -13,22 +13,28 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import Calibration, Weight
+from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.ensemble import Ensemble
-from forecast_autotune.surrogates.language_model.surrogate import LLM
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.testing import query_of
-from forecast_autotune.tuning.replay import load, replay_one, shipped
-from forecast_train.evaluation.models import alone, methods_of, together
-from forecast_train.evaluation.oracles import Oracle
+from forecast_autotune.tuning.replay import load, replay_one, shipped_tables
+from forecast_train.evaluation.models import fit_learned_with_llm, fit_llm_only, llm_methods
+from forecast_train.evaluation.oracles import OracleBackend
 from forecast_train.evaluation.splits import SplitError, kernel_of
-from forecast_train.llm.calibrate import calibrate, corrected, isotonic
-from forecast_train.llm.hearing import Heard, hear, pose
-from forecast_train.llm.noted import noted, recalibrated
-from forecast_train.llm.saving import Played, Recalled, always, play, summarize
+from forecast_train.llm.calibrate import fit_calibration, fit_corrections, isotonic
+from forecast_train.llm.hearing import ModelAnswers, collect_answers, question_about
+from forecast_train.llm.noted import recalibrate, stored_answers
+from forecast_train.llm.saving import (
+    PairedReplay,
+    RecordedAnswersLLM,
+    always_ask,
+    estimate_saving,
+    replay_pairs,
+)
 
 KERNELS = ("softmax", "transpose", "layer_norm", "swiglu", "splitk_gemv", "cumsum")
 
@@ -44,28 +50,28 @@ def thinned(table: Table, step: int = 3) -> Table:
 @pytest.fixture(scope="module")
 def tables() -> list[Table]:
     """Two problems each of six families."""
-    every = load(shipped())
+    every = load(shipped_tables())
     return [thinned(t) for name in KERNELS for t in [t for t in every if kernel_of(t.problem) == name][:2]]
 
 
-def formula(tables: object) -> Analytic:
+def formula(tables: object) -> AnalyticSurrogate:
     """The formula in place of a learned surrogate: nothing has to be fitted."""
-    return Analytic()
+    return AnalyticSurrogate()
 
 
-def heard(tables: list[Table], **options: object) -> list[Heard]:
-    return hear(tables, Oracle(tables, **options), learn=formula)  # type: ignore[arg-type]
+def heard(tables: list[Table], **options: object) -> list[ModelAnswers]:
+    return collect_answers(tables, OracleBackend(tables, **options), learn=formula)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def honest(tables: list[Table]) -> list[Heard]:
+def honest(tables: list[Table]) -> list[ModelAnswers]:
     return heard(tables, error=0.1)
 
 
 def test_an_honest_model_is_followed_and_the_more_the_less_it_errs(
-    tables: list[Table], honest: list[Heard]
+    tables: list[Table], honest: list[ModelAnswers]
 ) -> None:
-    fine, rough = calibrate(honest), calibrate(heard(tables, error=1.5))
+    fine, rough = fit_calibration(honest), fit_calibration(heard(tables, error=1.5))
     assert fine.skilled
     assert fine.weights["pooled"].mean > 0.7
     sharp, vague = (
@@ -82,16 +88,19 @@ def test_a_model_that_lies_or_knows_nothing_gets_no_weight(
     tables: list[Table], options: dict[str, object]
 ) -> None:
     """Also not for agreeing with nobody: one that says the same of all would flatten every forecast."""
-    found = calibrate(heard(tables, **options))
+    found = fit_calibration(heard(tables, **options))
     assert not found.skilled
-    assert found.weights == {"pooled": Weight()}
+    assert found.weights == {"pooled": BlendWeight()}
 
 
-def test_temperatures_undo_what_was_sharpened_or_flattened(honest: list[Heard]) -> None:
-    plain = corrected(honest).temperature
+def test_temperatures_undo_what_was_sharpened_or_flattened(honest: list[ModelAnswers]) -> None:
+    plain = fit_corrections(honest).temperature
     for factor in (0.5, 2.0):
-        changed = [replace(h, stated=Calibration("x", temperature=factor).cooled(h.stated)) for h in honest]
-        assert corrected(changed).temperature == pytest.approx(plain / factor, rel=0.15)
+        changed = [
+            replace(h, stated=LLMCalibration("x", temperature=factor).temperature_scaled(h.stated))
+            for h in honest
+        ]
+        assert fit_corrections(changed).temperature == pytest.approx(plain / factor, rel=0.15)
 
 
 def test_means_are_corrected_by_what_was_observed() -> None:
@@ -114,13 +123,15 @@ def test_a_correction_never_turns_an_order_around() -> None:
 def test_intervals_cover_families_that_were_left_out(tables: list[Table]) -> None:
     """Stated twice as sure as it is; the conformal factors make up for it."""
     said = heard(tables, error=0.3)
-    sure = [replace(h, stated=Calibration("x", temperature=0.4).cooled(h.stated)) for h in said]
-    found = calibrate(sure)
+    sure = [
+        replace(h, stated=LLMCalibration("x", temperature=0.4).temperature_scaled(h.stated)) for h in said
+    ]
+    found = fit_calibration(sure)
     inside = []
     for h in sure:
         mean, sd, _ = found.moments(h.stated)
         ran = np.isfinite(h.ratios)
-        width = 1.645 * found.factors(h.device)[2] * sd
+        width = 1.645 * found.interval_factors(h.device)[2] * sd
         inside.append((np.abs(h.ratios - mean)[ran] <= width[ran]).mean())
     assert 0.85 <= np.mean(inside) <= 0.97
 
@@ -128,17 +139,18 @@ def test_intervals_cover_families_that_were_left_out(tables: list[Table]) -> Non
 def test_failures_are_taken_from_a_model_that_knows_them_and_from_no_other() -> None:
     """Matmuls and attention run out of shared memory; a constant for all corrects no more than a level."""
     names = ("attention", "w8a16_matmul", "causal_conv1d", "swiglu", "matmul")
-    every = [thinned(t, 2) for t in load(shipped()) if kernel_of(t.problem) in names]
+    every = [thinned(t, 2) for t in load(shipped_tables()) if kernel_of(t.problem) in names]
     knows, blind = (
-        hear(every, Oracle(every, error=0.1, character=c), learn=formula) for c in ("honest", "blind")
+        collect_answers(every, OracleBackend(every, error=0.1, character=c), learn=formula)
+        for c in ("honest", "blind")
     )
     assert sum(np.isnan(h.ratios).sum() for h in knows) >= 3
-    assert calibrate(knows).fail_weight > 0.3
-    assert calibrate(blind).fail_weight == 0.0
+    assert fit_calibration(knows).fail_weight > 0.3
+    assert fit_calibration(blind).fail_weight == 0.0
 
 
-def test_the_scope_is_what_was_heard(honest: list[Heard]) -> None:
-    found = calibrate(honest)
+def test_the_scope_is_what_was_heard(honest: list[ModelAnswers]) -> None:
+    found = fit_calibration(honest)
     assert found.scope.devices == tuple({h.device for h in honest})
     assert found.scope.characters == max(h.characters for h in honest)
     for h in honest:
@@ -148,9 +160,9 @@ def test_the_scope_is_what_was_heard(honest: list[Heard]) -> None:
     assert found.about["kernels"] == 6
 
 
-def test_fewer_than_three_families_are_refused(honest: list[Heard]) -> None:
+def test_fewer_than_three_families_are_refused(honest: list[ModelAnswers]) -> None:
     with pytest.raises(SplitError, match="three or more"):
-        calibrate([h for h in honest if h.family in ("softmax", "norm")])
+        fit_calibration([h for h in honest if h.family in ("softmax", "norm")])
 
 
 # --- hearing ---
@@ -160,41 +172,49 @@ def test_a_question_is_the_one_that_an_ensemble_asks(tables: list[Table]) -> Non
     table = tables[0]
     asked: list[tuple[str, tuple[str, ...]]] = []
 
-    class Spy(Oracle):
+    class Spy(OracleBackend):
         def forecast(self, prefix, suffixes, labels, *, timeout_s):  # type: ignore[no-untyped-def]
             asked.append((prefix, tuple(suffixes)))
             return super().forecast(prefix, suffixes, labels, timeout_s=timeout_s)
 
-    hear([table, *tables[2:4]], spy := Spy(tables), learn=formula)
-    cal = Calibration("x", "forecast-2", weights={"pooled": Weight(0.5, 0.3)})
-    made = Ensemble(Default(Analytic()), LLM(spy, cal, base=Analytic()), patient=True, gate=always)
+    collect_answers([table, *tables[2:4]], spy := Spy(tables), learn=formula)
+    cal = LLMCalibration("x", "forecast-2", weights={"pooled": BlendWeight(0.5, 0.3)})
+    made = EnsembleSurrogate(
+        DefaultSurrogate(AnalyticSurrogate()),
+        LLMSurrogate(spy, cal, base=AnalyticSurrogate()),
+        patient=True,
+        gate=always_ask,
+    )
     made.forecast(query_of(table))
     assert asked[-1] in asked[:3]
 
 
 def test_samples_hold_the_fastest_forecast_and_spread_over_the_rest(tables: list[Table]) -> None:
-    posed = pose(tables[0], Analytic().before, sample=8)
+    posed = question_about(tables[0], AnalyticSurrogate().prior, sample=8)
     rows = posed.question.rows
     assert len(rows) == len(posed.question.prompt.suffixes) == 8
-    believed = posed.before.mean
+    believed = posed.prior.mean
     assert believed.argmin() in rows
     ranks = np.argsort(np.argsort(believed))[rows]
     n = len(believed)
     assert sorted(ranks * 8 // n) == list(range(8)) or np.ptp(ranks) > 0.7 * n
-    assert pose(tables[0], Analytic().before, sample=8).question.prompt == posed.question.prompt
+    assert (
+        question_about(tables[0], AnalyticSurrogate().prior, sample=8).question.prompt
+        == posed.question.prompt
+    )
 
 
 def test_answers_are_kept_and_taken_up(tables: list[Table], tmp_path: Path) -> None:
-    path, oracle = tmp_path / "answers.jsonl", Oracle(tables)
+    path, oracle = tmp_path / "answers.jsonl", OracleBackend(tables)
     few = tables[:6:2]
-    one = hear(few, oracle, learn=formula, kept=path)
+    one = collect_answers(few, oracle, learn=formula, kept=path)
     asked = oracle.asked
-    two = hear(few, oracle, learn=formula, kept=path)
+    two = collect_answers(few, oracle, learn=formula, kept=path)
     assert oracle.asked == asked == 3
     assert [h.to_json() for h in one] == [h.to_json() for h in two]
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], lines[2][:50]]))  # cut off by a kill
-    hear(few, oracle, learn=formula, kept=path)
+    collect_answers(few, oracle, learn=formula, kept=path)
     assert oracle.asked == asked + 1
     assert len({json.loads(s)["asked"] for s in lines}) == 3
 
@@ -203,14 +223,16 @@ def test_a_damaged_answer_is_refused(tables: list[Table], tmp_path: Path) -> Non
     path = tmp_path / "answers.jsonl"
     path.write_text('{"asked": "x", "problem": "y"}\n')
     with pytest.raises(RecordError, match="delete it"):
-        hear(tables[:4], Oracle(tables), learn=formula, kept=path)
+        collect_answers(tables[:4], OracleBackend(tables), learn=formula, kept=path)
 
 
 # --- saving ---
 
 
-def played(family: str, plain: tuple[float, int], both: tuple[float, int], needed: tuple[int, int]) -> Played:
-    return Played(family, "x", 0, plain[0], both[0], plain[1], both[1], *needed)
+def played(
+    family: str, plain: tuple[float, int], both: tuple[float, int], needed: tuple[int, int]
+) -> PairedReplay:
+    return PairedReplay(family, "x", 0, plain[0], both[0], plain[1], both[1], *needed)
 
 
 def test_savings_are_measurements_to_the_same_regret() -> None:
@@ -219,33 +241,36 @@ def test_savings_are_measurements_to_the_same_regret() -> None:
         played("b", (0.01, 12), (0.01, 12), (4, 4)),
         played("c", (0.0, 10), (0.0, 8), (8, 7)),
     ]
-    found = summarize(rows)
+    found = estimate_saving(rows)
     assert found.saved == pytest.approx(1 - 15 / 20)
     assert found.regret == 0.0
     left = np.array([1 - 11 / 12, 1 - 11 / 16, 1 - 8 / 12])
     assert found.error == pytest.approx(math.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum()))
-    assert found.sure == pytest.approx(max(0.0, found.saved - found.error))
+    assert found.lower_bound == pytest.approx(max(0.0, found.saved - found.error))
     assert (found.measured, found.plain_measured) == (pytest.approx(26 / 3), pytest.approx(32 / 3))
 
 
 def test_nothing_is_saved_by_deciding_worse() -> None:
     rows = [played(f, (0.0, 10), (0.2, 3), (5, 1)) for f in "abc"]
-    assert summarize(rows).saved > 0.5
-    assert summarize(rows).sure == 0.0
+    assert estimate_saving(rows).saved > 0.5
+    assert estimate_saving(rows).lower_bound == 0.0
 
 
 def test_a_good_model_decides_better_and_a_useless_one_costs_nothing(
-    tables: list[Table], honest: list[Heard]
+    tables: list[Table], honest: list[ModelAnswers]
 ) -> None:
     two = Settings(max_measurements=2)
     # By one seed the difference is smaller than its own error.
-    assert summarize(play(tables, honest, learn=formula, seeds=(0, 1, 2), settings=two)).regret < 0.0
-    useless = play(
+    assert (
+        estimate_saving(replay_pairs(tables, honest, learn=formula, seeds=(0, 1, 2), settings=two)).regret
+        < 0.0
+    )
+    useless = replay_pairs(
         tables[:6],
         heard(tables[:6], character="blind"),
         learn=formula,
         seeds=(0,),
-        calibrated=lambda h: Calibration("x", "forecast-2", weights={"pooled": Weight()}),
+        calibrated=lambda h: LLMCalibration("x", "forecast-2", weights={"pooled": BlendWeight()}),
     )
     for p in useless:
         assert (p.regret, p.measured, p.needed) == (p.plain_regret, p.plain_measured, p.plain_needed)
@@ -253,26 +278,26 @@ def test_a_good_model_decides_better_and_a_useless_one_costs_nothing(
 
 @pytest.mark.parametrize("character", ["liar", "blind"])
 def test_a_model_that_began_to_lie_after_its_calibration_is_found_out(
-    tables: list[Table], honest: list[Heard], character: str
+    tables: list[Table], honest: list[ModelAnswers], character: str
 ) -> None:
     """The measurements of a decision refute it: regrets stay those of the learned surrogate, up to noise."""
 
-    def vouched(others: list[Heard]) -> Calibration:
-        return calibrate([h for h in honest if h.family in {o.family for o in others}])
+    def vouched(others: list[ModelAnswers]) -> LLMCalibration:
+        return fit_calibration([h for h in honest if h.family in {o.family for o in others}])
 
     said = heard(tables, error=0.1, character=character)
-    found = summarize(play(tables, said, learn=formula, seeds=(0, 1), calibrated=vouched))  # type: ignore[arg-type]
+    found = estimate_saving(replay_pairs(tables, said, learn=formula, seeds=(0, 1), calibrated=vouched))  # type: ignore[arg-type]
     assert found.regret <= max(0.005, 2 * found.regret_error)
     assert found.measured <= found.plain_measured + 0.5
 
 
-def test_what_was_heard_is_repeated_word_by_word(tables: list[Table], honest: list[Heard]) -> None:
-    table, oracle = tables[0], Oracle(tables, error=0.1)
-    cal = calibrate(honest)
+def test_what_was_heard_is_repeated_word_by_word(tables: list[Table], honest: list[ModelAnswers]) -> None:
+    table, oracle = tables[0], OracleBackend(tables, error=0.1)
+    cal = fit_calibration(honest)
     query = query_of(table)
-    before = Analytic().before(query)
-    live = LLM(oracle, cal, base=Analytic()).view(query, before, own=False)
-    again = Recalled(honest, cal, Analytic()).view(query, before)
+    before = AnalyticSurrogate().prior(query)
+    live = LLMSurrogate(oracle, cal, base=AnalyticSurrogate()).consult(query, before, own=False)
+    again = RecordedAnswersLLM(honest, cal, AnalyticSurrogate()).consult(query, before)
     np.testing.assert_allclose(live.log2_ms, again.log2_ms)
     np.testing.assert_allclose(live.trust, again.trust)
     assert live.doubts == again.doubts == ()
@@ -281,44 +306,48 @@ def test_what_was_heard_is_repeated_word_by_word(tables: list[Table], honest: li
 # --- methods of an evaluation ---
 
 
-def test_a_fold_s_calibration_sees_its_training_side_alone(tables: list[Table], honest: list[Heard]) -> None:
+def test_a_fold_s_calibration_sees_its_training_side_alone(
+    tables: list[Table], honest: list[ModelAnswers]
+) -> None:
     poisoned = [replace(h, ratios=-h.ratios) if h.family == "softmax" else h for h in honest]
     train = [t for t in tables if kernel_of(t.problem) != "softmax"]
-    one, two = (alone(train, heard=h).forecast(query_of(tables[0])) for h in (honest, poisoned))
+    one, two = (fit_llm_only(train, heard=h).forecast(query_of(tables[0])) for h in (honest, poisoned))
     np.testing.assert_array_equal(one.mean, two.mean)
-    assert set(methods_of(honest)) == {"llm", "learned+llm"}
+    assert set(llm_methods(honest)) == {"llm", "learned+llm"}
 
 
 def test_too_few_families_to_calibrate_on_leave_the_learned_forecast(
-    tables: list[Table], honest: list[Heard]
+    tables: list[Table], honest: list[ModelAnswers]
 ) -> None:
     with pytest.warns(UserWarning, match="not calibrated"):
-        found = together([], heard=honest).forecast(query_of(tables[0]))
-    plain = Default(Analytic()).forecast(query_of(tables[0]))
+        found = fit_learned_with_llm([], heard=honest).forecast(query_of(tables[0]))
+    plain = DefaultSurrogate(AnalyticSurrogate()).forecast(query_of(tables[0]))
     np.testing.assert_array_equal(found.mean, plain.mean)
 
 
 # --- calibrating anew from a store ---
 
 
-def with_notes(table: Table, said: list[Heard], calibration: Calibration) -> Table:
-    model = Recalled(said, calibration, Analytic())
-    made = Ensemble(Default(Analytic()), model, patient=True, gate=always)
+def with_notes(table: Table, said: list[ModelAnswers], calibration: LLMCalibration) -> Table:
+    model = RecordedAnswersLLM(said, calibration, AnalyticSurrogate())
+    made = EnsembleSurrogate(DefaultSurrogate(AnalyticSurrogate()), model, patient=True, gate=always_ask)
     _, rows = replay_one(table, surrogate=made, policy=None, settings=Settings())
     return Table(table.problem, rows)
 
 
-def test_notes_in_a_store_are_enough_to_calibrate_anew(tables: list[Table], honest: list[Heard]) -> None:
-    old = replace(calibrate(honest), saved=0.2, temperature=9.0)
+def test_notes_in_a_store_are_enough_to_calibrate_anew(
+    tables: list[Table], honest: list[ModelAnswers]
+) -> None:
+    old = replace(fit_calibration(honest), saved=0.2, temperature=9.0)
     stored = [with_notes(t, honest, old) for t in tables]
-    found = noted(stored, honest[0].model)
+    found = stored_answers(stored, honest[0].model)
     assert len(found) == len(tables)
     for h, table in zip(found, stored, strict=True):
         assert len(h.rows) == len(table.by_candidate())
         full = next(x for x in honest if x.problem == h.problem)
         assert h.kind == full.kind
         np.testing.assert_allclose(h.stated.sum(axis=1), 1.0)
-    again = recalibrated(found, old)
+    again = recalibrate(found, old)
     assert again.skilled
     assert again.temperature < 3.0
     assert (again.saved, again.scope) == (0.2, old.scope)
@@ -336,16 +365,16 @@ def test_notes_in_a_store_are_enough_to_calibrate_anew(tables: list[Table], hone
         lambda n: n.update(llm="text"),
     ],
 )
-def test_damaged_notes_are_passed_over(tables: list[Table], honest: list[Heard], spoil) -> None:  # type: ignore[no-untyped-def]
-    stored = with_notes(tables[0], honest, replace(calibrate(honest), saved=0.2))
-    whole = noted([stored], honest[0].model)[0]
+def test_damaged_notes_are_passed_over(tables: list[Table], honest: list[ModelAnswers], spoil) -> None:  # type: ignore[no-untyped-def]
+    stored = with_notes(tables[0], honest, replace(fit_calibration(honest), saved=0.2))
+    whole = stored_answers([stored], honest[0].model)[0]
     rows = []
     for i, m in enumerate(stored.measurements):
         note = json.loads(json.dumps(m.extra["forecast"]))
         if i == 0:
             spoil(note)
         rows.append(replace(m, extra={**m.extra, "forecast": note}))
-    assert len(noted([Table(stored.problem, rows)], honest[0].model)[0].rows) == len(whole.rows) - 1
+    assert len(stored_answers([Table(stored.problem, rows)], honest[0].model)[0].rows) == len(whole.rows) - 1
 
 
 def test_bins_of_the_oracle_are_those_of_the_table(tables: list[Table]) -> None:

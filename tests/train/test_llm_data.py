@@ -13,20 +13,20 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS, Bins
 from forecast_autotune.records import Outcome
 from forecast_autotune.records.table import Table
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_train.evaluation.splits import LeakageError, SplitError, family_of
-from forecast_train.llm.build import Recipe, examples
-from forecast_train.llm.card import card, summary
-from forecast_train.llm.examples import Example, read, write
-from forecast_train.llm.split import NEAR, check_sides, likeness, split
+from forecast_train.llm.build import ExampleSettings, build_examples
+from forecast_train.llm.card import dataset_card, dataset_summary
+from forecast_train.llm.examples import Example, read_examples, write_examples
+from forecast_train.llm.split import NEAR_DUPLICATE, check_sides, source_similarity, split
 
-TABLES = load(shipped())
+TABLES = load(shipped_tables())
 FEW = [t for t in TABLES if family_of(t.problem) in ("softmax", "gemv")]
 
 
 @pytest.fixture(scope="module")
 def made() -> list[Example]:
-    return examples(FEW, seed=3)
+    return build_examples(FEW, seed=3)
 
 
 def test_labels_are_the_measured_times_over_the_references(made: list[Example]) -> None:
@@ -34,7 +34,7 @@ def test_labels_are_the_measured_times_over_the_references(made: list[Example]) 
     for e in made:
         rows = by_id[e.origin.problem]
         levels = set()
-        for a in e.asked:
+        for a in e.candidates:
             m = rows[a.config]
             assert a.outcome == str(m.outcome)
             assert math.isnan(a.log2_ratio) == (not m.ok)
@@ -52,40 +52,41 @@ def test_what_the_prompt_tells_is_not_asked(made: list[Example]) -> None:
     for e in shown:
         told = e.prefix[e.prefix.index("Reference:") :].splitlines()
         own = {line.rpartition(": ")[0] for line in told if " at " not in line}
-        assert not own & {a.config for a in e.asked}
+        assert not own & {a.config for a in e.candidates}
 
 
 def test_every_prompt_speaks_of_the_bins_that_label(made: list[Example]) -> None:
     for e in made:
-        assert Bins.parsed(e.prefix) == BINS
+        assert Bins.from_table(e.prefix) == BINS
         assert e.labels().tolist() == [
-            BINS.fails if math.isnan(a.log2_ratio) else int(BINS.index(a.log2_ratio)) for a in e.asked
+            BINS.failure_index if math.isnan(a.log2_ratio) else int(BINS.index(a.log2_ratio))
+            for a in e.candidates
         ]
 
 
 def test_the_same_seed_gives_the_same_set_and_no_question_twice(made: list[Example]) -> None:
-    again = examples(FEW, seed=3)
+    again = build_examples(FEW, seed=3)
     assert [e.id for e in again] == [e.id for e in made]
     assert len({e.id for e in made}) == len(made)
-    assert [e.id for e in examples(FEW, seed=4)] != [e.id for e in made]
+    assert [e.id for e in build_examples(FEW, seed=4)] != [e.id for e in made]
 
 
 def test_another_table_changes_no_example_of_other_kernels(made: list[Example]) -> None:
     alone = [t for t in FEW if family_of(t.problem) == "softmax"]
     kept = [e.id for e in made if e.origin.family == "softmax"]
-    assert [e.id for e in examples(alone, seed=3)] == kept
+    assert [e.id for e in build_examples(alone, seed=3)] == kept
 
 
 def test_infrastructure_failures_are_no_labels() -> None:
     table = FEW[0]
     broken = [replace(m, outcome=Outcome.INFRASTRUCTURE, median_ms=None, p20_ms=None, p80_ms=None)
               for m in table.measurements[:5]]  # fmt: skip
-    found = examples([Table(table.problem, [*broken, *table.measurements[5:]])])
+    found = build_examples([Table(table.problem, [*broken, *table.measurements[5:]])])
     lost = {str(m.candidate.config) for m in broken} - {
         str(m.candidate.config) for m in table.measurements[5:]
     }
     assert lost
-    assert all(a.outcome != "infrastructure" and a.config not in lost for e in found for a in e.asked)
+    assert all(a.outcome != "infrastructure" and a.config not in lost for e in found for a in e.candidates)
 
 
 def test_a_problem_where_nothing_ran_gives_nothing() -> None:
@@ -94,12 +95,12 @@ def test_a_problem_where_nothing_ran_gives_nothing() -> None:
         replace(m, outcome=Outcome.COMPILE_ERROR, median_ms=None, p20_ms=None, p80_ms=None)
         for m in table.measurements
     ]
-    assert examples([Table(table.problem, failed)]) == []
+    assert build_examples([Table(table.problem, failed)]) == []
 
 
 def test_balanced_sets_are_even_over_bins() -> None:
-    plain = np.concatenate([e.labels() for e in examples(FEW)])
-    even = np.concatenate([e.labels() for e in examples(FEW, Recipe(per_bin=10))])
+    plain = np.concatenate([e.labels() for e in build_examples(FEW)])
+    even = np.concatenate([e.labels() for e in build_examples(FEW, ExampleSettings(per_bin=10))])
     have = np.bincount(plain, minlength=len(BINS) + 1)
     assert np.bincount(even, minlength=len(BINS) + 1).tolist() == np.minimum(have, 10).tolist()
 
@@ -107,14 +108,14 @@ def test_balanced_sets_are_even_over_bins() -> None:
 def test_audited_rows_carry_their_probability() -> None:
     table = FEW[0]
     audited = [replace(m, extra={**m.extra, "audit_probability": 0.25}) for m in table.measurements]
-    found = examples([Table(table.problem, audited)])
-    assert {a.propensity for e in found for a in e.asked} == {0.25}
+    found = build_examples([Table(table.problem, audited)])
+    assert {a.propensity for e in found for a in e.candidates} == {0.25}
 
 
 def test_examples_survive_a_file(made: list[Example], tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
-    assert write(path, made) == sum(len(e.asked) for e in made)
-    assert str(read(path)) == str(made)  # as text, since NaN differs from itself
+    assert write_examples(path, made) == sum(len(e.candidates) for e in made)
+    assert str(read_examples(path)) == str(made)  # as text, since NaN differs from itself
     assert [p.name for p in tmp_path.iterdir()] == ["train.parquet"]
 
 
@@ -123,9 +124,9 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(content)
     with pytest.raises(RecordError, match="train data"):
-        read(path)
+        read_examples(path)
     with pytest.raises(RecordError, match="train data"):
-        read(tmp_path / "missing.parquet")
+        read_examples(tmp_path / "missing.parquet")
 
 
 @pytest.mark.parametrize("by", ["family", "time"])
@@ -171,7 +172,7 @@ def renamed(table: Table, **words: str) -> Table:
 def test_a_renamed_copy_cannot_stand_on_the_other_side() -> None:
     table = next(t for t in TABLES if family_of(t.problem) == "softmax")
     copy = renamed(table, x_ptr="source", row="line", tl_="tl_")
-    assert likeness(table.problem.kernel.source, copy.problem.kernel.source) >= NEAR
+    assert source_similarity(table.problem.kernel.source, copy.problem.kernel.source) >= NEAR_DUPLICATE
     with pytest.raises(LeakageError, match="nearly"):
         check_sides({"train": [table], "test": [copy]}, "family")
     sides = split([*TABLES, copy], hold_out=["another"])
@@ -189,15 +190,18 @@ def test_the_same_problem_or_device_on_two_sides_fails_loudly() -> None:
 def test_different_kernels_are_not_alike() -> None:
     sources = {t.problem.kernel.name: t.problem.kernel.source for t in TABLES}
     names = sorted(sources)
-    assert max(likeness(sources[a], sources[b]) for a in names for b in names if a < b) < NEAR / 2
+    assert (
+        max(source_similarity(sources[a], sources[b]) for a in names for b in names if a < b)
+        < NEAR_DUPLICATE / 2
+    )
 
 
 def test_the_card_counts_what_is_there(made: list[Example]) -> None:
     sides = {"train": made[:-2], "test": made[-2:]}
-    counted = summary(sides)
-    assert counted["train"]["rows"] == sum(len(e.asked) for e in made[:-2])
+    counted = dataset_summary(sides)
+    assert counted["train"]["rows"] == sum(len(e.candidates) for e in made[:-2])
     assert sum(counted["test"]["labels"].values()) == counted["test"]["rows"]
-    text = card(sides, {"by": "family", "seed": 3})
+    text = dataset_card(sides, {"by": "family", "seed": 3})
     assert "path: train.parquet" in text
     assert all(f"| {label.token} | {label.meaning} |" in text for label in BINS.labels)
     assert '"seed": 3' in text

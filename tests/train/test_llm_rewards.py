@@ -11,12 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecast_autotune.llm.bins import BINS
-from forecast_train.llm.losses import bin_loss, expected_regret, expected_reward, means, rank_loss
-from forecast_train.llm.rewards import REWARDS, Stated, brier, crps, regret_reward
+from forecast_train.llm.losses import (
+    bin_loss,
+    expected_log2_ratio,
+    expected_regret,
+    expected_reward,
+    rank_loss,
+)
+from forecast_train.llm.rewards import REWARDS, StatedDistribution, brier, crps, regret_reward
 
-UNIFORM = Stated((0.125,) * 8, 3)
-SURE = Stated((0, 0, 0, 1.0, 0, 0, 0, 0), 3)
-NEAR = Stated((0, 0, 0.25, 0.5, 0.25, 0, 0, 0), 2)
+UNIFORM = StatedDistribution((0.125,) * 8, 3)
+SURE = StatedDistribution((0, 0, 0, 1.0, 0, 0, 0, 0), 3)
+NEAR = StatedDistribution((0, 0, 0.25, 0.5, 0.25, 0, 0, 0), 2)
 
 
 @pytest.mark.parametrize(
@@ -34,14 +40,16 @@ NEAR = Stated((0, 0, 0.25, 0.5, 0.25, 0, 0, 0), 2)
         (None, 3, (0.0, 0.0, 0.0)),
     ],
 )
-def test_rewards_are_the_papers(stated: Stated | None, truth: int, expected: tuple[float, ...]) -> None:
+def test_rewards_are_the_papers(
+    stated: StatedDistribution | None, truth: int, expected: tuple[float, ...]
+) -> None:
     assert [reward(stated, truth) for reward in REWARDS.values()] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bad", [(0.5, 0.6), (1.5, -0.5), (0.2, 0.2)])
 def test_what_is_no_distribution_is_refused(bad: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="sums to 1"):
-        Stated(bad, 0)
+        StatedDistribution(bad, 0)
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4), st.lists(st.floats(0.01, 1.0), min_size=4))
@@ -67,7 +75,7 @@ def test_a_ranking_earns_by_what_it_would_choose() -> None:
 
 
 def test_bin_loss_is_least_at_the_target_and_grows_with_the_distance() -> None:
-    target = torch.as_tensor(BINS.soft([0.3, math.nan], 0.1)).float()
+    target = torch.as_tensor(BINS.soft_targets([0.3, math.nan], 0.1)).float()
     at_target = bin_loss(target.clamp_min(1e-9).log(), target)
     entropy = -(target * target.clamp_min(1e-9).log()).sum(-1).mean()
     assert float(at_target) == pytest.approx(float(entropy), abs=1e-5)
@@ -85,7 +93,10 @@ def test_expected_rewards_equal_the_sum_over_named_bins() -> None:
     p = logits.softmax(-1)
     for kind, reward in REWARDS.items():
         by_hand = [
-            sum(float(row[a]) * reward(Stated(tuple(map(float, row)), a), int(t)) for a in range(4))
+            sum(
+                float(row[a]) * reward(StatedDistribution(tuple(map(float, row)), a), int(t))
+                for a in range(4)
+            )
             for row, t in zip(p, truth, strict=True)
         ]
         assert float(expected_reward(logits, truth, kind)) == pytest.approx(np.mean(by_hand), abs=1e-6)
@@ -96,7 +107,7 @@ def test_expected_rewards_equal_the_sum_over_named_bins() -> None:
 def test_means_charge_failures() -> None:
     centres = torch.tensor([-1.0, 0.0, 1.0])
     logits = torch.tensor([[-50.0, -50.0, 50.0, -50.0], [-50.0, -50.0, -50.0, 50.0]])
-    assert means(logits, centres, 6.0).tolist() == pytest.approx([1.0, 6.0])
+    assert expected_log2_ratio(logits, centres, 6.0).tolist() == pytest.approx([1.0, 6.0])
 
 
 def test_rank_loss_sees_only_pairs_that_were_told_apart_in_one_group() -> None:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecast_train.llm.sampling import balanced, water_fill
+from forecast_train.llm.sampling import balanced_rows, even_counts
 
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.integers(0, 200))
 def test_water_is_level(available: list[int], target: int) -> None:
-    taken = water_fill(available, target)
+    taken = even_counts(available, target)
     assert sum(taken) == min(target, sum(available))
     assert all(t <= have for t, have in zip(taken, available, strict=True))
     # Whoever gives less than another, by more than the indivisible rest, has given all it has.
@@ -22,7 +22,7 @@ def test_water_is_level(available: list[int], target: int) -> None:
 
 def test_counts_cannot_be_negative() -> None:
     with pytest.raises(ValueError, match="negative"):
-        water_fill([3], -1)
+        even_counts([3], -1)
 
 
 @given(st.integers(0, 2**31), st.integers(1, 20))
@@ -30,7 +30,7 @@ def test_rare_bins_and_small_groups_are_not_drowned(seed: int, per_bin: int) -> 
     generator = np.random.default_rng(seed)
     # One group has a hundred rows of bin 0, the others three; bin 2 is rare everywhere.
     bins = [np.array([0] * 100 + [1] * 5), np.array([0, 0, 0, 1]), np.array([0, 1, 2])]
-    kept = balanced(bins, per_bin, 4, generator)
+    kept = balanced_rows(bins, per_bin, 4, generator)
     for group, rows in zip(bins, kept, strict=True):
         assert len(set(rows.tolist())) == len(rows)
         assert set(rows.tolist()) <= set(range(len(group)))

@@ -15,14 +15,19 @@ import torch
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.llm.bins import BINS
 from forecast_train.llm import losses
-from forecast_train.llm.examples import read, side_path, write
-from forecast_train.llm.export import calibrated, export
-from forecast_train.llm.hearing import Heard
-from forecast_train.llm.runs import TrainingError, attention
-from forecast_train.llm.settings import Lora, Loss, Run, Steps
+from forecast_train.llm.examples import read_examples, side_path, write_examples
+from forecast_train.llm.export import add_calibration, export_model
+from forecast_train.llm.hearing import ModelAnswers
+from forecast_train.llm.runs import TrainingError, attention_without_cudnn
+from forecast_train.llm.settings import LoraSettings, LossSettings, ScheduleSettings, SftRun
 from forecast_train.llm.sft import train
-from forecast_train.llm.timing import Clock, Finite, share_of_rate
-from forecast_train.llm.words import Words, compared, own_words, table
+from forecast_train.llm.timing import StopOnNonFinite, TrainingClock, rate_schedule
+from forecast_train.llm.words import (
+    BinScoresOfProblem,
+    model_bin_scores,
+    paired_differences,
+    statistics_table,
+)
 from tests.llm.tiny_models import saved
 from tests.train.test_llm_training import example
 
@@ -42,13 +47,13 @@ class Control:
 
 
 def test_rates_rise_fall_and_end_at_zero() -> None:
-    found = [share_of_rate(x, 0.2) for x in (0.0, 0.1, 0.2, 0.6, 1.0, 1.3)]
+    found = [rate_schedule(x, 0.2) for x in (0.0, 0.1, 0.2, 0.6, 1.0, 1.3)]
     assert found == pytest.approx([0.0, 0.5, 1.0, 0.5, 0.0, 0.0])
-    assert share_of_rate(0.0, 0.0) == 1.0
+    assert rate_schedule(0.0, 0.0) == 1.0
 
 
 def test_a_clock_remembers_earlier_sittings_and_stops() -> None:
-    clock, state, control = Clock(100.0, 10.0, lambda line: None), State(), Control()
+    clock, state, control = TrainingClock(100.0, 10.0, lambda line: None), State(), Control()
     state.log_history = [{"loss": 1.0, "elapsed_s": 40.0}, {"elapsed_s": 60.0}]
     clock.on_train_begin(None, state, control)
     assert 60.0 <= clock.elapsed() < 90.0
@@ -62,7 +67,7 @@ def test_a_clock_remembers_earlier_sittings_and_stops() -> None:
 
 
 def test_a_loss_that_is_no_number_ends_the_run() -> None:
-    clock, state = Clock(0.0, 10.0, lambda line: None), State()
+    clock, state = TrainingClock(0.0, 10.0, lambda line: None), State()
     clock.on_log(None, state, Control(), {"loss": 1.0})
     assert "elapsed_s" in state.log_history[-1]
     with pytest.raises(TrainingError, match=r"lower steps\.rate"):
@@ -70,12 +75,12 @@ def test_a_loss_that_is_no_number_ends_the_run() -> None:
     with pytest.raises(TrainingError, match="grad_norm"):
         clock.on_log(None, state, Control(), {"loss": 1.0, "grad_norm": math.inf})
     with pytest.raises(TrainingError, match=r"after 1 steps.*: lower rate"):
-        Finite("lower rate").on_log(None, state, Control(), {"loss": math.nan})
+        StopOnNonFinite("lower rate").on_log(None, state, Control(), {"loss": math.nan})
 
 
 def test_training_keeps_off_a_kernel_that_gives_nan() -> None:
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with attention():
+    with attention_without_cudnn():
         assert not torch.backends.cuda.cudnn_sdp_enabled()
         assert torch.backends.cuda.mem_efficient_sdp_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
@@ -86,20 +91,22 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("base")
     data = folder / "data"
     data.mkdir()
-    write(data / "train.jsonl.gz", [example(i) for i in range(2)])
-    write(data / "validation.jsonl.gz", [example(9), example(10)])
+    write_examples(data / "train.jsonl.gz", [example(i) for i in range(2)])
+    write_examples(data / "validation.jsonl.gz", [example(9), example(10)])
     return {"model": saved(folder / "model", "llama"), "data": str(data)}
 
 
-def run_of(base: dict[str, str], out: Path, steps: Steps, **more: Any) -> Run:
-    return Run(**base, out=str(out), lora=Lora(rank=4, alpha=8), dtype="float32", steps=steps, **more)
+def run_of(base: dict[str, str], out: Path, steps: ScheduleSettings, **more: Any) -> SftRun:
+    return SftRun(
+        **base, out=str(out), lora=LoraSettings(rank=4, alpha=8), dtype="float32", steps=steps, **more
+    )
 
 
 def test_time_ends_a_run_before_its_steps_and_a_second_sitting_has_none_left(
     base: dict[str, str], tmp_path: Path
 ) -> None:
     said: list[str] = []
-    steps = Steps(
+    steps = ScheduleSettings(
         most=10_000, examples=1, rate=0.01, warmup=0.0, save=1, validate=9_999, tokens=1500, seconds=2.0
     )
     run = run_of(base, tmp_path / "out", steps)
@@ -114,7 +121,7 @@ def test_time_ends_a_run_before_its_steps_and_a_second_sitting_has_none_left(
 
 def test_a_run_that_diverges_ends_at_once(base: dict[str, str], tmp_path: Path) -> None:
     """`transformers` would log a loss of 0 and go on."""
-    steps = Steps(most=30, examples=1, rate=1e30, warmup=0.0, save=100, validate=100, tokens=1500)
+    steps = ScheduleSettings(most=30, examples=1, rate=1e30, warmup=0.0, save=100, validate=100, tokens=1500)
     with pytest.raises(TrainingError, match=r"after [1-4] steps"):
         train(run_of(base, tmp_path / "out", steps))
 
@@ -122,10 +129,12 @@ def test_a_run_that_diverges_ends_at_once(base: dict[str, str], tmp_path: Path) 
 def test_training_goes_on_from_an_adapter_and_samples_rewards(base: dict[str, str], tmp_path: Path) -> None:
     import safetensors.torch
 
-    steps = Steps(most=2, examples=1, rate=0.01, warmup=0.0, save=100, validate=100, tokens=1500, checked=1)
+    steps = ScheduleSettings(
+        most=2, examples=1, rate=0.01, warmup=0.0, save=100, validate=100, tokens=1500, checked=1
+    )
     first = train(run_of(base, tmp_path / "first", steps))
     assert first["tokens"]["validation"] < first["tokens"]["train"]
-    loss = Loss(reward="correctness_crps", replies=4, draws=4)
+    loss = LossSettings(reward="correctness_crps", replies=4, draws=4)
     start = str(tmp_path / "first" / "trained")
     still = dataclasses.replace(steps, rate=1e-12)
     train(run_of(base, tmp_path / "still", still, adapter=start, loss=loss))
@@ -177,35 +186,35 @@ def test_a_sampled_reward_of_a_sure_model_is_its_exact_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"loss": Loss(reward="correctness", replies=1)}, "loss.replies must be 0"),
-        ({"loss": Loss(replies=4)}, "loss.replies needs loss.reward"),
-        ({"loss": Loss(draws=0)}, "loss.draws"),
-        ({"steps": Steps(seconds=-1.0)}, "limits"),
-        ({"lora": Lora(rank=0), "adapter": "x"}, "an adapter needs"),
+        ({"loss": LossSettings(reward="correctness", replies=1)}, "loss.replies must be 0"),
+        ({"loss": LossSettings(replies=4)}, "loss.replies needs loss.reward"),
+        ({"loss": LossSettings(draws=0)}, "loss.draws"),
+        ({"steps": ScheduleSettings(seconds=-1.0)}, "limits"),
+        ({"lora": LoraSettings(rank=0), "adapter": "x"}, "an adapter needs"),
     ],
 )
 def test_new_settings_have_rules(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        Run(model="m", data="d", out="o", **changes)
+        SftRun(model="m", data="d", out="o", **changes)
 
 
 def test_lines_hold_what_parquet_does(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     some = [example(0), example(5)]
-    assert write(tmp_path / "a.jsonl.gz", some) == write(tmp_path / "a.parquet", some)
-    plain, packed = read(tmp_path / "a.jsonl.gz"), read(tmp_path / "a.parquet")
+    assert write_examples(tmp_path / "a.jsonl.gz", some) == write_examples(tmp_path / "a.parquet", some)
+    plain, packed = read_examples(tmp_path / "a.jsonl.gz"), read_examples(tmp_path / "a.parquet")
     assert [e.id for e in plain] == [e.id for e in packed] == [e.id for e in some]
     for one, other in zip(plain, some, strict=True):
         np.testing.assert_array_equal(one.log2_ratios(), other.log2_ratios())
         assert one.origin == other.origin
     before = (tmp_path / "a.jsonl.gz").read_bytes()
-    write(tmp_path / "a.jsonl.gz", some)
+    write_examples(tmp_path / "a.jsonl.gz", some)
     assert (tmp_path / "a.jsonl.gz").read_bytes() == before
     assert side_path(tmp_path, "a").name == "a.jsonl.gz"
     assert side_path(tmp_path, "b").name == "b.parquet"
     (tmp_path / "a.jsonl.gz").write_bytes(before[:-20])
     with pytest.raises(RecordError, match="no data set"):
-        read(tmp_path / "a.jsonl.gz")
+        read_examples(tmp_path / "a.jsonl.gz")
 
 
 def test_half_an_export_is_half_the_size_and_too_large_a_one_is_refused(tmp_path: Path) -> None:
@@ -220,22 +229,22 @@ def test_half_an_export_is_half_the_size_and_too_large_a_one_is_refused(tmp_path
     told = {"steps": 2, "settings": {"model": "base"}, "versions": {"torch": "2"}, "log": []}
     (tmp_path / "run" / "run.json").write_text(json.dumps(told))
     with pytest.raises(TrainingError, match=r"0\.0 MB are allowed"):
-        export(tmp_path / "run", tmp_path / "out", half=True, most_bytes=12_000)
+        export_model(tmp_path / "run", tmp_path / "out", half=True, most_bytes=12_000)
     assert not (tmp_path / "out").exists()
-    found = export(tmp_path / "run", tmp_path / "out", half=True, most_bytes=13_000)
+    found = export_model(tmp_path / "run", tmp_path / "out", half=True, most_bytes=13_000)
     assert found["files"]["adapter_model.safetensors"] < 13_200
     assert "tokenizer.json" not in found["files"]
     again = safetensors.torch.load_file(tmp_path / "out" / "adapter_model.safetensors")
     torch.testing.assert_close(again["lora_A"].float(), weights["lora_A"], atol=0.02, rtol=0.01)
     assert again["steps"].item() == 3
     with pytest.raises(RecordError):
-        calibrated(tmp_path / "out", tmp_path / "run" / "run.json")
+        add_calibration(tmp_path / "out", tmp_path / "run" / "run.json")
 
 
-def heard(problem: str, kernel: str, stated: Any, ratios: list[float]) -> Heard:
+def heard(problem: str, kernel: str, stated: Any, ratios: list[float]) -> ModelAnswers:
     n = len(ratios)
     some = np.zeros(n)
-    return Heard(
+    return ModelAnswers(
         problem, problem, kernel, kernel, "h200", "triton", "k", None, some, some, np.array(ratios),
         np.arange(n), np.asarray(stated, float), np.ones(n), np.array(ratios), "r", 0.0, "m", "p", 1, 1, 0.0,
     )  # fmt: skip
@@ -246,7 +255,9 @@ def sure(ratios: list[float], shift: int = 0) -> Any:
     p = np.zeros((len(ratios), len(BINS) + 1))
     for i, ratio in enumerate(ratios):
         place = (
-            BINS.fails if math.isnan(ratio) else int(np.clip(BINS.index(ratio) + shift, 0, BINS.fails - 1))
+            BINS.failure_index
+            if math.isnan(ratio)
+            else int(np.clip(BINS.index(ratio) + shift, 0, BINS.failure_index - 1))
         )
         p[i, place] = 1.0
     return p
@@ -255,13 +266,13 @@ def sure(ratios: list[float], shift: int = 0) -> Any:
 RATIOS = [-0.6, -0.3, 0.4, 0.9, 1.6, math.nan]
 
 
-def words_of(shift: int) -> list[Words]:
-    made = [own_words(heard(f"p{i}", f"k{i}", sure(RATIOS, shift), RATIOS)) for i in range(4)]
+def words_of(shift: int) -> list[BinScoresOfProblem]:
+    made = [model_bin_scores(heard(f"p{i}", f"k{i}", sure(RATIOS, shift), RATIOS)) for i in range(4)]
     return [w for w in made if w is not None]
 
 
 def test_a_model_that_is_right_and_sure_has_perfect_scores() -> None:
-    found = table(words_of(0), draws=50)
+    found = statistics_table(words_of(0), draws=50)
     for name in ("accuracy", "off_by_one", "spearman", "spearman_families", "recovery"):
         assert found[name] == [1.0, 1.0, 1.0]
     for name in ("ece", "brier", "crps", "regret", "aurc"):
@@ -271,27 +282,27 @@ def test_a_model_that_is_right_and_sure_has_perfect_scores() -> None:
 
 def test_a_model_that_is_one_bin_off_and_sure_is_miscalibrated_and_ranks_well() -> None:
     found, right = words_of(1), words_of(0)
-    scores = table(found, draws=50)
+    scores = statistics_table(found, draws=50)
     assert scores["accuracy"][0] == pytest.approx(1 / 6, abs=1e-4)  # the failure
     assert scores["off_by_one"][0] == 1.0
     assert scores["ece"][0] == pytest.approx(5 / 6, abs=1e-4)
     assert scores["crps"][0] == pytest.approx(5 / 6 / len(BINS), abs=1e-4)
     assert scores["spearman"][0] == 1.0
-    worse = compared(found, right, draws=50)
+    worse = paired_differences(found, right, draws=50)
     assert worse["ece"][0] == pytest.approx(5 / 6, abs=1e-4)
     assert worse["spearman"][0] == 0.0
     with pytest.raises(ValueError, match="nothing to compare"):
-        compared(found, [dataclasses.replace(w, problem="x" + w.problem) for w in right])
+        paired_differences(found, [dataclasses.replace(w, problem="x" + w.problem) for w in right])
     with pytest.raises(ValueError, match="nothing to score"):
-        table([])
+        statistics_table([])
 
 
 def test_the_reference_itself_and_silence_are_not_scored() -> None:
     with_reference = [*RATIOS, 0.0]
     stated = sure(with_reference)
-    found = own_words(heard("p", "k", stated, with_reference))
+    found = model_bin_scores(heard("p", "k", stated, with_reference))
     assert found is not None
     assert found.candidates == len(RATIOS)
-    assert own_words(heard("p", "k", np.zeros_like(stated), with_reference)) is None
-    back = Words.from_json(json.loads(json.dumps(found.to_json())))
+    assert model_bin_scores(heard("p", "k", np.zeros_like(stated), with_reference)) is None
+    back = BinScoresOfProblem.from_json(json.loads(json.dumps(found.to_json())))
     assert back == found

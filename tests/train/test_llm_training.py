@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.tokens import Tokens
-from forecast_integrations.models.transformers.backend import Transformers
-from forecast_train.llm.examples import Asked, Example, Origin, write
-from forecast_train.llm.grpo import GrpoRun, Rollouts
-from forecast_train.llm.packing import Packing, sequences
+from forecast_autotune.llm.tokens import ForecastTokenizer
+from forecast_integrations.models.transformers.backend import TransformersBackend
+from forecast_train.llm.examples import Example, ExampleCandidate, ExampleOrigin, write_examples
+from forecast_train.llm.grpo import GrpoRun, RolloutSettings
+from forecast_train.llm.packing import PackedSequence, pack_example
 from forecast_train.llm.runs import TrainingError
-from forecast_train.llm.settings import Lora, Loss, Run, Steps
+from forecast_train.llm.settings import LoraSettings, LossSettings, ScheduleSettings, SftRun
 from forecast_train.llm.sft import BinTrainer, collate, train, tree_mask
-from forecast_train.llm.timing import Clock
+from forecast_train.llm.timing import TrainingClock
 from tests.llm.tiny_models import PREFIX, saved
 from tests.llm.tiny_models import tokenizer as tiny_tokenizer
 
@@ -35,8 +35,8 @@ def example(number: int) -> Example:
         ratio = math.nan if block == 512 else abs(i - 3) * 0.8 - 0.1
         outcome = "out_of_resources" if math.isnan(ratio) else "ok"
         suffix = f"BLOCK={block} num_warps={1 << (number % 3)}\nBin:"
-        asked.append(Asked(suffix, "base", f"{block}", outcome, ratio, 0.02, math.nan))
-    origin = Origin(f"p{number}", "add", "elementwise", "me", "h200", "s", "2026-01-01")
+        asked.append(ExampleCandidate(suffix, "base", f"{block}", outcome, ratio, 0.02, math.nan))
+    origin = ExampleOrigin(f"p{number}", "add", "elementwise", "me", "h200", "s", "2026-01-01")
     return Example(origin, "forecast-2", f"{PREFIX}# {number}\n", -3.0, True, 0, tuple(asked))
 
 
@@ -45,15 +45,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("base")
     data = folder / "data"
     data.mkdir()
-    write(data / "train.parquet", [example(i) for i in range(4)])
-    write(data / "validation.parquet", [example(9)])
+    write_examples(data / "train.parquet", [example(i) for i in range(4)])
+    write_examples(data / "validation.parquet", [example(9)])
     return {"model": saved(folder / "model", "llama"), "data": str(data)}
 
 
-def run_of(base: dict[str, str], out: Path, **changes: Any) -> Run:
-    steps = Steps(most=10, examples=2, rate=0.01, warmup=0.0, save=5, validate=5, tokens=1500)
-    given = {"lora": Lora(rank=4, alpha=8), "steps": steps, "dtype": "float32"}
-    return Run(**base, out=str(out), **{**given, **changes})
+def run_of(base: dict[str, str], out: Path, **changes: Any) -> SftRun:
+    steps = ScheduleSettings(most=10, examples=2, rate=0.01, warmup=0.0, save=5, validate=5, tokens=1500)
+    given = {"lora": LoraSettings(rank=4, alpha=8), "steps": steps, "dtype": "float32"}
+    return SftRun(**base, out=str(out), **{**given, **changes})
 
 
 def losses(done: dict[str, Any]) -> list[float]:
@@ -63,9 +63,9 @@ def losses(done: dict[str, Any]) -> list[float]:
 def test_no_candidate_sees_another_and_all_continue_from_the_prefix() -> None:
     import torch
 
-    tokens = Tokens(tiny_tokenizer())
-    (packed,) = sequences(example(0), tokens, most=4096, sigma=0.1)
-    seen, prefix = packed.seen(), len(tokens.prefix(example(0).prefix))
+    tokens = ForecastTokenizer(tiny_tokenizer())
+    (packed,) = pack_example(example(0), tokens, most=4096, sigma=0.1)
+    seen, prefix = packed.attention_mask(), len(tokens.prefix(example(0).prefix))
     for k, last in enumerate(packed.last):
         mine = packed.segment == k + 1
         assert packed.positions[mine].tolist() == list(range(prefix, prefix + int(mine.sum())))
@@ -73,41 +73,43 @@ def test_no_candidate_sees_another_and_all_continue_from_the_prefix() -> None:
     assert not seen[0, 1:].any()
     mask = tree_mask(collate([packed])["segment"], torch.float32)
     np.testing.assert_array_equal(mask[0, 0].numpy() == 0.0, seen)
-    assert packed.label.tolist() == [a.label for a in example(0).asked]
-    assert packed.target[-1, BINS.fails] == 1.0
+    assert packed.label.tolist() == [a.label for a in example(0).candidates]
+    assert packed.target[-1, BINS.failure_index] == 1.0
 
 
 def test_long_examples_are_dealt_out_with_every_candidate_once() -> None:
-    tokens = Tokens(tiny_tokenizer())
-    whole = sequences(example(0), tokens, most=4096, sigma=0.1)[0]
+    tokens = ForecastTokenizer(tiny_tokenizer())
+    whole = pack_example(example(0), tokens, most=4096, sigma=0.1)[0]
     prefix = int((whole.segment == 0).sum())
-    parts = sequences(example(0), tokens, most=prefix + 60, sigma=0.1)
+    parts = pack_example(example(0), tokens, most=prefix + 60, sigma=0.1)
     assert len(parts) > 1
     assert all(len(p.ids) <= prefix + 60 for p in parts)
     np.testing.assert_array_equal(np.concatenate([p.log2_ratio for p in parts]), whole.log2_ratio)
     with pytest.raises(ValueError, match=r"more than steps\.tokens"):
-        sequences(example(0), tokens, most=prefix + 3, sigma=0.1)
+        pack_example(example(0), tokens, most=prefix + 3, sigma=0.1)
 
 
 def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path) -> None:
     import torch
     import transformers
 
-    tokens = Tokens(tiny_tokenizer())
+    tokens = ForecastTokenizer(tiny_tokenizer())
     e = example(0)
-    (packed,) = sequences(e, tokens, most=4096, sigma=0.1)
+    (packed,) = pack_example(e, tokens, most=4096, sigma=0.1)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         base["model"], attn_implementation="sdpa"
     ).eval()
     inputs = collate([packed])
-    labels = tokens.labels([e.asked[0].suffix], BINS.labels)
+    labels = tokens.labels([e.candidates[0].suffix], BINS.labels)
     with torch.no_grad():
         logits = model(
             input_ids=inputs["input_ids"], attention_mask=tree_mask(inputs["segment"], torch.float32),
             position_ids=inputs["position_ids"], logits_to_keep=inputs["kept"],
         ).logits[0][inputs["column"]][:, labels]  # fmt: skip
-    backend = Transformers(base["model"], device="cpu", dtype="float32")
-    served = backend.forecast(e.prefix, [a.suffix for a in e.asked], BINS.labels, timeout_s=60).probabilities
+    backend = TransformersBackend(base["model"], device="cpu", dtype="float32")
+    served = backend.forecast(
+        e.prefix, [a.suffix for a in e.candidates], BINS.labels, timeout_s=60
+    ).probabilities
     backend.close()
     np.testing.assert_allclose(logits.softmax(-1).numpy(), served, atol=1e-4)
 
@@ -119,22 +121,22 @@ def test_sequences_read_at_once_cost_the_mean_of_what_each_costs(
     import torch
     import transformers
 
-    tokens = Tokens(tiny_tokenizer())
+    tokens = ForecastTokenizer(tiny_tokenizer())
     run = run_of(base, tmp_path / "out")
-    whole = sequences(example(0), tokens, most=4096, sigma=0.1)
+    whole = pack_example(example(0), tokens, most=4096, sigma=0.1)
     prefix = int((whole[0].segment == 0).sum())
-    packs = [*whole, *sequences(example(1), tokens, most=prefix + 60, sigma=0.1)]
+    packs = [*whole, *pack_example(example(1), tokens, most=prefix + 60, sigma=0.1)]
     assert len({len(p.ids) for p in packs}) > 1
     model = transformers.AutoModelForCausalLM.from_pretrained(base["model"], attn_implementation="sdpa")
     trainer = BinTrainer(
-        labels=tokens.labels([example(0).asked[0].suffix], BINS.labels),
+        labels=tokens.labels([example(0).candidates[0].suffix], BINS.labels),
         run=run,
-        clock=Clock(0.0, 1.0, lambda line: None),
+        clock=TrainingClock(0.0, 1.0, lambda line: None),
         model=model.eval(),
         args=transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[]),
     )
 
-    def gradient(batches: list[list[Packing]]) -> tuple[float, torch.Tensor]:
+    def gradient(batches: list[list[PackedSequence]]) -> tuple[float, torch.Tensor]:
         model.zero_grad()
         losses = [trainer.compute_loss(model, collate(batch)) for batch in batches]
         loss = torch.stack(losses).mean()
@@ -147,7 +149,7 @@ def test_sequences_read_at_once_cost_the_mean_of_what_each_costs(
 
 
 @pytest.fixture(scope="module")
-def whole(base: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, Any]]:
+def whole(base: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[SftRun, dict[str, Any]]:
     """A run of an adapter that nobody interrupted, and what it says of itself."""
     run = run_of(base, tmp_path_factory.mktemp("whole") / "out")
     return run, train(run)
@@ -155,11 +157,11 @@ def whole(base: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tup
 
 @pytest.mark.parametrize("rank", [4, 0])
 def test_losses_fall_and_the_result_forecasts(
-    base: dict[str, str], whole: tuple[Run, dict[str, Any]], tmp_path: Path, rank: int
+    base: dict[str, str], whole: tuple[SftRun, dict[str, Any]], tmp_path: Path, rank: int
 ) -> None:
     run, done = whole
     if not rank:
-        run = run_of(base, tmp_path / "out", lora=Lora(rank=0, alpha=8))
+        run = run_of(base, tmp_path / "out", lora=LoraSettings(rank=0, alpha=8))
         done = train(run)
     out = Path(run.out)
     found = losses(done)
@@ -170,18 +172,22 @@ def test_losses_fall_and_the_result_forecasts(
     assert checked[1] < found[0]
     e = example(9)
     trained = str(out / "trained")
-    backend = Transformers(base["model"] if rank else trained, trained if rank else None, dtype="float32")
-    p = backend.forecast(e.prefix, [a.suffix for a in e.asked], BINS.labels, timeout_s=60).probabilities
+    backend = TransformersBackend(
+        base["model"] if rank else trained, trained if rank else None, dtype="float32"
+    )
+    p = backend.forecast(e.prefix, [a.suffix for a in e.candidates], BINS.labels, timeout_s=60).probabilities
     backend.close()
-    before = Transformers(base["model"], dtype="float32")
-    q = before.forecast(e.prefix, [a.suffix for a in e.asked], BINS.labels, timeout_s=60).probabilities
+    before = TransformersBackend(base["model"], dtype="float32")
+    q = before.forecast(e.prefix, [a.suffix for a in e.candidates], BINS.labels, timeout_s=60).probabilities
     before.close()
-    rows = np.arange(len(e.asked))
+    rows = np.arange(len(e.candidates))
     assert np.log(p[rows, e.labels()]).mean() > np.log(q[rows, e.labels()]).mean()
     assert json.loads((out / "run.json").read_text())["settings"]["model"] == base["model"]
 
 
-def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(whole: tuple[Run, dict[str, Any]]) -> None:
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(
+    whole: tuple[SftRun, dict[str, Any]],
+) -> None:
     import safetensors.numpy
 
     run, done = whole
@@ -205,7 +211,7 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(whole: tuple[Ru
 
 
 def test_exact_rewards_rise(base: dict[str, str], tmp_path: Path) -> None:
-    run = run_of(base, tmp_path / "out", loss=Loss(reward="correctness_crps"))
+    run = run_of(base, tmp_path / "out", loss=LossSettings(reward="correctness_crps"))
     found = losses(train(run))
     assert np.mean(found[-3:]) < np.mean(found[:2]) - 0.1  # the loss is the negative reward
     assert min(found) >= -2.0
@@ -220,7 +226,7 @@ def test_a_folder_of_another_run_and_empty_data_are_refused(base: dict[str, str]
     empty = tmp_path / "empty"
     empty.mkdir()
     for side in ("train", "validation"):
-        write(empty / f"{side}.parquet", [])
+        write_examples(empty / f"{side}.parquet", [])
     with pytest.raises(TrainingError, match="empty"):
         train(dataclasses.replace(run, data=str(empty), out=str(tmp_path / "other")))
 
@@ -240,8 +246,8 @@ def test_grpo_takes_steps_and_keeps_its_rewards(base: dict[str, str], tmp_path: 
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)
     run = GrpoRun(
-        str(folder), base["data"], str(tmp_path / "out"), steps=2, save=1, lora=Lora(rank=4, alpha=8),
-        rollouts=Rollouts(generations=2, prompts=1, tokens=8),
+        str(folder), base["data"], str(tmp_path / "out"), steps=2, save=1, lora=LoraSettings(rank=4, alpha=8),
+        rollouts=RolloutSettings(generations=2, prompts=1, tokens=8),
     )  # fmt: skip
     done = reinforce(run)
     assert done["steps"] == 2
@@ -266,9 +272,9 @@ def test_smollm2_learns_in_a_few_steps(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     short = [dataclasses.replace(example(i), prefix="Time of a kernel, A (fast) to O:\n") for i in (0, 3)]
-    write(data / "train.jsonl.gz", short)
-    write(data / "validation.jsonl.gz", [])
+    write_examples(data / "train.jsonl.gz", short)
+    write_examples(data / "validation.jsonl.gz", [])
     given = {"model": str(WEIGHTS), "data": str(data)}
-    steps = Steps(most=8, examples=1, rate=2e-3, warmup=0.0, save=100, validate=100, tokens=256)
-    found = losses(train(run_of(given, tmp_path / "out", lora=Lora(rank=8), steps=steps)))
+    steps = ScheduleSettings(most=8, examples=1, rate=2e-3, warmup=0.0, save=100, validate=100, tokens=256)
+    found = losses(train(run_of(given, tmp_path / "out", lora=LoraSettings(rank=8), steps=steps)))
     assert np.mean(found[-2:]) < 0.8 * np.mean(found[:2])

@@ -9,9 +9,14 @@ import pytest
 
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.calibration import INFORMED, POOLED, UNINFORMED, Calibration
+from forecast_autotune.surrogates.calibration import ALL_GROUPS, INFORMED, UNINFORMED, SurrogateCalibration
 from forecast_train.evaluation.splits import SplitError
-from forecast_train.surrogate.elsewhere import TOLERANCES, calibrate_elsewhere, jobs_of, played
+from forecast_train.surrogate.elsewhere import (
+    TOLERANCES,
+    calibrate_cross_device,
+    device_replays,
+    run_device_replay,
+)
 
 
 def space(device: str, best: int, kernel: str, key: str = "1") -> Table:
@@ -35,7 +40,7 @@ TABLES = [
 def test_each_table_is_asked_with_all_others_and_with_one_of_them() -> None:
     pair = [space("A", 3, "pair"), space("B", 4, "pair")]
     alone = [space("A", 3, "alone"), space("A", 3, "alone", key="2")]
-    jobs = jobs_of([*TABLES, *pair, *alone], 0)
+    jobs = device_replays([*TABLES, *pair, *alone], 0)
     for table in TABLES:
         given = [others for asked, others in jobs if asked is table]
         assert sorted(map(len, given)) == [1, 2]
@@ -44,17 +49,17 @@ def test_each_table_is_asked_with_all_others_and_with_one_of_them() -> None:
             assert other.problem.device != table.problem.device
     assert [len(others) for asked, others in jobs if asked in pair] == [1, 1]
     assert not [asked for asked, _ in jobs if asked in alone]
-    assert jobs == jobs_of([*TABLES, *pair, *alone], 0)
+    assert jobs == device_replays([*TABLES, *pair, *alone], 0)
 
 
 def test_one_family_is_not_enough() -> None:
     with pytest.raises(SplitError, match=r"two or more kernel families .*, got conv: add tables"):
-        jobs_of(TABLES[:3], 0)
+        device_replays(TABLES[:3], 0)
 
 
 def test_replays_say_what_they_went_by() -> None:
-    for job in jobs_of(TABLES, 0)[:2]:
-        seen = played(job, seed=0)
+    for job in device_replays(TABLES, 0)[:2]:
+        seen = run_device_replay(job, seed=0)
         assert len(seen) == len(TOLERANCES)
         assert {s.group for s in seen} == {INFORMED if len(job[1]) > 1 else UNINFORMED}
         assert {s.family for s in seen} == {"conv"}
@@ -63,11 +68,11 @@ def test_replays_say_what_they_went_by() -> None:
 
 
 def test_the_curves_of_both_groups_are_fitted_and_judged_by_the_other_family() -> None:
-    found = calibrate_elsewhere(TABLES, (0,))
+    found = calibrate_cross_device(TABLES, (0,))
     assert found["surrogate"].startswith("pooled/")
     assert (found["problems"], found["families"]) == (6, 2)
-    made = Calibration.from_json(found["calibration"])
-    assert set(made.groups) == {INFORMED, UNINFORMED, POOLED}
+    made = SurrogateCalibration.from_json(found["calibration"])
+    assert set(made.groups) == {INFORMED, UNINFORMED, ALL_GROUPS}
     # Two families that were never wrong promise no less than this.
     assert min(min(c.observed) for c in made.groups[INFORMED].risk) >= 0.5 / 3 - 1e-3
     assert set(found["reliability"]) == {INFORMED, UNINFORMED}

@@ -12,65 +12,71 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.calibration import AWAY, FAMILIAR, INFORMED, LONG, STRANGE
-from forecast_autotune.surrogates.corpus import Corpus
+from forecast_autotune.surrogates.calibration import (
+    FAMILIAR,
+    FAMILIARITY_BOUNDS,
+    INFORMED,
+    LONG_LIST,
+    STRANGE,
+)
+from forecast_autotune.surrogates.corpus import TrainingCorpus
 from forecast_autotune.surrogates.forest import Forest
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.learned import Learned, Model
-from forecast_autotune.surrogates.prior import Prior, prior
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
+from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_train.surrogate import fit, fit_model
 from forecast_train.surrogate.errors import FitError
-from forecast_train.surrogate.fit import Recipe, summed
+from forecast_train.surrogate.fit import FitSettings, summed_forest
 from forecast_train.surrogate.hyper import fit_hyper
 
-SMALL = Recipe(trees=12, leaf=8, rounds=60, rate=0.2, jobs=1)
+SMALL = FitSettings(trees=12, leaf=8, rounds=60, rate=0.2, jobs=1)
 
 
 @pytest.fixture(scope="module")
 def tables() -> list[Table]:
-    return load(shipped())[::3]
+    return load(shipped_tables())[::3]
 
 
 @pytest.fixture(scope="module")
-def model(tables: list[Table]) -> Model:
+def model(tables: list[Table]) -> LearnedModel:
     return fit_model(tables, recipe=SMALL)
 
 
 @cache
-def learned() -> Learned:
+def learned() -> LearnedSurrogate:
     """Fitted once: what it has learnt does not change when it is asked."""
-    return fit(load(shipped())[:4], recipe=SMALL)
+    return fit(load(shipped_tables())[:4], recipe=SMALL)
 
 
 class TestLearned(SurrogateContract):
-    def make(self) -> Learned:
+    def make(self) -> LearnedSurrogate:
         return learned()
 
 
 def test_the_residual_brings_forecasts_nearer_to_what_it_was_fitted_to(
-    tables: list[Table], model: Model
+    tables: list[Table], model: LearnedModel
 ) -> None:
-    def error(surrogate: Analytic, table: Table) -> float:
+    def error(surrogate: AnalyticSurrogate, table: Table) -> float:
         mean = surrogate.forecast(query_of(table)).mean
         times = np.array([np.log2(m.ms) if m.ok else np.nan for m in table.by_candidate().values()])
         fast = times < np.nanmin(times) + 1.0
         gap = (mean - times)[fast]
         return float(np.std(gap))
 
-    learned = Learned(model)
-    better = [error(learned, t) < error(Analytic(), t) for t in tables]
+    learned = LearnedSurrogate(model)
+    better = [error(learned, t) < error(AnalyticSurrogate(), t) for t in tables]
     assert np.mean(better) > 0.8
 
 
-def test_a_file_holds_the_whole_model(tmp_path: Path, tables: list[Table], model: Model) -> None:
+def test_a_file_holds_the_whole_model(tmp_path: Path, tables: list[Table], model: LearnedModel) -> None:
     path = tmp_path / "model.npz"
     model.save(path)
-    again = Model.load(path)
+    again = LearnedModel.load(path)
     assert (again.names, again.hyper, again.weight) == (model.names, model.hyper, model.weight)
     query = query_of(tables[0])
-    one, two = Learned(model).forecast(query), Learned(again).forecast(query)
+    one, two = LearnedSurrogate(model).forecast(query), LearnedSurrogate(again).forecast(query)
     np.testing.assert_array_equal(one.mean, two.mean)
     np.testing.assert_array_equal(one.p_fail, two.p_fail)
     assert again.corpus is not None
@@ -81,39 +87,39 @@ def test_a_file_holds_the_whole_model(tmp_path: Path, tables: list[Table], model
 
 
 def test_a_kernel_unlike_all_that_were_learned_from_is_strange_to_the_model(
-    tables: list[Table], model: Model
+    tables: list[Table], model: LearnedModel
 ) -> None:
-    long = next(t for t in tables if len(t.by_candidate()) >= LONG and t.problem.ttir)
+    long = next(t for t in tables if len(t.by_candidate()) >= LONG_LIST and t.problem.ttir)
     corpus = model.corpus
     assert corpus is not None
     assert len(corpus.points) == len(tables)
 
     def group(points: np.ndarray) -> str:  # type: ignore[type-arg]
         other = replace(model, corpus=replace(corpus, points=points.astype(np.float32)))
-        return Learned(other).forecast(query_of(long)).group
+        return LearnedSurrogate(other).forecast(query_of(long)).group
 
-    before = Learned(model).before(query_of(long))
-    assert before.away is not None
-    assert before.away < AWAY[1], "the model has seen this very kernel"
+    before = LearnedSurrogate(model).prior(query_of(long))
+    assert before.training_distance is not None
+    assert before.training_distance < FAMILIARITY_BOUNDS[1], "the model has seen this very kernel"
     assert group(corpus.points + 20.0 * corpus.points.std(axis=0)) == STRANGE
     mine = corpus.points[tables.index(long)]
     beyond = mine + np.array([[50.0], [99.0]])
     assert group(np.concatenate([np.tile(mine, (len(corpus.points) - 2, 1)), beyond])) == FAMILIAR
-    assert Learned(replace(model, corpus=None)).forecast(query_of(long)).group == INFORMED
+    assert LearnedSurrogate(replace(model, corpus=None)).forecast(query_of(long)).group == INFORMED
 
 
 def test_a_distance_is_that_of_the_nearest_problems_of_the_nearest_kernels() -> None:
     names = ["size", "steps", "size~"]
     near, far, other = (np.array([[x, x, 7.0]]) for x in (0.0, 4.0, 9.0))
-    every = Corpus.of(names, [near, far, far, other, other], ["a", "a", "b", "c", "d"])
+    every = TrainingCorpus.of(names, [near, far, far, other, other], ["a", "a", "b", "c", "d"])
     assert every.points.shape == (5, 2), "what is relative to a problem's own candidates says nothing of it"
     scale = every.points.std(axis=0)[0]
     at = np.zeros(2)
-    assert every.away(at) == pytest.approx((0.0 + 4.0 + 9.0) / 3 / scale, rel=1e-5)
-    assert every.away(np.array([1e9, 0.0])) < 10.0, "one feature alone does not decide"
+    assert every.training_distance(at) == pytest.approx((0.0 + 4.0 + 9.0) / 3 / scale, rel=1e-5)
+    assert every.training_distance(np.array([1e9, 0.0])) < 10.0, "one feature alone does not decide"
 
 
-def test_the_same_seed_gives_the_same_forest(tables: list[Table], model: Model) -> None:
+def test_the_same_seed_gives_the_same_forest(tables: list[Table], model: LearnedModel) -> None:
     again = fit_model(tables, recipe=SMALL)
     np.testing.assert_array_equal(again.residual.threshold, model.residual.threshold)
     other = fit_model(tables, recipe=SMALL, seed=1)
@@ -127,7 +133,7 @@ def test_boosted_trees_as_arrays_predict_what_the_library_does() -> None:
     x = draw.choice(np.linspace(-2, 2, 9), (400, 5)).astype(np.float32)
     y = x[:, 0] * x[:, 1] + draw.normal(0, 0.1, 400)
     fitted = lightgbm.LGBMRegressor(n_estimators=20, num_leaves=7, verbose=-1).fit(x, y)
-    forest = summed([fitted.booster_])
+    forest = summed_forest([fitted.booster_])
     np.testing.assert_allclose(forest(x).mean(axis=1), fitted.predict(x), atol=1e-5)
     # On both sides of every threshold, too.
     edges = np.repeat(x[:1], 2 * len(forest.threshold), axis=0)
@@ -140,13 +146,13 @@ def test_boosted_trees_as_arrays_predict_what_the_library_does() -> None:
 
 
 def test_the_residual_is_the_mean_of_models_that_differ_in_what_they_draw(
-    tables: list[Table], model: Model
+    tables: list[Table], model: LearnedModel
 ) -> None:
     """Fitted alone, no two of them are alike, and together they are all the trees there are."""
     query = query_of(tables[0])
 
-    def residual(one: Model) -> np.ndarray[Any, Any]:
-        return Learned(one).before(query).mean - Analytic().before(query).mean
+    def residual(one: LearnedModel) -> np.ndarray[Any, Any]:
+        return LearnedSurrogate(one).prior(query).mean - AnalyticSurrogate().prior(query).mean
 
     bags = [fit_model(tables, recipe=replace(SMALL, bags=1), seed=i) for i in range(SMALL.bags)]
     assert SMALL.bags > 1
@@ -156,7 +162,7 @@ def test_the_residual_is_the_mean_of_models_that_differ_in_what_they_draw(
     np.testing.assert_allclose(residual(model), each.mean(axis=0), atol=1e-5)
 
 
-def test_a_model_of_other_features_is_refused(tmp_path: Path, model: Model) -> None:
+def test_a_model_of_other_features_is_refused(tmp_path: Path, model: LearnedModel) -> None:
     path = tmp_path / "model.npz"
     model.save(path)
     with np.load(path) as arrays:
@@ -164,7 +170,7 @@ def test_a_model_of_other_features_is_refused(tmp_path: Path, model: Model) -> N
     held["head"] = np.array(str(held["head"]).replace("vector-", "vektor-"))
     np.savez_compressed(path, **held)
     with pytest.raises(RecordError, match="fitted to features 'vektor-"):
-        Model.load(path)
+        LearnedModel.load(path)
 
 
 def test_tables_without_ir_cannot_be_fitted_and_say_what_to_do() -> None:
@@ -174,10 +180,10 @@ def test_tables_without_ir_cannot_be_fitted_and_say_what_to_do() -> None:
         fit_model([bare])
 
 
-def test_without_ir_the_learned_surrogate_answers_as_the_formula_does(model: Model) -> None:
-    table = load(shipped())[0]
+def test_without_ir_the_learned_surrogate_answers_as_the_formula_does(model: LearnedModel) -> None:
+    table = load(shipped_tables())[0]
     query = replace(query_of(table), ttir={}, problem=replace(table.problem, ttir={}))
-    learned, plain = Learned(model).forecast(query), Analytic().forecast(query)
+    learned, plain = LearnedSurrogate(model).forecast(query), AnalyticSurrogate().forecast(query)
     np.testing.assert_array_equal(learned.mean, plain.mean)
     np.testing.assert_array_equal(learned.sd, plain.sd)
 
@@ -196,7 +202,7 @@ def test_leaves_are_reached_as_a_tree_says() -> None:
     assert forest.leaves(rows)[:, 0].tolist() == [1, 3, 4]
 
 
-def test_many_rows_reach_the_leaves_that_each_reaches_alone(tables: list[Table], model: Model) -> None:
+def test_many_rows_reach_the_leaves_that_each_reaches_alone(tables: list[Table], model: LearnedModel) -> None:
     """Many are spared the nodes that part none of them, which for one row alone would not pay."""
     draw = np.random.default_rng(0)
     base = draw.choice(model.residual.threshold, len(model.names))
@@ -241,8 +247,8 @@ def test_a_forest_whose_walk_would_not_end_is_refused() -> None:
         )
 
 
-def test_fitted_hyperparameters_make_the_tables_likelier(tables: list[Table], model: Model) -> None:
-    surrogate = Learned(model)
+def test_fitted_hyperparameters_make_the_tables_likelier(tables: list[Table], model: LearnedModel) -> None:
+    surrogate = LearnedSurrogate(model)
     some = tables[:4]
     _, before = fit_hyper(some, lambda t: surrogate, rounds=0, rows=24)
     hyper, after = fit_hyper(some, lambda t: surrogate, rounds=3, rows=24)
@@ -254,17 +260,17 @@ def test_what_is_learned_is_what_the_given_formula_gets_wrong(tables: list[Table
     """Told to believe twice the slowdowns of the formula, the trees learn to take the excess back."""
 
     def steep(*asked: Any) -> Prior:
-        plain = prior(*asked)
+        plain = formula_prior(*asked)
         return replace(plain, mean=plain.mean.min() + 2.0 * (plain.mean - plain.mean.min()))
 
     few = tables[:4]
     tilts = []
     for table in few:
         query = query_of(table)
-        belief = prior(query.problem, query.candidates, query.grids, query.ttir)
+        belief = formula_prior(query.problem, query.candidates, query.grids, query.ttir)
         corrected = [
-            Learned(fit_model(few, recipe=SMALL, believe=believe)).before(query).mean - belief.mean
-            for believe in (prior, steep)
+            LearnedSurrogate(fit_model(few, recipe=SMALL, believe=believe)).prior(query).mean - belief.mean
+            for believe in (formula_prior, steep)
         ]
         tilts.append(float(np.corrcoef(corrected[1] - corrected[0], belief.mean)[0, 1]))
     assert max(tilts) < -0.3

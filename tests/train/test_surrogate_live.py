@@ -16,21 +16,21 @@ from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.prior import prior
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.prior import formula_prior
 from forecast_autotune.testing import TableMeasurer
-from forecast_autotune.tuning.loop import Task, tune
-from forecast_autotune.tuning.replay import load, shipped
+from forecast_autotune.tuning.loop import TuningTask, tune
+from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_train.evaluation.splits import kernel_of
-from forecast_train.surrogate.fit import Recipe, fit_model
-from forecast_train.surrogate.online import held_out, refresh
+from forecast_train.surrogate.fit import FitSettings, fit_model
+from forecast_train.surrogate.online import is_held_out, refresh_model
 
-QUICK = Recipe(trees=4, rounds=30, rate=0.2, jobs=1)
+QUICK = FitSettings(trees=4, rounds=30, rate=0.2, jobs=1)
 
 
 def first_of_each_kernel() -> list[Table]:
     found: dict[str, Table] = {}
-    for table in load(shipped()):
+    for table in load(shipped_tables()):
         found.setdefault(kernel_of(table.problem), table)
     return list(found.values())
 
@@ -48,10 +48,10 @@ def decide(table: Table, store: Store, **options: Any) -> Any:
         names = map(assignment_of, candidates)
         return {name: texts[name] for name in names if name in texts}
 
-    task = Task(problem, tuple(rows), grids=table.grids(), trace=trace)
+    task = TuningTask(problem, tuple(rows), grids=table.grids(), trace=trace)
     settings = Settings(**{"max_measurements": 12, "audit": 0.0, **options})
     measurer = TableMeasurer(Table(problem, table.measurements), workers=2)
-    return tune(task, lambda: measurer, store=store, surrogate=Analytic(), settings=settings)
+    return tune(task, lambda: measurer, store=store, surrogate=AnalyticSurrogate(), settings=settings)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ def test_facts_read_back_are_those_of_the_text(store: Path) -> None:
         assert not mine.problem.ttir
         assert len(mine.by_candidate()) < len(table.by_candidate())
         candidates, grids = list(mine.by_candidate()), mine.grids()
-        by_text = prior(replace(mine.problem, extra={}), candidates, grids, table.problem.ttir)
-        by_facts = prior(mine.problem, candidates, grids, {})
+        by_text = formula_prior(replace(mine.problem, extra={}), candidates, grids, table.problem.ttir)
+        by_facts = formula_prior(mine.problem, candidates, grids, {})
         assert by_text.informed
         assert by_facts.exact.all()
         np.testing.assert_array_equal(by_text.mean, by_facts.mean)
@@ -91,14 +91,14 @@ def test_a_refit_from_facts_is_the_refit_from_texts(store: Path) -> None:
 def test_online_refreshes_from_a_live_store(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert any(held_out(t) for t in TABLES)
+    assert any(is_held_out(t) for t in TABLES)
     out = tmp_path / "model.npz"
     status = main(
         ["train", "online", "--once", "--every", "10", "--json", "--out", str(out), "--store", str(store)]
     )
     found = json.loads(capsys.readouterr().out)
     assert status == 0
-    assert found["before"]["problems"] == sum(map(held_out, TABLES))
+    assert found["before"]["problems"] == sum(map(is_held_out, TABLES))
     assert found["after"]["problems"] == found["before"]["problems"]
     assert found["kept"] == out.is_file()
     assert found["measurements"] == sum(len(t.by_candidate()) for t in Store(store).tables())
@@ -106,7 +106,7 @@ def test_online_refreshes_from_a_live_store(
 
 def test_without_facts_a_live_store_teaches_nothing(store: Path, tmp_path: Path) -> None:
     bare = [Table(replace(t.problem, extra={}), t.measurements) for t in Store(store).tables()]
-    found = refresh(bare, tmp_path / "x.npz", None, recipe=QUICK)
+    found = refresh_model(bare, tmp_path / "x.npz", None, recipe=QUICK)
     assert not found.kept
     assert "nothing to judge by" in found.reason
 
@@ -125,9 +125,9 @@ def test_without_facts_a_live_store_teaches_nothing(store: Path, tmp_path: Path)
 def test_facts_of_another_version_and_damaged_ones_count_as_none(store: Path, spoil: Any) -> None:
     table = next(iter(Store(store).tables()))
     spoilt = replace(table.problem, extra={kept.FACTS: spoil(table.problem.extra[kept.FACTS])})
-    assert kept.informed(table.problem)
-    assert not kept.informed(spoilt)
-    assert not prior(spoilt, list(table.by_candidate()), table.grids(), {}).informed
+    assert kept.has_facts(table.problem)
+    assert not kept.has_facts(spoilt)
+    assert not formula_prior(spoilt, list(table.by_candidate()), table.grids(), {}).informed
 
 
 def test_one_damaged_unit_leaves_the_others(store: Path) -> None:
@@ -135,18 +135,18 @@ def test_one_damaged_unit_leaves_the_others(store: Path) -> None:
     facts = table.problem.extra[kept.FACTS]
     first, *rest = facts["units"]
     spoilt = {**facts, "units": [[*first[:2], {"ops": None}], *rest]}
-    assert len(kept.known(replace(table.problem, extra={kept.FACTS: spoilt}))) == len(rest) > 0
+    assert len(kept.facts_by_unit(replace(table.problem, extra={kept.FACTS: spoilt}))) == len(rest) > 0
 
 
 def test_facts_add_up_over_decisions_and_go_with_the_store(tmp_path: Path) -> None:
     table = max(TABLES, key=lambda t: len(t.problem.ttir))
     store = Store(tmp_path)
     decide(table, store, max_measurements=3)
-    few = kept.known(next(iter(store.tables())).problem)
+    few = kept.facts_by_unit(next(iter(store.tables())).problem)
     decide(table, store, max_measurements=10, risk=0.0, tolerance=0.001)
-    more = kept.known(next(iter(store.tables())).problem)
+    more = kept.facts_by_unit(next(iter(store.tables())).problem)
     assert few.items() < more.items()
-    assert kept.known(next(iter(Store(tmp_path).tables())).problem) == more
+    assert kept.facts_by_unit(next(iter(Store(tmp_path).tables())).problem) == more
     store.clear()
     assert list(tmp_path.rglob("facts/*.json")) == []
     assert store.facts(table.problem) is None
@@ -156,8 +156,8 @@ def test_facts_survive_export_and_import(store: Path, tmp_path: Path) -> None:
     write_tables(tmp_path / "t.jsonl.gz", Store(store).tables())
     other = Store(tmp_path / "other")
     other.import_tables(read_tables(tmp_path / "t.jsonl.gz"))
-    mine = {t.problem.id: kept.known(t.problem) for t in Store(store).tables()}
-    assert {t.problem.id: kept.known(t.problem) for t in other.tables()} == mine
+    mine = {t.problem.id: kept.facts_by_unit(t.problem) for t in Store(store).tables()}
+    assert {t.problem.id: kept.facts_by_unit(t.problem) for t in other.tables()} == mine
 
 
 def test_a_harvest_keeps_its_texts_and_no_facts(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_full_disk_or_a_damaged_file_costs_no_decision(tmp_path: Path) -> None
         assert store.facts(table.problem) is None
     again = decide(table, Store(tmp_path), max_measurements=14, risk=0.0)
     assert again.measured > 0
-    assert kept.known(next(iter(Store(tmp_path).tables())).problem)
+    assert kept.facts_by_unit(next(iter(Store(tmp_path).tables())).problem)
     path.unlink()
     path.mkdir()
     with pytest.warns(UserWarning, match="cannot"):
@@ -201,17 +201,17 @@ def test_a_full_disk_or_a_damaged_file_costs_no_decision(tmp_path: Path) -> None
 def test_memory_only_stores_keep_facts_too() -> None:
     store = Store(None)
     decide(TABLES[0], store)
-    assert kept.known(next(iter(store.tables())).problem)
+    assert kept.facts_by_unit(next(iter(store.tables())).problem)
 
 
 def test_what_nobody_has_read_in_time_is_left_out() -> None:
     table = TABLES[0]
     rows = list(table.by_candidate())
-    kept.read.cache_clear()
-    found = kept.gathered(table.problem, rows, table.grids(), table.problem.ttir, within_s=-1.0)
+    kept.cached_facts.cache_clear()
+    found = kept.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=-1.0)
     assert found == {"version": kept.VERSION, "units": []}
-    whole = kept.gathered(table.problem, rows, table.grids(), table.problem.ttir, within_s=60.0)
+    whole = kept.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=60.0)
     assert len(whole["units"]) > 0
-    assert json.loads(json.dumps(whole)) == json.loads(json.dumps(kept.merged(None, whole)))
+    assert json.loads(json.dumps(whole)) == json.loads(json.dumps(kept.merge_facts(None, whole)))
     size = len(json.dumps(whole)) / len(whole["units"])
     assert size < 1500

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Facts:
+class TtirFacts:
     """What the mean program of a launch does. Counts are per program and include loop iterations."""
 
     load_bytes: float = 0.0

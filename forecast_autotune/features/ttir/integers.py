@@ -13,27 +13,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forecast_autotune.features.ttir import memory, tensors
-from forecast_autotune.features.ttir.parser import Block, Function, Op
+from forecast_autotune.features.ttir.parser import Block, Op, TtirFunction
 from forecast_autotune.features.ttir.scalars import (
-    ITERATIONS,
-    ROWS,
-    SIZE,
+    ITERATION_AXIS,
+    ROWS_SUFFIX,
+    SIZE_SUFFIX,
     Environment,
     Value,
-    counter,
     evaluate,
     lift,
     mean,
     predicate,
     program_ids,
-    trips,
+    trip_count,
+    while_counter,
 )
 
 ASSUMED_EXTENT = 1024
 """Assumed for an integer that the kernel loads: larger steps then take fewer iterations, as they should."""
 
 
-_KEEPING = frozenset(("arith.andi", "tt.broadcast", "tt.expand_dims"))
+_MASK_PRESERVING_OPS = frozenset(("arith.andi", "tt.broadcast", "tt.expand_dims"))
 """What makes a mask of masks without switching lanes on."""
 _TRACED = frozenset(
     (
@@ -44,7 +44,7 @@ _TRACED = frozenset(
 
 
 @dataclass(kw_only=True)
-class Integers:
+class IntegerAnalysis:
     """Integers and strides by SSA name, as the walk has met them so far."""
 
     grid: tuple[int, ...] | None
@@ -64,28 +64,28 @@ class Integers:
     """Elements of those tensors."""
     sources: dict[str, str] = field(default_factory=dict)
     """The pointer parameter from which a pointer or a loaded integer comes."""
-    unread: dict[str, frozenset[str]] = field(default_factory=dict)
+    undecided: dict[str, frozenset[str]] = field(default_factory=dict)
     """The guesses that rest on data: on which loads."""
 
-    def enter(self, function: Function, bound: Environment) -> None:
+    def bind_parameters(self, function: TtirFunction, bound: Environment) -> None:
         """Take up what `bind` knows of a kernel's parameters. Its pointers are aligned, as a rule."""
         block = function.blocks[0]
         for name, type_ in zip(block.arguments, block.types, strict=False):
             if (value := bound.get(name)) is not None:
                 self.values[name] = value
-            if isinstance(rows := bound.get(name + ROWS), int):
+            if isinstance(rows := bound.get(name + ROWS_SUFFIX), int):
                 self.rows[name], self.sources[name] = rows, name
-            if isinstance(size := bound.get(name + SIZE), int):
+            if isinstance(size := bound.get(name + SIZE_SUFFIX), int):
                 self.sizes[name] = size
-            even = isinstance(value, int) and value % memory.ALIGNED == 0
-            self.divisors[name] = memory.ALIGNED if even or type_.kind == "pointer" else 1
+            even = isinstance(value, int) and value % memory.ALIGNMENT == 0
+            self.divisors[name] = memory.ALIGNMENT if even or type_.kind == "pointer" else 1
 
     def align(self, op: Op, body: Block, carried: Sequence[str]) -> None:
         """The divisors of an `scf.for`'s variable and of what it carries, before its body is walked."""
         self.divisors[body.arguments[0]] = min(self.divisors.get(name, 1) for name in op.operands[::2])
         for name, last in zip(carried, body.ops[-1].operands, strict=False):
             if name in self.divisors:
-                added = memory.growth(name, last, body, self.divisors, self.strides, self.values)
+                added = memory.loop_growth_divisor(name, last, body, self.divisors, self.strides, self.values)
                 self.divisors[name] = min(self.divisors[name], added)
 
     def forget(self, name: str) -> None:
@@ -98,7 +98,7 @@ class Integers:
         self.active.pop(name, None)
         if self.guesses:
             self.guesses.pop(name, None)
-            self.unread.pop(name, None)
+            self.undecided.pop(name, None)
 
     def propagate(self, op: Op) -> None:
         """Work out what an operation with one integer or pointer result gives."""
@@ -107,16 +107,16 @@ class Integers:
         if (value := evaluate(op, self.values, self.grid)) is not None:
             self.values[op.results[0]] = value
         elif not op.outputs[0].tensor:
-            self._guess(op)
+            self._propagate_guess(op)
         if op.outputs[0].tensor:
-            self._start(op)
+            self._propagate_start(op)
             if op.name == "arith.cmpi":
-                self.strides[op.results[0]] = memory.compared(op, self.divisors, self.strides)
+                self.strides[op.results[0]] = memory.comparison_strides(op, self.divisors, self.strides)
             else:
-                self.strides[op.results[0]] = tensors.strides(op, self.strides, self.values)
+                self.strides[op.results[0]] = tensors.result_strides(op, self.strides, self.values)
         self.divisors[op.results[0]] = memory.divisor(op, self.divisors, self.strides, self.values)
 
-    def _start(self, op: Op) -> None:
+    def _propagate_start(self, op: Op) -> None:
         """Where a tensor of integers starts that is not all the same; of a mask, how much of it is on."""
         name = op.results[0]
         start: Value | None
@@ -124,7 +124,7 @@ class Integers:
             if (start := memory.range_start(op)) is not None:
                 self.starts[name] = start
         elif op.outputs[0].bits == 1:
-            if (share := self._share(op)) is not None:
+            if (share := self._mask_share(op)) is not None:
                 self.active[name] = share
         elif name not in self.values and any(operand in self.starts for operand in op.operands):
             known = {n: v for n in op.operands if (v := self.starts.get(n, self.values.get(n))) is not None}
@@ -132,17 +132,17 @@ class Integers:
             if start is not None:
                 self.starts[name] = start
 
-    def _share(self, op: Op) -> Value | None:
+    def _mask_share(self, op: Op) -> Value | None:
         if (value := self.values.get(op.results[0])) is not None:
             return value
         if op.name == "arith.cmpi":
-            return self._below(op)
+            return self._share_below(op)
         known = [self.active[operand] for operand in op.operands if operand in self.active]
         if op.name == "arith.andi" and len(known) > 1:
             return lift(lambda a, b: a * b, *known)
-        return known[0] if known and op.name in _KEEPING else None
+        return known[0] if known and op.name in _MASK_PRESERVING_OPS else None
 
-    def _below(self, op: Op) -> Value | None:
+    def _share_below(self, op: Op) -> Value | None:
         """The share of `first + step * i`, along one dimension, that is less than a limit."""
         left, right = op.operands
         limit, first = self.values.get(right), self.starts.get(left)
@@ -155,25 +155,27 @@ class Integers:
         step, size = moving[0]
         return lift(lambda a, b: min(1.0, max(0.0, math.ceil((b - a) / step) / size)), first, limit)
 
-    def _guess(self, op: Op) -> None:
+    def _propagate_guess(self, op: Op) -> None:
         """What an integer may be that data decide: a loaded one is an extent, the rest follows from it."""
         name = op.results[0]
         if op.name in tensors.LOADS or op.name == "tt.reduce":
-            self.guesses[name] = self._extent(op.operands[0]) if op.name == "tt.reduce" else ASSUMED_EXTENT
-            self.unread[name] = frozenset((name,))
+            self.guesses[name] = (
+                self._offset_gap(op.operands[0]) if op.name == "tt.reduce" else ASSUMED_EXTENT
+            )
+            self.undecided[name] = frozenset((name,))
             return
         if not any(operand in self.guesses for operand in op.operands):
             return
         value = evaluate(op, ChainMap(self.values, self.guesses), self.grid)
-        origins = [self.unread[operand] for operand in op.operands if operand in self.unread]
+        origins = [self.undecided[operand] for operand in op.operands if operand in self.undecided]
         if op.name == "arith.subi" and len(origins) == 2 and not origins[0] & origins[1]:
-            value = self._extent(op.operands[0])  # `end - start`
+            value = self._offset_gap(op.operands[0])  # `end - start`
         if value is not None:
             self.guesses[name] = value
             if origins:
-                self.unread[name] = frozenset().union(*origins)
+                self.undecided[name] = frozenset().union(*origins)
 
-    def _extent(self, name: str) -> float:
+    def _offset_gap(self, name: str) -> float:
         """What lies between neighbouring offsets, one of which is `name`: the rows shared out evenly.
 
         Of all other tensors, the one with most rows; offsets are one more than the parts. A usual extent
@@ -184,7 +186,7 @@ class Integers:
         most = max((rows for other, rows in self.rows.items() if other != source), default=0)
         return round(most / parts) if 0 < parts <= most else ASSUMED_EXTENT
 
-    def follow(self, name: str, init: str) -> None:
+    def assume_initial(self, name: str, init: str) -> None:
         """A carried value looks like the one it starts from, at least in the first iteration."""
         if init in self.strides:
             # Pointers are advanced by equal amounts in all elements, so runs stay runs.
@@ -193,33 +195,33 @@ class Integers:
             self.divisors[name] = self.divisors[init]
         if (start := self._known(init)) is not None:
             self.guesses[name] = start
-            if init in self.unread:
-                self.unread[name] = self.unread[init]
+            if init in self.undecided:
+                self.undecided[name] = self.undecided[init]
 
     def for_trips(self, op: Op, body: Block) -> tuple[Value, bool] | None:
         """(iterations, whether no data decide them)."""
         lower, upper, step = (self._known(name) for name in op.operands)
-        count = trips(lower, upper, step)
+        count = trip_count(lower, upper, step)
         if count is None or lower is None or step is None:
             return None
-        certain = self.unread.keys().isdisjoint(op.operands)
+        certain = self.undecided.keys().isdisjoint(op.operands)
         if all(name in self.values for name in op.operands):
-            self.values[body.arguments[0]] = _iterations(lower, step, count, body)
+            self.values[body.arguments[0]] = _iteration_values(lower, step, count, body)
         elif not certain and mean(count) <= 0:
-            start, end = (self.unread.get(name, frozenset()) for name in op.operands[:2])
+            start, end = (self.undecided.get(name, frozenset()) for name in op.operands[:2])
             # From one loaded place to another; or, of one and the same number, the rest of a division.
-            count = 1 if start & end else trips(0, self._extent(op.operands[1]), step) or 1
+            count = 1 if start & end else trip_count(0, self._offset_gap(op.operands[1]), step) or 1
         return count, certain
 
     def while_trips(self, op: Op) -> tuple[Value, bool] | None:
         """The same for `while a < end: ...; a += step`, if the loop is of that kind."""
         before, after = op.regions[0][0], op.regions[-1][0]
-        names = counter(before, after)
+        names = while_counter(before, after)
         if names is None:
             return None
-        self._scout(before)
+        self._evaluate_ahead(before)
         start, stop = (self._known(name) for name in names[:2])
-        certain = self.unread.keys().isdisjoint(names[:2])
+        certain = self.undecided.keys().isdisjoint(names[:2])
         if isinstance(start, tuple) and op.inits[before.arguments.index(names[0])] not in self.values:
             # Goes on where the last round of an outer loop ended, which is anywhere: on average, at once.
             first, second, *_ = sorted(start)
@@ -227,16 +229,16 @@ class Integers:
         for name, given in zip(after.arguments, before.ops[-1].operands[1:], strict=False):
             if name != given:
                 self.forget(name)
-                self.follow(name, given)
-        self._scout(after)
+                self.assume_initial(name, given)
+        self._evaluate_ahead(after)
         step = self._known(names[2])
         if start is None or stop is None or step is None:
             return None
         # The step may be a first one (to the end of a tile, say): a fraction stands for the later ones.
         count = lift(lambda a, b, by: max(0.0, (b - a) / by) if by > 0 else 0.0, start, stop, step)
-        return count, certain and names[2] not in self.unread
+        return count, certain and names[2] not in self.undecided
 
-    def _scout(self, block: Block) -> None:
+    def _evaluate_ahead(self, block: Block) -> None:
         """Evaluate the integers of a block ahead of its walk."""
         for op in block.ops:
             if len(op.outputs) == 1 and op.outputs[0].kind == "int" and not op.outputs[0].tensor:
@@ -247,7 +249,7 @@ class Integers:
         return self.values.get(name, self.guesses.get(name))
 
 
-def _iterations(lower: Value, step: Value, count: Value, body: Block) -> Value:
+def _iteration_values(lower: Value, step: Value, count: Value, body: Block) -> Value:
     """What stands for a loop's variable: an inner bound that is linear in it keeps its mean either way.
 
     The middle iteration; or, where an inner loop may depend on it by more than a line (`tile % width`)
@@ -256,11 +258,11 @@ def _iterations(lower: Value, step: Value, count: Value, body: Block) -> Value:
     counts = count if isinstance(count, tuple) else (count,)
     inner = any(op.name in ("scf.for", "scf.while") for op in body.ops)
     if not inner or max(counts) - min(counts) > 1 or max(counts) != int(max(counts)):
-        return lift(_middle, lower, step, count)
-    places = program_ids(ITERATIONS, int(max(counts)))
+        return lift(_mean_index, lower, step, count)
+    places = program_ids(ITERATION_AXIS, int(max(counts)))
     return lift(lambda first, by, place: first + by * place, lower, step, places)
 
 
-def _middle(lower: float, step: float, count: float) -> float:
+def _mean_index(lower: float, step: float, count: float) -> float:
     middle = lower + step * max(count - 1, 0) / 2
     return int(middle) if float(middle).is_integer() else middle

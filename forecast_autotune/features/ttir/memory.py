@@ -16,32 +16,32 @@ from typing import Any
 
 from forecast_autotune.features.ttir.parser import Block, Op, Type
 from forecast_autotune.features.ttir.scalars import Value, predicate
-from forecast_autotune.features.ttir.tensors import WHOLE, Strides
+from forecast_autotune.features.ttir.tensors import UNBROKEN, Strides
 
-WARPS = (1, 2, 4, 8, 16, 32)
+COUNTED_WARPS = (1, 2, 4, 8, 16, 32)
 """Numbers of warps for which accesses are counted: TTIR is the same for all of them."""
-ALIGNED = 16
+ALIGNMENT = 16
 """What Triton specialises arguments on: pointers in bytes, and integers that are multiples of it."""
-LANES, LINE, SECTOR = 32, 128, 32
+WARP_SIZE, CACHE_LINE_BYTES, SECTOR_BYTES = 32, 128, 32
 """Threads of a warp, bytes of a cache line and of the part of it that memory writes at once."""
-VECTOR = 8
+VECTOR_ELEMENTS = 8
 """Neighbouring elements that a thread holds of what it loaded, as a rule."""
-ODD = (0, 1)
+UNKNOWN_MASK_STRIDE = (0, 1)
 """The stride of a mask whose neighbours may all differ."""
-_WIDEST = 16
+_MAX_VECTOR_BYTES = 16
 """Bytes that one thread moves at once."""
-_MOST = 1 << 20
-_MERGED, _APART = 512.0, 4096.0
+_MAX_DIVISOR = 1 << 20
+_ALWAYS_MERGED_BYTES, _NEVER_MERGED_BYTES = 512.0, 4096.0
 """Bytes of other stores between two to one sector: so few, and they arrive as one; so many, and never."""
 _HINT = re.compile(r"tt\.divisibility = (?:dense<\[?)?(\d+)")
 _START = re.compile(r"start = (\d+)")
-_SAME = frozenset(
+_DIVISOR_PRESERVING_OPS = frozenset(
     (
         *("tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.bitcast"),
         *("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "arith.index_castui"),
     )
 )
-_LEAST = frozenset(
+_MIN_DIVISOR_OPS = frozenset(
     (
         *("arith.addi", "arith.subi", "arith.remsi", "arith.remui", "arith.select"),
         *("arith.minsi", "arith.maxsi", "arith.minui", "arith.maxui"),
@@ -50,7 +50,7 @@ _LEAST = frozenset(
 
 
 @dataclass(frozen=True)
-class Touch:
+class TileAccess:
     """A load or store of a tile, as its layout sees it."""
 
     shape: tuple[int, ...]
@@ -77,30 +77,30 @@ def divisor(
     Of a tensor: every element that a run of neighbours begins with.
     """
     if "tt.divis" in op.text and (hint := _HINT.search(op.text)) is not None:
-        return _power(int(hint.group(1)))
+        return _power_of_two_divisor(int(hint.group(1)))
     name = op.name
     of = [known.get(operand, 1) for operand in op.operands]
     if name == "arith.constant":
         value = values.get(op.results[0])
-        return _power(value) if isinstance(value, int) else 1
+        return _power_of_two_divisor(value) if isinstance(value, int) else 1
     if name == "tt.make_range":
         start = range_start(op)
-        return 1 if start is None else _power(start)
+        return 1 if start is None else _power_of_two_divisor(start)
     if not of:
         return 1
-    if name in _SAME:
+    if name in _DIVISOR_PRESERVING_OPS:
         return of[0]
-    if name in _LEAST:
+    if name in _MIN_DIVISOR_OPS:
         return min(of[-2:])
     if name == "tt.addptr":
-        return min(of[0], of[1] * _pointed(op.inputs[0]))
+        return min(of[0], of[1] * _pointee_bytes(op.inputs[0]))
     if name in ("arith.muli", "arith.shli") and len(of) == 2:
         runs = [any(step == 1 for step, _ in strides.get(operand, ())) for operand in op.operands]
         if name == "arith.shli":
             by = values.get(op.operands[1])
             of[1] = 1 << min(20, by) if isinstance(by, int) and by >= 0 else 1
         # Of a run only the beginning is known; its other elements are odd as often as not.
-        return min(_MOST, (1 if runs[0] else of[0]) * (1 if runs[1] else of[1]))
+        return min(_MAX_DIVISOR, (1 if runs[0] else of[0]) * (1 if runs[1] else of[1]))
     return 1
 
 
@@ -110,7 +110,7 @@ def range_start(op: Op) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def growth(
+def loop_growth_divisor(
     name: str,
     yielded: str,
     body: Block,
@@ -120,24 +120,24 @@ def growth(
 ) -> int:
     """The divisor of what a loop adds to the carried value `name` in an iteration; 1 if that is not seen."""
     if yielded == name:
-        return _MOST
+        return _MAX_DIVISOR
     found = dict(known)
     for op in body.ops:
         if yielded in op.results:
             added = [operand for operand in op.operands if operand != name]
             if op.name not in ("arith.addi", "tt.addptr") or len(added) != 1:
                 return 1
-            return found.get(added[0], 1) * _pointed(op.inputs[0])
+            return found.get(added[0], 1) * _pointee_bytes(op.inputs[0])
         if len(op.outputs) == 1 and op.outputs[0].kind == "int":
             found[op.results[0]] = divisor(op, found, strides, values)
     return 1
 
 
-def compared(op: Op, known: Mapping[str, int], strides: Mapping[str, Strides]) -> Strides:
+def comparison_strides(op: Op, known: Mapping[str, int], strides: Mapping[str, Strides]) -> Strides:
     """Over how many neighbours a comparison has one answer as the compiler sees it, like `strides`."""
     left, right = (strides.get(operand) for operand in op.operands)
     if left is None or right is None or len(left) != len(right):
-        return (ODD,) * len(op.outputs[0].shape)
+        return (UNKNOWN_MASK_STRIDE,) * len(op.outputs[0].shape)
     even = min(known.get(operand, 1) for operand in op.operands) if predicate(op) in ("lt", "ge") else 1
     return tuple(
         (0, min(over, under) if a == 0 and b == 0 else even if {a, b} == {0, 1} else 1)
@@ -145,31 +145,31 @@ def compared(op: Op, known: Mapping[str, int], strides: Mapping[str, Strides]) -
     )
 
 
-def touch(
+def tile_access(
     pointer: Type,
     steps: Strides | None,
     run: tuple[int, int | None],
     divides: int,
     mask: Strides | None,
     store: bool,
-) -> Touch:
+) -> TileAccess:
     """An access through a tensor of pointers.
 
     `run` is what `ttir_tensors.contiguous` says of it, `divides` the divisor of its pointers in bytes and
     `mask` the strides of its mask; None where there is none.
     """
-    shape, element = pointer.shape, _pointed(pointer)
+    shape, element = pointer.shape, _pointee_bytes(pointer)
     axis = run[1] if run[1] is not None else max(len(shape) - 1, 0)
-    wide = max(1, min(_below(run[0]), divides // element, _WIDEST // element))
-    even = WHOLE
+    wide = max(1, min(_power_of_two_floor(run[0]), divides // element, _MAX_VECTOR_BYTES // element))
+    even = UNBROKEN
     if mask is not None and axis < len(mask):
         step, over = mask[axis]
         even = over if step == 0 else 1
     given = tuple(step for step, _ in steps) if steps is not None else (None,) * len(shape)
-    return Touch(shape, given, axis, run[0], element, wide, min(wide, _below(even)), store)
+    return TileAccess(shape, given, axis, run[0], element, wide, min(wide, _power_of_two_floor(even)), store)
 
 
-def counted(touches: Mapping[Touch, float]) -> dict[str, float]:
+def access_counts(touches: Mapping[TileAccess, float]) -> dict[str, float]:
     """Instructions of all warps and the lines that they touch, per number of warps, as fields of `Facts`.
 
     `touches` says how often the mean program makes each access. Where a tile has fewer elements than there
@@ -179,23 +179,23 @@ def counted(touches: Mapping[Touch, float]) -> dict[str, float]:
     for one in touches:
         key = one.shape, one.axis
         widest[key] = max(widest.get(key, 1), one.wide)
-    found = {f"{what}_{warps}": 0.0 for what in ("accesses", "lines") for warps in WARPS}
+    found = {f"{what}_{warps}": 0.0 for what in ("accesses", "lines") for warps in COUNTED_WARPS}
     for one, times in touches.items():
         elements = math.prod(one.shape)
         asked = one.wide if one.store else widest[one.shape, one.axis]
         lines: dict[tuple[int, int], float] = {}
-        for warps in WARPS:
-            most = _below(elements // (LANES * warps))
+        for warps in COUNTED_WARPS:
+            most = _power_of_two_floor(elements // (WARP_SIZE * warps))
             apart, vector = min(most, asked), min(most, one.vector)
             if (apart, vector) not in lines:
-                lines[apart, vector] = _lines(one, apart)
-            made = times * max(0.0 if one.store else float(warps), elements / LANES / vector)
+                lines[apart, vector] = _lines_per_instruction(one, apart)
+            made = times * max(0.0 if one.store else float(warps), elements / WARP_SIZE / vector)
             found[f"accesses_{warps}"] += made
             found[f"lines_{warps}"] += made * lines[apart, vector]
     return found
 
 
-def partial_bytes(touches: Mapping[Touch, float]) -> float:
+def partial_bytes(touches: Mapping[TileAccess, float]) -> float:
     """Bytes of the sectors that stores of the mean program write in parts, each part counted as a sector.
 
     Memory reads such a sector before it writes it (error correction). A store that leaves gaps is completed
@@ -203,30 +203,37 @@ def partial_bytes(touches: Mapping[Touch, float]) -> float:
     of what lies between: if not much else is stored in the meantime. Rows that are merely short are completed
     by the programs beside them, at about the same time.
     """
-    return math.fsum(times * _partial(one) for one, times in touches.items() if one.store)
+    return math.fsum(times * _partial_sector_bytes(one) for one, times in touches.items() if one.store)
 
 
-def _partial(one: Touch) -> float:
-    elements, whole = math.prod(one.shape), SECTOR / one.element
+def _partial_sector_bytes(one: TileAccess) -> float:
+    elements, whole = math.prod(one.shape), SECTOR_BYTES / one.element
     step = one.steps[one.axis]
     if elements == 1 or one.run > 1 or step == 0:
         return 0.0
     together = max(1.0, min(whole / abs(step), elements)) if step else 1.0
     unknown = [size for size, step in zip(one.shape, one.steps, strict=True) if step is None]
     rows = math.prod(unknown) / (one.shape[one.axis] if step is None else 1)
-    together *= min(whole / together, rows) ** _merged(one.shape[one.axis] * one.element)
+    together *= min(whole / together, rows) ** _merged_share(one.shape[one.axis] * one.element)
     if step and abs(step) < whole:
-        together *= min(whole / together, abs(step)) ** _merged(elements * one.element)
-    return SECTOR * elements / together if together < whole else 0.0
+        together *= min(whole / together, abs(step)) ** _merged_share(elements * one.element)
+    return SECTOR_BYTES * elements / together if together < whole else 0.0
 
 
-def _merged(between: float) -> float:
+def _merged_share(between: float) -> float:
     """Share of two stores to one sector that arrive as one, with so many bytes stored between them."""
-    return min(1.0, max(0.0, math.log(_APART / max(between, 1.0)) / math.log(_APART / _MERGED)))
+    return min(
+        1.0,
+        max(
+            0.0,
+            math.log(_NEVER_MERGED_BYTES / max(between, 1.0))
+            / math.log(_NEVER_MERGED_BYTES / _ALWAYS_MERGED_BYTES),
+        ),
+    )
 
 
-def exchanged(
-    reductions: Mapping[tuple[tuple[int, ...], int], float], touches: Mapping[Touch, float]
+def warp_exchange_counts(
+    reductions: Mapping[tuple[tuple[int, ...], int], float], touches: Mapping[TileAccess, float]
 ) -> dict[str, float]:
     """Elements that warps exchange in reductions and scans, per number of warps, as fields of `Facts`.
 
@@ -235,52 +242,52 @@ def exchanged(
     left share the results. An element counts by the share of a warp's lanes that meet in one bank of shared
     memory.
     """
-    found = {f"exchanged_{warps}": 0.0 for warps in WARPS}
+    found = {f"exchanged_{warps}": 0.0 for warps in COUNTED_WARPS}
     widest: dict[tuple[int, ...], int] = {}
     for one in touches:
         widest[one.shape] = max(widest.get(one.shape, 1), one.wide)
     for (shape, axis), times in reductions.items():
-        inner, vector = math.prod(shape[axis + 1 :]), widest.get(shape, VECTOR)
-        for warps in WARPS if inner > 1 else ():
-            sharing = min(float(warps), float(shape[axis]), vector * LANES * warps / inner)
+        inner, vector = math.prod(shape[axis + 1 :]), widest.get(shape, VECTOR_ELEMENTS)
+        for warps in COUNTED_WARPS if inner > 1 else ():
+            sharing = min(float(warps), float(shape[axis]), vector * WARP_SIZE * warps / inner)
             if sharing > 1:
-                meeting = min(1.0, vector * sharing / LANES)
+                meeting = min(1.0, vector * sharing / WARP_SIZE)
                 found[f"exchanged_{warps}"] += times * meeting * sharing * math.prod(shape) / shape[axis]
     return found
 
 
-def coalesced(nbytes: float) -> dict[str, Any]:
+def coalesced_access_counts(nbytes: float) -> dict[str, Any]:
     """The same fields for accesses of which only the bytes are known: whole lines, 16 bytes per thread."""
-    each = {"accesses": nbytes / LANES / _WIDEST, "lines": nbytes / LINE}
-    return {f"{what}_{warps}": each[what] for what in each for warps in WARPS}
+    each = {"accesses": nbytes / WARP_SIZE / _MAX_VECTOR_BYTES, "lines": nbytes / CACHE_LINE_BYTES}
+    return {f"{what}_{warps}": each[what] for what in each for warps in COUNTED_WARPS}
 
 
-def _lines(one: Touch, apart: int) -> float:
+def _lines_per_instruction(one: TileAccess, apart: int) -> float:
     """Lines that one instruction of a warp touches, its lanes `apart` elements from each other."""
-    lanes, found = float(LANES), 1.0
+    lanes, found = float(WARP_SIZE), 1.0
     for place in (one.axis, *(n for n in reversed(range(len(one.shape))) if n != one.axis)):
         held = apart if place == one.axis else 1
         here = min(lanes, max(1.0, one.shape[place] / held))
         step = one.steps[place]
-        gap = LINE if step is None else min(LINE, abs(step) * held * one.element)
-        found *= max(1.0, here * gap / LINE)
+        gap = CACHE_LINE_BYTES if step is None else min(CACHE_LINE_BYTES, abs(step) * held * one.element)
+        found *= max(1.0, here * gap / CACHE_LINE_BYTES)
         lanes /= here
         if lanes <= 1:
             break
     return found
 
 
-def _pointed(type_: Type) -> int:
+def _pointee_bytes(type_: Type) -> int:
     """Bytes of what a pointer points at; 1 for anything else."""
     return max(1, type_.pointee.bits // 8) if type_.pointee is not None else 1
 
 
-def _power(number: float) -> int:
+def _power_of_two_divisor(number: float) -> int:
     """The largest power of two that divides an integer."""
     whole = int(number)
-    return min(_MOST, whole & -whole) if whole else _MOST
+    return min(_MAX_DIVISOR, whole & -whole) if whole else _MAX_DIVISOR
 
 
-def _below(number: int) -> int:
+def _power_of_two_floor(number: int) -> int:
     """The largest power of two that is not above a number; 1 for less."""
-    return 1 << (max(1, min(number, _MOST)).bit_length() - 1)
+    return 1 << (max(1, min(number, _MAX_DIVISOR)).bit_length() - 1)

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from forecast_autotune.features.ttir import tensors
-from forecast_autotune.features.ttir.parser import Function, Op, parse
+from forecast_autotune.features.ttir.parser import Op, TtirFunction, parse_ttir
 
 
 @dataclass(frozen=True, eq=False)
-class Module:
+class TtirModule:
     """The functions of a text, and those facts that are the same for all arguments and grids."""
 
-    functions: Mapping[str, Function]
+    functions: Mapping[str, TtirFunction]
     _chains: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
-    def kernel(self) -> Function:
+    def kernel(self) -> TtirFunction:
         """The function that is launched."""
         return next((f for f in self.functions.values() if f.public), next(iter(self.functions.values())))
 
@@ -31,9 +31,9 @@ class Module:
     def ops(self) -> int:
         """Operations of all functions."""
         blocks = [block for function in self.functions.values() for block in function.blocks]
-        return sum(1 for _ in tensors.walk(blocks))
+        return sum(1 for _ in tensors.walk_ops(blocks))
 
-    def chains(self, loop: Op | None) -> tuple[int, int]:
+    def longest_chains(self, loop: Op | None) -> tuple[int, int]:
         """Stages and loads on the longest path through a loop's body; of the kernel without one."""
         if id(loop) not in self._chains:
             blocks = self.kernel.blocks if loop is None else [b for region in loop.regions for b in region]
@@ -43,6 +43,6 @@ class Module:
 
 
 @lru_cache(maxsize=128)  # of some 80 kB each
-def module(text: str) -> Module:
-    """The module of a text; whoever reads it changes nothing in it. Raises `FeatureError` like `parse`."""
-    return Module(parse(text))
+def cached_module(text: str) -> TtirModule:
+    """The module of a text; whoever reads it changes nothing in it. Raises `FeatureError` like `parse_ttir`."""
+    return TtirModule(parse_ttir(text))

@@ -41,7 +41,7 @@ class Type:
         """Bytes of all elements as they lie in memory; a boolean takes one byte there."""
         return self.elements * max(self.bits, 8) / 8
 
-    def loaded(self) -> Type:
+    def loaded_type(self) -> Type:
         """The type of the value that `tt.load` gives for a pointer of this type."""
         if self.pointee is None:
             return _OTHER
@@ -76,7 +76,7 @@ class Op:
 
 
 @dataclass(slots=True)
-class Function:
+class TtirFunction:
     """One `tt.func`; its region's first block holds the function's arguments."""
 
     name: str
@@ -101,7 +101,7 @@ _FLOAT = re.compile(r"b?f(\d+)|tf32")
 _SHAPE = re.compile(r"(?:\d+x)*")
 
 
-def _split(text: str) -> list[str]:
+def _split_top_level(text: str) -> list[str]:
     """Split at commas and `*` that stand outside of all brackets."""
     parts, depth, start = [], 0, 0
     for place, char in enumerate(text):
@@ -121,19 +121,19 @@ def parse_type(text: str) -> Type:
     """Read one type; what is not understood becomes kind `other` with no size."""
     text = text.strip()
     if text.startswith("tensor<"):
-        inner = _split(text[7:-1])[0]
+        inner = _split_top_level(text[7:-1])[0]
         sizes = _SHAPE.match(inner)
         digits = sizes.group() if sizes else ""
         element = parse_type(inner[len(digits) :])
         shape = tuple(int(n) for n in digits.split("x") if n)
         return Type(element.kind, element.bits, shape, True, element.pointee)
     if text.startswith("!tt.tensordesc<") or text.startswith("<"):
-        inner = _split(text[text.index("<") + 1 : -1])[0]
+        inner = _split_top_level(text[text.index("<") + 1 : -1])[0]
         if inner[:1].isdigit():
             return Type("block", 64, pointee=parse_type(f"tensor<{inner}>"))
         return Type("block" if inner.startswith("tensor<") else "pointer", 64, pointee=parse_type(inner))
     if text.startswith("!tt.ptr<"):
-        pointee = parse_type(_split(text[8:-1])[0])
+        pointee = parse_type(_split_top_level(text[8:-1])[0])
         return Type("block" if pointee.tensor else "pointer", 64, pointee=pointee)
     if text.startswith("i") and text[1:].isdigit():
         return Type("int", int(text[1:]))
@@ -156,7 +156,7 @@ def _signature(section: str) -> tuple[tuple[Type, ...], tuple[Type, ...] | None]
         side = side.strip()
         if side.startswith("(") and side.endswith(")"):
             side = side[1:-1]
-        sides.append(tuple(parse_type(part) for part in _split(side)))
+        sides.append(tuple(parse_type(part) for part in _split_top_level(side)))
     return sides[0], sides[1] if found else None
 
 
@@ -171,7 +171,7 @@ def _outputs(
     if not inputs:
         return (_BOOLEAN if name == "arith.constant" else _OTHER,) * count
     if name == "tt.load":
-        return (inputs[0].loaded(),)
+        return (inputs[0].loaded_type(),)
     if name in ("arith.cmpi", "arith.cmpf"):
         return (Type("int", 1, inputs[0].shape, inputs[0].tensor),)
     return (inputs[0] if name in ("tt.addptr", "tt.advance") else inputs[-1],) * count
@@ -222,7 +222,7 @@ def strip_locations(text: str) -> str:
     return "\n".join(line[: len(line) - len(line.lstrip())] + _clean(line.lstrip()) for line in kept) + "\n"
 
 
-def _types_at(rest: str) -> int:
+def _type_section_start(rest: str) -> int:
     """Where the type section starts: the last ` : ` that is not inside an attribute dictionary, or -1."""
     place = rest.rfind(" : ")
     return -1 if place < 0 or rest.count("}", place) > rest.count("{", place) else place
@@ -244,7 +244,7 @@ def _operation(line: str) -> tuple[Op, Block | None]:
     if name == "scf.for" and first is not None:
         return _for(results, rest, first), first
     # Branches type their arguments inside the target list, and have no results.
-    place = -1 if name.startswith("cf.") else _types_at(rest)
+    place = -1 if name.startswith("cf.") else _type_section_start(rest)
     inputs: tuple[Type, ...] = ()
     given: tuple[Type, ...] | None = None
     if place >= 0:
@@ -270,18 +270,18 @@ def _for(results: list[str], rest: str, body: Block) -> Op:
         )
     variable, lower, upper, step, carried, types, index = found.groups()
     pairs = _CARRIED.findall(carried or "")
-    outputs = tuple(parse_type(part) for part in _split(types or ""))
+    outputs = tuple(parse_type(part) for part in _split_top_level(types or ""))
     body.arguments = ["%" + variable] + [argument for argument, _ in pairs]
     body.types = [parse_type(index or "index"), *outputs]
     return Op("scf.for", results, [lower, upper, step], "", (), outputs, [init for _, init in pairs])
 
 
-def parse(text: str) -> dict[str, Function]:
+def parse_ttir(text: str) -> dict[str, TtirFunction]:
     """Read a module: its functions by name, in order.
 
     Raises `FeatureError` when the text holds no function or its braces do not match.
     """
-    functions: dict[str, Function] = {}
+    functions: dict[str, TtirFunction] = {}
     open_ops: list[Op | None] = []
     blocks: list[Block] = []
     for raw in text.splitlines():
@@ -295,11 +295,11 @@ def parse(text: str) -> dict[str, Function]:
         elif line[0] == "}":
             if not open_ops:
                 raise FeatureError("unbalanced braces: this is not the text of one whole TTIR module")
-            _close(line, open_ops, blocks)
+            _close_region(line, open_ops, blocks)
         elif line[0] == "^" and blocks:
             label, _, parameters = line.partition("(")
             names, types = _parameters(parameters)
-            _label(open_ops, blocks, Block(label.rstrip(":"), names, types))
+            _open_block(open_ops, blocks, Block(label.rstrip(":"), names, types))
         elif line.startswith(("module", "builtin.module")):
             open_ops.append(None)
         elif line.startswith("tt.func"):
@@ -322,7 +322,7 @@ def _add(line: str, open_ops: list[Op | None], blocks: list[Block]) -> None:
 
 
 def _open_function(
-    line: str, functions: dict[str, Function], open_ops: list[Op | None], blocks: list[Block]
+    line: str, functions: dict[str, TtirFunction], open_ops: list[Op | None], blocks: list[Block]
 ) -> None:
     found = _FUNCTION.search(line)
     if found is None or not line.endswith("{"):  # a declaration has no body and costs nothing
@@ -330,13 +330,13 @@ def _open_function(
     names, types = _parameters(found.group(3))
     first = Block("^bb0", names, types)
     name = found.group(2).strip('"')
-    functions[name] = Function(name, found.group(1) == "public", [first])
+    functions[name] = TtirFunction(name, found.group(1) == "public", [first])
     holder = Op("tt.func", [], [], "", (), (), [], [functions[name].blocks])
     open_ops.append(holder)
     blocks.append(first)
 
 
-def _label(open_ops: list[Op | None], blocks: list[Block], block: Block) -> None:
+def _open_block(open_ops: list[Op | None], blocks: list[Block], block: Block) -> None:
     """A `^bb0(...)` right after a region opens names its arguments; any other label starts a block."""
     current, owner = blocks[-1], open_ops[-1]
     if not current.ops and not current.label and owner is not None:
@@ -346,7 +346,7 @@ def _label(open_ops: list[Op | None], blocks: list[Block], block: Block) -> None
         blocks[-1] = block
 
 
-def _close(line: str, open_ops: list[Op | None], blocks: list[Block]) -> None:
+def _close_region(line: str, open_ops: list[Op | None], blocks: list[Block]) -> None:
     """A closing brace ends a region; `} else {`, `} do {` and `}, {` open the next one of the same op."""
     op = open_ops[-1]
     if op is None:
@@ -361,6 +361,6 @@ def _close(line: str, open_ops: list[Op | None], blocks: list[Block]) -> None:
     open_ops.pop()
     if line.startswith("} {"):  # attributes, which loops are printed with after their body
         op.text += line[1:]
-    if line.startswith("}) ") and (place := _types_at(line)) >= 0:
+    if line.startswith("}) ") and (place := _type_section_start(line)) >= 0:
         op.inputs, given = _signature(line[place + 3 :])
         op.outputs = _outputs(op.name, len(op.results), op.inputs, given)

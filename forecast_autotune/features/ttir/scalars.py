@@ -1,6 +1,6 @@
 """Constant propagation over the scalar integers of a TTIR function.
 
-A value is a plain number when every program computes the same one, and a tuple of `SAMPLES` numbers
+A value is a plain number when every program computes the same one, and a tuple of `PROGRAM_SAMPLES` numbers
 when it depends on the program id: one per sampled program. The samples lie symmetrically in the
 grid, so whatever is linear in a program id keeps its exact mean, and a loop bound that a causal mask
 makes different for every program contributes its mean trip count.
@@ -14,36 +14,36 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from forecast_autotune.features.ttir.parser import Block, Function, Op, Type
+    from forecast_autotune.features.ttir.parser import Block, Op, TtirFunction, Type
     from forecast_autotune.records import Argument
 
-SAMPLES = 8
+PROGRAM_SAMPLES = 8
 Value: TypeAlias = float | tuple[float, ...]
 """One number for all programs, or one per sampled program. Integers stay integers."""
 Environment: TypeAlias = dict[str, Value]
 
 # Another order of the samples per axis: programs on a diagonal of the grid would tie the axes together.
-_ORDERS = (
+_SAMPLE_ORDERS = (
     (0, 1, 2, 3, 4, 5, 6, 7),
     (2, 5, 0, 7, 3, 6, 1, 4),
     (5, 0, 6, 3, 1, 4, 7, 2),
     (0, 3, 6, 7, 5, 1, 4, 2),
 )
-ITERATIONS = 3
+ITERATION_AXIS = 3
 """An axis of `program_ids` besides those of the grid: iterations of a loop that encloses another."""
-ROWS, SIZE = ".rows", ".size"
-"""After a pointer parameter's name: the first dimension of its tensor, among what `bind` gives."""
+ROWS_SUFFIX, SIZE_SUFFIX = ".rows", ".size"
+"""After a pointer parameter's name: the first dimension of its tensor, among what `bind_parameters` gives."""
 _UNNAMED = re.compile(r"%arg\d+")
 
 
-_Known = TypeVar("_Known")
+_Fact = TypeVar("_Fact")
 
 
 def lift(function: Callable[..., float], *values: Value) -> Value:
     """Apply a function per sampled program; stays one number when all values are one number."""
     if not any(isinstance(value, tuple) for value in values):
         return function(*values)
-    columns = [value if isinstance(value, tuple) else (value,) * SAMPLES for value in values]
+    columns = [value if isinstance(value, tuple) else (value,) * PROGRAM_SAMPLES for value in values]
     return tuple(function(*column) for column in zip(*columns, strict=True))
 
 
@@ -56,9 +56,9 @@ def program_ids(axis: int, extent: int) -> Value:
     """Program ids along one grid axis, one per sample: evenly spread and symmetric around the middle."""
     if extent <= 1:
         return 0
-    low = [int((place + 0.5) * extent / SAMPLES) for place in range(SAMPLES // 2)]
+    low = [int((place + 0.5) * extent / PROGRAM_SAMPLES) for place in range(PROGRAM_SAMPLES // 2)]
     places = low + [extent - 1 - n for n in reversed(low)]
-    return tuple(places[n] for n in _ORDERS[axis])
+    return tuple(places[n] for n in _SAMPLE_ORDERS[axis])
 
 
 def _quotient(a: float, b: float) -> float:
@@ -106,7 +106,7 @@ _COMPARE: dict[str, Callable[[float, float], float]] = {
     "gt": lambda a, b: int(a > b),
     "ge": lambda a, b: int(a >= b),
 }
-_SAME = frozenset(
+_IDENTITY_OPS = frozenset(
     (
         *("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "arith.index_castui"),
         *("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.unsplat"),
@@ -130,7 +130,7 @@ def evaluate(op: Op, known: Mapping[str, Value], grid: Sequence[int] | None) -> 
             return None
         extent = int(grid[axis]) if axis < len(grid) else 1
         return extent if name == "tt.get_num_programs" else program_ids(axis, extent)
-    if name in _SAME:
+    if name in _IDENTITY_OPS:
         return known.get(op.operands[0])
     values = [known.get(operand) for operand in op.operands]
     if any(value is None for value in values) or not name.startswith("arith."):
@@ -155,7 +155,7 @@ def predicate(op: Op) -> str:
     return op.text.split(",")[0].strip()[-2:]
 
 
-def trips(lower: Value | None, upper: Value | None, step: Value | None) -> Value | None:
+def trip_count(lower: Value | None, upper: Value | None, step: Value | None) -> Value | None:
     """Iterations of a loop; a bound that is already a mean is not rounded up again. None when unknown."""
     if lower is None or upper is None or step is None:
         return None
@@ -170,7 +170,7 @@ def trips(lower: Value | None, upper: Value | None, step: Value | None) -> Value
     return lift(count, lower, upper, step)
 
 
-def counter(before: Block, after: Block) -> tuple[str, str, str] | None:
+def while_counter(before: Block, after: Block) -> tuple[str, str, str] | None:
     """(counter, end, step) of a `while counter < end` loop whose body adds `step`; None for any other.
 
     `before` holds the condition, `after` the body. The counter is named as in `before`, where its
@@ -195,12 +195,12 @@ def counter(before: Block, after: Block) -> tuple[str, str, str] | None:
     return (name, end, steps[0]) if len(steps) == 1 else None
 
 
-def renamed(known: Mapping[str, _Known], given: Mapping[str, str]) -> dict[str, _Known]:
+def bind_call(known: Mapping[str, _Fact], given: Mapping[str, str]) -> dict[str, _Fact]:
     """What is known of a call's operands, by the names that the callee has for them."""
     return {to: known[by] for to, by in given.items() if by in known}
 
 
-def bind(function: Function, arguments: Sequence[Argument]) -> Environment:
+def bind_parameters(function: TtirFunction, arguments: Sequence[Argument]) -> Environment:
     """Values of a kernel's integer parameters, by SSA name.
 
     Parameters are matched by name; in the `%arg0` form by position, where constexpr and None
@@ -223,14 +223,14 @@ def _by_name(names: Sequence[str], arguments: Sequence[Argument]) -> Environment
         for part, sizes in (("shape", argument.shape), ("stride", argument.stride)):
             bound |= {f"{name}.{part}.{place}": size for place, size in enumerate(sizes)}
         if argument.shape and f"{name}.shape.0" not in names:
-            bound |= _extents(name, argument)
-    told = [whole + part for whole in names for part in ("", ROWS, SIZE)]
+            bound |= _pointer_extents(name, argument)
+    told = [whole + part for whole in names for part in ("", ROWS_SUFFIX, SIZE_SUFFIX)]
     return {name: bound[name] for name in told if name in bound}
 
 
-def _extents(name: str, argument: Argument) -> Environment:
+def _pointer_extents(name: str, argument: Argument) -> Environment:
     """What is bound beside a pointer: the first dimension and the elements of the tensor it points at."""
-    return {f"{name}{ROWS}": argument.shape[0], f"{name}{SIZE}": math.prod(argument.shape)}
+    return {f"{name}{ROWS_SUFFIX}": argument.shape[0], f"{name}{SIZE_SUFFIX}": math.prod(argument.shape)}
 
 
 def _by_position(names: Sequence[str], types: Sequence[Type], arguments: Sequence[Argument]) -> Environment:
@@ -243,7 +243,7 @@ def _by_position(names: Sequence[str], types: Sequence[Type], arguments: Sequenc
         if (place, index) in dead:
             return None
         argument = arguments[index]
-        for taken, bound in _fits(argument, names[place:], types[place:]):
+        for taken, bound in _parameter_matches(argument, names[place:], types[place:]):
             rest = align(place + taken, index + 1)
             if rest is not None:
                 return {**bound, **rest}
@@ -253,7 +253,9 @@ def _by_position(names: Sequence[str], types: Sequence[Type], arguments: Sequenc
     return align(0, 0) or {}
 
 
-def _fits(argument: Argument, names: Sequence[str], types: Sequence[Type]) -> list[tuple[int, Environment]]:
+def _parameter_matches(
+    argument: Argument, names: Sequence[str], types: Sequence[Type]
+) -> list[tuple[int, Environment]]:
     """The ways in which one argument may take parameters: (how many, what they are bound to)."""
     value = argument.value
     ways: list[tuple[int, Environment]] = []
@@ -268,7 +270,7 @@ def _fits(argument: Argument, names: Sequence[str], types: Sequence[Type]) -> li
             if len(types) > len(sizes) and all(t.kind == "int" for t in types[1 : len(sizes) + 1]):
                 ways.append((len(sizes) + 1, dict(zip(names[1:], sizes, strict=False))))
         if kind in ("block", "pointer"):
-            ways.append((1, _extents(names[0], argument) if argument.shape else {}))
+            ways.append((1, _pointer_extents(names[0], argument) if argument.shape else {}))
     elif isinstance(value, int) and kind == "int":
         ways.append((1, {names[0]: int(value)}))
     elif not isinstance(value, int):

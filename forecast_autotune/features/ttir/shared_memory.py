@@ -15,12 +15,12 @@ from forecast_autotune.features.ttir.parser import Block, Op
 from forecast_autotune.features.ttir.tensors import (
     ATOMICS,
     DOTS,
-    JOINING,
     LOADS,
+    REDUCTIONS,
     STORES,
-    joined,
-    nested,
-    walk,
+    nested_blocks,
+    reduction_axis,
+    walk_ops,
 )
 
 _VIEWS = frozenset(("tt.trans", "tt.reshape"))
@@ -32,12 +32,12 @@ _CASTS = frozenset(
 )
 _STAGES = re.compile(r"tt\.num_stages = (\d+)")
 _ORDER = re.compile(r"array<i32: ([\d, ]+)>")
-_ASYNC_BITS = 32
+_MIN_ASYNC_COPY_BITS = 32
 """The narrowest access that hardware copies into shared memory by itself."""
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessPattern:
     """How one load or store walks through memory."""
 
     run: int
@@ -47,7 +47,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedMemoryUse:
     """Bytes by role; those of loops are of the loop that keeps most."""
 
     direct_bytes: float = 0.0
@@ -88,27 +88,27 @@ class Shared:
     """1 when this reduction runs while the loop above keeps its buffers."""
 
 
-def shared(blocks: Sequence[Block], accesses: Mapping[int, Access]) -> Shared:
+def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPattern]) -> SharedMemoryUse:
     """The parts of a function's shared memory. `accesses` are those seen so far, by `id` of the operation."""
-    every = list(walk(blocks))
+    every = list(walk_ops(blocks))
     makers = {result: op for op in every for result in op.results}
     loops = [op for op in every if op.name in ("scf.for", "scf.while")]
     inside: set[int] = set()
     busy: set[int] = set()
     best: dict[str, float] = {}
     for loop in loops:
-        body = list(walk(list(nested(loop)), into_loops=False))
+        body = list(walk_ops(list(nested_blocks(loop)), into_loops=False))
         inside |= {id(op) for op in body}
-        found = _loop(loop, body, makers, accesses)
-        if _weight(found) > _weight(best):
+        found = _loop_parts(loop, body, makers, accesses)
+        if _three_stage_bytes(found) > _three_stage_bytes(best):
             # A product's layout keeps each row within a warp: reductions next to it exchange nothing.
             best, busy = found, {id(op) for op in body} if "streamed_bytes" in found else set()
     straight = [op for op in every if op.name in DOTS and id(op) not in inside]
-    return Shared(
+    return SharedMemoryUse(
         **best,
-        **_reduced(every, busy),
+        **_reduction_parts(every, busy),
         straight_dot_bytes=max((_operand_bytes(op) for op in straight), default=0.0),
-        turned_bytes=_turned(every, accesses),
+        turned_bytes=_transposed_bytes(every, accesses),
     )
 
 
@@ -120,7 +120,7 @@ def chained(blocks: Sequence[Block]) -> list[Op]:
     before: dict[str, frozenset[int]] = {}
     found: set[int] = set()
     dots = []
-    for op in walk(blocks):  # in program order: the names of one region come again in another beside it
+    for op in walk_ops(blocks):  # in program order: the names of one region come again in another beside it
         reached = frozenset[int]()
         for name in (*op.operands, *op.inits):
             if name in before:
@@ -129,7 +129,7 @@ def chained(blocks: Sequence[Block]) -> list[Op]:
             found |= reached
             dots.append(op)
             reached |= {id(op)}
-        inside = [name for block in nested(op) for name in block.arguments] if op.regions else []
+        inside = [name for block in nested_blocks(op) for name in block.arguments] if op.regions else []
         for name in (*op.results, *inside):
             if reached:
                 before[name] = reached
@@ -138,31 +138,31 @@ def chained(blocks: Sequence[Block]) -> list[Op]:
     return [dot for dot in dots if id(dot) in found]
 
 
-def _weight(parts: Mapping[str, float]) -> float:
+def _three_stage_bytes(parts: Mapping[str, float]) -> float:
     """What a loop keeps with three stages, to find the one that keeps most."""
     ahead = 2.0 / max(1.0, parts.get("load_levels", 1.0))
     loaded = sum(parts.get(f"{name}_bytes", 0.0) for name in ("direct", "indirect", "streamed"))
     return ahead * loaded + sum(parts.get(f"{name}_bytes", 0.0) for name in ("resident", "chained"))
 
 
-def _inputs(dot: Op) -> list[str]:
+def _dot_inputs(dot: Op) -> list[str]:
     return dot.operands[:2] if dot.name == "tt.dot" else dot.operands[:-1]
 
 
 def _operand_bytes(dot: Op) -> float:
-    names = dict(zip(_inputs(dot)[:2], dot.inputs, strict=False))
+    names = dict(zip(_dot_inputs(dot)[:2], dot.inputs, strict=False))
     return math.fsum(t.nbytes for t in names.values())
 
 
-def _loop(
-    loop: Op, body: Sequence[Op], makers: Mapping[str, Op], accesses: Mapping[int, Access]
+def _loop_parts(
+    loop: Op, body: Sequence[Op], makers: Mapping[str, Op], accesses: Mapping[int, AccessPattern]
 ) -> dict[str, float]:
     """The parts that one loop keeps; empty when it has neither dots nor stages of its own."""
     asked = _STAGES.search(loop.text)
     stages = float(asked.group(1)) if asked else 0.0
     local = {result: op for op in body for result in op.results}
     loads = [op for op in body if op.name in LOADS and op.outputs and op.outputs[0].tensor]
-    copied = [op for op in loads if _asynchronous(op, accesses)]
+    copied = [op for op in loads if _is_async_copy(op, accesses)]
     dots = [op for op in body if op.name in DOTS]
     if not dots:
         if not asked:
@@ -172,28 +172,28 @@ def _loop(
             "streamed_load_bytes": max((op.outputs[0].nbytes for op in copied), default=0.0),
             "loop_stages": stages,
         }
-    levels = _levels(dots, local)
+    levels = _load_levels(dots, local)
     direct: dict[int, float] = {}
     resident: dict[str, float] = {}
     chained: dict[str, float] = {}
     cast, crosswise = 0.0, 0.0
     last: dict[int, int] = {}
     for order, dot in enumerate(dots):
-        for place, (name, type_) in enumerate(zip(_inputs(dot), dot.inputs, strict=False)):
-            root, changed = _root(name, local, makers)
+        for place, (name, type_) in enumerate(zip(_dot_inputs(dot), dot.inputs, strict=False)):
+            root, changed = _operand_source(name, local, makers)
             maker = local.get(root)
             if maker is not None and maker.name in LOADS:
                 last[id(maker)] = order
-                if place < 2 and type_.bits != 16 and _crosswise(name, place, local, accesses):
+                if place < 2 and type_.bits != 16 and _is_crosswise(name, place, local, accesses):
                     crosswise += type_.nbytes
                 if changed and place:
                     cast = max(cast, type_.nbytes)
                 elif not changed:
                     direct[id(maker)] = maker.outputs[0].nbytes
-            elif _elementwise(root, local):
+            elif _is_elementwise(root, local):
                 if place:
                     cast = max(cast, type_.nbytes)
-            elif place == 0 and _in_registers(root, changed, local, makers):
+            elif place == 0 and _stays_in_registers(root, changed, local, makers):
                 chained[root] = type_.nbytes
             else:
                 resident[root] = type_.nbytes
@@ -201,7 +201,7 @@ def _loop(
     return {
         "direct_bytes": math.fsum(direct.values()),
         "indirect_bytes": math.fsum(op.outputs[0].nbytes for op in reached),
-        "direct_once_bytes": _at_once(body, last),
+        "direct_once_bytes": _peak_operand_bytes(body, last),
         "resident_bytes": math.fsum(resident.values()),
         "chained_bytes": math.fsum(chained.values()),
         "cast_bytes": cast,
@@ -211,12 +211,12 @@ def _loop(
     }
 
 
-def _asynchronous(load: Op, accesses: Mapping[int, Access]) -> bool:
+def _is_async_copy(load: Op, accesses: Mapping[int, AccessPattern]) -> bool:
     access = accesses.get(id(load))
-    return access is None or access.run * load.outputs[0].bits >= _ASYNC_BITS
+    return access is None or access.run * load.outputs[0].bits >= _MIN_ASYNC_COPY_BITS
 
 
-def _root(name: str, local: Mapping[str, Op], makers: Mapping[str, Op]) -> tuple[str, bool]:
+def _operand_source(name: str, local: Mapping[str, Op], makers: Mapping[str, Op]) -> tuple[str, bool]:
     """Where a dot operand comes from, seen through views and casts; and whether there was a cast."""
     cast = False
     while (op := local.get(name) or makers.get(name)) is not None and op.name in _VIEWS | _CASTS:
@@ -225,7 +225,9 @@ def _root(name: str, local: Mapping[str, Op], makers: Mapping[str, Op]) -> tuple
     return name, cast
 
 
-def _crosswise(name: str, place: int, local: Mapping[str, Op], accesses: Mapping[int, Access]) -> bool:
+def _is_crosswise(
+    name: str, place: int, local: Mapping[str, Op], accesses: Mapping[int, AccessPattern]
+) -> bool:
     """Whether the dot operand at `place` was loaded along another dimension than the dot sums over."""
     turns = 0
     while (op := local.get(name)) is not None and op.name in _VIEWS | _CASTS:
@@ -238,7 +240,7 @@ def _crosswise(name: str, place: int, local: Mapping[str, Op], accesses: Mapping
     return (access.axis + turns) % 2 != summed
 
 
-def _in_registers(root: str, cast: bool, local: Mapping[str, Op], makers: Mapping[str, Op]) -> bool:
+def _stays_in_registers(root: str, cast: bool, local: Mapping[str, Op], makers: Mapping[str, Op]) -> bool:
     """Whether a left operand can stay in registers: carried, from a dot, or computed before the loop."""
     if root not in local:
         before = makers.get(root)
@@ -256,7 +258,7 @@ def _in_registers(root: str, cast: bool, local: Mapping[str, Op], makers: Mappin
     return False
 
 
-def _elementwise(root: str, local: Mapping[str, Op]) -> bool:
+def _is_elementwise(root: str, local: Mapping[str, Op]) -> bool:
     """Whether an operand is computed element by element from loads, which then take its layout."""
     seen, left = {root}, [root]
     while left:
@@ -273,10 +275,10 @@ def _elementwise(root: str, local: Mapping[str, Op]) -> bool:
     return True
 
 
-def _levels(dots: Sequence[Op], local: Mapping[str, Op]) -> dict[int, int]:
+def _load_levels(dots: Sequence[Op], local: Mapping[str, Op]) -> dict[int, int]:
     """Loads that dot operands depend on, by `id`: how many loads lie on the way, themselves included."""
     levels: dict[int, int] = {}
-    left = [(name, 0) for dot in dots for name in _inputs(dot)]
+    left = [(name, 0) for dot in dots for name in _dot_inputs(dot)]
     seen: dict[str, int] = {}
     while left:
         name, level = left.pop()
@@ -291,7 +293,7 @@ def _levels(dots: Sequence[Op], local: Mapping[str, Op]) -> dict[int, int]:
     return levels
 
 
-def _at_once(body: Sequence[Op], last: Mapping[int, int]) -> float:
+def _peak_operand_bytes(body: Sequence[Op], last: Mapping[int, int]) -> float:
     """Most bytes of loaded dot operands between their loads and their last dots; `last` counts dots."""
     alive: dict[int, tuple[int, float]] = {}
     most, order = 0.0, -1
@@ -304,14 +306,14 @@ def _at_once(body: Sequence[Op], last: Mapping[int, int]) -> float:
     return most
 
 
-def _reduced(every: Sequence[Op], busy: Set[int]) -> dict[str, float]:
+def _reduction_parts(every: Sequence[Op], busy: Set[int]) -> dict[str, float]:
     """The parts about the reduction that exchanges most; `busy` are the operations of the fullest loop."""
     best: dict[str, float] = {}
     most = 0.0
     for op in every:
-        if op.name not in JOINING or not op.inputs[0].shape:
+        if op.name not in REDUCTIONS or not op.inputs[0].shape:
             continue
-        shape, axis = joined(op)
+        shape, axis = reduction_axis(op)
         length, results = shape[axis], op.inputs[0].elements // shape[axis]
         words = math.fsum(max(t.bits, 32) / 8 for t in op.inputs) * results
         if words * min(length, 4) > most:
@@ -325,7 +327,7 @@ def _reduced(every: Sequence[Op], busy: Set[int]) -> dict[str, float]:
     return best
 
 
-def _turned(every: Sequence[Op], accesses: Mapping[int, Access]) -> float:
+def _transposed_bytes(every: Sequence[Op], accesses: Mapping[int, AccessPattern]) -> float:
     """Bytes of the largest tile that changes its fastest dimension between its load and its store."""
     seen = {access.axis for access in accesses.values() if access.axis is not None}
     if not seen or (len(seen) == 1 and not any(op.name == "tt.trans" for op in every)):
@@ -341,14 +343,14 @@ def _turned(every: Sequence[Op], accesses: Mapping[int, Access]) -> float:
             pointed = op.name in ("tt.store", "tt.atomic_rmw", "tt.atomic_cas")
             loaded = axes.get(op.operands[1] if pointed else op.operands[-1])
             if along is not None and loaded is not None and loaded != along:
-                most = max(most, op.inputs[0].loaded().nbytes)
+                most = max(most, op.inputs[0].loaded_type().nbytes)
         elif op.results:
-            axis = _axis(op, axes)
+            axis = _fastest_axis(op, axes)
             axes.update(dict.fromkeys(op.results, axis))
     return most
 
 
-def _axis(op: Op, axes: Mapping[str, int | None]) -> int | None:
+def _fastest_axis(op: Op, axes: Mapping[str, int | None]) -> int | None:
     """The fastest dimension of what an operation gives, by those of its operands; None when it has none."""
     known = [axis for name in op.operands if (axis := axes.get(name)) is not None]
     if not known:

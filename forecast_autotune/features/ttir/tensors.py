@@ -16,9 +16,9 @@ Strides: TypeAlias = tuple[tuple[int | None, int], ...]
 """By dimension: how much an integer or pointer tensor grows per step, in elements (None: unknown), and
 over how many steps it goes on like that before it jumps, as `x % 768` does after 768."""
 
-WHOLE = 1 << 62
+UNBROKEN = 1 << 62
 """Steps of a dimension that never jumps."""
-_STILL = (0, WHOLE)
+_CONSTANT_STRIDE = (0, UNBROKEN)
 
 LOADS = frozenset(
     (
@@ -36,10 +36,10 @@ DOTS = frozenset(("tt.dot", "tt.dot_scaled"))
 ATOMICS = frozenset(
     ("tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_reduce", "tt.experimental_descriptor_reduce")
 )
-JOINING = frozenset(("tt.reduce", "tt.scan"))
+REDUCTIONS = frozenset(("tt.reduce", "tt.scan"))
 REGION_FUNCTIONS = frozenset(("tt.reduce", "tt.scan", "tt.map_elementwise"))
 """Operations whose region is a scalar function, not code that runs once per program."""
-STAGES = LOADS | DOTS | ATOMICS | {"tt.reduce", "tt.scan", "tt.gather", "tt.histogram"}
+LATENCY_OPS = LOADS | DOTS | ATOMICS | {"tt.reduce", "tt.scan", "tt.gather", "tt.histogram"}
 """Operations whose latency a dependent operation has to wait for."""
 
 _CASTS = frozenset(
@@ -50,37 +50,41 @@ _CASTS = frozenset(
     )
 )
 _VIEWS = frozenset(("tt.expand_dims", "tt.broadcast", "tt.splat", "tt.unsplat"))
-_CHEAP = frozenset(("tt.make_range", "tt.addptr", "tt.splat", "tt.expand_dims", "tt.broadcast"))
+_REMATERIALIZABLE_OPS = frozenset(
+    ("tt.make_range", "tt.addptr", "tt.splat", "tt.expand_dims", "tt.broadcast")
+)
 _ADDRESSES = frozenset(("tt.addptr", "arith.addi", "arith.subi", "arith.muli", "arith.extsi", "arith.extui"))
-_CHEAP_ARITHMETIC = re.compile(
+_REMATERIALIZABLE_ARITHMETIC = re.compile(
     r"arith\.(?:constant|addi|subi|muli|div\wi|rem\wi|m(?:in|ax)\wi|ext\wi|trunci|index_cast\w*|cmpi|andi|ori|xori|select)"
 )
 _AXIS = re.compile(r"axis = (\d+)")
 _ORDER = re.compile(r"array<i32: ([\d, ]+)>")
 
 
-def strides(op: Op, known: Mapping[str, Strides], values: Mapping[str, Value]) -> Strides:
+def result_strides(op: Op, known: Mapping[str, Strides], values: Mapping[str, Value]) -> Strides:
     """The strides of an operation's result, as far as they can be seen."""
     name = op.name
     shape = op.outputs[0].shape
     if name == "tt.make_range":
-        return ((1, WHOLE),)
+        return ((1, UNBROKEN),)
     if name in ("tt.splat", "arith.constant"):
-        return (_STILL,) * len(shape)
+        return (_CONSTANT_STRIDE,) * len(shape)
     if not op.operands or not op.inputs:
-        return _unseen(shape)
+        return _unknown_strides(shape)
     last = len(op.inputs) - 1
     sources = [
-        known.get(operand) or _unseen(op.inputs[min(place, last)].shape)
+        known.get(operand) or _unknown_strides(op.inputs[min(place, last)].shape)
         for place, operand in enumerate(op.operands)
     ]
     first = sources[0]
     if name == "tt.expand_dims":
         found = _AXIS.search(op.text)
         axis = int(found.group(1)) if found else 0
-        return (*first[:axis], _STILL, *first[axis:])
+        return (*first[:axis], _CONSTANT_STRIDE, *first[axis:])
     if name == "tt.broadcast":
-        return tuple(_STILL if n == 1 else s for s, n in zip(first, op.inputs[0].shape, strict=True))
+        return tuple(
+            _CONSTANT_STRIDE if n == 1 else s for s, n in zip(first, op.inputs[0].shape, strict=True)
+        )
     if name == "tt.trans":
         found = _ORDER.search(op.text)
         return tuple(first[int(n)] for n in found.group(1).split(",")) if found else first[::-1]
@@ -88,13 +92,13 @@ def strides(op: Op, known: Mapping[str, Strides], values: Mapping[str, Value]) -
         return first
     if name == "arith.select" and len(sources) == 3:
         # Out-of-range lanes get one safe index: the others keep their runs.
-        return sources[2] if _uniform(sources[1]) else sources[1]
+        return sources[2] if _is_uniform(sources[1]) else sources[1]
     if len(sources) != 2 or len(first) != len(sources[1]):
-        return _unseen(shape)
-    return _binary(op, first, sources[1], values)
+        return _unknown_strides(shape)
+    return _binary_strides(op, first, sources[1], values)
 
 
-def _binary(op: Op, first: Strides, second: Strides, values: Mapping[str, Value]) -> Strides:
+def _binary_strides(op: Op, first: Strides, second: Strides, values: Mapping[str, Value]) -> Strides:
     name = op.name
     if op.outputs[0].bits == 1 and name in ("arith.andi", "arith.ori", "arith.xori"):
         return tuple(
@@ -108,27 +112,27 @@ def _binary(op: Op, first: Strides, second: Strides, values: Mapping[str, Value]
             for (a, over), (b, under) in zip(first, second, strict=True)
         )
     if name == "arith.muli":
-        moving, uniform, factor = (first, second, 1) if _uniform(second) else (second, first, 0)
-        by = values.get(op.operands[factor]) if _uniform(uniform) else None
+        moving, uniform, factor = (first, second, 1) if _is_uniform(second) else (second, first, 0)
+        by = values.get(op.operands[factor]) if _is_uniform(uniform) else None
         return tuple(
             (0 if s == 0 else None if s is None or not isinstance(by, int) else s * by, over)
             for s, over in moving
         )
-    if not _uniform(second):
-        return _unseen(op.outputs[0].shape)
+    if not _is_uniform(second):
+        return _unknown_strides(op.outputs[0].shape)
     by = values.get(op.operands[1])
     by = by if isinstance(by, int) and by > 0 else None
     if name in ("arith.remsi", "arith.remui"):
         # Wrapping a range by an unknown size is written to keep runs whole: `(start + range) % M`.
         return tuple((s, min(over, max(1, by // s)) if by and s and s > 0 else over) for s, over in first)
     if name in ("arith.divsi", "arith.divui"):
-        return tuple(_divided(s, over, by) for s, over in first)
+        return tuple(_divided_stride(s, over, by) for s, over in first)
     if name in ("arith.minsi", "arith.maxsi"):  # clamping, likewise
         return first
-    return (_STILL,) * len(first) if _uniform(first) else _unseen(op.outputs[0].shape)
+    return (_CONSTANT_STRIDE,) * len(first) if _is_uniform(first) else _unknown_strides(op.outputs[0].shape)
 
 
-def _divided(step: int | None, over: int, by: int | None) -> tuple[int | None, int]:
+def _divided_stride(step: int | None, over: int, by: int | None) -> tuple[int | None, int]:
     """A dimension divided by a number: it stands still as long as the quotient does."""
     if step == 0:
         return step, over
@@ -139,16 +143,16 @@ def _divided(step: int | None, over: int, by: int | None) -> tuple[int | None, i
     return (step // by if step % by == 0 else None), over
 
 
-def _uniform(steps: Strides) -> bool:
+def _is_uniform(steps: Strides) -> bool:
     """Whether all elements are equal."""
-    return all(step == 0 and over == WHOLE for step, over in steps)
+    return all(step == 0 and over == UNBROKEN for step, over in steps)
 
 
-def _unseen(shape: Sequence[int]) -> Strides:
-    return tuple(_STILL if size == 1 else (None, WHOLE) for size in shape)
+def _unknown_strides(shape: Sequence[int]) -> Strides:
+    return tuple(_CONSTANT_STRIDE if size == 1 else (None, UNBROKEN) for size in shape)
 
 
-def contiguous(shape: Sequence[int], steps: Strides | None) -> tuple[int, int | None]:
+def contiguous_run(shape: Sequence[int], steps: Strides | None) -> tuple[int, int | None]:
     """How many elements of one access lie next to each other in memory, and along which dimension.
 
     At least 1; the dimension is None when no two neighbours can be seen to lie next to each other.
@@ -166,37 +170,37 @@ def contiguous(shape: Sequence[int], steps: Strides | None) -> tuple[int, int | 
     return run, axis
 
 
-def joined(op: Op) -> tuple[tuple[int, ...], int]:
+def reduction_axis(op: Op) -> tuple[tuple[int, ...], int]:
     """The shape of what a reduction or scan reads, and the dimension along which it joins elements."""
     shape = op.inputs[0].shape or (1,)
     found = _AXIS.search(op.text)
     return shape, min(int(found.group(1)), len(shape) - 1) if found else len(shape) - 1
 
 
-def nested(op: Op) -> Iterator[Block]:
+def nested_blocks(op: Op) -> Iterator[Block]:
     """The blocks that run as part of an operation."""
     if op.name not in REGION_FUNCTIONS:
         for region in op.regions:
             yield from region
 
 
-def walk(blocks: Sequence[Block], *, into_loops: bool = True) -> Iterator[Op]:
+def walk_ops(blocks: Sequence[Block], *, into_loops: bool = True) -> Iterator[Op]:
     """All operations in program order, with those of nested regions after their owner."""
     for block in blocks:
         for op in block.ops:
             yield op
             if op.regions and (into_loops or op.name not in ("scf.for", "scf.while")):
-                yield from walk(list(nested(op)), into_loops=into_loops)
+                yield from walk_ops(list(nested_blocks(op)), into_loops=into_loops)
 
 
-def pipelined(loop: Op) -> tuple[float, float] | None:
+def pipelined_bytes(loop: Op) -> tuple[float, float] | None:
     """Bytes per iteration of (loads that feed a dot, all loads) of an innermost loop with loads.
 
     None when the loop has no loads of its own, or a loop inside it has some.
     """
-    body = list(nested(loop))
-    own = list(walk(body, into_loops=False))
-    deeper = sum(op.name in LOADS for op in walk(body)) - sum(op.name in LOADS for op in own)
+    body = list(nested_blocks(loop))
+    own = list(walk_ops(body, into_loops=False))
+    deeper = sum(op.name in LOADS for op in walk_ops(body)) - sum(op.name in LOADS for op in own)
     loads = [op for op in own if op.name in LOADS and op.outputs and op.outputs[0].tensor]
     if deeper or not loads:
         return None
@@ -214,7 +218,7 @@ def pipelined(loop: Op) -> tuple[float, float] | None:
     return math.fsum(size for size, feeds in sizes if feeds), math.fsum(size for size, _ in sizes)
 
 
-def serial_chain(blocks: Sequence[Block], counted: Set[str] = STAGES) -> int:
+def serial_chain(blocks: Sequence[Block], counted: Set[str] = LATENCY_OPS) -> int:
     """Operations of these names on the longest path of dependences through these blocks."""
     depth: dict[str, int] = {}
 
@@ -224,7 +228,7 @@ def serial_chain(blocks: Sequence[Block], counted: Set[str] = STAGES) -> int:
             for op in block.ops:
                 at = max((depth.get(operand, 0) for operand in (*op.operands, *op.inits)), default=0)
                 if op.regions and op.name not in REGION_FUNCTIONS:
-                    inside = list(nested(op))
+                    inside = list(nested_blocks(op))
                     for part in inside:
                         for name in part.arguments:
                             depth[name] = at
@@ -266,13 +270,13 @@ class _Liveness:
         for name, type_ in zip(block.arguments, block.types, strict=False):
             self.source.pop(name, None)
             (self.cheap.discard if type_.tensor else self.cheap.add)(name)
-            size[name] = _held(type_)
+            size[name] = _register_bytes(type_)
             self.elements[name] = type_.elements
         last: dict[str, float] = dict.fromkeys(size, -1.0)
         inside: list[float] = []
         for place, op in enumerate(block.ops):
             peak, used = 0.0, set()
-            for part in nested(op):
+            for part in nested_blocks(op):
                 part_peak, part_used = self.block(part)
                 peak = max(peak, part_peak)
                 used |= part_used
@@ -288,7 +292,7 @@ class _Liveness:
 
     def _define(self, op: Op, size: dict[str, float]) -> None:
         sources = [name for name in op.operands if name in self.cheap]
-        simple = _cheap(op.name)
+        simple = _is_rematerializable(op.name)
         for result, type_ in zip(op.results, op.outputs, strict=False):
             self.source.pop(result, None)
             self.cheap.discard(result)
@@ -303,7 +307,7 @@ class _Liveness:
                 self.cheap.add(result)
                 size[result] = 0.0
             else:
-                size[result] = _held(type_)
+                size[result] = _register_bytes(type_)
                 self.elements[result] = type_.elements
 
     def _narrow(self, op: Op, type_: Type) -> str | None:
@@ -337,11 +341,11 @@ class _Liveness:
 
 
 @lru_cache(maxsize=512)
-def _cheap(name: str) -> bool:
-    return name in _CHEAP or _CHEAP_ARITHMETIC.fullmatch(name) is not None
+def _is_rematerializable(name: str) -> bool:
+    return name in _REMATERIALIZABLE_OPS or _REMATERIALIZABLE_ARITHMETIC.fullmatch(name) is not None
 
 
-def _held(type_: Type) -> float:
+def _register_bytes(type_: Type) -> float:
     """Bytes a tensor takes in registers; scalars are free."""
     if not type_.tensor:
         return 0.0

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forecast_autotune.features.ttir import memory, tensors
-from forecast_autotune.features.ttir.facts import Facts
-from forecast_autotune.features.ttir.integers import ASSUMED_EXTENT, Integers
-from forecast_autotune.features.ttir.module import Module, module
-from forecast_autotune.features.ttir.parser import Block, FeatureError, Function, Op
-from forecast_autotune.features.ttir.scalars import Environment, Value, bind, lift, mean, renamed
-from forecast_autotune.features.ttir.shared_memory import Access, chained, shared
+from forecast_autotune.features.ttir.facts import TtirFacts
+from forecast_autotune.features.ttir.integers import ASSUMED_EXTENT, IntegerAnalysis
+from forecast_autotune.features.ttir.module import TtirModule, cached_module
+from forecast_autotune.features.ttir.parser import Block, FeatureError, Op, TtirFunction
+from forecast_autotune.features.ttir.scalars import Environment, Value, bind_call, bind_parameters, lift, mean
+from forecast_autotune.features.ttir.shared_memory import AccessPattern, chained, shared_memory_use
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Argument, Candidate, Scalar
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 __all__ = [
     "ASSUMED_EXTENT",
     "DEFAULT_TRIPS",
-    "Facts",
     "FeatureError",
+    "TtirFacts",
     "assignment_key",
     "assignment_of",
-    "facts",
+    "extract_facts",
 ]
 
 DEFAULT_TRIPS = 16
 """Iterations assumed for a loop about whose bounds nothing is known."""
-_DEEPEST_CALL = 8
+_MAX_CALL_DEPTH = 8
 
 _EXACT_MATH = frozenset(
     f"math.{name}"
@@ -65,10 +65,10 @@ def assignment_key(kwargs: Mapping[str, Scalar]) -> str:
 def assignment_of(candidate: Candidate) -> str:
     """The name of a candidate's TTIR: its `assignment_key`, for another source after its name and a `|`."""
     key = assignment_key(dict(candidate.config.kwargs))
-    return key if candidate.of_base else f"{candidate.variant}|{key}"
+    return key if candidate.is_base_variant else f"{candidate.variant}|{key}"
 
 
-def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None) -> Facts:
+def extract_facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None) -> TtirFacts:
     """Read the facts of one program from TTIR text.
 
     `arguments` are the call's arguments in the kernel's order (values of integers matter), `grid`
@@ -77,10 +77,10 @@ def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None
     branch on unknown data counts half. Raises `FeatureError` for text that is not a TTIR module.
     """
     try:
-        parsed = module(text)
+        parsed = cached_module(text)
         kernel = parsed.kernel
-        walk = _Walk(functions=parsed.functions, grid=grid)
-        walk.enter(kernel, bind(kernel, arguments))
+        walk = _FactCollector(functions=parsed.functions, grid=grid)
+        walk.bind_parameters(kernel, bind_parameters(kernel, arguments))
         walk.function(kernel, {}, 1, 0)
         return walk.facts(parsed)
     except FeatureError:
@@ -91,7 +91,7 @@ def facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
-class _Loop:
+class _LoopProfile:
     """A loop that the mean program goes through."""
 
     op: Op
@@ -103,19 +103,19 @@ class _Loop:
 
 
 @dataclass(kw_only=True)
-class _Walk(Integers):
+class _FactCollector(IntegerAnalysis):
     """One pass over a kernel in program order, adding up what each operation costs."""
 
-    functions: Mapping[str, Function]
+    functions: Mapping[str, TtirFunction]
     total: dict[str, float] = field(default_factory=dict)
     dots: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
     flops: dict[int, float] = field(default_factory=dict)
     """Of each dot, by `id` of the operation."""
-    loops: list[_Loop] = field(default_factory=list)
+    loops: list[_LoopProfile] = field(default_factory=list)
     contiguous_bytes: float = 0.0
     masked_bytes: float = 0.0
-    accesses: dict[int, Access] = field(default_factory=dict)
-    touches: dict[memory.Touch, float] = field(default_factory=dict)
+    accesses: dict[int, AccessPattern] = field(default_factory=dict)
+    touches: dict[memory.TileAccess, float] = field(default_factory=dict)
     """How often the mean program makes each access."""
     reductions: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
     """How often the mean program joins elements in each way, see `ttir_memory.exchanged`."""
@@ -126,7 +126,7 @@ class _Walk(Integers):
     def add(self, name: str, amount: float) -> None:
         self.total[name] = self.total.get(name, 0.0) + amount
 
-    def function(self, function: Function, values: Environment, weight: Value, depth: int) -> list[str]:
+    def function(self, function: TtirFunction, values: Environment, weight: Value, depth: int) -> list[str]:
         """Walk a function's blocks; returns the names of what it returns."""
         self.values.update(values)
         return self.region(function.blocks, weight, depth)
@@ -151,7 +151,7 @@ class _Walk(Integers):
         if op.name == "cf.cond_br" and len(targets) == 2:
             chosen = self.values.get(op.operands[0])
             if chosen is not None:
-                weights = list(_split(here, chosen))
+                weights = list(_split_weight(here, chosen))
             else:
                 # `if done: return` on unknown data: the way that has work to do is the usual one.
                 by_label = {block.label: block for block in blocks}
@@ -177,7 +177,7 @@ class _Walk(Integers):
         if name in tensors.LOADS:
             self._access(op, "load", op.outputs[0].nbytes, scale)
         elif name in tensors.STORES:
-            stored = op.inputs[-1] if len(op.inputs) > 1 else op.inputs[0].loaded()
+            stored = op.inputs[-1] if len(op.inputs) > 1 else op.inputs[0].loaded_type()
             self._access(op, "store", stored.nbytes, scale)
         elif name in tensors.DOTS:
             self._dot(op, scale)
@@ -185,9 +185,9 @@ class _Walk(Integers):
             self._call(op, weight, depth)
         elif name == "tt.histogram":
             self.add("reduce_elements", op.inputs[0].elements * scale)
-        elif name in tensors.JOINING:
+        elif name in tensors.REDUCTIONS:
             self.add(f"{name[3:]}_elements", op.inputs[0].elements * scale)
-            joined = tensors.joined(op)
+            joined = tensors.reduction_axis(op)
             self.reductions[joined] = self.reductions.get(joined, 0.0) + len(op.inputs) * scale
         elif name in tensors.ATOMICS:
             self._atomic(op, scale)
@@ -202,17 +202,17 @@ class _Walk(Integers):
         pointer = op.inputs[0] if op.inputs else op.outputs[0]
         axis: int | None
         if pointer.kind == "block":
-            tile = pointer.loaded().shape or (1,)
+            tile = pointer.loaded_type().shape or (1,)
             run, axis, masked = tile[-1], len(tile) - 1, "boundaryCheck" in op.text
         else:
-            run, axis = tensors.contiguous(pointer.shape, self.strides.get(op.operands[0]))
+            run, axis = tensors.contiguous_run(pointer.shape, self.strides.get(op.operands[0]))
             masked = len(op.operands) > (1 if what == "load" else 2)
         mask = op.operands[-1 if what == "store" else 1] if masked and pointer.kind == "pointer" else ""
         self.add("inactive_bytes", (1.0 - mean(self.active.get(mask, 1.0))) * nbytes * scale)
-        self.accesses[id(op)] = Access(run, axis if len(pointer.loaded().shape) > 1 else None)
+        self.accesses[id(op)] = AccessPattern(run, axis if len(pointer.loaded_type().shape) > 1 else None)
         if pointer.kind == "pointer" and pointer.tensor:
-            even = self.strides.get(mask) or (memory.ODD,) * len(pointer.shape)
-            touch = memory.touch(
+            even = self.strides.get(mask) or (memory.UNKNOWN_MASK_STRIDE,) * len(pointer.shape)
+            touch = memory.tile_access(
                 pointer,
                 self.strides.get(op.operands[0]),
                 (run, axis),
@@ -244,7 +244,7 @@ class _Walk(Integers):
     def _arithmetic(self, op: Op, scale: float) -> None:
         name, elements = op.name, op.outputs[0].elements * scale
         if name == "tt.map_elementwise":
-            body = [inner.name for inner in tensors.walk([b for region in op.regions for b in region])]
+            body = [inner.name for inner in tensors.walk_ops([b for region in op.regions for b in region])]
             special = sum(map(_is_special, body))
             self.add("special", elements * special)
             self.add(
@@ -258,38 +258,38 @@ class _Walk(Integers):
 
     def _call(self, op: Op, weight: Value, depth: int) -> None:
         callee = self.functions.get(op.text.partition("@")[2].partition("(")[0].strip('"'))
-        if callee is None or self.calls >= _DEEPEST_CALL:
+        if callee is None or self.calls >= _MAX_CALL_DEPTH:
             return
         given = dict(zip(callee.blocks[0].arguments, op.operands, strict=False))
-        inner = _Walk(
+        inner = _FactCollector(
             functions=self.functions,
             grid=self.grid,
             total=self.total,
-            strides=renamed(self.strides, given),
+            strides=bind_call(self.strides, given),
             dots=self.dots,
             flops=self.flops,
             loops=self.loops,
-            guesses=renamed(self.guesses, given),
-            unread=renamed(self.unread, given),
+            guesses=bind_call(self.guesses, given),
+            undecided=bind_call(self.undecided, given),
             accesses=self.accesses,
             touches=self.touches,
             reductions=self.reductions,
-            starts=renamed(self.starts, given),
-            active=renamed(self.active, given),
+            starts=bind_call(self.starts, given),
+            active=bind_call(self.active, given),
             rows=self.rows,
             sizes=self.sizes,
-            sources=renamed(self.sources, given),
-            divisors=renamed(self.divisors, given),
+            sources=bind_call(self.sources, given),
+            divisors=bind_call(self.divisors, given),
             calls=self.calls + 1,
         )
-        returned = inner.function(callee, renamed(self.values, given), weight, depth)
+        returned = inner.function(callee, bind_call(self.values, given), weight, depth)
         for result, name in zip(op.results, returned, strict=False):
             if name in inner.values:
                 self.values[result] = inner.values[name]
             elif name in inner.guesses:
                 self.guesses[result] = inner.guesses[name]
-                if name in inner.unread:
-                    self.unread[result] = inner.unread[name]
+                if name in inner.undecided:
+                    self.undecided[result] = inner.undecided[name]
         self.contiguous_bytes += inner.contiguous_bytes
         self.masked_bytes += inner.masked_bytes
         self.largest, self.unknown = max(self.largest, inner.largest), self.unknown + inner.unknown
@@ -305,7 +305,7 @@ class _Walk(Integers):
 
     def _if(self, op: Op, weight: Value, depth: int) -> None:
         chosen = self.values.get(op.operands[0])
-        weights = (lift(lambda w: w / 2, weight),) * 2 if chosen is None else _split(weight, chosen)
+        weights = (lift(lambda w: w / 2, weight),) * 2 if chosen is None else _split_weight(weight, chosen)
         yielded: list[list[Value | None]] = []
         for region, share in zip(op.regions, weights, strict=False):
             names = self.region(region, share, depth)
@@ -322,7 +322,7 @@ class _Walk(Integers):
         carried = first.arguments[len(first.arguments) - len(op.inits) :]
         for name, init in zip(carried, op.inits, strict=False):
             self.forget(name)
-            self.follow(name, init)
+            self.assume_initial(name, init)
             if op.name == "scf.while":
                 self.divisors.pop(name, None)  # by what it grows is not looked for
         if op.name == "scf.for":
@@ -338,14 +338,16 @@ class _Walk(Integers):
         for region in op.regions:
             self.region(region, inside, depth + 1)
         if mean(inside) > 0:
-            self.loops.append(_Loop(op, mean(weight), mean(inside), depth + 1, len(self.loops) == known))
+            self.loops.append(
+                _LoopProfile(op, mean(weight), mean(inside), depth + 1, len(self.loops) == known)
+            )
         for result, init, name in zip(op.results, op.inits, carried, strict=False):
             if init in self.strides:
                 self.strides[result] = self.strides[init]
             if name in self.divisors:
                 self.divisors[result] = self.divisors[name]
 
-    def facts(self, parsed: Module) -> Facts:
+    def facts(self, parsed: TtirModule) -> TtirFacts:
         """Sum up after the walk."""
         kernel = parsed.kernel
         total = dict(self.total)
@@ -358,13 +360,13 @@ class _Walk(Integers):
         busiest = max(
             self.loops, key=lambda one: one.iterations * len(one.op.regions[-1][0].ops), default=None
         )
-        chain, loads = parsed.chains(busiest.op if busiest else None)
+        chain, loads = parsed.longest_chains(busiest.op if busiest else None)
         innermost = [one for one in self.loops if one.innermost]
-        buffers = [found for one in self.loops if (found := tensors.pipelined(one.op)) is not None]
+        buffers = [found for one in self.loops if (found := tensors.pipelined_bytes(one.op)) is not None]
         followed = chained(kernel.blocks) if len(self.flops) > 1 else []
         heads = sorted(followed, key=lambda dot: self.flops.get(id(dot), 0.0))
         rows, columns = heads[-1].outputs[0].shape[-2:] if heads else (0, 0)
-        return Facts(
+        return TtirFacts(
             **total,
             chained_flops=math.fsum(self.flops.get(id(dot), 0.0) for dot in heads),
             chained_rows=float(rows),
@@ -377,7 +379,7 @@ class _Walk(Integers):
             pipelined_dot_bytes=max((feeding for feeding, _ in buffers), default=0.0),
             largest_tile=float(self.largest),
             live_bytes=parsed.live_bytes,
-            accumulator_bytes=max((_accumulators(one.op) for one in self.loops), default=0.0),
+            accumulator_bytes=max((_accumulator_bytes(one.op) for one in self.loops), default=0.0),
             loop_trips=max((one.iterations for one in self.loops), default=1.0),
             iterations=sum(one.iterations for one in innermost) if self.loops else 1.0,
             loop_entries=sum(one.entries for one in innermost) if self.loops else 1.0,
@@ -387,9 +389,9 @@ class _Walk(Integers):
             mean_contiguous=self.contiguous_bytes / moved if moved else 1.0,
             masked_share=self.masked_bytes / moved if moved else 0.0,
             unknown_trips=self.unknown,
-            **vars(shared(kernel.blocks, self.accesses)),
-            **memory.counted(self.touches),
-            **memory.exchanged(self.reductions, self.touches),
+            **vars(shared_memory_use(kernel.blocks, self.accesses)),
+            **memory.access_counts(self.touches),
+            **memory.warp_exchange_counts(self.reductions, self.touches),
             partial_bytes=memory.partial_bytes(self.touches),
             ops=parsed.ops,
         )
@@ -399,16 +401,20 @@ def _is_special(name: str) -> bool:
     return name in _SPECIAL or (name.startswith("math.") and name not in _EXACT_MATH)
 
 
-def _split(weight: Value, chosen: Value) -> tuple[Value, Value]:
+def _split_weight(weight: Value, chosen: Value) -> tuple[Value, Value]:
     """Divide a weight between the two ways of a branch whose condition is known per program."""
     taken = lift(lambda w, c: w if c else 0, weight, chosen)
     return taken, lift(lambda w, t: w - t, weight, taken)
 
 
-def _accumulators(loop: Op) -> float:
+def _accumulator_bytes(loop: Op) -> float:
     carried = [t for t in loop.regions[-1][0].types if t.tensor]
     found = sum(t.nbytes for t in carried if t.kind == "float")
     if any(t.kind == "int" for t in carried):  # indices, or sums of integer dots
-        dots = {op.outputs[0] for op in tensors.walk(list(tensors.nested(loop))) if op.name in tensors.DOTS}
+        dots = {
+            op.outputs[0]
+            for op in tensors.walk_ops(list(tensors.nested_blocks(loop)))
+            if op.name in tensors.DOTS
+        }
         found += sum(t.nbytes for t in carried if t.kind == "int" and t in dots)
     return float(found)

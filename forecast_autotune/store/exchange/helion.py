@@ -17,8 +17,8 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem, digest
-from forecast_autotune.records.table import Table, filed, read_lines
-from forecast_autotune.store.exchange.kernel_tuner import device_named
+from forecast_autotune.records.table import Table, read_lines, table_of_problem
+from forecast_autotune.store.exchange.kernel_tuner import device_from_name
 
 PROTOCOL = "helion"
 """Timing protocol of imported measurements: Helion's, interleaved or not as its release had it."""
@@ -29,7 +29,7 @@ _LAUNCH = {"num_warps": 4, "num_stages": 1}
 """Launch options and what Helion takes where a config leaves them out."""
 
 
-def is_helion(path: Path) -> bool:
+def is_helion_log(path: Path) -> bool:
     """Whether a file looks like Helion's CSV log; False if unreadable."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -93,13 +93,13 @@ def _add(
     measurement = Measurement(
         problem.id, candidate, outcome, median_ms=ms, compile_s=compiled, protocol=PROTOCOL
     )
-    filed(tables, problem).measurements.append(measurement)
+    table_of_problem(tables, problem).measurements.append(measurement)
 
 
 def _problem(about: Mapping[str, Any], run: str, name: str, device: Device | None) -> Problem:
     hardware = about.get("hardware_info")
     named = hardware.get("device_name") if isinstance(hardware, Mapping) else about.get("hardware")
-    where = device or (device_named(str(named)) if named else None)
+    where = device or (device_from_name(str(named)) if named else None)
     if where is None:
         raise RecordError("the log does not say which device it is of: pass --device-name")
     source = str(about.get("kernel_source") or "")

@@ -28,7 +28,7 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
-from forecast_autotune.records.fields import decode_json, number
+from forecast_autotune.records.fields import decode_json, read_number
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.log import MALFORMED
 
@@ -49,7 +49,7 @@ _CACHE = re.compile(r'"tune_params_keys"\s*:')
 _T4 = re.compile(r'\A\s*\{\s*"(metadata|schema_version|results)"\s*:')
 
 
-def is_kernel_tuner(path: Path) -> bool:
+def is_kernel_tuner_cache(path: Path) -> bool:
     """Whether a file, gzip-compressed or not, looks like Kernel Tuner's output; False if unreadable."""
     try:
         head = _unpacked(path, _HEAD)
@@ -129,7 +129,7 @@ def _problem(data: Mapping[str, Any], device: Device | None, kernel: str, keys: 
         shown = data.get("device_name")
         if not isinstance(shown, str) or not shown.strip():
             raise RecordError("it names no device: say where it was measured (--device-name)")
-        device = device_named(shown.strip())
+        device = device_from_name(shown.strip())
     size = data.get("problem_size")
     sizes = size if isinstance(size, list) else [] if size is None else [size]
     arguments = [
@@ -148,7 +148,7 @@ def _problem(data: Mapping[str, Any], device: Device | None, kernel: str, keys: 
     return replace(problem, extra={"imported_from": PROTOCOL})
 
 
-def device_named(name: str) -> Device:
+def device_from_name(name: str) -> Device:
     """A device known by its name alone; AMD's models run HIP, all others are taken for CUDA's."""
     words = name.lower()
     amd = any(mark in words for mark in ("amd", "radeon", "instinct", "gfx"))
@@ -171,13 +171,13 @@ def _measurement(problem: str, keys: Sequence[str], name: str, row: Mapping[str,
             return Measurement(
                 problem, candidate, _OUTCOMES[word], protocol=PROTOCOL, at=at, extra={"message": word}
             )
-        runs = [t for t in (number(t, "times") for t in row.get("times") or ()) if t is not None]
-        spent = number(row.get("compile_time"), "compile_time")
+        runs = [t for t in (read_number(t, "times") for t in row.get("times") or ()) if t is not None]
+        spent = read_number(row.get("compile_time"), "compile_time")
         return Measurement(
             problem,
             candidate,
             Outcome.OK,
-            statistics.median(runs) if runs else number(given, "time"),
+            statistics.median(runs) if runs else read_number(given, "time"),
             repeats=len(runs),
             compile_s=None if spent is None else spent / 1000.0,
             protocol=PROTOCOL,

@@ -52,7 +52,7 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _of_problem(problem: Problem) -> dict[str, Any]:
+def _problem_columns(problem: Problem) -> dict[str, Any]:
     return {
         "kernel": problem.kernel.name,
         "language": problem.kernel.language,
@@ -67,10 +67,10 @@ def _of_problem(problem: Problem) -> dict[str, Any]:
     }
 
 
-def rows(tables: Iterable[Table]) -> Iterator[dict[str, Any]]:
+def measurement_rows(tables: Iterable[Table]) -> Iterator[dict[str, Any]]:
     """One flat row per measurement, with its problem's columns repeated."""
     for table in tables:
-        shared = _of_problem(table.problem)
+        shared = _problem_columns(table.problem)
         for m in table.measurements:
             config, grid = m.candidate.config, m.grid or table.problem.grid
             yield {
@@ -96,7 +96,7 @@ def rows(tables: Iterable[Table]) -> Iterator[dict[str, Any]]:
 
 
 def write_parquet(path: Path, tables: Iterable[Table]) -> int:
-    """Write one row per measurement (`rows`), atomically; returns the number of rows.
+    """Write one row per measurement (`measurement_rows`), atomically; returns the number of rows.
 
     Raises `StoreError` when pyarrow is not installed, and `OSError` when the file cannot be written.
     """
@@ -109,7 +109,7 @@ def write_parquet(path: Path, tables: Iterable[Table]) -> int:
             "or write .jsonl.gz instead"
         ) from error
     schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in _COLUMNS.items()])
-    part, count, flat = path.with_name(f".{path.name}.part"), 0, rows(tables)
+    part, count, flat = path.with_name(f".{path.name}.part"), 0, measurement_rows(tables)
     try:
         with pyarrow.parquet.ParquetWriter(part, schema) as writer:
             while batch := list(islice(flat, _ROWS_AT_ONCE)):

@@ -10,19 +10,19 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Ticket(Generic[T]):
+class BackgroundTask(Generic[T]):
     """One piece of work under way; see `begin`."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
-        self.given_up = False
+        self.abandoned = False
         """Nobody waits for it any more: it took too long."""
         self.answer: T | None = None
         self.error: Exception | None = None
         self._done = threading.Event()
 
     @classmethod
-    def begin(cls, work: Callable[[], T]) -> Ticket[T]:
+    def start(cls, work: Callable[[], T]) -> BackgroundTask[T]:
         """Start the work. What it raises is kept, not raised: a model must never take a decision down.
 
         The thread is a daemon: a model that hangs must not keep the process from ending.

@@ -12,23 +12,23 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.encode import Encoder
-from forecast_autotune.features.listing import Listed
-from forecast_autotune.llm.calibration import Weight
+from forecast_autotune.features.encode import ConfigEncoder
+from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.llm.calibration import BlendWeight
 from forecast_autotune.records import Candidate
-from forecast_autotune.surrogates.covariance import Hyper
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.learned import Learned
+from forecast_autotune.surrogates.covariance import Hyperparameters
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.learned import LearnedSurrogate
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 
 Rows = npt.NDArray[np.intp]
 
-PRIOR_ODDS = 0.7
+PRIOR_LOG_ODDS = 0.7
 """Log odds, before anything was measured, that the model's part belongs into the forecast at all: 2 to 1."""
 
 
-class Blend(Analytic):
+class BlendedSurrogate(AnalyticSurrogate):
     """An analytic surrogate whose prior mean is moved by what a language model said of some candidates.
 
     Made for one forecast: it remembers what is believed of relatives.
@@ -36,62 +36,62 @@ class Blend(Analytic):
 
     def __init__(
         self,
-        base: Analytic,
+        base: AnalyticSurrogate,
         informed: bool,
         moved: Mapping[Candidate, float],
-        weight: Weight,
+        weight: BlendWeight,
         remains: float = 1.0,
     ) -> None:
         """`moved` is the disagreement of the model with `base`, log2, by candidate; see `Calibration`."""
-        # Without IR the forest has nothing to read and its hyperparameters mislead: see `Learned.answer`.
-        speaker = base if informed or not isinstance(base, Learned) else Analytic()
+        # Without IR the forest has nothing to read and its hyperparameters mislead: see `LearnedSurrogate.answer`.
+        speaker = base if informed or not isinstance(base, LearnedSurrogate) else AnalyticSurrogate()
         h = speaker.hyper
         sizes = {name: remains * getattr(h, name) for name in ("additive", "joint", "rough", "forest")}
         hyper = replace(h, part_slopes=(*h.part_slopes, weight.sd), **sizes)
         super().__init__(hyper, relatives=base.relatives, rows=base.rows)
         self.name, self.version, self.trees = speaker.name, speaker.version, speaker.trees
         self.informed = informed
-        self.base, self.moved, self.weight, self.remains = base, moved, weight, remains
-        self._plain: dict[tuple[str, tuple[Candidate, ...]], Prior] = {}
+        self.base, self.disagreements, self.weight, self.remains = base, moved, weight, remains
+        self._base_priors: dict[tuple[str, tuple[Candidate, ...]], Prior] = {}
 
-    def without(self) -> Blend:
+    def without_llm(self) -> BlendedSurrogate:
         """The belief that has none of the model in it."""
-        made = Blend(self.base, self.informed, self.moved, Weight())
-        made._plain = self._plain  # the same relatives, believed of alike
+        made = BlendedSurrogate(self.base, self.informed, self.disagreements, BlendWeight())
+        made._base_priors = self._base_priors  # the same relatives, believed of alike
         return made
 
-    def before(self, query: Query) -> Prior:
+    def prior(self, query: Query) -> Prior:
         """The belief of `base`, moved; of a relative too, as its residuals are of the same belief."""
         key = query.problem.id, tuple(query.candidates)
-        if key not in self._plain:
-            self._plain[key] = self.base.before(query)
-        plain = self._plain[key]
-        column = np.array([self.moved.get(c, 0.0) for c in query.candidates])
+        if key not in self._base_priors:
+            self._base_priors[key] = self.base.prior(query)
+        plain = self._base_priors[key]
+        column = np.array([self.disagreements.get(c, 0.0) for c in query.candidates])
         floor = float(plain.mean.min())
         bent = self.hyper.compress(plain.mean, floor) + self.weight.mean * column
         parts = np.concatenate([plain.parts, column[:, None]], axis=1)
         leaves = plain.leaves if self.trees else None
         return replace(plain, mean=self.hyper.expand(bent, floor), parts=parts, leaves=leaves)
 
-    def evidence(self, query: Query, before: Prior) -> float:
+    def log_likelihood(self, query: Query, before: Prior) -> float:
         """Log likelihood of what was measured under this belief, of this problem and its relatives."""
-        candidates = Listed.of(query.candidates)
-        encoder = Encoder.of(candidates)
+        candidates = CandidateList.of(query.candidates)
+        encoder = ConfigEncoder.of(candidates)
         inputs, believed = self.inputs(candidates, before, encoder)
-        known = self._observations(query, candidates.row, encoder, before, believed, inputs)
+        known = self._observations(query, candidates.row_of, encoder, before, believed, inputs)
         if not len(known.residual):
             return 0.0
         smooth = self.covariance.residual(known.inputs, known.inputs)
-        tilt = self.covariance.tilt(known.inputs, known.inputs)
-        scale = self._fit_scale(known, smooth, tilt, self._scale(query.problem, before))
-        matrix = self._tied(known, scale**2 * smooth + tilt)
+        tilt = self.covariance.slope_terms(known.inputs, known.inputs)
+        scale = self._fit_scale(known, smooth, tilt, self._residual_scale(query.problem, before))
+        matrix = self._coupled_covariance(known, scale**2 * smooth + tilt)
         matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2
         root = np.linalg.cholesky(matrix)
         white = np.linalg.solve(root, known.residual)
         return -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
 
 
-def disagreement(learned: Array, stated: Array, trust: Array, hyper: Hyper) -> Array:
+def disagreement(learned: Array, stated: Array, trust: Array, hyper: Hyperparameters) -> Array:
     """How much slower than the learned forecast a model expects each candidate to be, log2, [n].
 
     `learned` and `stated` [n] are log2 milliseconds, `trust` [n] is 0 where the model said nothing. Slow ends
@@ -109,25 +109,27 @@ def disagreement(learned: Array, stated: Array, trust: Array, hyper: Hyper) -> A
     return np.where(told, trust * (gap - float(weight @ gap) / float(weight.sum())), 0.0)
 
 
-def belief(query: Query, blend: Blend) -> float:
+def inclusion_probability(query: Query, blend: BlendedSurrogate) -> float:
     """P(the model's part belongs into the forecast), after what was measured.
 
     Bayesian model comparison with the belief that has none of it (Kass & Raftery 1995). The slope term alone
     would only ever shrink the weight of a model that is plainly wrong here.
     """
-    without = blend.without()
+    without = blend.without_llm()
 
     def gain(known: Query) -> float:
-        return blend.evidence(known, blend.before(known)) - without.evidence(known, without.before(known))
+        return blend.log_likelihood(known, blend.prior(known)) - without.log_likelihood(
+            known, without.prior(known)
+        )
 
-    odds = PRIOR_ODDS
+    odds = PRIOR_LOG_ODDS
     if query.measured:
         # How well relatives are explained is no evidence: the model was shown some of them.
         odds += gain(query) - (gain(replace(query, measured=())) if query.relatives else 0.0)
     return 1.0 / (1.0 + math.exp(-min(max(odds, -30.0), 30.0)))
 
 
-def mixed(first: Forecasts, second: Forecasts, share: float) -> Forecasts:
+def mix_forecasts(first: Forecasts, second: Forecasts, share: float) -> Forecasts:
     """Both forecasts of the same candidates, the first with probability `share` (model averaging).
 
     A draw comes from one of them as a whole, so what is measured next hedges between the two.
@@ -147,11 +149,11 @@ def mixed(first: Forecasts, second: Forecasts, share: float) -> Forecasts:
         sd=np.sqrt(share * first.sd**2 + (1.0 - share) * second.sd**2 + apart),
         p_fail=share * first.p_fail + (1.0 - share) * second.p_fail,
         sampler=sample,
-        low=np.minimum(first.optimistic(), second.optimistic()),
+        lower_bound=np.minimum(first.optimistic(), second.optimistic()),
     )
 
 
-def failing(learned: Array, stated: Array, told: npt.NDArray[np.bool_], weight: float) -> Array:
+def blend_failure(learned: Array, stated: Array, told: npt.NDArray[np.bool_], weight: float) -> Array:
     """P(failure) at a weighted mean of both log odds, where the model said anything; [n] each.
 
     Whoever is sure that a candidate fails may well be unsure of how long it would run.

@@ -22,40 +22,57 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.listing import Listed
-from forecast_autotune.llm.gate import LOADING_S, PER_TOKEN_S, Situation, Worth, judge
-from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.numerics import median
-from forecast_autotune.records import Consulted
-from forecast_autotune.records.table import latest
-from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.background import Ticket
-from forecast_autotune.surrogates.language_model.blend import Blend, belief, disagreement, failing, mixed
-from forecast_autotune.surrogates.language_model.question import MOST
-from forecast_autotune.surrogates.language_model.surrogate import LLM, View, consulted, noted
+from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.llm.gate import (
+    DEFAULT_LOAD_S,
+    DEFAULT_PER_TOKEN_S,
+    GateDecision,
+    GateInputs,
+    decide_asking,
+)
+from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.numerics import fast_median
+from forecast_autotune.records import LLMConsultation
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.background import BackgroundTask
+from forecast_autotune.surrogates.language_model.blend import (
+    BlendedSurrogate,
+    blend_failure,
+    disagreement,
+    inclusion_probability,
+    mix_forecasts,
+)
+from forecast_autotune.surrogates.language_model.question import MAX_CANDIDATES
+from forecast_autotune.surrogates.language_model.surrogate import (
+    LLMForecasts,
+    LLMSurrogate,
+    annotation_of,
+    consultation,
+)
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 
 Rows = npt.NDArray[np.intp]
 
-COMPILE_S = 0.5
+DEFAULT_COMPILE_S = 0.5
 """Seconds to compile a candidate, where no measurement of the kernel says."""
-_KEPT = 8
+_MAX_QUESTIONS = 8
 """Questions under way or answered that are remembered; a decision asks one."""
-_REFUTED = 0.01
+_MIN_INCLUSION = 0.01
 """A model's part that is less probable than this is left out."""
-_PATIENCE = 2
+_MAX_FAILURES = 2
 """Failures in a row after which a process asks no more."""
 
 
 @dataclass
-class _Asked:
+class _PendingQuestion:
     """A question of one decision. Strong references, so that no other object can take their identity."""
 
     about: tuple[object, ...]
-    ticket: Ticket[View]
-    worth: Worth
+    ticket: BackgroundTask[LLMForecasts]
+    worth: GateDecision
     known: int
     """Measurements of the problem when it was asked."""
 
@@ -64,19 +81,19 @@ class _Asked:
         return all(a is b for a, b in zip(self.about, about, strict=True))
 
 
-class Ensemble:
+class EnsembleSurrogate:
     """See the module. A pure function of the query while it waits for its answers (`patient`)."""
 
     name = "default"
 
     def __init__(
         self,
-        plain: Default,
-        model: LLM,
+        plain: DefaultSurrogate,
+        model: LLMSurrogate,
         *,
         workers: int = 16,
         patient: bool = False,
-        gate: Callable[[Situation], Worth] = judge,
+        gate: Callable[[GateInputs], GateDecision] = decide_asking,
     ) -> None:
         """`patient`: take the model for loaded and wait for every answer, up to its limit: for replays and
         evaluations, whose seconds are not real."""
@@ -84,117 +101,134 @@ class Ensemble:
         skilled = model.calibration.skilled
         self.version = f"{plain.version}+{model.version}" if skilled else plain.version
         self._mutex = threading.Lock()
-        self._busy = threading.Lock()
-        self._asked: deque[_Asked] = deque(maxlen=_KEPT)
+        self._question_lock = threading.Lock()
+        self._questions: deque[_PendingQuestion] = deque(maxlen=_MAX_QUESTIONS)
         pace = model.calibration.pace
-        self._per_token_s, self._load_s = pace.per_token_s or PER_TOKEN_S, pace.load_s or LOADING_S
+        self._per_token_s, self._load_s = (
+            pace.per_token_s or DEFAULT_PER_TOKEN_S,
+            pace.load_s or DEFAULT_LOAD_S,
+        )
         self._failures = 0
         """In a row."""
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates of the query; never raises for what the model does."""
-        query = replace(query, candidates=Listed.of(query.candidates))
+        query = replace(query, candidates=CandidateList.of(query.candidates))
         single = self.plain.single
-        if not isinstance(single, Analytic) or query.provisional or self.plain.pools(query):
+        if (
+            not isinstance(single, AnalyticSurrogate)
+            or query.provisional
+            or self.plain.pools_relatives(query)
+        ):
             return self.plain.forecast(query)
         if not self.model.calibration.skilled:
-            return _told(self.plain.forecast(query), f"language model not asked: {self._useless()}")
-        before = single.before(query)
-        found = self._view(query, before)
-        if isinstance(found, View):
-            return self._blended(query, before, found, single)
-        plain = _told(single.answer(query, before), str(found))
-        return replace(plain, consulted=found) if isinstance(found, Consulted) else plain
+            return _with_reason(
+                self.plain.forecast(query), f"language model not asked: {self._why_without_skill()}"
+            )
+        before = single.prior(query)
+        found = self._llm_forecasts(query, before)
+        if isinstance(found, LLMForecasts):
+            return self._blend(query, before, found, single)
+        plain = _with_reason(single.answer(query, before), str(found))
+        return replace(plain, consultation=found) if isinstance(found, LLMConsultation) else plain
 
-    def _blended(self, query: Query, before: Prior, view: View, single: Analytic) -> Forecasts:
+    def _blend(self, query: Query, before: Prior, view: LLMForecasts, single: AnalyticSurrogate) -> Forecasts:
         model, learned = self.model, before.mean
 
         def note(row: int) -> Mapping[str, object]:
-            said = noted(model, view, row)
+            said = annotation_of(model, view, row)
             return {**said, "learned_log2_ms": round(float(learned[row]), 4)} if said else said
 
         def without(why: str) -> Forecasts:
-            part = replace(consulted(model, view, 0.0), trouble=why)
+            part = replace(consultation(model, view, 0.0), trouble=why)
             # Noted all the same: a calibration that only saw where the model was right would flatter it.
-            return replace(_told(single.answer(query, before), str(part)), consulted=part, note=note)
+            return replace(
+                _with_reason(single.answer(query, before), str(part)), consultation=part, note=note
+            )
 
         weight = model.calibration.weight(view.kind, view.distance)
-        if not view.heard or weight.mean <= 0.0:
+        if not view.usable or weight.mean <= 0.0:
             return without("; ".join(view.doubts) or f"of no use for kernels of the kind {view.kind}")
         moved = disagreement(learned, view.log2_ms, view.trust, single.hyper)
-        names = Listed.of(query.candidates)
+        names = CandidateList.of(query.candidates)
         by_name = {names[int(i)]: float(moved[i]) for i in np.flatnonzero(moved)}
-        blend = Blend(single, before.informed, by_name, weight, model.calibration.remains)
-        share = belief(query, blend)
-        if share < _REFUTED:
+        blend = BlendedSurrogate(single, before.informed, by_name, weight, model.calibration.remains)
+        share = inclusion_probability(query, blend)
+        if share < _MIN_INCLUSION:
             return without("its forecasts were refuted by measurements")
-        prior = blend.before(query)
-        p_fail = failing(prior.p_fail, view.p_fail, view.trust > 0, model.calibration.fail_weight)
-        part = consulted(model, view, share * weight.mean)
+        prior = blend.prior(query)
+        p_fail = blend_failure(prior.p_fail, view.p_fail, view.trust > 0, model.calibration.fail_weight)
+        part = consultation(model, view, share * weight.mean)
         followed = blend.answer(query, replace(prior, p_fail=p_fail))
-        found = _told(mixed(followed, single.answer(query, before), share), str(part))
-        return replace(found, consulted=part, note=note)
+        found = _with_reason(mix_forecasts(followed, single.answer(query, before), share), str(part))
+        return replace(found, consultation=part, note=note)
 
-    def _view(self, query: Query, before: Prior) -> View | Consulted | str:
+    def _llm_forecasts(self, query: Query, before: Prior) -> LLMForecasts | LLMConsultation | str:
         """The model's answer; why there is none although it was asked; or that it was not, or not yet."""
         about = (query.problem, query.candidates, query.relatives, query.ttir)
         with self._mutex:
-            asked = next((a for a in self._asked if a.same(about)), None)
+            asked = next((a for a in self._questions if a.same(about)), None)
             if first := asked is None:
-                if any(not a.ticket.done() for a in self._asked):
+                if any(not a.ticket.done() for a in self._questions):
                     # Questions of decisions that are over would pile up behind a model that loads, or hangs.
                     return "language model not asked: it is still busy with an earlier question"
-                if self._failures >= _PATIENCE:
+                if self._failures >= _MAX_FAILURES:
                     return f"language model not asked: it failed {self._failures} times in a row"
                 worth = self.gate(self._situation(query))
                 if not worth.ask:
-                    return f"language model not asked: {worth.why}"
-                asked = _Asked(about, self._begin(query, before), worth, len(query.measured))
-                self._asked.append(asked)
-        return self._collected(asked, query, first)
+                    return f"language model not asked: {worth.reason}"
+                asked = _PendingQuestion(
+                    about, self._start_question(query, before), worth, len(query.measured)
+                )
+                self._questions.append(asked)
+        return self._await_answer(asked, query, first)
 
-    def _collected(self, asked: _Asked, query: Query, first: bool) -> View | Consulted | str:
+    def _await_answer(
+        self, asked: _PendingQuestion, query: Query, first: bool
+    ) -> LLMForecasts | LLMConsultation | str:
         ticket, worth, limit = asked.ticket, asked.worth, self.model.timeout_s
         left = limit - ticket.age_s
         last = self.patient or query.once
-        pays = worth.waits
+        pays = worth.should_wait
         if not first:
             # By now candidates compile. Whoever waits must gain: not for what takes longer than it is worth.
             measured = len(query.measured) > asked.known
             pays = measured and worth.cost_s - ticket.age_s <= worth.worth_s
         wait = left if last else min(left, worth.worth_s) if pays else 0.0
-        if not ticket.given_up and ticket.done(wait):
+        if not ticket.abandoned and ticket.done(wait):
             if ticket.answer is not None:
                 return ticket.answer
             return self._failed(ticket, f"it failed: {ticket.error}")
-        if ticket.given_up or last or ticket.age_s >= limit:
-            ticket.given_up = True
+        if ticket.abandoned or last or ticket.age_s >= limit:
+            ticket.abandoned = True
             return self._failed(ticket, f"no answer within {limit:g} s")
         return "language model asked, not answered yet"
 
-    def _failed(self, ticket: Ticket[View], why: str) -> Consulted:
+    def _failed(self, ticket: BackgroundTask[LLMForecasts], why: str) -> LLMConsultation:
         name = self.model.backend.name
-        if why not in self._said:
-            self._said.add(why)
+        if why not in self._warned:
+            self._warned.add(why)
             warnings.warn(
                 f"language model {name}: {why}; decisions go on without it. Raise "
                 "FORECAST_AUTOTUNE_LLM_TIMEOUT where it is slow; FORECAST_AUTOTUNE_LLM= asks none",
                 stacklevel=2,
             )
-        return Consulted(name, FORECAST, seconds=ticket.age_s, trouble=why)
+        return LLMConsultation(name, FORECAST_VERSION, seconds=ticket.age_s, trouble=why)
 
-    def _begin(self, query: Query, before: Prior) -> Ticket[View]:
+    def _start_question(self, query: Query, before: Prior) -> BackgroundTask[LLMForecasts]:
         model, backend = self.model, self.model.backend
 
-        def work() -> View:
-            with self._busy:  # one question at a time: two would share a device and time out together
+        def work() -> LLMForecasts:
+            with (
+                self._question_lock
+            ):  # one question at a time: two would share a device and time out together
                 try:
                     begun = time.perf_counter()
                     if not backend.ready():
                         backend.prepare()
                         self._load_s = time.perf_counter() - begun
-                    view = model.view(query, before, own=False)
+                    view = model.consult(query, before, own=False)
                 except Exception:
                     self._failures += 1
                     raise
@@ -203,19 +237,19 @@ class Ensemble:
                     self._per_token_s = view.usage.seconds / view.usage.prompt_tokens
                 return view
 
-        return Ticket.begin(work)
+        return BackgroundTask.start(work)
 
-    def _situation(self, query: Query) -> Situation:
+    def _situation(self, query: Query) -> GateInputs:
         pace = self.model.calibration.pace
-        left = len(query.candidates) - len(latest(query.measured))
+        left = len(query.candidates) - len(latest_labels(query.measured))
         seen = [m.compile_s for r in query.relatives for m in r.measurements if m.compile_s is not None]
-        per_token = (pace.per_token_s or PER_TOKEN_S) if self.patient else self._per_token_s
-        return Situation(
+        per_token = (pace.per_token_s or DEFAULT_PER_TOKEN_S) if self.patient else self._per_token_s
+        return GateInputs(
             candidates=max(0, left),
             workers=self.workers,
-            compile_s=float(median(np.array(seen), axis=0)) if seen else COMPILE_S,
+            compile_s=float(fast_median(np.array(seen), axis=0)) if seen else DEFAULT_COMPILE_S,
             saved=self.model.calibration.saved,
-            asked=min(len(query.candidates), MOST),
+            asked=min(len(query.candidates), MAX_CANDIDATES),
             per_token_s=per_token,
             load_s=0.0 if self.patient or self._loaded() else self._load_s,
             once=query.once,
@@ -228,16 +262,16 @@ class Ensemble:
         except Exception:
             return False  # it will fail again where it is asked, and be dealt with there
 
-    def _useless(self) -> str:
+    def _why_without_skill(self) -> str:
         calibration, name = self.model.calibration, self.model.backend.name
         if calibration.weights:
             return "its calibration found no skill in it"
         text = "it is not calibrated: `forecast-autotune train calibrate-llm` says what it is worth"
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             warnings.warn(f"language model {name}: {text}; until then it is not asked", stacklevel=2)
         return text
 
 
-def _told(forecasts: Forecasts, what: str) -> Forecasts:
+def _with_reason(forecasts: Forecasts, what: str) -> Forecasts:
     return replace(forecasts, reason=f"{forecasts.reason}; {what}")

@@ -14,45 +14,45 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.devices import card
+from forecast_autotune.features.devices import device_spec
 from forecast_autotune.llm.prompt import (
     Neighbour,
+    ProblemDescription,
     Prompt,
-    Reference,
-    Subject,
+    ReferenceTime,
     forecast_prompt,
-    guessed,
+    guess_text,
     shown,
-    shown_variant,
-    sizes,
+    sizes_text,
+    variant_text,
     work_text,
 )
 from forecast_autotune.records import Candidate, Measurement, Problem
-from forecast_autotune.records.table import latest
-from forecast_autotune.surrogates.prior import Prior, prior, tensor_bytes
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.surrogates.prior import Prior, formula_prior, tensor_bytes
 from forecast_autotune.surrogates.protocol import Query
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
-MOST = 256
+MAX_CANDIDATES = 256
 """Candidates that are asked about; of more, those that are believed to be fastest."""
-HOPELESS = 0.9
+MAX_FAILURE_PROBABILITY = 0.9
 """A candidate that fails with at least this probability by the formula is not asked about ..."""
-_FAILS = 0.5
+_GUESSED_FAILURE_PROBABILITY = 0.5
 """... and with at least this one it is guessed to fail."""
-TIMED, FAILED = 6, 2
+MAX_OWN_TIMED, MAX_OWN_FAILED = 6, 2
 """Own results shown at the most, of either kind."""
-RELATIVES = 2
+MAX_RELATIVES = 2
 """Other problems of the kernel that are shown ..."""
-RELATIVE_TIMED, RELATIVE_FAILED = 4, 1
+MAX_RELATIVE_TIMED, MAX_RELATIVE_FAILED = 4, 1
 """... with so many results each."""
 _TIE = 1e-6
-_LEAST_MS = 0.003
+_FLOOR_MS = 0.003
 
 
 @dataclass(frozen=True)
-class Question:
+class ForecastQuestion:
     """A prompt, and what its answer is about."""
 
     prompt: Prompt
@@ -77,15 +77,15 @@ class Question:
         return np.asarray(log2_ms[self.rows] - level)
 
 
-def question(
+def build_question(
     query: Query,
     before: Prior,
     believed: Array,
     *,
     own: bool = True,
-    most: int = MOST,
+    most: int = MAX_CANDIDATES,
     among: Rows | None = None,
-) -> Question:
+) -> ForecastQuestion:
     """Ask for the bins of the candidates that may be fast.
 
     `before` is the formula's belief (its facts are shown), `believed` [n] the best estimate of log2
@@ -94,32 +94,36 @@ def question(
     problem's own measurements are left out: for an answer that is to be updated by them afterwards. `among`
     asks about these rows only.
     """
-    measured = list(latest(query.measured).values()) if own else []
-    named, row, log2_ms, timed = _reference(query, believed, before, measured)
-    reference = Reference(log2_ms, shown(named), timed)
-    rows = worth_asking(before, believed, most) if among is None else np.sort(among)
-    facts = _facts(query, before, row)
-    texts = [_text(query, int(i), facts) for i in rows]
+    measured = list(latest_labels(query.measured).values()) if own else []
+    named, row, log2_ms, timed = _choose_reference(query, believed, before, measured)
+    reference = ReferenceTime(log2_ms, shown(named), timed)
+    rows = select_candidates(before, believed, most) if among is None else np.sort(among)
+    facts = _candidate_facts(query, before, row)
+    texts = [_candidate_text(query, int(i), facts) for i in rows]
     if np.ptp(believed) > 0:  # else nothing is believed of any candidate
-        texts = [f"{t}\n{_guess(before, believed, row, int(i))}" for t, i in zip(texts, rows, strict=True)]
-    near = [*_own(measured, reference), *_others(query)]
+        texts = [
+            f"{t}\n{_guess_text(before, believed, row, int(i))}" for t, i in zip(texts, rows, strict=True)
+        ]
+    near = [*_own_results(measured, reference), *_relative_results(query)]
     moved = sum(map(tensor_bytes, query.problem.arguments))
-    subject = Subject(query.problem, work=work_text(_flops(query, before), moved))
+    subject = ProblemDescription(query.problem, work=work_text(_flops(query, before), moved))
     prompt = forecast_prompt(subject, texts, reference, near)
-    return Question(prompt, rows, row, named.id, log2_ms, timed)
+    return ForecastQuestion(prompt, rows, row, named.id, log2_ms, timed)
 
 
-def formula_question(query: Query, *, own: bool, among: Rows, believed: Array | None = None) -> Question:
-    """`question` with the facts of the cost formula, whatever was learned on top of it.
+def build_formula_question(
+    query: Query, *, own: bool, among: Rows, believed: Array | None = None
+) -> ForecastQuestion:
+    """`build_question` with the facts of the cost formula, whatever was learned on top of it.
 
     `believed` [n], log2 milliseconds, is what is guessed, by default the formula's own estimate. A model must
     be asked as it was trained: by guesses of a surrogate that had seen nothing of the kernel's family.
     """
-    plain = prior(query.problem, query.candidates, query.grids, query.ttir)
-    return question(query, plain, plain.mean if believed is None else believed, own=own, among=among)
+    plain = formula_prior(query.problem, query.candidates, query.grids, query.ttir)
+    return build_question(query, plain, plain.mean if believed is None else believed, own=own, among=among)
 
 
-def _reference(
+def _choose_reference(
     query: Query, believed: Array, before: Prior, measured: Sequence[Measurement]
 ) -> tuple[Candidate, int | None, float, bool]:
     """(candidate to compare with, its row if it is in the list, its log2 milliseconds, whether measured)."""
@@ -132,40 +136,42 @@ def _reference(
     tied = np.flatnonzero(cost <= cost.min() + _TIE)
     # Whatever the order of the list: equal questions must get equal answers.
     row = min(map(int, tied), key=lambda i: query.candidates[i].id)
-    log2_ms = float(believed[row]) if before.informed else _level(query.problem)
+    log2_ms = float(believed[row]) if before.informed else _memory_bound_log2_ms(query.problem)
     return query.candidates[row], row, log2_ms, False
 
 
-def _level(problem: Problem) -> float:
+def _memory_bound_log2_ms(problem: Problem) -> float:
     """log2 milliseconds of moving every tensor once, where nothing better is known."""
     moved = sum(map(tensor_bytes, problem.arguments))
-    return math.log2(max(moved / (card(problem.device).memory_gb_s * 1e6), _LEAST_MS))
+    return math.log2(max(moved / (device_spec(problem.device).memory_gb_s * 1e6), _FLOOR_MS))
 
 
-def worth_asking(before: Prior, believed: Array, most: int = MOST) -> Rows:
+def select_candidates(before: Prior, believed: Array, most: int = MAX_CANDIDATES) -> Rows:
     """Rows of the candidates that are not hopeless, and of many those that are believed to be fastest."""
-    fit = np.flatnonzero(before.p_fail < HOPELESS)
+    fit = np.flatnonzero(before.p_fail < MAX_FAILURE_PROBABILITY)
     rows = fit if len(fit) else np.arange(len(believed))
     if len(rows) > most:
         rows = rows[np.argsort(believed[rows], kind="stable")[:most]]
     return np.sort(rows).astype(np.intp)
 
 
-def _text(query: Query, row: int, facts: Sequence[Mapping[str, float]]) -> str:
+def _candidate_text(query: Query, row: int, facts: Sequence[Mapping[str, float]]) -> str:
     candidate = query.candidates[row]
     text = shown(candidate, facts[row] if facts else None)
     source = query.sources.get(candidate.variant)
     if source is None or candidate.variant == "base":
         return text
-    return shown_variant(query.problem.kernel.source, source, text)
+    return variant_text(query.problem.kernel.source, source, text)
 
 
-def _guess(before: Prior, believed: Array, reference: int | None, row: int) -> str:
+def _guess_text(before: Prior, believed: Array, reference: int | None, row: int) -> str:
     level = float(believed.min() if reference is None else believed[reference])
-    return guessed(None if before.p_fail[row] >= _FAILS else float(believed[row]) - level)
+    return guess_text(
+        None if before.p_fail[row] >= _GUESSED_FAILURE_PROBABILITY else float(believed[row]) - level
+    )
 
 
-def _facts(query: Query, before: Prior, reference: int | None) -> list[dict[str, float]]:
+def _candidate_facts(query: Query, before: Prior, reference: int | None) -> list[dict[str, float]]:
     """Per candidate what the cost formula reads off it; empty where there is no IR."""
     cost = before.costs
     if cost is None:
@@ -198,41 +204,45 @@ def _flops(query: Query, before: Prior) -> float:
     """FLOPs of all dots of one launch: the median over the candidates."""
     if before.facts is None or before.costs is None:
         return 0.0
-    programs = before.costs.waves * before.costs.occupancy * card(query.problem.device).multiprocessors
+    programs = before.costs.waves * before.costs.occupancy * device_spec(query.problem.device).multiprocessors
     return float(np.median(before.facts["dot_flops"] * programs))
 
 
-def _own(measured: Sequence[Measurement], reference: Reference) -> list[Neighbour]:
+def _own_results(measured: Sequence[Measurement], reference: ReferenceTime) -> list[Neighbour]:
     ran = sorted((m for m in measured if m.ok), key=lambda m: (m.ms, m.candidate.id))
     failed = sorted((m for m in measured if not m.ok), key=lambda m: m.candidate.id)
     # The fastest is the reference itself.
     told = [
-        Neighbour(shown(m.candidate), math.log2(m.ms) - reference.log2_ms) for m in _spread(ran[1:], TIMED)
+        Neighbour(shown(m.candidate), math.log2(m.ms) - reference.log2_ms)
+        for m in _evenly_spaced(ran[1:], MAX_OWN_TIMED)
     ]
-    return told + [Neighbour(shown(m.candidate), None) for m in _spread(failed, FAILED)]
+    return told + [Neighbour(shown(m.candidate), None) for m in _evenly_spaced(failed, MAX_OWN_FAILED)]
 
 
-def _others(query: Query) -> list[Neighbour]:
+def _relative_results(query: Query) -> list[Neighbour]:
     """Results at the kernel's other problems, nearest first; each against the fastest there."""
     told: list[Neighbour] = []
-    for relative in list(query.relatives)[:RELATIVES]:
-        rows = latest(relative.measurements).values()
+    for relative in list(query.relatives)[:MAX_RELATIVES]:
+        rows = latest_labels(relative.measurements).values()
         ran = sorted((m for m in rows if m.ok), key=lambda m: (m.ms, m.candidate.id))
         if not ran:
             continue
-        where = sizes(relative.problem)
+        where = sizes_text(relative.problem)
         if relative.problem.device.slug != query.problem.device.slug:
             where += f" on {relative.problem.device.name}"
         best = math.log2(ran[0].ms)
         told += [
-            Neighbour(shown(m.candidate), math.log2(m.ms) - best, where) for m in _spread(ran, RELATIVE_TIMED)
+            Neighbour(shown(m.candidate), math.log2(m.ms) - best, where)
+            for m in _evenly_spaced(ran, MAX_RELATIVE_TIMED)
         ]
         failed = sorted((m for m in rows if not m.ok), key=lambda m: m.candidate.id)
-        told += [Neighbour(shown(m.candidate), None, where) for m in _spread(failed, RELATIVE_FAILED)]
+        told += [
+            Neighbour(shown(m.candidate), None, where) for m in _evenly_spaced(failed, MAX_RELATIVE_FAILED)
+        ]
     return told
 
 
-def _spread(rows: Sequence[Measurement], count: int) -> list[Measurement]:
+def _evenly_spaced(rows: Sequence[Measurement], count: int) -> list[Measurement]:
     """`count` of the rows from first to last, evenly."""
     if not rows:
         return []

@@ -1,7 +1,7 @@
 """A language model as a surrogate: asked for bins, corrected by its calibration, silent where it should be.
 
-`LLM.view` is what it says of a query's candidates, and how far each word can be trusted; an ensemble starts
-from that. Alone (`LLM.forecast`), it answers with nothing but its own words and what was measured.
+`LLMSurrogate.consult` is what it says of a query's candidates, and how far each word can be trusted; an ensemble starts
+from that. Alone (`LLMSurrogate.forecast`), it answers with nothing but its own words and what was measured.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.listing import Listed
-from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage
-from forecast_autotune.llm.calibration import Calibration
-from forecast_autotune.llm.prompt import FORECAST
-from forecast_autotune.llm.similarity import kind_of, place_of
-from forecast_autotune.records import Consulted
-from forecast_autotune.records.table import latest
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.question import Question, formula_question, worth_asking
+from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage
+from forecast_autotune.llm.calibration import LLMCalibration
+from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.llm.similarity import kernel_kind, problem_features
+from forecast_autotune.records import LLMConsultation
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.question import (
+    ForecastQuestion,
+    build_formula_question,
+    select_candidates,
+)
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 
@@ -31,12 +35,12 @@ SILENT_SD = 3.0
 """Spread (log2) of a candidate of which nothing was said."""
 LEVEL_SD = 2.0
 """... and of the level of a problem of which nothing was measured."""
-_KNOWN_SD = 0.02
-_RARE = 0.03
+_MEASURED_SD = 0.02
+_BASE_FAILURE_RATE = 0.03
 
 
 @dataclass(frozen=True)
-class View:
+class LLMForecasts:
     """What a language model says of n candidates; arrays of shape [n]."""
 
     log2_ms: Array
@@ -47,7 +51,7 @@ class View:
     """0 where it said nothing that can be used, near 1 where it was sure."""
     stated: Array
     """Probabilities as the model gave them, [n, labels]; rows of zeros where it gave none."""
-    question: Question
+    question: ForecastQuestion
     kind: str
     distance: float
     """From the kernels that the calibration was fitted to."""
@@ -56,12 +60,12 @@ class View:
     """Why all of it was discarded; empty when it was not."""
 
     @property
-    def heard(self) -> bool:
+    def usable(self) -> bool:
         """Whether anything in it can be used."""
         return bool((self.trust > 0).any())
 
 
-class LLM:
+class LLMSurrogate:
     """See the module. A pure function of the query as far as its backend is."""
 
     name = "llm"
@@ -69,59 +73,61 @@ class LLM:
     def __init__(
         self,
         backend: Backend,
-        calibration: Calibration | None = None,
+        calibration: LLMCalibration | None = None,
         *,
-        base: Analytic | None = None,
+        base: AnalyticSurrogate | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         """`base` says what is believed without the model: what its formula reads is shown."""
         self.backend = backend
-        self.calibration = calibration or Calibration(backend.name, FORECAST)
-        self.base = base or Analytic()
+        self.calibration = calibration or LLMCalibration(backend.name, FORECAST_VERSION)
+        self.base = base or AnalyticSurrogate()
         self.timeout_s = timeout_s
-        self.version = f"{FORECAST}-{backend.name}-{self.calibration.mark()}"
+        self.version = f"{FORECAST_VERSION}-{backend.name}-{self.calibration.mark()}"
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast with the model's words alone; own measurements are shown to it, and count as they are.
 
         A model that fails or abstains leaves equal forecasts that defer to the clock.
         """
-        query = replace(query, candidates=Listed.of(query.candidates))
+        query = replace(query, candidates=CandidateList.of(query.candidates))
         try:
-            view = self.view(query, self.base.before(query))
+            view = self.consult(query, self.base.prior(query))
         except Exception as error:
-            return self._plain(query, None, f"language model: {error}")
+            return self._to_forecasts(query, None, f"language model: {error}")
         why = (
             "; ".join(view.doubts)
             or f"{int((view.trust > 0).sum())} candidates forecast by {self.backend.name}"
         )
-        return self._plain(query, view if view.heard else None, why, consulted(self, view))
+        return self._to_forecasts(query, view if view.usable else None, why, consultation(self, view))
 
-    def view(self, query: Query, before: Prior, *, own: bool = True) -> View:
+    def consult(self, query: Query, before: Prior, *, own: bool = True) -> LLMForecasts:
         """Ask, and correct the answer. Raises `LLMError`, and whatever a faulty backend raises.
 
         `before` is what `base` believes of the query's candidates. Without `own`, the answer is the same
         whatever was measured of this problem, and may be updated by it.
         """
-        rows = worth_asking(before, before.mean)
-        asked = formula_question(query, own=own, among=rows, believed=before.mean)
+        rows = select_candidates(before, before.mean)
+        asked = build_formula_question(query, own=own, among=rows, believed=before.mean)
         prompt = asked.prompt
         answer = self.backend.forecast(
             prompt.prefix, prompt.suffixes, prompt.labels, timeout_s=self.timeout_s
         )
-        return self.understood(query, before, asked, answer)
+        return self.interpret(query, before, asked, answer)
 
-    def understood(self, query: Query, before: Prior, asked: Question, answer: Answer) -> View:
+    def interpret(
+        self, query: Query, before: Prior, asked: ForecastQuestion, answer: BackendResponse
+    ) -> LLMForecasts:
         """The answer to a question, corrected, and silenced where it is out of the calibration's scope.
 
         Raises `LLMError` for an answer that cannot be one.
         """
         n, rows = len(query.candidates), asked.rows
-        stated = _checked(answer.probabilities, len(rows), len(asked.prompt.labels))
+        stated = _validated_probabilities(answer.probabilities, len(rows), len(asked.prompt.labels))
         mean, spread, fails = self.calibration.moments(stated)
         sure = self.calibration.trust(stated, np.asarray(answer.mass, float))
         told = sure > 0
-        place = place_of(before.facts, before.costs, query.candidates, query.problem.device)
+        place = problem_features(before.facts, before.costs, query.candidates, query.problem.device)
         distance = self.calibration.scope.map.distance(place)
         doubts: list[str] = []
         if self.calibration.scope.languages:  # one that was never calibrated knows no bounds either
@@ -130,14 +136,14 @@ class LLM:
         if not told.any():
             doubts.append("; ".join(answer.trouble) or "it gave the labels no probability")
         slow = float(mean[told].max()) if told.any() else 0.0
-        found = View(
+        found = LLMForecasts(
             np.full(n, asked.log2_ms + slow),
             np.full(n, SILENT_SD),
             before.p_fail.copy(),
             np.zeros(n),
             np.zeros((n, stated.shape[1])),
             asked,
-            kind_of(before.facts),
+            kernel_kind(before.facts),
             distance,
             answer.usage,
             tuple(doubts),
@@ -150,26 +156,28 @@ class LLM:
             found.trust[rows] = sure
         return found
 
-    def _plain(
-        self, query: Query, view: View | None, reason: str, part: Consulted | None = None
+    def _to_forecasts(
+        self, query: Query, view: LLMForecasts | None, reason: str, part: LLMConsultation | None = None
     ) -> Forecasts:
         n = len(query.candidates)
-        row = Listed.of(query.candidates).row
-        labels = {row[c]: m for c, m in latest(query.measured).items() if c in row and m.outcome.is_label}
+        row = CandidateList.of(query.candidates).row_of
+        labels = {
+            row[c]: m for c, m in latest_labels(query.measured).items() if c in row and m.outcome.is_label
+        }
         ran = {i: math.log2(m.ms) for i, m in labels.items() if m.ok}
         if view is None:
             level = float(np.median(list(ran.values()))) if ran else 0.0
-            mean, sd, p_fail = np.full(n, level), np.full(n, SILENT_SD), np.full(n, _RARE)
+            mean, sd, p_fail = np.full(n, level), np.full(n, SILENT_SD), np.full(n, _BASE_FAILURE_RATE)
             common, factors = 0.0, None
         else:
             mean, p_fail = view.log2_ms.copy(), view.p_fail.copy()
-            sd = np.where(view.trust > 0, np.maximum(view.sd, _KNOWN_SD), SILENT_SD)
+            sd = np.where(view.trust > 0, np.maximum(view.sd, _MEASURED_SD), SILENT_SD)
             common = 0.0 if view.question.measured else LEVEL_SD
-            factors = self.calibration.factors(query.problem.device.slug)
+            factors = self.calibration.interval_factors(query.problem.device.slug)
         for i, m in labels.items():
             p_fail[i] = 0.0 if m.ok else 1.0
         for i, log2_ms in ran.items():
-            mean[i], sd[i] = log2_ms, _KNOWN_SD
+            mean[i], sd[i] = log2_ms, _MEASURED_SD
 
         def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
             drawn = mean[rows] + sd[rows] * generator.standard_normal((count, len(rows)))
@@ -178,15 +186,15 @@ class LLM:
         found = Forecasts(
             query.candidates, mean, np.hypot(sd, common), p_fail, sample, reason, mean - 2 * sd - 2 * common
         )
-        note = (lambda i: {}) if view is None else lambda i: noted(self, view, i)
-        found = replace(found, consulted=part, note=note)
-        return found if factors is None else replace(found, factors=factors)
+        note = (lambda i: {}) if view is None else lambda i: annotation_of(self, view, i)
+        found = replace(found, consultation=part, note=note)
+        return found if factors is None else replace(found, interval_factors=factors)
 
 
-def consulted(model: LLM, view: View, weight: float = 1.0) -> Consulted:
+def consultation(model: LLMSurrogate, view: LLMForecasts, weight: float = 1.0) -> LLMConsultation:
     """The record of an answer that was heard, or abstained."""
-    usage, abstained = view.usage, not view.heard
-    return Consulted(
+    usage, abstained = view.usage, not view.usable
+    return LLMConsultation(
         model.backend.name,
         view.question.prompt.version,
         model.calibration.mark(),
@@ -198,7 +206,7 @@ def consulted(model: LLM, view: View, weight: float = 1.0) -> Consulted:
     )
 
 
-def noted(model: LLM, view: View, row: int) -> Mapping[str, object]:
+def annotation_of(model: LLMSurrogate, view: LLMForecasts, row: int) -> Mapping[str, object]:
     """What to keep of an answer about one candidate, so that it can be scored and calibrated later."""
     if view.stated[row].sum() < 0.5:
         return {}
@@ -214,7 +222,7 @@ def noted(model: LLM, view: View, row: int) -> Mapping[str, object]:
     }
 
 
-def _checked(probabilities: Array, rows: int, labels: int) -> Array:
+def _validated_probabilities(probabilities: Array, rows: int, labels: int) -> Array:
     """The probabilities of an answer, if they can be that. Raises `LLMError` otherwise."""
     stated = np.asarray(probabilities, float)
     if stated.shape != (rows, labels):

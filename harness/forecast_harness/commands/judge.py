@@ -7,29 +7,29 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.output import Failure, Output, Usage
+from forecast_autotune.commands.output import CommandError, Output, UsageError
 
 if TYPE_CHECKING:
-    from forecast_harness.bench import Entry
+    from forecast_harness.bench import BenchResult
     from forecast_harness.packs import Pack, Solution
-    from forecast_harness.sandbox.api import Lane
-    from forecast_harness.verify.plan import Plan
-    from forecast_harness.verify.verdict import Verdict
+    from forecast_harness.sandbox.api import SandboxLane
+    from forecast_harness.verify.plan import VerificationPlan
+    from forecast_harness.verify.verdict import SolutionVerdict
 
 _COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
 
 
 def verify(options: argparse.Namespace, output: Output) -> int:
     """Judge one solution, or without one the pack itself; 0 if accepted."""
-    from forecast_harness.packs import load
-    from forecast_harness.verify.run import refuse
+    from forecast_harness.packs import load_pack
+    from forecast_harness.verify.run import check_pack
     from forecast_harness.verify.run import verify as judge
 
-    pack = load(options.pack)
+    pack = load_pack(options.pack)
     solution = None if options.solution is None else _solution(options, pack, options.solution)
-    plan = plan_of(options)
-    with lane_of(options, plan) as lane:
-        refused = refuse(pack, lane)
+    plan = build_plan(options)
+    with open_lane(options, plan) as lane:
+        refused = check_pack(pack, lane)
         if refused or solution is None:
             output.emit(
                 {"pack": pack.definition.name, "refused": refused},
@@ -48,63 +48,67 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     """Time solutions against each other; 0 if at least one could be timed."""
     from dataclasses import replace
 
-    from forecast_harness.bench import bench as contest
-    from forecast_harness.packs import load
-    from forecast_harness.timing.duel import DEFAULT
-    from forecast_harness.verify.run import refuse
+    from forecast_harness.bench import compare_solutions as contest
+    from forecast_harness.packs import load_pack
+    from forecast_harness.timing.duel import DEFAULT_RULES
+    from forecast_harness.verify.run import check_pack
 
     if options.seconds <= 0:
-        raise Usage(f"--seconds must be positive, got {options.seconds:g}")
-    pack = load(options.pack)
-    plan = plan_of(options)
+        raise UsageError(f"--seconds must be positive, got {options.seconds:g}")
+    pack = load_pack(options.pack)
+    plan = build_plan(options)
     solutions = [_solution(options, pack, name) for name in options.solutions]
     against = None if options.against is None else _solution(options, pack, options.against)
     if len(solutions) + (against is not None) < 2:
-        raise Usage("bench needs something to compare: give another SOLUTION, or --against REF")
-    with lane_of(options, plan) as lane:
-        if refused := refuse(pack, lane):
-            raise Failure(f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(refused)}")
-        rules = replace(DEFAULT, seconds=options.seconds)
+        raise UsageError("bench needs something to compare: give another SOLUTION, or --against REF")
+    with open_lane(options, plan) as lane:
+        if refused := check_pack(pack, lane):
+            raise CommandError(
+                f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(refused)}"
+            )
+        rules = replace(DEFAULT_RULES, seconds=options.seconds)
         entries = contest(pack, solutions, lane, against=against, plan=plan, rules=rules)
         level = lane.level.name
     data = [{**e.to_json(), "type": "contest", "schema": 1, "level": level} for e in entries]
     _trace(options, data)
-    output.emit({"pack": pack.definition.name, "entries": data}, _table(entries), *_bad(entries))
+    output.emit({"pack": pack.definition.name, "entries": data}, _table(entries), *_failure_lines(entries))
     return 0 if any(e.outcome for e in entries) else 1
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
-    """Where candidates run, and how often. Raises `Usage` for a device that is not there."""
+def build_plan(options: argparse.Namespace) -> VerificationPlan:
+    """Where candidates run, and how often. Raises `UsageError` for a device that is not there."""
     from forecast_harness.timing import device
-    from forecast_harness.verify.plan import Plan
+    from forecast_harness.verify.plan import VerificationPlan
 
     if options.cases < 1:
-        raise Usage(f"--cases must be at least 1, got {options.cases}")
+        raise UsageError(f"--cases must be at least 1, got {options.cases}")
     number = options.device
     if number is None:
         number = "0" if device.device_count() else "cpu"
     if number == "cpu":
-        return Plan(cases=options.cases)
+        return VerificationPlan(cases=options.cases)
     if not number.isdigit() or int(number) >= device.device_count():
-        raise Usage(f"--device {number}: the driver knows {device.device_count()} devices; or say cpu")
+        raise UsageError(f"--device {number}: the driver knows {device.device_count()} devices; or say cpu")
     name, uuid = device.identity(int(number))
-    return Plan(cases=options.cases, device="cuda", peaks=device.peaks(name), index=int(number), uuid=uuid)
+    return VerificationPlan(
+        cases=options.cases, device="cuda", peaks=device.device_peaks(name), index=int(number), uuid=uuid
+    )
 
 
-def lane_of(options: argparse.Namespace, plan: Plan) -> Lane:
-    """A lane for this device, at the level asked for. Raises `Usage` for a level there is not."""
-    from forecast_harness.sandbox.api import Lane, Level
+def open_lane(options: argparse.Namespace, plan: VerificationPlan) -> SandboxLane:
+    """A lane for this device, at the level asked for. Raises `UsageError` for a level there is not."""
+    from forecast_harness.sandbox.api import ContainmentLevel, SandboxLane
 
     level = None
     if options.level is not None:
-        names = [found.name for found in Level]
+        names = [found.name for found in ContainmentLevel]
         if options.level.upper() not in names:
-            raise Usage(f"--level must be one of {', '.join(names).lower()}, got {options.level}")
-        level = Level[options.level.upper()]
+            raise UsageError(f"--level must be one of {', '.join(names).lower()}, got {options.level}")
+        level = ContainmentLevel[options.level.upper()]
     if plan.device == "cpu":
         # Without a device Triton kernels can only be interpreted: right or wrong, but no times to learn from.
-        return Lane(level, environment={"TRITON_INTERPRET": "1"})
-    return Lane(level, device=plan.uuid or str(plan.index))
+        return SandboxLane(level, environment={"TRITON_INTERPRET": "1"})
+    return SandboxLane(level, device=plan.uuid or str(plan.index))
 
 
 def _solution(options: argparse.Namespace, pack: Pack, name: str) -> Solution:
@@ -129,7 +133,7 @@ def _pack_lines(pack: Pack, refused: list[str]) -> list[Any]:
     return [*lines, *(Text(f"  {reason}") for reason in refused)]
 
 
-def _verdict_lines(verdict: Verdict, level: str = "") -> list[Any]:
+def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
     from rich.text import Text
 
     word = str(verdict.judgement)
@@ -143,7 +147,7 @@ def _verdict_lines(verdict: Verdict, level: str = "") -> list[Any]:
     return [line, *found, *(Text(f"  worth a look: {hint}", style="dim") for hint in verdict.hints)]
 
 
-def _table(entries: list[Entry]) -> Any:
+def _table(entries: list[BenchResult]) -> Any:
     from rich.table import Table
 
     works = list(dict.fromkeys(name for e in entries for name in e.labels))
@@ -158,5 +162,5 @@ def _table(entries: list[Entry]) -> Any:
     return table
 
 
-def _bad(entries: list[Entry]) -> list[Any]:
+def _failure_lines(entries: list[BenchResult]) -> list[Any]:
     return [line for e in entries if not e.verdict.accepted for line in _verdict_lines(e.verdict)]

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.output import Failure, Output, Usage, at_least_one
+from forecast_autotune.commands.output import CommandError, Output, UsageError, require_positive
 
 if TYPE_CHECKING:
-    from forecast_harness.search.interfaces import Judge, Proposer
-    from forecast_harness.search.lanes import LocalLanes
-    from forecast_harness.search.records import Context, Settings, Target
-    from forecast_harness.search.report.serve import Server
-    from forecast_harness.search.state import State
+    from forecast_harness.search.interfaces import NodeJudge, Proposer
+    from forecast_harness.search.lanes import LocalJudgePool
+    from forecast_harness.search.records import SearchContext, SearchSettings, SearchTarget
+    from forecast_harness.search.report.serve import ReportServer
+    from forecast_harness.search.state import SearchState
 
 _INTERRUPTED = 130
 _LOG = "log.jsonl"
@@ -31,21 +31,21 @@ def search(options: argparse.Namespace, output: Output) -> int:
     """Search, resume or show; 0 if it came to its end, 130 if it was interrupted."""
     _check(options)
     if options.show is not None:
-        return _show(options, output)
+        return _show_folder(options, output)
     folder = Path(options.out) if options.out is not None else Path(_folder_name(options.target))
     _check_folder(folder, options.resume)
     state = _search(options, output, folder)
     if state.stopped is not None and state.stopped.interrupted:
-        _report(output, state, folder, f"interrupted. To go on: {again(options, folder)}")
+        _report(output, state, folder, f"interrupted. To go on: {resume_command(options, folder)}")
         return _INTERRUPTED
     _report(output, state, folder, "")
     if not state.scores:
         reason = state.stopped.reason if state.stopped is not None else "it did not end"
-        raise Failure(f"nothing could be measured, not even the seed: {reason}")
+        raise CommandError(f"nothing could be measured, not even the seed: {reason}")
     return 0
 
 
-def again(options: argparse.Namespace, folder: Path) -> str:
+def resume_command(options: argparse.Namespace, folder: Path) -> str:
     """The command that continues this search: every option that is not at its default, and `--resume`."""
     from forecast_autotune.commands import grammar
 
@@ -64,16 +64,18 @@ def again(options: argparse.Namespace, folder: Path) -> str:
 
 def _check(options: argparse.Namespace) -> None:
     if (options.target is None) == (options.show is None):
-        raise Usage("say what to search, as in `forecast-autotune search swiglu`, or `--show DIR`; not both")
-    at_least_one(options, "samples", "k", "parents", "lanes", "tokens")
+        raise UsageError(
+            "say what to search, as in `forecast-autotune search swiglu`, or `--show DIR`; not both"
+        )
+    require_positive(options, "samples", "k", "parents", "lanes", "tokens")
     for name in ("gpu_budget", "trials", "gpu_seconds", "seconds", "money"):
         value = getattr(options, name)
         if value is not None and not value > 0:
-            raise Usage(f"--{name.replace('_', '-')} must be more than 0, got {value:g}")
+            raise UsageError(f"--{name.replace('_', '-')} must be more than 0, got {value:g}")
     if options.serve is not None and not 0 <= options.serve <= 65535:
-        raise Usage(f"--serve takes a port from 0 to 65535, got {options.serve}")
+        raise UsageError(f"--serve takes a port from 0 to 65535, got {options.serve}")
     if options.ray is not None and options.lanes is not None and options.lanes < 1:
-        raise Usage(f"--lanes must be at least 1, got {options.lanes}")
+        raise UsageError(f"--lanes must be at least 1, got {options.lanes}")
 
 
 def _folder_name(target: str) -> str:
@@ -85,31 +87,33 @@ def _folder_name(target: str) -> str:
 def _check_folder(folder: Path, resume: bool) -> None:
     if (folder / _LOG).exists():
         if not resume:
-            raise Usage(
+            raise UsageError(
                 f"{folder} holds a search already: go on with it by adding --resume, look at it with "
                 f"`forecast-autotune search --show {shlex.quote(str(folder))}`, or name another with --out"
             )
     elif resume:
-        raise Usage(
+        raise UsageError(
             f"{folder} holds no search to go on with (no {_LOG}): leave out --resume, or name its --out"
         )
     elif folder.is_dir() and any(folder.iterdir()):
-        raise Usage(f"{folder} is not empty, and what is in it is no search: name a new folder with --out")
+        raise UsageError(
+            f"{folder} is not empty, and what is in it is no search: name a new folder with --out"
+        )
 
 
-def _search(options: argparse.Namespace, output: Output, folder: Path) -> State:
+def _search(options: argparse.Namespace, output: Output, folder: Path) -> SearchState:
     from forecast_harness.search.forecasters import open_forecaster
-    from forecast_harness.search.judge import plan_for
-    from forecast_harness.search.report.live import Live
+    from forecast_harness.search.judge import verification_plan
+    from forecast_harness.search.report.live import LiveDisplay
     from forecast_harness.search.run import search as run
     from forecast_harness.search.targets import open_target
 
     device = options.device or ("cuda" if _devices() else "cpu")
-    plan_for(device)  # a device that is not there is told before anything else is tried
+    verification_plan(device)  # a device that is not there is told before anything else is tried
     target, seeds = open_target(options.target, device=device)
     settings = _settings(options)
     if not options.resume:
-        _admit(target, device)
+        _require_sound_pack(target, device)
     with contextlib.ExitStack() as stack:
         proposers = _proposers(settings, target, stack)
         forecaster = open_forecaster(settings.surrogate, target)
@@ -118,7 +122,7 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> State:
         folder.mkdir(parents=True, exist_ok=True)
         lanes = stack.enter_context(contextlib.closing(_lanes(options, target, device, folder)))
         server = _server(options, output, folder, stack)
-        watch = Live(
+        watch = LiveDisplay(
             output.errors, quiet=options.quiet, lanes=lanes, where="" if server is None else server.url
         )
         with watch:
@@ -135,32 +139,32 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> State:
             )
 
 
-def _admit(target: Target, device: str) -> None:
-    """Raises `Failure` for a pack that cannot tell right from wrong: what is found with it means nothing."""
-    from forecast_harness.search.interfaces import LaneLost
-    from forecast_harness.search.judge import plan_for
+def _require_sound_pack(target: SearchTarget, device: str) -> None:
+    """Raises `CommandError` for a pack that cannot tell right from wrong: what is found with it means nothing."""
+    from forecast_harness.search.interfaces import LaneFailure
+    from forecast_harness.search.judge import verification_plan
     from forecast_harness.search.judge_pack import PackJudge
-    from forecast_harness.search.records import Kind
+    from forecast_harness.search.records import TargetKind
 
-    if target.kind is not Kind.PACK:
+    if target.kind is not TargetKind.PACK:
         return
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            judge = PackJudge(target, plan_for(device), Path(scratch))
+            judge = PackJudge(target, verification_plan(device), Path(scratch))
             with contextlib.closing(judge):
-                refused = judge.admit()
-    except LaneLost as error:
-        raise Failure(f"no lane works on {device}: {error}") from error
+                refused = judge.pack_problems()
+    except LaneFailure as error:
+        raise CommandError(f"no lane works on {device}: {error}") from error
     if refused:
-        raise Failure(f"pack {target.name} cannot tell right from wrong: {'; '.join(refused)}")
+        raise CommandError(f"pack {target.name} cannot tell right from wrong: {'; '.join(refused)}")
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    from forecast_harness.search.records import Budget, Settings
+def _settings(options: argparse.Namespace) -> SearchSettings:
+    from forecast_harness.search.records import SearchBudget, SearchSettings
 
     specs = [*(options.proposer or []), *(f"llm:{spec}" for spec in options.llm or [])]
-    return Settings(
-        Budget(options.gpu_budget, options.gpu_seconds, options.seconds, options.tokens, options.money),
+    return SearchSettings(
+        SearchBudget(options.gpu_budget, options.gpu_seconds, options.seconds, options.tokens, options.money),
         archive=options.archive,
         proposers=tuple(dict.fromkeys(specs)) or ("mechanical",),
         surrogate=options.surrogate,
@@ -172,7 +176,9 @@ def _settings(options: argparse.Namespace) -> Settings:
     )
 
 
-def _proposers(settings: Settings, target: Target, stack: contextlib.ExitStack) -> dict[str, Proposer]:
+def _proposers(
+    settings: SearchSettings, target: SearchTarget, stack: contextlib.ExitStack
+) -> dict[str, Proposer]:
     """All proposers by names that are unique and can stand before the slash of an arm."""
     from forecast_harness.search.proposers import open_proposer
 
@@ -187,14 +193,14 @@ def _proposers(settings: Settings, target: Target, stack: contextlib.ExitStack) 
 
 
 @dataclass(frozen=True)
-class _Opener:
+class _JudgeFactory:
     """Opens lane `number`'s judge; plain data, so that it can travel to another machine."""
 
-    target: Target
+    target: SearchTarget
     device: str
     folder: Path
 
-    def __call__(self, number: int) -> Judge:
+    def __call__(self, number: int) -> NodeJudge:
         from forecast_harness.search.judge import open_judge
 
         return open_judge(
@@ -202,21 +208,21 @@ class _Opener:
         )
 
 
-def _lanes(options: argparse.Namespace, target: Target, device: str, folder: Path) -> LocalLanes:
-    from forecast_harness.search.lanes import LocalLanes
+def _lanes(options: argparse.Namespace, target: SearchTarget, device: str, folder: Path) -> LocalJudgePool:
+    from forecast_harness.search.lanes import LocalJudgePool
 
-    opener = _Opener(target, device, folder.absolute())
+    opener = _JudgeFactory(target, device, folder.absolute())
     if options.ray is not None:
-        from forecast_harness.search.ray_lanes import RayLanes
+        from forecast_harness.search.ray_lanes import RayJudgePool
 
-        return RayLanes(opener, address=options.ray, gpus=device == "cuda", most=options.lanes)
+        return RayJudgePool(opener, address=options.ray, gpus=device == "cuda", most=options.lanes)
     there = _devices() if device == "cuda" else 0
     wanted = options.lanes or max(1, there)
     if device == "cuda" and wanted > there:
-        raise Usage(
+        raise UsageError(
             f"--lanes {wanted}: there are {there} CUDA devices, and two lanes on one would disturb each other"
         )
-    return LocalLanes(opener, wanted)
+    return LocalJudgePool(opener, wanted)
 
 
 def _devices() -> int:
@@ -225,12 +231,12 @@ def _devices() -> int:
     return device_count()
 
 
-def _context(target: str, device: str) -> Context:
-    from forecast_harness.search.judge import slug_of
-    from forecast_harness.search.records import Context
+def _context(target: str, device: str) -> SearchContext:
+    from forecast_harness.search.judge import device_slug
+    from forecast_harness.search.records import SearchContext
     from forecast_harness.verify.run import harness_hash
 
-    return Context(target, (), slug_of(device), _toolchain(device), "", harness_hash())
+    return SearchContext(target, (), device_slug(device), _toolchain(device), "", harness_hash())
 
 
 def _toolchain(device: str) -> dict[str, str]:
@@ -248,7 +254,7 @@ def _toolchain(device: str) -> dict[str, str]:
 
 def _server(
     options: argparse.Namespace, output: Output, folder: Path, stack: contextlib.ExitStack
-) -> Server | None:
+) -> ReportServer | None:
     if options.serve is None:
         return None
     from forecast_harness.search.report.serve import serve
@@ -258,17 +264,17 @@ def _server(
     return server
 
 
-def _show(options: argparse.Namespace, output: Output) -> int:
+def _show_folder(options: argparse.Namespace, output: Output) -> int:
     """Sum up a folder, bring its report up to date, and serve it until Ctrl-C where that is asked for."""
-    from forecast_harness.search.log import read
-    from forecast_harness.search.state import fold
+    from forecast_harness.search.log import read_log
+    from forecast_harness.search.state import replay_events
 
     folder = Path(options.show)
     if not (folder / _LOG).is_file():
-        raise Usage(f"{folder} holds no search: there is no {_LOG} in it")
-    state = fold(read(folder / _LOG))
+        raise UsageError(f"{folder} holds no search: there is no {_LOG} in it")
+    state = replay_events(read_log(folder / _LOG))
     if state.started is None:
-        raise Usage(f"{folder / _LOG} is empty: its search has not begun")
+        raise UsageError(f"{folder / _LOG} is empty: its search has not begun")
     # Ctrl-C is how serving ends, not a failure.
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         server = _server(options, output, folder, stack)
@@ -279,20 +285,20 @@ def _show(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _report(output: Output, state: State, folder: Path, remark: str) -> None:
+def _report(output: Output, state: SearchState, folder: Path, remark: str) -> None:
     """Write the page, and say what was found."""
     from rich.text import Text
 
     from forecast_harness.search.output import summary
     from forecast_harness.search.report import page
-    from forecast_harness.search.report.summary import lines
+    from forecast_harness.search.report.summary import summary_lines
 
     try:
         (folder / _REPORT).write_text(page(state), encoding="utf-8")
     except OSError as error:
         output.remark(f"the report cannot be written: {error}")
     data = {**summary(state), "folder": str(folder)}
-    found = [*lines(state), ("folder", f"{folder}: best.py, {_REPORT}, {_LOG}")]
+    found = [*summary_lines(state), ("folder", f"{folder}: best.py, {_REPORT}, {_LOG}")]
     width = max(len(name) for name, _ in found)
     output.emit(data, *(Text(f"{name:{width}}  {text}") for name, text in found))
     if remark:

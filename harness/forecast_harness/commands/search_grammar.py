@@ -1,4 +1,4 @@
-"""The grammar of `search`."""
+"""The grammar of `add_search_parser`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import argparse
 from forecast_autotune.commands.registry import Commands
 
 
-def search(commands: Commands) -> None:
-    """Add `search`."""
+def add_search_parser(commands: Commands) -> None:
+    """Add `add_search_parser`."""
     parser = commands.add(
         "search",
         "forecast_harness.commands.search:search",
@@ -23,12 +23,12 @@ def search(commands: Commands) -> None:
         metavar="PACK_OR_KERNEL",
         help="a shipped pack, a pack's folder, a KernelBench file, or KERNEL.py:FN (needs a GPU)",
     )
-    _how(parser)
-    _budgets(parser)
-    _where(parser)
+    _method_options(parser)
+    _budget_options(parser)
+    _output_options(parser)
 
 
-def _how(parser: argparse.ArgumentParser) -> None:
+def _method_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how")
     group.add_argument(
         "--proposer",
@@ -66,7 +66,7 @@ def _how(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: 0)")
 
 
-def _budgets(parser: argparse.ArgumentParser) -> None:
+def _budget_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("budgets: the search ends at the first that is spent")
     group.add_argument(
         "--gpu-budget", type=int, default=200, metavar="N", help="sources measured (default: 200)"
@@ -77,7 +77,7 @@ def _budgets(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--money", type=float, metavar="X", help="US dollars, for models with a price")
 
 
-def _where(parser: argparse.ArgumentParser) -> None:
+def _output_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where")
     group.add_argument(
         "--out", metavar="DIR", help="the search's folder (default: search-NAME in the current directory)"

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.output import Failure, Output, Usage, at_least_one
+from forecast_autotune.commands.output import CommandError, Output, UsageError, require_positive
 from forecast_autotune.commands.show import open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.store import Store
-from forecast_autotune.store.variants import unchecked
-from forecast_autotune.tuning.task import now
+from forecast_autotune.store.variants import without_checks
+from forecast_autotune.tuning.task import utc_now
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
-from forecast_autotune.variants.contract import contract
+from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.signature import INTERPRETER
-from forecast_harness.commands.judge import lane_of, plan_of
-from forecast_harness.variants.targets import Target, covered
+from forecast_harness.commands.judge import build_plan, open_lane
+from forecast_harness.variants.targets import UserKernel, is_covered
 
 if TYPE_CHECKING:
-    from forecast_harness.variants.subject import Subject, Survey
-    from forecast_harness.variants.verify import Verified
+    from forecast_harness.variants.subject import BaseKernel, KernelSurvey
+    from forecast_harness.variants.verify import VariantVerification
 
 _COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
 
@@ -35,23 +35,25 @@ def variants(options: argparse.Namespace, output: Output) -> int:
     if options.what == "show":
         return _show(options, output)
     if options.name is not None:
-        raise Usage(f"{options.name} is one word too many: `variants KERNEL.py:FN`, or `variants show NAME`")
+        raise UsageError(
+            f"{options.name} is one word too many: `variants KERNEL.py:FN`, or `variants show NAME`"
+        )
     return _make(options, output)
 
 
 def _make(options: argparse.Namespace, output: Output) -> int:
-    at_least_one(options, "n", "cases")
-    target, store = Target.of(options.what), open_store(options)
-    made, refused = _made(options, target, store)
+    require_positive(options, "n", "cases")
+    target, store = UserKernel.of(options.what), open_store(options)
+    made, refused = _collect_variants(options, target, store)
     for variant in made:
         store.put_variant(variant)
     asked = bool(options.mechanical or options.sources or options.llm)
     found = made if asked else store.variants(target.kernel.source_sha256)
     for text in refused:
         output.remark(f"refused: {text}")
-    results: list[tuple[Variant, Verified]] = []
+    results: list[tuple[Variant, VariantVerification]] = []
     if options.verify and found:
-        results = _verified(options, output, target, store, found)
+        results = _verify_variants(options, output, target, store, found)
     _check_saved(store)
     data = {
         "kernel": target.kernel.name,
@@ -64,15 +66,17 @@ def _make(options: argparse.Namespace, output: Output) -> int:
         ],
         "store": str(store.root),
     }
-    output.emit(data, *_result_lines(target, made, found, results, store))
+    output.emit(data, *_render_results(target, made, found, results, store))
     return 0
 
 
-def _made(options: argparse.Namespace, target: Target, store: Store) -> tuple[list[Variant], list[str]]:
+def _collect_variants(
+    options: argparse.Namespace, target: UserKernel, store: Store
+) -> tuple[list[Variant], list[str]]:
     """New variants, and why others are none."""
     found: dict[str, Variant] = {}
     refused: list[str] = []
-    for path in _paths(options.sources):
+    for path in _expand_paths(options.sources):
         try:
             found |= {v.name: v for v in _read(path, target)}
         except RecordError as error:
@@ -85,38 +89,41 @@ def _made(options: argparse.Namespace, target: Target, store: Store) -> tuple[li
             found[variant.name] = variant
     if options.llm is not None:
         from forecast_autotune.llm.providers import provider
-        from forecast_harness.variants.writing import write
+        from forecast_harness.variants.writing import write_variants
 
-        written = write(
-            provider().writer(options.llm), _brief(target, store), options.n, author=_author(options.llm)
+        written = write_variants(
+            provider().writer(options.llm),
+            _writing_brief(target, store),
+            options.n,
+            author=_model_name(options.llm),
         )
         found |= {v.name: v for v in written.variants}
         refused += written.refused
     return list(found.values()), refused
 
 
-def _author(spec: str) -> str:
+def _model_name(spec: str) -> str:
     """The model of a specification: without a server's address, and never with a key."""
     from forecast_autotune.llm.spec import parsed
 
     known = parsed(spec, writing=True)
-    return str(known.options.get("model") or Path(known.place).name)
+    return str(known.options.get("model") or Path(known.location).name)
 
 
-def _brief(target: Target, store: Store) -> Any:
-    from forecast_harness.variants.writing import Brief
+def _writing_brief(target: UserKernel, store: Store) -> Any:
+    from forecast_harness.variants.writing import WritingBrief
 
     try:
         subjects = target.subjects(store)
-    except Failure:
+    except CommandError:
         subjects = []  # a model may write without knowing the sizes; verification will ask for them
     devices = [t.problem.device for t in store.tables(target.kernel.name)]
     calls = [s.calls[0] for s in subjects if s.calls]
     kernel, device = target.kernel, devices[-1] if devices else None
-    return Brief(kernel.name, kernel.source_sha256, target.text, device, calls, target.configs)
+    return WritingBrief(kernel.name, kernel.source_sha256, target.text, device, calls, target.configs)
 
 
-def _paths(given: Sequence[str]) -> Iterator[Path]:
+def _expand_paths(given: Sequence[str]) -> Iterator[Path]:
     for name in given:
         path = Path(name)
         if path.is_dir():
@@ -124,23 +131,23 @@ def _paths(given: Sequence[str]) -> Iterator[Path]:
         elif path.is_file():
             yield path
         else:
-            raise Usage(f"{name}: there is no such file or folder")
+            raise UsageError(f"{name}: there is no such file or folder")
 
 
-def _read(path: Path, target: Target) -> Iterator[Variant]:
+def _read(path: Path, target: UserKernel) -> Iterator[Variant]:
     """Variants in one file: a source, or the variant lines of a table. Raises `RecordError`."""
     kernel = target.kernel
-    base = contract(target.text, kernel.name).parameters
+    base = read_contract(target.text, kernel.name).parameters
     if path.suffix != ".py":
         lines: list[dict[str, Any]] = []
         read_tables(path, lines.append)
         listed = [Variant.from_json(data) for data in lines if data.get("type") == "variant"]
-        yield from unchecked(v for v in listed if v.base_sha256 == kernel.source_sha256)
+        yield from without_checks(v for v in listed if v.base_sha256 == kernel.source_sha256)
         return
     source = path.read_text(encoding="utf-8")
-    promised = contract(source, kernel.name)
-    promised.must_fit(base)
-    origin = Provenance(Origin.HAND, note=f"read from {path.name}", at=now())
+    promised = read_contract(source, kernel.name)
+    promised.require_same_parameters(base)
+    origin = Provenance(Origin.HAND, note=f"read from {path.name}", at=utc_now())
     yield Variant.of(
         kernel.name,
         kernel.source_sha256,
@@ -151,38 +158,38 @@ def _read(path: Path, target: Target) -> Iterator[Variant]:
     )
 
 
-def _verified(
-    options: argparse.Namespace, output: Output, target: Target, store: Store, found: Sequence[Variant]
-) -> list[tuple[Variant, Verified]]:
+def _verify_variants(
+    options: argparse.Namespace, output: Output, target: UserKernel, store: Store, found: Sequence[Variant]
+) -> list[tuple[Variant, VariantVerification]]:
     """Verify for every kind of call that is known, what has no check on this device yet."""
     from dataclasses import replace
 
-    from forecast_harness.variants.verify import PLAN, survey, verify
+    from forecast_harness.variants.verify import VARIANT_PLAN, survey, verify_variant
 
     subjects = target.subjects(store)
-    plan = replace(plan_of(options), timed=PLAN.timed)
+    plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)
     device = INTERPRETER if plan.device == "cpu" else _slug(plan.index)
-    results: list[tuple[Variant, Verified]] = []
-    surveys: list[Survey] = []
-    with lane_of(options, plan) as lane, output.progress("verifying") as moved:
+    results: list[tuple[Variant, VariantVerification]] = []
+    surveys: list[KernelSurvey] = []
+    with open_lane(options, plan) as lane, output.progress("verifying") as moved:
         for subject in subjects:
-            if covered(subject, [s.signature for s in surveys]):
+            if is_covered(subject, [s.signature for s in surveys]):
                 continue
-            left = [v for v in found if not _checked(v, subject, device)]
+            left = [v for v in found if not _has_check(v, subject, device)]
             if not left:
                 continue
             known = survey(subject, lane, plan=plan)
             surveys.append(known)
             for number, variant in enumerate(left):
                 moved(number, len(left), variant.name)
-                result = verify(variant, subject, known, lane, device=device, plan=plan)
+                result = verify_variant(variant, subject, known, lane, device=device, plan=plan)
                 store.put_variant(variant, result.checks)
                 results.append((variant, result))
     return results
 
 
-def _checked(variant: Variant, subject: Subject, device: str) -> bool:
-    return covered(subject, [c.signature for c in variant.checks if c.device == device])
+def _has_check(variant: Variant, subject: BaseKernel, device: str) -> bool:
+    return is_covered(subject, [c.signature for c in variant.checks if c.device == device])
 
 
 def _slug(index: int) -> str:
@@ -190,15 +197,15 @@ def _slug(index: int) -> str:
 
 
 def _check_saved(store: Store) -> None:
-    if unsaved := [note for note in store.problems_reported if "cannot be written" in note]:
-        raise Failure(unsaved[0])
+    if unsaved := [note for note in store.issued_warnings if "cannot be written" in note]:
+        raise CommandError(unsaved[0])
 
 
-def _result_lines(
-    target: Target,
+def _render_results(
+    target: UserKernel,
     made: Sequence[Variant],
     found: Sequence[Variant],
-    results: Sequence[tuple[Variant, Verified]],
+    results: Sequence[tuple[Variant, VariantVerification]],
     store: Store,
 ) -> list[Any]:
     from rich.text import Text
@@ -253,7 +260,7 @@ def _summary(variant: Variant) -> dict[str, Any]:
 
 def _show(options: argparse.Namespace, output: Output) -> int:
     if options.name is None:
-        raise Usage("show needs NAME: `forecast-autotune variants list` lists them")
+        raise UsageError("show needs NAME: `forecast-autotune variants list` lists them")
     store = open_store(options)
     known = store.variants()
     found = [v for v in known if v.name == options.name] or [
@@ -261,7 +268,7 @@ def _show(options: argparse.Namespace, output: Output) -> int:
     ]
     if len(found) != 1:
         near = ", ".join(v.name for v in (found or known)[:8]) or "none"
-        raise Failure(f"{len(found) or 'no'} variants are called {options.name!r}; there are: {near}")
+        raise CommandError(f"{len(found) or 'no'} variants are called {options.name!r}; there are: {near}")
     (variant,) = found
     if output.as_json:
         output.emit(variant.to_json())

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from forecast_harness.packs.cases import from_case
-from forecast_harness.packs.load import builtin_names, load, load_solution, solution_from, task_yml
-from forecast_harness.packs.parts import Axis, Tensor, Tolerance
-from forecast_harness.packs.schema import Definition, Format, Language, Pack, Solution, Workload
+from forecast_harness.packs.cases import pack_from_case
+from forecast_harness.packs.load import (
+    builtin_names,
+    load_pack,
+    load_solution,
+    make_solution,
+    parse_task_yml,
+)
+from forecast_harness.packs.parts import AxisSpec, TensorSpec, ToleranceSpec
+from forecast_harness.packs.schema import Definition, Language, Pack, PackFormat, Solution, Workload
 
 __all__ = [
-    "Axis",
+    "AxisSpec",
     "Definition",
-    "Format",
     "Language",
     "Pack",
+    "PackFormat",
     "Solution",
-    "Tensor",
-    "Tolerance",
+    "TensorSpec",
+    "ToleranceSpec",
     "Workload",
     "builtin_names",
-    "from_case",
-    "load",
+    "load_pack",
     "load_solution",
-    "solution_from",
-    "task_yml",
+    "make_solution",
+    "pack_from_case",
+    "parse_task_yml",
 ]

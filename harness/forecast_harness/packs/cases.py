@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs.schema import Definition, Format, Language, Pack, Solution, Workload
+from forecast_harness.packs.schema import Definition, Language, Pack, PackFormat, Solution, Workload
 
-_REFERENCE = """from {module} import {finder} as find
+_REFERENCE_TEMPLATE = """from {module} import {finder} as find
 
 CASE = find([{name!r}])[0]
 """
-_SOLUTION = """from {module} import {finder} as find
+_SOLUTION_TEMPLATE = """from {module} import {finder} as find
 
 CASE = find([{name!r}])[0]
 SMALL, CONFIG = {small!r}, {config!r}
@@ -26,7 +26,7 @@ def run(**arguments):
 """
 
 
-def from_case(
+def pack_from_case(
     name: str,
     configs: Sequence[Mapping[str, Any]],
     *,
@@ -56,10 +56,10 @@ def from_case(
             plain = json.loads(json.dumps(dict(config)))
         except TypeError as error:
             raise RecordError(f"config {n} of {name} holds more than plain values: {error}") from error
-        text = _SOLUTION.format(module=module, finder=finder, name=name, small=small, config=plain)
+        text = _SOLUTION_TEMPLATE.format(module=module, finder=finder, name=name, small=small, config=plain)
         solutions.append(Solution(f"config-{n}", Language.TRITON, text, files=files or {}))
-    definition = Definition(name, format=Format.CASE, destination=True, deterministic=deterministic)
-    reference = _REFERENCE.format(module=module, finder=finder, name=name)
+    definition = Definition(name, format=PackFormat.CASE, destination=True, deterministic=deterministic)
+    reference = _REFERENCE_TEMPLATE.format(module=module, finder=finder, name=name)
     return Pack(
         definition,
         reference,

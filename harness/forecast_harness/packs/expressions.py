@@ -10,7 +10,7 @@ from typing import Any
 from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_BINARY_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -27,23 +27,27 @@ def evaluate(text: str | int, axes: Mapping[str, int]) -> int:
     if isinstance(text, int):
         return text
     try:
-        return _value(parsing.expression(text), axes)
+        return _evaluate_node(parsing.parse_expression(text), axes)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError) as error:
         known = ", ".join(sorted(axes)) or "none"
         raise RecordError(f"cannot evaluate {text!r:.80} ({error}); axes here: {known}") from error
 
 
-def _value(node: ast.expr, axes: Mapping[str, int]) -> int:
+def _evaluate_node(node: ast.expr, axes: Mapping[str, int]) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Name):
         if node.id not in axes:
             raise ValueError(f"{node.id} is no axis")
         return axes[node.id]
-    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return int(_BINARY[type(node.op)](_value(node.left, axes), _value(node.right, axes)))
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY_OPERATORS:
+        return int(
+            _BINARY_OPERATORS[type(node.op)](
+                _evaluate_node(node.left, axes), _evaluate_node(node.right, axes)
+            )
+        )
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords and node.args:
-        arguments = [_value(a, axes) for a in node.args]
+        arguments = [_evaluate_node(a, axes) for a in node.args]
         if node.func.id == "min":
             return min(arguments)
         if node.func.id == "max":

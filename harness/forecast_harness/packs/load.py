@@ -10,19 +10,19 @@ from typing import Any, Protocol
 
 from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs.parts import Tolerance
+from forecast_harness.packs.parts import ToleranceSpec
 from forecast_harness.packs.schema import (
     Definition,
-    Format,
     Language,
     Pack,
+    PackFormat,
     Solution,
     Workload,
-    parse,
+    parse_json,
 )
 
 
-class _Folder(Protocol):
+class _TraversableFolder(Protocol):
     """What a `Path` and a folder inside a wheel have in common."""
 
     def joinpath(self, *names: str) -> Any: ...
@@ -36,21 +36,21 @@ def builtin_names() -> list[str]:
     return sorted(f.name for f in folder.iterdir() if f.joinpath("definition.json").is_file())
 
 
-def load(name: str | Path) -> Pack:
+def load_pack(name: str | Path) -> Pack:
     """The pack of this name, folder or file.
 
     A name means a shipped pack; a folder with `definition.json` is one of our own, with `task.yml` one of
     GPU MODE; a Python file is a KernelBench task. Raises `RecordError` when it is none of these.
     """
     if isinstance(name, str) and name in builtin_names():
-        return _own(resources.files("forecast_harness.packs") / "builtin" / name)
+        return _load_native(resources.files("forecast_harness.packs") / "builtin" / name)
     path = Path(name)
     if path.joinpath("definition.json").is_file():
-        return _own(path)
+        return _load_native(path)
     if path.joinpath("task.yml").is_file():
-        return _gpumode(path)
+        return _load_gpumode(path)
     if path.suffix == ".py" and path.is_file():
-        return _kernelbench(path)
+        return _load_kernelbench(path)
     raise RecordError(
         f"{name} is neither a shipped pack ({', '.join(builtin_names())}), nor a folder with definition.json "
         "or task.yml, nor a KernelBench file"
@@ -69,16 +69,18 @@ def load_solution(path: str | Path, pack: Pack, language: Language | None = None
     if not file.is_file():
         known = [s.name for s in pack.solutions]
         raise RecordError(f"{path} is neither a file nor a solution of {pack.definition.name} ({known})")
-    return solution_from(file.stem, file.read_text(), pack.definition.format, language)
+    return make_solution(file.stem, file.read_text(), pack.definition.format, language)
 
 
-def solution_from(
-    name: str, source: str, format: Format = Format.OWN, language: Language | None = None
+def make_solution(
+    name: str, source: str, format: PackFormat = PackFormat.OWN, language: Language | None = None
 ) -> Solution:
     """A solution from its text, with the entry point that the pack's format asks for."""
-    entry = {Format.OWN: "run", Format.KERNELBENCH: "ModelNew", Format.GPUMODE: "custom_kernel"}.get(
-        format, "run"
-    )
+    entry = {
+        PackFormat.OWN: "run",
+        PackFormat.KERNELBENCH: "ModelNew",
+        PackFormat.GPUMODE: "custom_kernel",
+    }.get(format, "run")
     if language is None:
         stated = re.search(r"^# language: (\w+)$", source, re.MULTILINE)
         if stated and stated[1] in list(Language):
@@ -90,11 +92,11 @@ def solution_from(
     return Solution(name, language, source, entry)
 
 
-def _own(folder: _Folder) -> Pack:
+def _load_native(folder: _TraversableFolder) -> Pack:
     where = folder.joinpath("definition.json")
-    definition = Definition.from_json(parse(where.read_text(), str(where)))
+    definition = Definition.from_json(parse_json(where.read_text(), str(where)))
     where = folder.joinpath("workloads.json")
-    listed = parse(where.read_text(), str(where))
+    listed = parse_json(where.read_text(), str(where))
     if not isinstance(listed, list) or not listed:
         raise RecordError(f"{where} must be a list of at least one workload")
     works = tuple(Workload.from_json(w, definition) for w in listed)
@@ -103,13 +105,13 @@ def _own(folder: _Folder) -> Pack:
     if place.is_dir():
         for file in sorted(place.iterdir(), key=lambda f: f.name):
             if file.name.endswith(".py"):
-                found.append(solution_from(file.name[:-3], file.read_text(), definition.format))
+                found.append(make_solution(file.name[:-3], file.read_text(), definition.format))
     return Pack(definition, folder.joinpath("reference.py").read_text(), works, tuple(found))
 
 
-def _names(source: str, what: str) -> set[str]:
+def _defined_names(source: str, what: str) -> set[str]:
     try:
-        tree = parsing.module(source)
+        tree = parsing.parse_module(source)
     except SyntaxError as error:
         raise RecordError(f"{what} is not Python: {error}") from error
     found: set[str] = set()
@@ -123,27 +125,27 @@ def _names(source: str, what: str) -> set[str]:
     return found
 
 
-def _kernelbench(path: Path) -> Pack:
+def _load_kernelbench(path: Path) -> Pack:
     source = path.read_text()
-    if missing := {"Model", "get_inputs", "get_init_inputs"} - _names(source, str(path)):
+    if missing := {"Model", "get_inputs", "get_init_inputs"} - _defined_names(source, str(path)):
         raise RecordError(f"{path} is no KernelBench task: it lacks {sorted(missing)}")
     definition = Definition(
         path.stem,
-        ast.get_docstring(parsing.module(source)) or "",
+        ast.get_docstring(parsing.parse_module(source)) or "",
         "KernelBench task",
-        Format.KERNELBENCH,
+        PackFormat.KERNELBENCH,
         # The task does not say how long its sums are: a generous length, still far from half precision.
-        tolerance=Tolerance("float32", "4096", 8.0),
+        tolerance=ToleranceSpec("float32", "4096", 8.0),
     )
     return Pack(definition, source, (Workload("task", {}),))
 
 
-def _gpumode(folder: Path) -> Pack:
+def _load_gpumode(folder: Path) -> Pack:
     source = folder.joinpath("reference.py").read_text()
-    names = _names(source, str(folder / "reference.py"))
+    names = _defined_names(source, str(folder / "reference.py"))
     if missing := {"generate_input", "check_implementation"} - names:
         raise RecordError(f"{folder}/reference.py is no GPU MODE reference: it lacks {sorted(missing)}")
-    task = task_yml(folder.joinpath("task.yml").read_text())
+    task = parse_task_yml(folder.joinpath("task.yml").read_text())
     helpers = []
     for name in ("task", "utils"):
         file = folder / f"{name}.py"
@@ -154,11 +156,11 @@ def _gpumode(folder: Path) -> Pack:
     ]
     if not works:
         raise RecordError(f"{folder}/task.yml lists neither tests nor benchmarks")
-    definition = Definition(folder.name, task["description"], "GPU MODE task", Format.GPUMODE)
+    definition = Definition(folder.name, task["description"], "GPU MODE task", PackFormat.GPUMODE)
     return Pack(definition, "\n".join([*helpers, "# --- file: reference", source]), tuple(works))
 
 
-def task_yml(text: str) -> dict[str, Any]:
+def parse_task_yml(text: str) -> dict[str, Any]:
     """Description, tests and benchmarks of a GPU MODE `task.yml`.
 
     Reads the part of YAML that those files use for cases: a list of flow mappings, one per line. Raises
@@ -181,14 +183,14 @@ def task_yml(text: str) -> dict[str, Any]:
                 raise RecordError(
                     f"task.yml line {number}: a case must be `- {{name: value, ...}}` on one line"
                 )
-            found[section].append(_flow(case[1], number))
+            found[section].append(_parse_flow_mapping(case[1], number))
     return found
 
 
 _YAML_WORDS = {"true": "True", "false": "False", "null": "None", "yes": "True", "no": "False"}
 
 
-def _flow(text: str, number: int) -> dict[str, Any]:
+def _parse_flow_mapping(text: str, number: int) -> dict[str, Any]:
     quoted = re.sub(r"([{,]\s*)([A-Za-z_]\w*)\s*:", r'\1"\2":', text)
     quoted = re.sub(
         r":\s*([A-Za-z_]\w*)\s*(?=[,}])",
@@ -196,7 +198,7 @@ def _flow(text: str, number: int) -> dict[str, Any]:
         quoted,
     )
     try:
-        case = ast.literal_eval(parsing.expression(quoted))
+        case = ast.literal_eval(parsing.parse_expression(quoted))
     except (ValueError, SyntaxError) as error:
         raise RecordError(f"task.yml line {number}: cannot read the case {text!r:.80}: {error}") from error
     if not isinstance(case, dict) or not all(isinstance(k, str) for k in case):

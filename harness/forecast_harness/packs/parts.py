@@ -25,10 +25,10 @@ DTYPES = [
 ]
 LAYOUTS = ("contiguous", "padded", "offset", "transposed")
 """Plain; rows further apart than their length; one element off alignment; last two axes swapped."""
-VALUES = ("normal", "uniform", "offset", "large", "tiny", "denormal", "cauchy", "zeros", "nan", "inf")
+VALUE_REGIMES = ("normal", "uniform", "offset", "large", "tiny", "denormal", "cauchy", "zeros", "nan", "inf")
 
 
-def fields_of(data: object, what: str, known: str, required: str = "") -> dict[str, Any]:
+def parse_fields(data: object, what: str, known: str, required: str = "") -> dict[str, Any]:
     """A JSON object with known names only. Raises `RecordError` for another, or for a missing name."""
     if not isinstance(data, dict):
         raise RecordError(f"{what} must be a JSON object, not {data!r:.60}")
@@ -39,7 +39,7 @@ def fields_of(data: object, what: str, known: str, required: str = "") -> dict[s
     return data
 
 
-def text_of(data: Mapping[str, Any], name: str, what: str, default: str | None = None) -> str:
+def parse_text(data: Mapping[str, Any], name: str, what: str, default: str | None = None) -> str:
     """A text field, or its default. Raises `RecordError` for anything else."""
     value = data.get(name, default)
     if not isinstance(value, str):
@@ -47,14 +47,14 @@ def text_of(data: Mapping[str, Any], name: str, what: str, default: str | None =
     return value
 
 
-def one_of(value: object, words: tuple[str, ...] | list[str], what: str) -> str:
+def parse_choice(value: object, words: tuple[str, ...] | list[str], what: str) -> str:
     """One of the words. Raises `RecordError` listing them."""
     if value not in words:
         raise RecordError(f"{what} must be one of {', '.join(words)}, not {value!r:.60}")
     return str(value)
 
 
-def size_of(value: object, what: str, least: int = 0) -> int:
+def parse_size(value: object, what: str, least: int = 0) -> int:
     """An integer of at least `least`. Raises `RecordError` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise RecordError(f"{what} must be an integer >= {least}, not {value!r:.60}")
@@ -62,7 +62,7 @@ def size_of(value: object, what: str, least: int = 0) -> int:
 
 
 @dataclass(frozen=True)
-class Axis:
+class AxisSpec:
     """One size: a constant, or a variable with the range that hidden workloads draw from."""
 
     value: int | None = None
@@ -73,14 +73,14 @@ class Axis:
     """A hidden size is a multiple of this in [low, high], drawn anew for every run."""
 
     @classmethod
-    def from_json(cls, data: object, what: str) -> Axis:
+    def from_json(cls, data: object, what: str) -> AxisSpec:
         """Read `{"value": 64}` or `{"low": 1, "high": 65, "multiple": 1}`."""
-        found = fields_of(data, what, "value low high multiple")
+        found = parse_fields(data, what, "value low high multiple")
         if "value" in found:
             if len(found) > 1:
                 raise RecordError(f"{what} has a value and a range: it is either constant or variable")
-            return cls(value=size_of(found["value"], f"{what}.value"))
-        axis = cls(**{n: size_of(v, f"{what}.{n}") for n, v in found.items()})
+            return cls(value=parse_size(found["value"], f"{what}.value"))
+        axis = cls(**{n: parse_size(v, f"{what}.{n}") for n, v in found.items()})
         if axis.multiple < 1 or axis.high // axis.multiple < -(-axis.low // axis.multiple):
             raise RecordError(f"{what} has no multiple of {axis.multiple} in [{axis.low}, {axis.high}]")
         return axis
@@ -93,7 +93,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorSpec:
     """An input or output: its shape in axis expressions, its dtype, how inputs of it may look."""
 
     shape: tuple[str, ...]
@@ -106,16 +106,16 @@ class Tensor:
     long as the candidate's process lives."""
 
     @classmethod
-    def from_json(cls, data: object, what: str) -> Tensor:
+    def from_json(cls, data: object, what: str) -> TensorSpec:
         """Read `{"shape": ["M", "2*N"], "dtype": "float32", ...}`."""
-        found = fields_of(data, what, "shape dtype values layouts static", "shape dtype")
+        found = parse_fields(data, what, "shape dtype values layouts static", "shape dtype")
         if not isinstance(found["shape"], list) or not all(isinstance(s, str | int) for s in found["shape"]):
             raise RecordError(f"{what}.shape must be a list of axis expressions, not {found['shape']!r:.60}")
         return cls(
             tuple(str(s) for s in found["shape"]),
-            one_of(found["dtype"], DTYPES, f"{what}.dtype"),
-            tuple(one_of(v, VALUES, f"{what}.values") for v in found.get("values", cls.values)),
-            tuple(one_of(v, LAYOUTS, f"{what}.layouts") for v in found.get("layouts", cls.layouts)),
+            parse_choice(found["dtype"], DTYPES, f"{what}.dtype"),
+            tuple(parse_choice(v, VALUE_REGIMES, f"{what}.values") for v in found.get("values", cls.values)),
+            tuple(parse_choice(v, LAYOUTS, f"{what}.layouts") for v in found.get("layouts", cls.layouts)),
             found.get("static", False) is True,
         )
 
@@ -135,7 +135,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Tolerance:
+class ToleranceSpec:
     """How far a correct solution may be from the exact result; see `forecast_harness.verify.tolerance`."""
 
     compute: str = "float32"
@@ -148,16 +148,16 @@ class Tolerance:
     """Size of intermediate results that may cancel to far less (1 - p near p = 1): their rounding stays."""
 
     @classmethod
-    def from_json(cls, data: object, what: str) -> Tolerance:
+    def from_json(cls, data: object, what: str) -> ToleranceSpec:
         """Read `{"compute": "float32", "reduction": "K", "safety": 8}`."""
-        found = fields_of(data, what, "compute reduction safety floor")
+        found = parse_fields(data, what, "compute reduction safety floor")
         floor = found.get("floor", 0.0)
         if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor <= 1e6:
             raise RecordError(f"{what}.floor must be a number in [0, 1e6], not {floor!r:.60}")
         safety = found.get("safety", 8.0)
         if isinstance(safety, bool) or not isinstance(safety, int | float) or not 1 <= safety <= 1000:
             raise RecordError(f"{what}.safety must be a number in [1, 1000], not {safety!r:.60}")
-        compute = one_of(found.get("compute", "float32"), DTYPES[:4], f"{what}.compute")
+        compute = parse_choice(found.get("compute", "float32"), DTYPES[:4], f"{what}.compute")
         return cls(compute, str(found.get("reduction", "1")), float(safety), float(floor))
 
     def to_json(self) -> dict[str, Any]:

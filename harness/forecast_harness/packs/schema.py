@@ -16,9 +16,17 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import digest
 from forecast_harness.packs.expressions import evaluate
-from forecast_harness.packs.parts import Axis, Tensor, Tolerance, fields_of, one_of, size_of, text_of
+from forecast_harness.packs.parts import (
+    AxisSpec,
+    TensorSpec,
+    ToleranceSpec,
+    parse_choice,
+    parse_fields,
+    parse_size,
+    parse_text,
+)
 
-SCHEMA = 1
+PACK_SCHEMA = 1
 
 
 class Language(StrEnum):
@@ -29,7 +37,7 @@ class Language(StrEnum):
     CUDA = "cuda"
 
 
-class Format(StrEnum):
+class PackFormat(StrEnum):
     """Whose convention reference and solutions of a pack follow."""
 
     OWN = "own"
@@ -50,15 +58,15 @@ class Definition:
     description: str = ""
     source: str = ""
     """Where the operation was published."""
-    format: Format = Format.OWN
-    axes: Mapping[str, Axis] = field(default_factory=dict)
-    inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    format: PackFormat = PackFormat.OWN
+    axes: Mapping[str, AxisSpec] = field(default_factory=dict)
+    inputs: Mapping[str, TensorSpec] = field(default_factory=dict)
+    outputs: Mapping[str, TensorSpec] = field(default_factory=dict)
     destination: bool = False
     """Whether a solution writes into given outputs instead of returning new ones."""
     deterministic: bool = True
     """Whether equal inputs must give equal bits."""
-    tolerance: Tolerance = Tolerance()
+    tolerance: ToleranceSpec = ToleranceSpec()
     flops: str = "0"
     """Useful floating-point operations: an axis expression."""
     bytes: str = ""
@@ -71,24 +79,24 @@ class Definition:
             "schema name description source format axes inputs outputs destination deterministic "
             "tolerance flops bytes"
         )
-        found = fields_of(data, "definition", known, "schema name")
-        if found["schema"] != SCHEMA:
-            raise RecordError(f"definition.schema must be {SCHEMA}, not {found['schema']!r:.20}")
+        found = parse_fields(data, "definition", known, "schema name")
+        if found["schema"] != PACK_SCHEMA:
+            raise RecordError(f"definition.schema must be {PACK_SCHEMA}, not {found['schema']!r:.20}")
         parts: dict[str, dict[str, Any]] = {}
-        for name, kind in (("axes", Axis), ("inputs", Tensor), ("outputs", Tensor)):
+        for name, kind in (("axes", AxisSpec), ("inputs", TensorSpec), ("outputs", TensorSpec)):
             listed = found.get(name, {})
             if not isinstance(listed, dict) or not all(n.isidentifier() for n in listed):
                 raise RecordError(f"definition.{name} must map identifiers to objects")
             parts[name] = {n: kind.from_json(v, f"definition.{name}.{n}") for n, v in listed.items()}
         done = cls(
-            text_of(found, "name", "definition"),
-            text_of(found, "description", "definition", ""),
-            text_of(found, "source", "definition", ""),
-            Format(one_of(found.get("format", "own"), list(Format), "definition.format")),
+            parse_text(found, "name", "definition"),
+            parse_text(found, "description", "definition", ""),
+            parse_text(found, "source", "definition", ""),
+            PackFormat(parse_choice(found.get("format", "own"), list(PackFormat), "definition.format")),
             **parts,
             destination=found.get("destination", False) is True,
             deterministic=found.get("deterministic", True) is True,
-            tolerance=Tolerance.from_json(found.get("tolerance", {}), "definition.tolerance"),
+            tolerance=ToleranceSpec.from_json(found.get("tolerance", {}), "definition.tolerance"),
             flops=str(found.get("flops", "0")),
             bytes=str(found.get("bytes", "")),
         )
@@ -96,7 +104,7 @@ class Definition:
         return done
 
     def _check(self) -> None:
-        if self.format is Format.OWN and not (self.inputs and self.outputs):
+        if self.format is PackFormat.OWN and not (self.inputs and self.outputs):
             raise RecordError("definition needs at least one input and one output")
         ones = {n: (1 if a.value is None else a.value) for n, a in self.axes.items()}
         for tensor in (*self.inputs.values(), *self.outputs.values()):
@@ -108,7 +116,7 @@ class Definition:
     def to_json(self) -> dict[str, Any]:
         """The object that `from_json` reads."""
         return {
-            "schema": SCHEMA,
+            "schema": PACK_SCHEMA,
             "name": self.name,
             "description": self.description,
             "source": self.source,
@@ -138,17 +146,17 @@ class Workload:
     @classmethod
     def from_json(cls, data: object, definition: Definition) -> Workload:
         """Read `{"name": "...", "axes": {"M": 128}}`; an own-format pack needs every variable axis."""
-        found = fields_of(data, "workload", "name axes large host", "name axes")
+        found = parse_fields(data, "workload", "name axes large host", "name axes")
         where = {n: found.get(n, False) is True for n in ("large", "host")}
-        name = text_of(found, "name", "workload")
+        name = parse_text(found, "name", "workload")
         if not isinstance(found["axes"], dict):
             raise RecordError(f"workload {name}: axes must be an object")
-        if definition.format is not Format.OWN:
+        if definition.format is not PackFormat.OWN:
             return cls(name, dict(found["axes"]), **where)
         wanted = {n for n, a in definition.axes.items() if a.value is None}
         if set(found["axes"]) != wanted:
             raise RecordError(f"workload {name} gives axes {sorted(found['axes'])}, not {sorted(wanted)}")
-        axes = {n: size_of(v, f"workload {name}: {n}") for n, v in found["axes"].items()}
+        axes = {n: parse_size(v, f"workload {name}: {n}") for n, v in found["axes"].items()}
         return cls(name, axes, **where)
 
     def to_json(self) -> dict[str, Any]:
@@ -190,14 +198,14 @@ class Solution:
     def from_json(cls, data: object) -> Solution:
         """Read what `to_json` wrote. Raises `RecordError`."""
         known = "name language source entry author files"
-        found = fields_of(data, "solution", known, "name language source")
-        language = Language(one_of(found["language"], list(Language), "solution.language"))
-        texts = {n: text_of(found, n, "solution", d) for n, d in (("entry", "run"), ("author", ""))}
+        found = parse_fields(data, "solution", known, "name language source")
+        language = Language(parse_choice(found["language"], list(Language), "solution.language"))
+        texts = {n: parse_text(found, n, "solution", d) for n, d in (("entry", "run"), ("author", ""))}
         files = found.get("files", {})
         if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
             raise RecordError("solution.files must map paths to texts")
-        source = text_of(found, "source", "solution")
-        return cls(text_of(found, "name", "solution"), language, source, **texts, files=files)
+        source = parse_text(found, "source", "solution")
+        return cls(parse_text(found, "name", "solution"), language, source, **texts, files=files)
 
 
 @dataclass(frozen=True)
@@ -254,15 +262,15 @@ class Pack:
     @classmethod
     def from_json(cls, data: object) -> Pack:
         """Read what `to_json` wrote. Raises `RecordError`."""
-        found = fields_of(data, "pack", "definition reference workloads", "definition reference workloads")
+        found = parse_fields(data, "pack", "definition reference workloads", "definition reference workloads")
         definition = Definition.from_json(found["definition"])
         works = tuple(Workload.from_json(w, definition) for w in found["workloads"])
         if all(w.large or w.host for w in works):
             raise RecordError(f"pack {definition.name} has only workloads that are large or for the host")
-        return cls(definition, text_of(found, "reference", "pack"), works)
+        return cls(definition, parse_text(found, "reference", "pack"), works)
 
 
-def parse(text: str, what: str) -> Any:
+def parse_json(text: str, what: str) -> Any:
     """JSON text -> object, without NaN. Raises `RecordError` naming the file."""
     from forecast_autotune.records.fields import decode_json
 

@@ -24,35 +24,35 @@ uncaught `KeyError` over it would not be. While one cell is timed, `freeze()` th
 
 from forecast_harness.sandbox.cell import CandidateFault, Cell, Suspicion
 from forecast_harness.sandbox.jobs import (
-    Answer,
-    Array,
+    CellAnswer,
     Fault,
-    Job,
-    Limits,
-    Result,
+    JobResult,
+    JobStatus,
+    ResourceLimits,
     SandboxError,
-    Status,
+    SandboxJob,
+    TensorBytes,
     WireError,
 )
-from forecast_harness.sandbox.lane import Lane
-from forecast_harness.sandbox.levels import Level, strongest_level
-from forecast_harness.sandbox.worker import Work
+from forecast_harness.sandbox.lane import SandboxLane
+from forecast_harness.sandbox.levels import ContainmentLevel, strongest_level
+from forecast_harness.sandbox.worker import JobContext
 
 __all__ = [
-    "Answer",
-    "Array",
     "CandidateFault",
     "Cell",
+    "CellAnswer",
+    "ContainmentLevel",
     "Fault",
-    "Job",
-    "Lane",
-    "Level",
-    "Limits",
-    "Result",
+    "JobContext",
+    "JobResult",
+    "JobStatus",
+    "ResourceLimits",
     "SandboxError",
-    "Status",
+    "SandboxJob",
+    "SandboxLane",
     "Suspicion",
+    "TensorBytes",
     "WireError",
-    "Work",
     "strongest_level",
 ]

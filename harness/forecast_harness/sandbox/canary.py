@@ -7,17 +7,17 @@ import sys
 from typing import Any
 
 from forecast_harness.sandbox.cell import CandidateFault
-from forecast_harness.sandbox.jobs import Arrays, Limits
-from forecast_harness.sandbox.worker import Work
+from forecast_harness.sandbox.jobs import ResourceLimits, TensorArrays
+from forecast_harness.sandbox.worker import JobContext
 
-_SIZE = 192
+_MATRIX_SIZE = 192
 
 
-LIMITS = Limits(wall_s=30, cpu_s=60, memory_bytes=16 << 30, processes=1024, trusted_s=30)
+CANARY_LIMITS = ResourceLimits(wall_s=30, cpu_s=60, memory_bytes=16 << 30, processes=1024, trusted_s=30)
 """A cold CUDA context takes seconds, on a machine under load many."""
 
 
-def main(work: Work) -> str:
+def main(work: JobContext) -> str:
     """The job: a cell as every candidate gets it, asked for what is known; `ok` or a sentence."""
     try:
         with work.cell() as cell:
@@ -26,27 +26,27 @@ def main(work: Work) -> str:
         return f"the canary failed: {error}"
 
 
-def sing(payload: dict[str, Any], arrays: Arrays, state: dict[str, Any]) -> str:
+def sing(payload: dict[str, Any], arrays: TensorArrays, state: dict[str, Any]) -> str:
     """Runs in the cell."""
-    return check(payload["device"])
+    return check_device(payload["device"])
 
 
-def check(device: str | None) -> str:
+def check_device(device: str | None) -> str:
     """Compute in integers, on the device if there is one; `ok`, or a sentence on what is wrong.
 
     The answer is exact in float32 (every partial sum is an integer below 2**24), so there is no tolerance
     to argue about. Without a device torch is used only if it is loaded. On a poisoned device even
     this may hang.
     """
-    rows = [[(7 * i + 3 * j) % 11 for j in range(_SIZE)] for i in range(_SIZE)]
+    rows = [[(7 * i + 3 * j) % 11 for j in range(_MATRIX_SIZE)] for i in range(_MATRIX_SIZE)]
     try:
         got = _product(rows, device)
     except Exception as error:
         return f"the canary raised {type(error).__name__}: {error}"
     step = 17  # a sample of the entries, computed in Python's integers
     columns = list(zip(*rows, strict=True))
-    for i in range(0, _SIZE, step):
-        for j in range(0, _SIZE, step):
+    for i in range(0, _MATRIX_SIZE, step):
+        for j in range(0, _MATRIX_SIZE, step):
             want = sum(a * b for a, b in zip(rows[i], columns[j], strict=True))
             if got[i][j] != want:
                 return f"the canary computed {got[i][j]} at ({i}, {j}), expected {want}"

@@ -15,21 +15,21 @@ from typing import Any
 
 from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.jobs import (
-    Answer,
-    Arrays,
+    CellAnswer,
     Fault,
-    Limits,
+    ResourceLimits,
     SandboxError,
+    TensorArrays,
     WireError,
     check_entry,
-    readable,
+    printable,
 )
 
-_REPORT_S = 20.0
+_REPORT_TIMEOUT_S = 20.0
 """How long the server may take to report the end of a cell."""
-_MESSAGE = 1 << 17
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-_CRASHES = (
+_MESSAGE_BYTES = 1 << 17
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+_CRASH_SIGNALS = (
     signal.SIGSEGV,
     signal.SIGABRT,
     signal.SIGBUS,
@@ -37,7 +37,7 @@ _CRASHES = (
     signal.SIGILL,
     signal.SIGTRAP,
 )
-_WATCHDOG = {
+_FAULT_BY_LIMIT = {
     "timeout": Fault.TIMEOUT,
     "memory": Fault.MEMORY,
     "processes": Fault.PROCESSES,
@@ -61,7 +61,7 @@ class Suspicion(Exception):
     """Raised by trusted code: what the candidate did is no honest mistake. The text says what."""
 
 
-class Link:
+class ServerConnection:
     """A judge's line to its server, shared by all its cells: who reads a message files it for the others."""
 
     def __init__(self, server: socket.socket) -> None:
@@ -70,7 +70,7 @@ class Link:
         self._ended: dict[int, dict[str, Any]] = {}
         self._frozen: dict[int, int] = {}
 
-    def start(self, limits: Limits) -> tuple[int, socket.socket]:
+    def start(self, limits: ResourceLimits) -> tuple[int, socket.socket]:
         """A new cell's number and channel. Raises `SandboxError` when the server is gone."""
         self._say({"op": "cell", "limits": limits.to_json()})
         while not self._cells:
@@ -81,7 +81,7 @@ class Link:
         """End a cell and wait until nothing is left of it."""
         if number not in self._ended:
             self._say({"op": "close", "cell": number})
-        self.ended(number, _REPORT_S)
+        self.ended(number, _REPORT_TIMEOUT_S)
 
     def freeze(self, number: int, op: str) -> int:
         """`freeze` or `thaw` a cell; returns how many processes would not stop."""
@@ -110,7 +110,7 @@ class Link:
 
     def _read(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self.server, _MESSAGE, 1)
+            data, fds, _, _ = socket.recv_fds(self.server, _MESSAGE_BYTES, 1)
         except ConnectionError:
             data, fds = b"", []
         if not data:
@@ -133,11 +133,11 @@ class Link:
 class Cell:
     """A process of its own in which the candidate runs. Use as a context manager."""
 
-    def __init__(self, link: Link, limits: Limits) -> None:
+    def __init__(self, link: ServerConnection, limits: ResourceLimits) -> None:
         self._link = link
         self._limits = limits
         self._number, self._channel = link.start(limits)
-        self._over: CandidateFault | SandboxError | None = None
+        self._end_error: CandidateFault | SandboxError | None = None
         self._frozen = False
 
     def __enter__(self) -> Cell:
@@ -148,7 +148,9 @@ class Cell:
     ) -> None:
         self.close()
 
-    def ask(self, entry: str, payload: Mapping[str, Any] = _NOTHING, arrays: Arrays = _NOTHING) -> Answer:
+    def ask(
+        self, entry: str, payload: Mapping[str, Any] = _EMPTY, arrays: TensorArrays = _EMPTY
+    ) -> CellAnswer:
         """Call `module:function(payload, arrays, state)` in the cell and wait; `state` is a dict of the cell.
 
         `seconds` of the answer is this process's wall time from the question's first byte to the answer's
@@ -156,15 +158,15 @@ class Cell:
         `CandidateFault`; after one that is not `Fault.EXCEPTION` the cell is gone.
         """
         check_entry(entry)
-        if self._over is not None:
-            raise self._over
+        if self._end_error is not None:
+            raise self._end_error
         if self._frozen:
             raise SandboxError("a frozen cell cannot answer; thaw() it first")
         nonce = secrets.token_hex(16)
         # Before anything is sent: a question that cannot be encoded is not the candidate's fault.
         question = {"nonce": nonce, "entry": entry, "payload": dict(payload)}
         frame = wire.encode({**question, "limit": self._limits.answer_bytes}, arrays)
-        if select.select([self._channel], [], [], 0)[0] and self._stray():
+        if select.select([self._channel], [], [], 0)[0] and self._has_stray_bytes():
             raise self._end(Fault.FORGED, "bytes came before they were asked for")
         began = time.perf_counter()
         try:
@@ -179,8 +181,8 @@ class Cell:
         if not isinstance(said, dict) or said.get("nonce") != nonce:
             raise self._end(Fault.FORGED, "an answer does not carry the question's number")
         if "error" in said:
-            raise _raised(said["error"])
-        return Answer(said.get("value"), given, seconds)
+            raise _exception_fault(said["error"])
+        return CellAnswer(said.get("value"), given, seconds)
 
     def freeze(self) -> None:
         """Stop all processes of the cell, so that they cannot slow down another that is being timed.
@@ -198,7 +200,7 @@ class Cell:
         self._link.freeze(self._number, "thaw")
         self._frozen = False
 
-    def _stray(self) -> bool:
+    def _has_stray_bytes(self) -> bool:
         """Whether there are bytes; at the end of the stream there are none, and `ask` finds out why."""
         try:
             return bool(self._channel.recv(1, socket.MSG_PEEK))
@@ -206,17 +208,17 @@ class Cell:
             return False
 
     def _how_it_ended(self) -> CandidateFault | SandboxError:
-        if self._over is None:
+        if self._end_error is None:
             # It may have closed its channel and live on, until its time is up.
-            said = self._link.ended(self._number, self._limits.wall_s + _REPORT_S)
-            self._over = self._attribute(said)
-        return self._over
+            said = self._link.ended(self._number, self._limits.wall_s + _REPORT_TIMEOUT_S)
+            self._end_error = self._attribute(said)
+        return self._end_error
 
     def _attribute(self, said: dict[str, Any]) -> CandidateFault | SandboxError:
         if "setup" in said:
             return SandboxError(f"the cell could not be set up: {said['setup']}")
-        if said["why"] in _WATCHDOG:
-            return CandidateFault(_WATCHDOG[said["why"]], f"the {said['why']} limit was exceeded")
+        if said["why"] in _FAULT_BY_LIMIT:
+            return CandidateFault(_FAULT_BY_LIMIT[said["why"]], f"the {said['why']} limit was exceeded")
         if "code" not in said:
             return CandidateFault(Fault.KILLED, "the cell's keeper was killed")
         code = said["code"]
@@ -230,27 +232,27 @@ class Cell:
             return CandidateFault(Fault.FORBIDDEN_CALL, "it made a system call that only an attack makes")
         if -code == signal.SIGXCPU or (-code == signal.SIGKILL and spent):
             return CandidateFault(Fault.CPU_TIME, f"it used {said['cpu']:.1f} s of CPU time")
-        if -code in _CRASHES:
+        if -code in _CRASH_SIGNALS:
             return CandidateFault(Fault.CRASH, f"it died of {name}")
         return CandidateFault(Fault.KILLED, f"it was ended by {name}, and no limit was exceeded")
 
     def _end(self, fault: Fault, detail: str) -> CandidateFault:
         self.close()
-        self._over = CandidateFault(fault, detail)
-        return self._over
+        self._end_error = CandidateFault(fault, detail)
+        return self._end_error
 
     def close(self) -> None:
         """End the cell and all that it has started. Safe to call twice."""
         if self._channel.fileno() < 0:
             return
         self._channel.close()
-        if self._over is None:
-            self._over = SandboxError("this cell is closed; open another with work.cell()")
+        if self._end_error is None:
+            self._end_error = SandboxError("this cell is closed; open another with work.cell()")
             self._link.stop(self._number)
 
 
-def _raised(error: Any) -> CandidateFault:
+def _exception_fault(error: Any) -> CandidateFault:
     facts = error if isinstance(error, dict) else {}
-    kind, text, trace = (readable(str(facts.get(name, ""))[:8000]) for name in ("kind", "text", "trace"))
+    kind, text, trace = (printable(str(facts.get(name, ""))[:8000]) for name in ("kind", "text", "trace"))
     fault = Fault.MEMORY if kind in ("MemoryError", "OutOfMemoryError") else Fault.EXCEPTION
     return CandidateFault(fault, f"{kind}: {text}", kind, trace)

@@ -11,31 +11,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forecast_harness.sandbox import landlock, linux, seccomp
-from forecast_harness.sandbox.inside import FILES
-from forecast_harness.sandbox.jobs import Limits
-from forecast_harness.sandbox.levels import Level
+from forecast_harness.sandbox.inside import FILES_FOLDER
+from forecast_harness.sandbox.jobs import ResourceLimits
+from forecast_harness.sandbox.levels import ContainmentLevel
 
 SCRATCH = "/scratch"
 """Where a cell with its own mounts finds its scratch directory."""
-_FIRST_UID = 2_000_000_000
+_FIRST_CELL_UID = 2_000_000_000
 """Users of cells start here, far from real ones; each cell is its own, so its processes can be counted."""
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/sys")
-_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "nvidia")
+_SYSTEM_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/sys")
+_ETC_FILES = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "nvidia")
 _PROC_WRITABLE = ("sys", "irq", "bus", "fs", "sysrq-trigger")
 """Parts of /proc that uid 0 may write even without a capability, if a cell has to keep that uid."""
 GPUS = Path("/proc/driver/nvidia/gpus")
 """Has all devices of the machine, those too whose nodes are hidden from a process."""
-_DEVICES = ("null", "zero", "full", "random", "urandom")
-_ACCELERATORS = ("nvidia*", "kfd", "dri", "dxg")
-_COMPUTING = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "kfd")
+_HARMLESS_DEVICES = ("null", "zero", "full", "random", "urandom")
+_ACCELERATOR_NODES = ("nvidia*", "kfd", "dri", "dxg")
+_COMPUTE_NODES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "kfd")
 _READ_ONLY_DEVICES = ("/dev/random", "/dev/urandom")
 
 
 @dataclass(frozen=True, slots=True)
-class Cage:
+class Confinement:
     """What a cell is put into."""
 
-    level: Level
+    level: ContainmentLevel
     device: str | None
     readable: tuple[str, ...]
     """Trees that the interpreter needs, beyond the system's."""
@@ -45,9 +45,9 @@ class Cage:
     """Whether cells without namespaces get a user of their own, which only root can give them."""
 
     @property
-    def own_root(self) -> bool:
+    def has_own_root(self) -> bool:
         """Whether it has its own mounts, processes and network."""
-        return self.level >= Level.NAMESPACES
+        return self.level >= ContainmentLevel.NAMESPACES
 
 
 def interpreter_roots() -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def interpreter_roots() -> tuple[str, ...]:
             roots.append(place)
     roots += [Path(p).parent for p in linux.mapped_files()]
     roots += [root.resolve() for root in roots]
-    system = [Path(p) for p in _SYSTEM]
+    system = [Path(p) for p in _SYSTEM_TREES]
     kept: list[Path] = []
     for root in sorted(set(roots), key=lambda r: len(r.parts)):
         if root.exists() and not any(root.is_relative_to(other) for other in (*system, *kept)):
@@ -78,7 +78,7 @@ def interpreter_roots() -> tuple[str, ...]:
     return tuple(str(root) for root in kept)
 
 
-def others(device: str | None, gpus: Path = GPUS) -> set[str]:
+def other_devices(device: str | None, gpus: Path = GPUS) -> set[str]:
     """Nodes of NVIDIA's devices other than `device`, a UUID; none where the driver does not list that one.
 
     A process that starts CUDA opens every device that it finds, and waits for all others that are doing so.
@@ -92,22 +92,22 @@ def others(device: str | None, gpus: Path = GPUS) -> set[str]:
     return set(told.values()) - {told[device]} if device in told else set()
 
 
-def devices(device: str | None) -> list[str]:
+def device_nodes(device: str | None) -> list[str]:
     """Device nodes a cell may open: the harmless ones, and its own accelerator's if it has one."""
-    nodes = [f"/dev/{name}" for name in _DEVICES]
+    nodes = [f"/dev/{name}" for name in _HARMLESS_DEVICES]
     if device is not None:
-        found = {str(p) for name in _ACCELERATORS for p in Path("/dev").glob(name)}
-        nodes += sorted(found - others(device))
+        found = {str(p) for name in _ACCELERATOR_NODES for p in Path("/dev").glob(name)}
+        nodes += sorted(found - other_devices(device))
     return [node for node in nodes if Path(node).exists()]
 
 
-def drivers(device: str | None) -> list[str]:
+def compute_nodes(device: str | None) -> list[str]:
     """Those nodes of an accelerator that whoever computes on it opens."""
-    names = () if device is None else _COMPUTING
-    return sorted({str(p) for name in names for p in Path("/dev").glob(name)} - others(device))
+    names = () if device is None else _COMPUTE_NODES
+    return sorted({str(p) for name in names for p in Path("/dev").glob(name)} - other_devices(device))
 
 
-def hide(nodes: Collection[str], folder: str, place: str = "/dev") -> bool:
+def hide_nodes(nodes: Collection[str], folder: str, place: str = "/dev") -> bool:
     """Take `nodes`, all in `place`, out of this process's sight and that of all it starts; True if done.
 
     For trusted processes, which open every accelerator they see and wait for whoever does the same: it saves
@@ -118,21 +118,21 @@ def hide(nodes: Collection[str], folder: str, place: str = "/dev") -> bool:
         return False
     try:
         linux.unshare(linux.NEW_NS)
-        linux.make_private()
-        linux.tmpfs(folder, 1 << 20, 0o755)
+        linux.make_mounts_private()
+        linux.mount_tmpfs(folder, 1 << 20, 0o755)
     except OSError:
         return False
     try:
-        _copied(place, folder, nodes)
-        linux.bind(folder, place)
+        _mirror_without(place, folder, nodes)
+        linux.bind_mount(folder, place)
     except OSError:
         return False
     finally:
-        linux.detach(folder)  # whoever removes the lane's files must not find real ones below it
+        linux.detach_mount(folder)  # whoever removes the lane's files must not find real ones below it
     return True
 
 
-def _copied(place: str, folder: str, without: Collection[str]) -> None:
+def _mirror_without(place: str, folder: str, without: Collection[str]) -> None:
     """Show what lies in `place` in an empty directory, too."""
     for found in Path(place).iterdir():
         target = Path(folder, found.name)
@@ -142,7 +142,7 @@ def _copied(place: str, folder: str, without: Collection[str]) -> None:
             target.symlink_to(found.readlink())
             continue
         target.mkdir() if found.is_dir() else target.touch()
-        linux.bind(str(found), str(target))
+        linux.bind_mount(str(found), str(target))
 
 
 def leave_namespaces() -> bool:
@@ -166,40 +166,40 @@ def leave_namespaces() -> bool:
     return False
 
 
-def build_root(cage: Cage, files: str, limits: Limits) -> None:
+def build_root(cage: Confinement, files: str, limits: ResourceLimits) -> None:
     """Make a read-only view of the interpreter and the system the root, with an empty scratch in memory."""
-    linux.make_private()
+    linux.make_mounts_private()
     root = cage.staging
-    linux.tmpfs(root, 1 << 20, 0o755)
+    linux.mount_tmpfs(root, 1 << 20, 0o755)
     for name in ("tmp", "dev/shm", "proc"):
         Path(root, name).mkdir(parents=True, exist_ok=True)
-    linux.proc(f"{root}/proc")
+    linux.mount_proc(f"{root}/proc")
     for name in _PROC_WRITABLE:
         part = f"{root}/proc/{name}"
         if Path(part).exists():
-            linux.bind(part, part)
-            linux.read_only(part)
+            linux.bind_mount(part, part)
+            linux.remount_read_only(part)
     scratch = root + SCRATCH
     Path(scratch).mkdir()
-    linux.tmpfs(scratch, limits.output_bytes, 0o777)
+    linux.mount_tmpfs(scratch, limits.output_bytes, 0o777)
     for name, place in (("tmp", f"{root}/tmp"), ("shm", f"{root}/dev/shm")):
         Path(scratch, name).mkdir()
         Path(scratch, name).chmod(0o777)
-        linux.bind(f"{scratch}/{name}", place)  # one limit for all that can be written
-    for tree in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *cage.readable):
-        _show(root, tree)  # after /tmp: an environment may lie there
-    for node in devices(cage.device):
-        _show(root, node, writable=True)
-    Path(scratch, FILES).mkdir()
-    linux.bind(files, f"{scratch}/{FILES}")
-    linux.read_only(f"{scratch}/{FILES}")
-    linux.pivot(root)
-    linux.read_only("/", recursive=False)
+        linux.bind_mount(f"{scratch}/{name}", place)  # one limit for all that can be written
+    for tree in (*_SYSTEM_TREES, *(f"/etc/{name}" for name in _ETC_FILES), *cage.readable):
+        _bind_read_only(root, tree)  # after /tmp: an environment may lie there
+    for node in device_nodes(cage.device):
+        _bind_read_only(root, node, writable=True)
+    Path(scratch, FILES_FOLDER).mkdir()
+    linux.bind_mount(files, f"{scratch}/{FILES_FOLDER}")
+    linux.remount_read_only(f"{scratch}/{FILES_FOLDER}")
+    linux.pivot_root(root)
+    linux.remount_read_only("/", recursive=False)
 
 
-def _show(root: str, path: str, *, writable: bool = False) -> None:
+def _bind_read_only(root: str, path: str, *, writable: bool = False) -> None:
     source, target = Path(path), Path(root + path)
-    if path in _SYSTEM and source.is_symlink():  # /bin -> usr/bin
+    if path in _SYSTEM_TREES and source.is_symlink():  # /bin -> usr/bin
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(source.readlink())
         return
@@ -210,12 +210,12 @@ def _show(root: str, path: str, *, writable: bool = False) -> None:
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.touch()
-    linux.bind(path, str(target))
+    linux.bind_mount(path, str(target))
     if not writable:
-        linux.read_only(str(target))
+        linux.remount_read_only(str(target))
 
 
-def limit(cage: Cage, limits: Limits) -> None:
+def set_resource_limits(cage: Confinement, limits: ResourceLimits) -> None:
     """Resource limits of this process and of each of its children."""
     caps = {
         resource.RLIMIT_CORE: 0,
@@ -224,7 +224,7 @@ def limit(cage: Cage, limits: Limits) -> None:
         resource.RLIMIT_NOFILE: 1024,
         resource.RLIMIT_MSGQUEUE: 0,
     }
-    if cage.own_root:
+    if cage.has_own_root:
         caps[resource.RLIMIT_NPROC] = limits.processes
     if cage.device is None:  # CUDA reserves address space by the terabyte
         caps[resource.RLIMIT_AS] = _address_space() + limits.memory_bytes
@@ -245,18 +245,18 @@ def _address_space() -> int:
     return pages * resource.getpagesize()
 
 
-def hand_over(scratch: str, user: int) -> None:
+def give_scratch_to(scratch: str, user: int) -> None:
     """Give a plain scratch directory to the user of this number, and let it find the way there."""
-    uid = _FIRST_UID + user
+    uid = _FIRST_CELL_UID + user
     for path in (Path(scratch), *Path(scratch).iterdir()):
         os.chown(path, uid, uid, follow_symlinks=False)
     Path(scratch).chmod(0o700)
 
 
-def surrender(user: int | None) -> None:
+def drop_privileges(user: int | None) -> None:
     """Give up every privilege, and with `user`, a number that tells cells apart, the user too."""
     if user is not None:
-        uid = _FIRST_UID + user
+        uid = _FIRST_CELL_UID + user
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -265,27 +265,27 @@ def surrender(user: int | None) -> None:
     linux.no_new_privileges()
 
 
-def lock(cage: Cage, scratch: str) -> None:
+def install_filters(cage: Confinement, scratch: str) -> None:
     """Landlock and seccomp, as the level and the kernel have them. Nothing can be undone afterwards."""
-    if cage.level < Level.SYSCALLS:
+    if cage.level < ContainmentLevel.SYSCALLS:
         return
-    own_kind = cage.own_root
-    if cage.level >= Level.FILES and landlock.version():
+    own_kind = cage.has_own_root
+    if cage.level >= ContainmentLevel.FILES and landlock.abi_version():
         readable: tuple[str, ...] = ("/",)
         places: tuple[str, ...] = (SCRATCH, "/tmp", "/dev/shm")
-        if not cage.own_root:
+        if not cage.has_own_root:
             places = (scratch,)
-            readable = (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *cage.readable)
-            readable += ("/proc", *_READ_ONLY_DEVICES, str(Path(scratch).parent / FILES))
+            readable = (*_SYSTEM_TREES, *(f"/etc/{name}" for name in _ETC_FILES), *cage.readable)
+            readable += ("/proc", *_READ_ONLY_DEVICES, str(Path(scratch).parent / FILES_FOLDER))
         if cage.device is not None:  # CUDA writes something about itself, else it does not start
             places += ("/proc/self",)
-        nodes = [node for node in devices(cage.device) if node not in _READ_ONLY_DEVICES]
-        landlock.restrict(readable, (*places, *nodes))
+        nodes = [node for node in device_nodes(cage.device) if node not in _READ_ONLY_DEVICES]
+        landlock.restrict_files(readable, (*places, *nodes))
         own_kind = own_kind or landlock.scopes_signals()
-    seccomp.install(
+    seccomp.install_filter(
         signal_only=None if own_kind else os.getpid(),
         # Without any to listen at, CUDA does not start (error 304 from cuInit, driver 580).
-        unix_sockets=cage.own_root or cage.device is not None,
+        unix_sockets=cage.has_own_root or cage.device is not None,
         memfd=cage.device is not None,
-        connect=cage.own_root or cage.device is None,
+        connect=cage.has_own_root or cage.device is None,
     )

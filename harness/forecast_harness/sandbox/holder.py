@@ -14,22 +14,22 @@ from typing import NoReturn
 
 from forecast_harness.sandbox import linux
 
-_COMPUTE_MODE, _SHARED = 20, 0
+_COMPUTE_MODE, _SHARED_MODE = 20, 0
 """`CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`, and its value `CU_COMPUTEMODE_DEFAULT`."""
 
 
-def hold(server: int) -> NoReturn:
+def hold_device(server: int) -> NoReturn:
     """Open the first device in sight and wait for the server's end. Without a driver, wait all the same."""
     linux.die_with_parent(server)
     with contextlib.suppress(OSError, AttributeError):
-        _open(ctypes.CDLL("libcuda.so.1"))
+        _open_device(ctypes.CDLL("libcuda.so.1"))
     while True:
         signal.pause()
 
 
-def _open(driver: ctypes.CDLL) -> None:
+def _open_device(driver: ctypes.CDLL) -> None:
     mode = ctypes.c_int(-1)
     if driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(mode), _COMPUTE_MODE, 0):
         return
-    if mode.value == _SHARED:  # else it serves one process alone, and that is the candidate
+    if mode.value == _SHARED_MODE:  # else it serves one process alone, and that is the candidate
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)

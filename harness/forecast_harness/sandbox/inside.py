@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from forecast_harness.sandbox import wire
-from forecast_harness.sandbox.jobs import Answer, Arrays, SandboxError, check_entry
+from forecast_harness.sandbox.jobs import CellAnswer, SandboxError, TensorArrays, check_entry
 
-FILES = "files"
+FILES_FOLDER = "files"
 """Where the candidate's files lie, below the working directory."""
 
 
@@ -23,7 +23,7 @@ def load(file: str, name: str = "candidate") -> ModuleType:
 
     The files' folder comes first on `sys.path`, so that they can import each other.
     """
-    path = Path.cwd() / FILES / file
+    path = Path.cwd() / FILES_FOLDER / file
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
@@ -35,15 +35,15 @@ def load(file: str, name: str = "candidate") -> ModuleType:
     return module
 
 
-def run_file(payload: dict[str, Any], arrays: Arrays, state: dict[str, Any]) -> Answer:
+def run_file(payload: dict[str, Any], arrays: TensorArrays, state: dict[str, Any]) -> CellAnswer:
     """A ready-made cell entry: import `file`, call its `function` with `arguments`, return its JSON value."""
     module = state.get(payload["file"])
     if module is None:
         module = state[payload["file"]] = load(payload["file"])
     function = payload.get("function")
     if function is None:
-        return Answer(None)
-    return Answer(getattr(module, function)(*payload.get("arguments", [])))
+        return CellAnswer(None)
+    return CellAnswer(getattr(module, function)(*payload.get("arguments", [])))
 
 
 def serve(channel: socket.socket) -> None:
@@ -51,25 +51,25 @@ def serve(channel: socket.socket) -> None:
     state: dict[str, Any] = {}
     while True:
         try:
-            question, arrays = wire.receive(channel, wire.TRUSTED, header_limit=wire.TRUSTED)
+            question, arrays = wire.receive(channel, wire.TRUSTED_LIMIT, header_limit=wire.TRUSTED_LIMIT)
         except (EOFError, OSError):
             return
         nonce = question["nonce"]
         try:
             module, function = check_entry(question["entry"])
             given = getattr(importlib.import_module(module), function)(question["payload"], arrays, state)
-            answer = given if isinstance(given, Answer) else Answer(given)
+            answer = given if isinstance(given, CellAnswer) else CellAnswer(given)
             size = sum(memoryview(array.data).nbytes for array in answer.arrays.values())
             if size > question["limit"]:  # told here, where it is a sentence; beyond, it is an attack
                 raise SandboxError(f"the answer takes {size} bytes, answer_bytes is {question['limit']}")
             frame = wire.encode({"nonce": nonce, "value": answer.value}, answer.arrays)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: all are the candidate's
-            wire.send(channel, {"nonce": nonce, "error": _described(error)}, {})
+            wire.send(channel, {"nonce": nonce, "error": _describe_error(error)}, {})
             continue
         wire.send_encoded(channel, frame, answer.arrays)
 
 
-def _described(error: BaseException) -> dict[str, str]:
+def _describe_error(error: BaseException) -> dict[str, str]:
     try:
         text, trace = str(error), "".join(traceback.format_exception(error))
     except BaseException as second:  # an exception whose own __str__ raises

@@ -22,7 +22,7 @@ class WireError(SandboxError, ValueError):
     """Bytes from the other side of a channel that break the format."""
 
 
-class Status(StrEnum):
+class JobStatus(StrEnum):
     """Whose doing a result is."""
 
     OK = "ok"
@@ -69,22 +69,22 @@ class Fault(StrEnum):
     """The canary failed after this job, so nothing can be said about the candidate."""
 
     @property
-    def status(self) -> Status:
+    def status(self) -> JobStatus:
         """Whose doing it is."""
         if self is Fault.NONE:
-            return Status.OK
+            return JobStatus.OK
         if self in (Fault.TRUSTED_ERROR, Fault.SERVER_LOST, Fault.DEVICE_UNHEALTHY):
-            return Status.INFRA_ERROR
+            return JobStatus.INFRA_ERROR
         if self in (Fault.EXIT_UNFINISHED, Fault.FORBIDDEN_CALL, Fault.FORGED, Fault.KILLED, Fault.REJECTED):
-            return Status.SUSPICIOUS
-        return Status.CANDIDATE_ERROR
+            return JobStatus.SUSPICIOUS
+        return JobStatus.CANDIDATE_ERROR
 
     @property
     def outcome(self) -> Outcome:
         """The measurement outcome it becomes; `infrastructure` for all that must not be learnt from."""
-        if self.status is Status.OK:
+        if self.status is JobStatus.OK:
             return Outcome.OK
-        if self.status is not Status.CANDIDATE_ERROR:
+        if self.status is not JobStatus.CANDIDATE_ERROR:
             return Outcome.INFRASTRUCTURE
         if self in (Fault.TIMEOUT, Fault.CPU_TIME):
             return Outcome.TIMEOUT
@@ -92,7 +92,7 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ResourceLimits:
     """What one cell (the process that runs a candidate, with all its children) may use.
 
     Raises `SandboxError` for a limit that is not positive.
@@ -122,11 +122,11 @@ class Limits:
                 raise SandboxError(f"limits.{f.name} must be a positive number, got {value!r}")
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object; `Limits(**object)` reads it back."""
+        """One JSON object; `ResourceLimits(**object)` reads it back."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-_ITEM = {
+_ITEM_BYTES = {
     "bool": 1,
     "uint8": 1,
     "int8": 1,
@@ -152,19 +152,19 @@ _ITEM = {
 
 def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a contiguous tensor. Raises `WireError` for an unknown dtype or an impossible shape."""
-    if dtype not in _ITEM:
-        raise WireError(f"array dtype must be one of {sorted(_ITEM)}, got {dtype!r:.40}")
+    if dtype not in _ITEM_BYTES:
+        raise WireError(f"array dtype must be one of {sorted(_ITEM_BYTES)}, got {dtype!r:.40}")
     if len(shape) > 32 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in shape):
         raise WireError(f"array shape must be at most 32 sizes of at least 0, got {shape!r:.80}")
-    return math.prod(shape) * _ITEM[dtype]
+    return math.prod(shape) * _ITEM_BYTES[dtype]
 
 
-Data: TypeAlias = bytes | bytearray | memoryview
+BytesLike: TypeAlias = bytes | bytearray | memoryview
 """Bytes that are read and not written; hundreds of megabytes of them are not copied to say so."""
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class TensorBytes:
     """A contiguous tensor as bytes: dtype by torch's name, shape, row-major little-endian data.
 
     Raises `WireError` for an unknown dtype, a negative size or a length that does not fit.
@@ -172,7 +172,7 @@ class Array:
 
     dtype: str
     shape: tuple[int, ...]
-    data: Data = field(repr=False)
+    data: BytesLike = field(repr=False)
 
     def __post_init__(self) -> None:
         want = byte_size(self.dtype, self.shape)
@@ -181,21 +181,21 @@ class Array:
             raise WireError(f"{self.dtype}{list(self.shape)} takes {want} bytes, got {got}")
 
 
-Arrays = Mapping[str, Array]
+TensorArrays = Mapping[str, TensorBytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CellAnswer:
     """A JSON-able value and named arrays, from an entry function or from a cell."""
 
     value: Any = None
-    arrays: Arrays = field(default_factory=lambda: MappingProxyType({}))
+    arrays: TensorArrays = field(default_factory=lambda: MappingProxyType({}))
     seconds: float = 0.0
     """Wall seconds from question to answer, by the clock of the process that asked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SandboxJob:
     """One thing for a lane to do. Raises `SandboxError` for a bad entry, payload or file name."""
 
     entry: str
@@ -217,7 +217,7 @@ class Job:
                 raise SandboxError(f"a file's name must be a relative path without '..', got {name!r:.80}")
 
 
-def readable(text: str) -> str:
+def printable(text: str) -> str:
     """Text from a candidate without the control characters that could command a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
@@ -231,13 +231,13 @@ def check_entry(entry: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class JobResult:
     """What became of a job."""
 
-    status: Status
+    status: JobStatus
     fault: Fault = Fault.NONE
     value: Any = None
-    arrays: Arrays = field(default_factory=lambda: MappingProxyType({}))
+    arrays: TensorArrays = field(default_factory=lambda: MappingProxyType({}))
     seconds: float = 0.0
     """Wall seconds of the whole job, by the parent's clock."""
     stderr_tail: str = ""
@@ -251,4 +251,4 @@ class Result:
     @property
     def is_label(self) -> bool:
         """Whether a surrogate may learn from it."""
-        return self.status in (Status.OK, Status.CANDIDATE_ERROR)
+        return self.status in (JobStatus.OK, JobStatus.CANDIDATE_ERROR)

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from forecast_harness.sandbox import confine, inside, linux, toolchain
-from forecast_harness.sandbox.jobs import Limits
+from forecast_harness.sandbox.jobs import ResourceLimits
 
-_SWEEP_S = 3.0
+_KILL_TIMEOUT_S = 3.0
 """Most seconds for killing what a candidate left, where no namespace does it."""
-_CHANNEL = 3
+_CHANNEL_FD = 3
 
 
-def keep(
-    cage: confine.Cage,
-    limits: Limits,
+def supervise_cell(
+    cage: confine.Confinement,
+    limits: ResourceLimits,
     place: str,
     channel: socket.socket,
     streams: tuple[int, int],
@@ -45,7 +45,7 @@ def keep(
     number = os.getpid()
     user = None
     try:
-        if cage.own_root:
+        if cage.has_own_root:
             if confine.leave_namespaces():
                 user = number
             first = os.fork()
@@ -55,24 +55,24 @@ def keep(
                 os.waitpid(first, 0)
                 os._exit(0)
             linux.die_with_parent(0)  # a keeper outside the namespace shows as 0
-            confine.build_root(cage, f"{place}/{inside.FILES}", limits)
+            confine.build_root(cage, f"{place}/{inside.FILES_FOLDER}", limits)
             scratch = confine.SCRATCH
         else:
             scratch = _plain_scratch(place, number)
             if cage.apart:
                 user = number
-                confine.hand_over(scratch, user)
+                confine.give_scratch_to(scratch, user)
         linux.adopt_orphans()
         first = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _begin(cage, limits, scratch, channel, streams, status, first, user)
+            _become_cell(cage, limits, scratch, channel, streams, status, first, user)
     except BaseException as error:
-        _say(status, {"setup": f"{type(error).__name__}: {error}"})
+        _write_status(status, {"setup": f"{type(error).__name__}: {error}"})
         os._exit(1)
     for fd in {channel.fileno(), *streams}:
         os.close(fd)
-    _watch(pid, status, cage)
+    _reap_until_end(pid, status, cage)
 
 
 def _plain_scratch(place: str, number: int) -> str:
@@ -80,16 +80,16 @@ def _plain_scratch(place: str, number: int) -> str:
     scratch.mkdir()
     for name in ("tmp", "shm"):
         (scratch / name).mkdir()
-    (scratch / inside.FILES).symlink_to(f"../{inside.FILES}")
+    (scratch / inside.FILES_FOLDER).symlink_to(f"../{inside.FILES_FOLDER}")
     return str(scratch)
 
 
-def _say(status: int, what: dict[str, object]) -> None:
+def _write_status(status: int, what: dict[str, object]) -> None:
     with contextlib.suppress(OSError):
         os.write(status, json.dumps(what).encode() + b"\n")
 
 
-def _watch(pid: int, status: int, cage: confine.Cage) -> NoReturn:
+def _reap_until_end(pid: int, status: int, cage: confine.Confinement) -> NoReturn:
     """Reap until the cell ends, then say how, and end everything else."""
     if not cage.apart:  # it has built what it had to build, and may signal its own user's processes
         with contextlib.suppress(OSError):
@@ -101,17 +101,17 @@ def _watch(pid: int, status: int, cage: confine.Cage) -> NoReturn:
     cpu = used.ru_utime + used.ru_stime
     exit_code = os.waitstatus_to_exitcode(code)
     if os.getpid() != 1:
-        sweep(os.getpid())
-    _say(status, {"code": exit_code, "cpu": cpu, "maxrss": used.ru_maxrss * 1024})
+        kill_descendants(os.getpid())
+    _write_status(status, {"code": exit_code, "cpu": cpu, "maxrss": used.ru_maxrss * 1024})
     os._exit(0)
 
 
-def sweep(parent: int, spare: frozenset[int] = frozenset()) -> int:
+def kill_descendants(parent: int, spare: frozenset[int] = frozenset()) -> int:
     """Kill all descendants of this process, adopted ones included, except the trees of `spare`.
 
     Returns how many were left after three seconds of trying.
     """
-    limit = time.monotonic() + _SWEEP_S
+    limit = time.monotonic() + _KILL_TIMEOUT_S
     while True:
         mine = [pid for pid in linux.children(parent) if pid not in spare]
         if not mine or time.monotonic() > limit:
@@ -126,9 +126,9 @@ def sweep(parent: int, spare: frozenset[int] = frozenset()) -> int:
         time.sleep(0.002)
 
 
-def _begin(
-    cage: confine.Cage,
-    limits: Limits,
+def _become_cell(
+    cage: confine.Confinement,
+    limits: ResourceLimits,
     scratch: str,
     channel: socket.socket,
     streams: tuple[int, int],
@@ -142,18 +142,18 @@ def _begin(
         os.chdir(scratch)
         status = _keep_descriptors(channel, streams, status)
         _environment(scratch)
-        confine.limit(cage, limits)
-        confine.surrender(user)
-        toolchain.unpack(Path(os.environ["TRITON_CACHE_DIR"]))
+        confine.set_resource_limits(cage, limits)
+        confine.drop_privileges(user)
+        toolchain.restore_cache_files(Path(os.environ["TRITON_CACHE_DIR"]))
         linux.die_with_parent(parent)
-        confine.lock(cage, scratch)
+        confine.install_filters(cage, scratch)
     except BaseException as error:
-        _say(status, {"setup": f"{type(error).__name__}: {error}"})
+        _write_status(status, {"setup": f"{type(error).__name__}: {error}"})
         os._exit(1)
     os.close(status)  # from here on nothing the cell holds can report its end
     code = 1
     try:
-        inside.serve(socket.socket(fileno=_CHANNEL))
+        inside.serve(socket.socket(fileno=_CHANNEL_FD))
         code = 0
     finally:
         os._exit(code)

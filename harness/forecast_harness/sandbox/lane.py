@@ -19,20 +19,20 @@ from types import TracebackType
 from typing import Any
 
 from forecast_harness.sandbox import canary, wire
-from forecast_harness.sandbox.inside import FILES
+from forecast_harness.sandbox.inside import FILES_FOLDER
 from forecast_harness.sandbox.jobs import (
-    Arrays,
     Fault,
-    Job,
-    Limits,
-    Result,
+    JobResult,
+    JobStatus,
+    ResourceLimits,
     SandboxError,
-    Status,
+    SandboxJob,
+    TensorArrays,
     WireError,
 )
-from forecast_harness.sandbox.levels import LAUNCH, Level, search_path
+from forecast_harness.sandbox.levels import SERVER_COMMAND, ContainmentLevel, module_search_path
 
-_PASSED_ON = (
+_INHERITED_VARIABLES = (
     "PATH",
     "LANG",
     "LC_ALL",
@@ -44,21 +44,21 @@ _PASSED_ON = (
     "TRITON_INTERPRET",
 )
 """All that a server, a judge and a cell see of this process's environment."""
-_HELLO_S = 180.0
+_HELLO_TIMEOUT_S = 180.0
 _SILENT_S = 6
 """A server that leaves so many pings, one a second, unanswered is lost; it never blocks for half of that."""
-_STOP_S = 5.0
-_MESSAGE = 1 << 17
+_STOP_TIMEOUT_S = 5.0
+_MESSAGE_BYTES = 1 << 17
 
 
 class _ServerLost(Exception):
     """The fork-server died or does not answer."""
 
 
-class Lane:
+class SandboxLane:
     """A supervised worker slot: `with Lane() as lane: result = lane.run(Job(...), Limits(...))`.
 
-    level: containment to insist on; by default the strongest that works here, see `Lane.level`.
+    level: containment to insist on; by default the strongest that works here, see `SandboxLane.level`.
     device: `CUDA_VISIBLE_DEVICES` of its processes, an index or a UUID; None: no device.
     scratch: a directory for its files (default: the system's temporary one); a private folder is made in it.
     environment: variables on top of the allow-list `PATH`, `LANG`, `LC_ALL`, `TZ`, `LD_LIBRARY_PATH`,
@@ -71,7 +71,7 @@ class Lane:
 
     def __init__(
         self,
-        level: Level | None = None,
+        level: ContainmentLevel | None = None,
         device: str | None = None,
         scratch: str | Path | None = None,
         *,
@@ -82,17 +82,17 @@ class Lane:
             raise SandboxError(
                 f"the sandbox needs Linux, this is {sys.platform}; run it in a container there"
             )
-        self._wanted = level
+        self._requested_level = level
         self._device = device
         self._parent = scratch
         self._warm = [*warm, canary.__name__]
-        self._environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        self._environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
         self._environment |= {"CUDA_VISIBLE_DEVICES": device or "", **(environment or {})}
-        self._turn = threading.Lock()
+        self._run_lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
-        self._mail: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
         self._jobs = 0
-        self._level: Level | None = None
+        self._level: ContainmentLevel | None = None
         self._apart = True
         self.refused: dict[str, str] = {}
         """Stronger levels that do not work here, and why."""
@@ -104,13 +104,13 @@ class Lane:
         """Whether the last canary sang; with a device one sings at the start."""
 
     @property
-    def level(self) -> Level:
+    def level(self) -> ContainmentLevel:
         """The containment in force. Raises `SandboxError` before the lane is entered."""
         if self._level is None:
             raise SandboxError("the lane is not open; use `with Lane() as lane:`")
         return self._level
 
-    def __enter__(self) -> Lane:
+    def __enter__(self) -> SandboxLane:
         self._scratch = Path(tempfile.mkdtemp(prefix="forecast-lane-", dir=self._parent))
         self._scratch.chmod(0o711)  # candidates of another user have to find theirs in it
         for name in ("root", "dev"):
@@ -139,60 +139,62 @@ class Lane:
         self._level = None
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def run(self, job: Job, limits: Limits | None = None) -> Result:
+    def run(self, job: SandboxJob, limits: ResourceLimits | None = None) -> JobResult:
         """Do one job in fresh processes and say whose doing the result is. Never raises for a candidate.
 
         After any fault the canary runs: a fault is the candidate's only on a machine shown to be healthy.
         An unhealthy lane tries its canary again at the next job and returns `infra_error` until it sings.
         Raises `SandboxError` if the lane is not open or its server cannot be replaced.
         """
-        with self._turn:
+        with self._run_lock:
             began = time.perf_counter()
             level = self.level
             try:
                 if self._server is None:  # given up in an interrupt
                     self._start(level)
-                return self._attributed(job, limits or Limits(), began)
+                return self._attributed(job, limits or ResourceLimits(), began)
             except _ServerLost as error:
                 detail = f"the server was lost and replaced: {error}; {self._log()}"
                 self._restart()
                 spent = time.perf_counter() - began
-                return Result(Status.INFRA_ERROR, Fault.SERVER_LOST, seconds=spent, detail=detail)
+                return JobResult(JobStatus.INFRA_ERROR, Fault.SERVER_LOST, seconds=spent, detail=detail)
             except BaseException:  # an interrupt, say: no job may be left running
                 self._stop()
                 raise
 
-    def _attributed(self, job: Job, limits: Limits, began: float) -> Result:
+    def _attributed(self, job: SandboxJob, limits: ResourceLimits, began: float) -> JobResult:
         if not self.healthy and (sang := self._canary()) != "ok":
             fault = Fault.DEVICE_UNHEALTHY
             spent = time.perf_counter() - began
-            return Result(fault.status, fault, seconds=spent, detail=sang, canary=sang)
+            return JobResult(fault.status, fault, seconds=spent, detail=sang, canary=sang)
         said, arrays, end = self._converse(job, limits)
         if said is None:
-            fault, detail, value = Fault.TRUSTED_ERROR, _how(end, limits), None
+            fault, detail, value = Fault.TRUSTED_ERROR, _describe_end(end, limits), None
         else:
             fault, detail, value = Fault(said["fault"]), said["detail"], said["value"]
         if end["left"]:
             self.healthy = False
             detail += f" ({end['left']} processes could not be killed)"
         sang = self._canary() if fault is not Fault.NONE or end["left"] else ""
-        if sang not in ("", "ok") and fault.status is Status.CANDIDATE_ERROR:
+        if sang not in ("", "ok") and fault.status is JobStatus.CANDIDATE_ERROR:
             fault, detail = Fault.DEVICE_UNHEALTHY, f"{sang} (after {fault}: {detail})"
         spent = time.perf_counter() - began
-        return Result(fault.status, fault, value, arrays, spent, end["err"], end["out"], detail, sang)
+        return JobResult(fault.status, fault, value, arrays, spent, end["err"], end["out"], detail, sang)
 
-    def _place(self, place: Path, job: Job) -> None:
-        (place / FILES).mkdir(parents=True)
+    def _place(self, place: Path, job: SandboxJob) -> None:
+        (place / FILES_FOLDER).mkdir(parents=True)
         place.chmod(0o711)
         for name, text in job.files.items():
-            path = place / FILES / name
+            path = place / FILES_FOLDER / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             path.chmod(0o444)
-        for folder in (place / FILES, *(p for p in (place / FILES).rglob("*") if p.is_dir())):
+        for folder in (place / FILES_FOLDER, *(p for p in (place / FILES_FOLDER).rglob("*") if p.is_dir())):
             folder.chmod(0o755)  # whatever the umask: the candidate may be another user
 
-    def _converse(self, job: Job, limits: Limits) -> tuple[dict[str, Any] | None, Arrays, dict[str, Any]]:
+    def _converse(
+        self, job: SandboxJob, limits: ResourceLimits
+    ) -> tuple[dict[str, Any] | None, TensorArrays, dict[str, Any]]:
         """(what the judge said, its arrays, what the server reports); None for a judge that said nothing."""
         self._jobs += 1
         place = self._scratch / f"job-{self._jobs}"
@@ -203,21 +205,23 @@ class Lane:
             shutil.rmtree(place, ignore_errors=True)
 
     def _talk(
-        self, job: Job, limits: Limits, place: Path
-    ) -> tuple[dict[str, Any] | None, Arrays, dict[str, Any]]:
+        self, job: SandboxJob, limits: ResourceLimits, place: Path
+    ) -> tuple[dict[str, Any] | None, TensorArrays, dict[str, Any]]:
         ours, theirs = socket.socketpair()
         with ours:
             request = {"op": "run", "job": self._jobs, "place": str(place), "limits": limits.to_json()}
             self._tell(request, theirs.fileno())
             theirs.close()
             said: dict[str, Any] | None = None
-            arrays: Arrays = {}
+            arrays: TensorArrays = {}
             with contextlib.suppress(ConnectionError, EOFError, WireError):
                 ours.settimeout(limits.trusted_s)
                 wire.send(ours, {"entry": job.entry, "payload": dict(job.payload)}, {})
                 ours.settimeout(None)
-                said, arrays = wire.receive(ours, wire.TRUSTED, lambda: self._wait(ours), wire.TRUSTED)
-        while (end := self._posted("end")) is None:
+                said, arrays = wire.receive(
+                    ours, wire.TRUSTED_LIMIT, lambda: self._wait(ours), wire.TRUSTED_LIMIT
+                )
+        while (end := self._take_message("end")) is None:
             self._wait()
         return said, arrays, end
 
@@ -233,7 +237,7 @@ class Lane:
         if self._control in ready:
             self._read_mail()
         if channel and channel not in ready:
-            if any(m["event"] == "end" for m in self._mail):
+            if any(m["event"] == "end" for m in self._messages):
                 if not select.select([channel], [], [], 0)[0]:
                     raise EOFError
                 return
@@ -241,32 +245,32 @@ class Lane:
 
     def _canary(self) -> str:
         """`ok`, or what is wrong with the machine or its device."""
-        job = Job(f"{canary.__name__}:main", {"device": self._device})
-        said, _, end = self._converse(job, canary.LIMITS)
+        job = SandboxJob(f"{canary.__name__}:main", {"device": self._device})
+        said, _, end = self._converse(job, canary.CANARY_LIMITS)
         if said is None or said["fault"]:
-            text = said["detail"] if said else _how(end, canary.LIMITS)
+            text = said["detail"] if said else _describe_end(end, canary.CANARY_LIMITS)
         else:
             text = str(said["value"])
         self.healthy = text == "ok"
         return text
 
-    def _posted(self, event: str) -> dict[str, Any] | None:
-        for message in self._mail:
+    def _take_message(self, event: str) -> dict[str, Any] | None:
+        for message in self._messages:
             if message["event"] == event:
-                self._mail.remove(message)
+                self._messages.remove(message)
                 return message
         return None
 
     def _read_mail(self) -> None:
         try:
-            data = self._control.recv(_MESSAGE)
+            data = self._control.recv(_MESSAGE_BYTES)
         except ConnectionError as error:
             raise _ServerLost(str(error)) from error
         if not data:
             raise _ServerLost("it hung up")
         message = json.loads(data)
         if message["event"] != "pong":
-            self._mail.append(message)
+            self._messages.append(message)
 
     def _tell(self, message: dict[str, Any], *fds: int) -> None:
         try:
@@ -283,26 +287,26 @@ class Lane:
         the containment: the lane stays at its strongest level, unhealthy.
         """
         strongest, refused = self.level, dict(self.refused)
-        while (said := self._canary()) != "ok" and (self._wanted is None or self.apart):
+        while (said := self._canary()) != "ok" and (self._requested_level is None or self.apart):
             if self.apart:  # the device may be for root alone
                 self._stop()
                 self._apart = False
                 self._start(self.level)
                 continue
             refused[self.level.name] = said
-            weaker = self.level is not Level.PROCESS
+            weaker = self.level is not ContainmentLevel.PROCESS
             self._apart = True
             self._stop()
-            self._start(Level(self.level - 1) if weaker else strongest)
+            self._start(ContainmentLevel(self.level - 1) if weaker else strongest)
             if not weaker:
                 return
         self.refused = refused
 
-    def _start(self, level: Level | None = None) -> None:
+    def _start(self, level: ContainmentLevel | None = None) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         orders = {
             "control": theirs.fileno(),
-            "level": level or self._wanted,
+            "level": level or self._requested_level,
             "device": self._device,
             "scratch": str(self._scratch),
             "staging": str(self._scratch / "root"),
@@ -310,7 +314,7 @@ class Lane:
             "warm": self._warm,
             "apart": self._apart,
         }
-        command = [sys.executable, "-I", "-c", LAUNCH, search_path(), json.dumps(orders)]
+        command = [sys.executable, "-I", "-c", SERVER_COMMAND, module_search_path(), json.dumps(orders)]
         with theirs, (self._scratch / "server.log").open("wb") as log:
             self._server = subprocess.Popen(
                 command,
@@ -322,21 +326,23 @@ class Lane:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self._mail.clear()
+        self._messages.clear()
         try:
-            while (hello := self._posted("hello")) is None:
-                if not select.select([self._control], [], [], _HELLO_S)[0]:
-                    raise _ServerLost(f"no greeting within {_HELLO_S:g} s")
+            while (hello := self._take_message("hello")) is None:
+                if not select.select([self._control], [], [], _HELLO_TIMEOUT_S)[0]:
+                    raise _ServerLost(f"no greeting within {_HELLO_TIMEOUT_S:g} s")
                 self._read_mail()
         except _ServerLost as error:
             raise SandboxError(f"the lane's server did not start: {error}; {self._log()}") from error
         self.refused = hello["refused"]
         if not hello["level"]:
             wanted = (
-                "no level of containment" if self._wanted is None else f"level {self._wanted.name} does not"
+                "no level of containment"
+                if self._requested_level is None
+                else f"level {self._requested_level.name} does not"
             )
             raise SandboxError(f"{wanted} works here: {self.refused}; Lane(level=None) takes the strongest")
-        self._level = Level(hello["level"])
+        self._level = ContainmentLevel(hello["level"])
         self.apart = bool(hello["apart"])
 
     def _stop(self) -> None:
@@ -348,7 +354,7 @@ class Lane:
             # read this one, and removes the lane's files.
             self._control.shutdown(socket.SHUT_WR)
         try:
-            self._server.wait(_STOP_S)  # it kills what it has started, orphans too, then leaves
+            self._server.wait(_STOP_TIMEOUT_S)  # it kills what it has started, orphans too, then leaves
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
@@ -368,7 +374,7 @@ class Lane:
         return ""
 
 
-def _how(end: dict[str, Any], limits: Limits) -> str:
+def _describe_end(end: dict[str, Any], limits: ResourceLimits) -> str:
     if end["why"] == "overdue":
         return f"trusted code took more than trusted_s={limits.trusted_s:g} s on top of its cells' time"
     return f"the judge ended with {end['code']} before it had answered"

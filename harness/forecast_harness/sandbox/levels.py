@@ -45,7 +45,7 @@ from functools import cache
 from forecast_harness.sandbox.jobs import SandboxError
 
 
-class Level(IntEnum):
+class ContainmentLevel(IntEnum):
     """Levels of containment; each includes those below it. The module's table says what each contains."""
 
     PROCESS = 1
@@ -62,44 +62,44 @@ class Level(IntEnum):
     @property
     def leaves_open(self) -> tuple[str, ...]:
         """What a candidate can do at this level that the strongest would prevent; for reports."""
-        return tuple(what for what, last in _OPEN_UP_TO.items() if self <= last)
+        return tuple(what for what, last in _LEFT_OPEN_UP_TO.items() if self <= last)
 
     def __str__(self) -> str:
         return self.name
 
 
-_OPEN_UP_TO = {
-    "secrets in the environment of the user's other processes": Level.SYSCALLS,
-    "ptrace, process memory, mount, bpf, clock setting": Level.PROCESS,
-    "internet sockets": Level.PROCESS,
-    "local sockets": Level.PROCESS,
-    "signals to the judge or to other processes": Level.PROCESS,
-    "writes outside scratch": Level.SYSCALLS,
-    "reading the user's files": Level.SYSCALLS,
-    "seeing other processes (names, command lines)": Level.FILES,
+_LEFT_OPEN_UP_TO = {
+    "secrets in the environment of the user's other processes": ContainmentLevel.SYSCALLS,
+    "ptrace, process memory, mount, bpf, clock setting": ContainmentLevel.PROCESS,
+    "internet sockets": ContainmentLevel.PROCESS,
+    "local sockets": ContainmentLevel.PROCESS,
+    "signals to the judge or to other processes": ContainmentLevel.PROCESS,
+    "writes outside scratch": ContainmentLevel.SYSCALLS,
+    "reading the user's files": ContainmentLevel.SYSCALLS,
+    "seeing other processes (names, command lines)": ContainmentLevel.FILES,
 }
 """Rows of the module's table that some level leaves open, and the strongest level that does."""
 
 
-LAUNCH = (
+SERVER_COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from forecast_harness.sandbox.server import main; main(sys.argv[2])"
 )
 """How a server starts: isolated mode ignores PYTHONPATH and the working directory, so the path is told."""
 
 
-def search_path() -> str:
+def module_search_path() -> str:
     """This process's module search path as JSON, without the working directory."""
     return json.dumps([entry for entry in sys.path if entry])
 
 
 @cache
-def strongest_level() -> Level:
+def strongest_level() -> ContainmentLevel:
     """The strongest level this machine allows, found by trying each in a process of its own.
 
     Raises `SandboxError` where there is none, with what was tried.
     """
-    command = [sys.executable, "-I", "-c", LAUNCH, search_path(), json.dumps({"probe": True})]
+    command = [sys.executable, "-I", "-c", SERVER_COMMAND, module_search_path(), json.dumps({"probe": True})]
     if sys.platform != "linux":
         raise SandboxError(f"the sandbox needs Linux, this is {sys.platform}; run it in a container there")
     done = subprocess.run(command, capture_output=True, text=True, env={}, timeout=60, check=False)
@@ -109,4 +109,4 @@ def strongest_level() -> Level:
         raise SandboxError(f"the probe did not answer: {done.stderr[-500:]}") from None
     if not found["level"]:
         raise SandboxError(f"no level of containment works here: {found['refused']}")
-    return Level(found["level"])
+    return ContainmentLevel(found["level"])

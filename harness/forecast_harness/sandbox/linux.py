@@ -42,7 +42,7 @@ _LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def checked(result: int, what: str) -> int:
+def check_result(result: int, what: str) -> int:
     """Pass a libc result on. Raises `OSError` with errno and `what` when it is negative."""
     if result < 0:
         code = ctypes.get_errno()
@@ -53,13 +53,13 @@ def checked(result: int, what: str) -> int:
 def syscall(number: int, *args: int | bytes | ctypes._Pointer[ctypes.Structure] | None) -> int:
     """A raw system call; integers are passed as 64 bits."""
     wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
-    return checked(_libc.syscall(ctypes.c_long(number), *wide), f"system call {number}")
+    return check_result(_libc.syscall(ctypes.c_long(number), *wide), f"system call {number}")
 
 
 def prctl(option: int, argument: int = 0) -> None:
     """`prctl(2)` with one argument."""
     zero = ctypes.c_ulong(0)
-    checked(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero), f"prctl {option}")
+    check_result(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero), f"prctl {option}")
 
 
 def die_with_parent(parent: int) -> None:
@@ -89,7 +89,7 @@ def no_new_privileges() -> None:
 
 def unshare(flags: int) -> None:
     """Enter new namespaces; a new PID namespace begins with the next child."""
-    checked(_libc.unshare(flags), "unshare")
+    check_result(_libc.unshare(flags), "unshare")
 
 
 class _CapHeader(ctypes.Structure):
@@ -106,7 +106,7 @@ def drop_capabilities() -> None:
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(4), zero, zero, zero)  # clear all; absent before 4.3
     _libc.prctl(_PR_SET_SECUREBITS, ctypes.c_ulong(_SECUREBITS_LOCKED), zero, zero, zero)
     header, data = _CapHeader(_CAP_V3, 0), (_CapData * 2)()
-    checked(_libc.capset(ctypes.byref(header), data), "capset")
+    check_result(_libc.capset(ctypes.byref(header), data), "capset")
 
 
 def map_own_user(uid: int, gid: int) -> None:
@@ -118,7 +118,7 @@ def map_own_user(uid: int, gid: int) -> None:
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     """`mount(2)`."""
-    checked(
+    check_result(
         _libc.mount(
             source.encode(),
             target.encode(),
@@ -130,23 +130,23 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
     )
 
 
-def make_private() -> None:
+def make_mounts_private() -> None:
     """Later mounts of this namespace do not travel to others."""
     mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
 
 
-def bind(source: str, target: str) -> None:
+def bind_mount(source: str, target: str) -> None:
     """Show a file or tree, with what is mounted below it, at another path too."""
     mount(source, target, flags=_MS_BIND | _MS_REC)
 
 
-def tmpfs(target: str, nbytes: int, mode: int) -> None:
+def mount_tmpfs(target: str, nbytes: int, mode: int) -> None:
     """An empty file system in memory that holds at most `nbytes` and 65536 files."""
     options = f"size={nbytes},nr_inodes=65536,mode={mode:o}"
     mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
 
 
-def proc(target: str) -> None:
+def mount_proc(target: str) -> None:
     """The processes of this PID namespace."""
     mount("proc", target, "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
@@ -155,7 +155,7 @@ class _MountAttr(ctypes.Structure):
     _fields_ = tuple((n, ctypes.c_uint64) for n in ("attr_set", "attr_clr", "propagation", "userns_fd"))
 
 
-def read_only(target: str, *, recursive: bool = True) -> None:
+def remount_read_only(target: str, *, recursive: bool = True) -> None:
     """Make a mount, and by default all below it, read-only and without setuid (Linux 5.12)."""
     attr = _MountAttr(_ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
@@ -164,21 +164,21 @@ def read_only(target: str, *, recursive: bool = True) -> None:
     )  # mount_setattr has one number everywhere
 
 
-def pivot(new_root: str) -> None:
+def pivot_root(new_root: str) -> None:
     """Make `new_root` (a mount) the root and forget the old one."""
     number = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
     os.chdir(new_root)
     syscall(number, b".\0", b".\0")
-    checked(_libc.umount2(b".", _MNT_DETACH), "umount2 of the old root")
+    check_result(_libc.umount2(b".", _MNT_DETACH), "umount2 of the old root")
     os.chdir("/")
 
 
-def detach(target: str) -> None:
+def detach_mount(target: str) -> None:
     """Take a mount away from its place; what it shows elsewhere stays there."""
-    checked(_libc.umount2(target.encode(), _MNT_DETACH), f"umount2 {target}")
+    check_result(_libc.umount2(target.encode(), _MNT_DETACH), f"umount2 {target}")
 
 
-def wish_huge_pages(data: bytearray) -> None:
+def advise_huge_pages(data: bytearray) -> None:
     """Let the kernel back memory that is about to be written with pages of 2 MiB, if it has any."""
     if not data or not hasattr(mmap, "MADV_HUGEPAGE"):
         return
@@ -243,7 +243,7 @@ def mapped_files() -> set[str]:
     return {line[5] for line in lines if len(line) == 6 and "x" in line[1] and line[5].startswith("/")}
 
 
-def state(pid: int) -> str:
+def process_state(pid: int) -> str:
     """The letter that says what a process is doing; `X` for one that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -251,7 +251,7 @@ def state(pid: int) -> str:
         return "X"
 
 
-def usage(pid: int) -> tuple[int, int]:
+def memory_and_threads(pid: int) -> tuple[int, int]:
     """(private bytes in memory, threads) of one process; zeros when it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

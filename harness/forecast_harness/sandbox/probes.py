@@ -16,57 +16,59 @@ from pathlib import Path
 from typing import Any
 
 from forecast_harness.sandbox import confine, inside, keeper, wire
-from forecast_harness.sandbox.jobs import Arrays, Limits, WireError
-from forecast_harness.sandbox.levels import Level
+from forecast_harness.sandbox.jobs import ResourceLimits, TensorArrays, WireError
+from forecast_harness.sandbox.levels import ContainmentLevel
 
-_LIMITS = Limits(wall_s=20, cpu_s=20, memory_bytes=256 << 20, processes=64, output_bytes=16 << 20)
-_SECRET = "a secret of the user's"
+_LIMITS = ResourceLimits(wall_s=20, cpu_s=20, memory_bytes=256 << 20, processes=64, output_bytes=16 << 20)
+_PLANTED_SECRET = "a secret of the user's"
 
 
-def strongest(
+def probe_strongest(
     device: str | None, roots: tuple[str, ...], staging: str | None = None
 ) -> tuple[int, dict[str, str]]:
     """The strongest level that works (0: none), and why each stronger one was refused."""
     refused: dict[str, str] = {}
-    for level in sorted(Level, reverse=True):
-        found, why = only(level, device, roots, staging)
+    for level in sorted(ContainmentLevel, reverse=True):
+        found, why = probe_level(level, device, roots, staging)
         if found:
             return found, refused
         refused |= why
     return 0, refused
 
 
-def apart(level: Level, device: str | None, roots: tuple[str, ...], staging: str | None = None) -> bool:
+def can_separate_users(
+    level: ContainmentLevel, device: str | None, roots: tuple[str, ...], staging: str | None = None
+) -> bool:
     """Whether cells of this level, without namespaces, can do with users of their own.
 
     Only root can give them one. It keeps root's files from being written, and other cells, judge and server
     from being signalled, where nothing else does.
     """
-    if os.geteuid() != 0 or level >= Level.NAMESPACES:
+    if os.geteuid() != 0 or level >= ContainmentLevel.NAMESPACES:
         return False
-    with _place(staging) as (place, root):
-        return not _try(confine.Cage(level, device, roots, root, True), place)
+    with _probe_place(staging) as (place, root):
+        return not _probe(confine.Confinement(level, device, roots, root, True), place)
 
 
-def only(
-    level: Level, device: str | None, roots: tuple[str, ...], staging: str | None = None
+def probe_level(
+    level: ContainmentLevel, device: str | None, roots: tuple[str, ...], staging: str | None = None
 ) -> tuple[int, dict[str, str]]:
     """The level if it works here, else 0 and why not."""
-    with _place(staging) as (place, root):
-        why = _try(confine.Cage(level, device, roots, root), place)
+    with _probe_place(staging) as (place, root):
+        why = _probe(confine.Confinement(level, device, roots, root), place)
     return (0, {level.name: why}) if why else (int(level), {})
 
 
 @contextlib.contextmanager
-def _place(staging: str | None) -> Iterator[tuple[str, str]]:
+def _probe_place(staging: str | None) -> Iterator[tuple[str, str]]:
     place = tempfile.mkdtemp(prefix="forecast-probe-")
     try:
         Path(place).chmod(0o711)  # the candidate may be another user
-        Path(place, inside.FILES).mkdir()
+        Path(place, inside.FILES_FOLDER).mkdir()
         outside = Path(place, "outside")
         outside.mkdir()
         outside.chmod(0o777)
-        (outside / "secret").write_text(_SECRET)
+        (outside / "secret").write_text(_PLANTED_SECRET)
         root = staging or f"{place}/root"
         Path(root).mkdir(exist_ok=True)
         yield place, root
@@ -74,7 +76,7 @@ def _place(staging: str | None) -> Iterator[tuple[str, str]]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _try(cage: confine.Cage, place: str) -> str:
+def _probe(cage: confine.Confinement, place: str) -> str:
     """The empty string, or what does not hold at this level."""
     ours, theirs = socket.socketpair()
     inward, status = os.pipe()
@@ -84,7 +86,7 @@ def _try(cage: confine.Cage, place: str) -> str:
         try:
             ours.close()
             null = os.open(os.devnull, os.O_WRONLY)
-            keeper.keep(cage, _LIMITS, place, theirs, (null, null), status, server)
+            keeper.supervise_cell(cage, _LIMITS, place, theirs, (null, null), status, server)
         finally:
             os._exit(1)
     theirs.close()
@@ -93,7 +95,7 @@ def _try(cage: confine.Cage, place: str) -> str:
         ours.settimeout(_LIMITS.wall_s)
         question = {"level": int(cage.level), "outside": f"{place}/outside", "judge": server}
         question["readable"] = list(cage.readable)
-        question["nodes"] = confine.drivers(cage.device) if cage.apart else []
+        question["nodes"] = confine.compute_nodes(cage.device) if cage.apart else []
         entry = f"{__name__}:attempt"
         wire.send(ours, {"nonce": "", "entry": entry, "payload": question, "limit": 0}, {})
         answer, _ = wire.receive(ours, 0)
@@ -112,29 +114,29 @@ def _try(cage: confine.Cage, place: str) -> str:
             os.waitpid(pid, 0)
 
 
-def attempt(payload: dict[str, Any], arrays: Arrays, state: dict[str, Any]) -> str:
+def attempt(payload: dict[str, Any], arrays: TensorArrays, state: dict[str, Any]) -> str:
     """Runs in the cell: name the first thing that is possible and must not be, or the other way round."""
-    level = Level(payload["level"])
+    level = ContainmentLevel(payload["level"])
     secret = Path(payload["outside"], "secret")
     wrong: dict[str, bool] = {
         "it holds capabilities": not _without_capabilities(),
-        "scratch cannot be written": not _works(lambda: Path("tmp/x").write_text("x")),
-        "the interpreter cannot be read": not all(_works(Path(r).stat) for r in payload["readable"])
-        or not _works(lambda: Path(os.__file__).read_bytes()),
+        "scratch cannot be written": not _is_allowed(lambda: Path("tmp/x").write_text("x")),
+        "the interpreter cannot be read": not all(_is_allowed(Path(r).stat) for r in payload["readable"])
+        or not _is_allowed(lambda: Path(os.__file__).read_bytes()),
         "a device cannot be opened": not all(
-            _works(partial(_open_and_close, node)) for node in payload["nodes"]
+            _is_allowed(partial(_open_and_close, node)) for node in payload["nodes"]
         ),
-        "no program can be started": not _works(
+        "no program can be started": not _is_allowed(
             lambda: subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True, timeout=15)
         ),
     }
-    if level >= Level.SYSCALLS:
-        wrong["an internet socket could be made"] = _works(lambda: socket.socket().close())
-        wrong["another process could be signalled"] = _works(lambda: os.kill(payload["judge"], 0))
-    if level >= Level.FILES:
-        wrong["a file outside could be read"] = _works(secret.read_text)
-        wrong["a file outside could be written"] = _works(lambda: secret.write_text("x"))
-    if level >= Level.NAMESPACES:
+    if level >= ContainmentLevel.SYSCALLS:
+        wrong["an internet socket could be made"] = _is_allowed(lambda: socket.socket().close())
+        wrong["another process could be signalled"] = _is_allowed(lambda: os.kill(payload["judge"], 0))
+    if level >= ContainmentLevel.FILES:
+        wrong["a file outside could be read"] = _is_allowed(secret.read_text)
+        wrong["a file outside could be written"] = _is_allowed(lambda: secret.write_text("x"))
+    if level >= ContainmentLevel.NAMESPACES:
         seen = [p.name for p in Path("/proc").iterdir() if p.name.isdigit()]
         wrong["other processes are visible"] = len(seen) > 3 or os.getpid() > 3
         # Not by its interfaces: some kernels put idle tunnels into every new network.
@@ -146,7 +148,7 @@ def _open_and_close(node: str) -> None:
     os.close(os.open(node, os.O_RDWR))
 
 
-def _works(what: Any) -> bool:
+def _is_allowed(what: Any) -> bool:
     try:
         what()
     except (OSError, subprocess.SubprocessError):

@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from forecast_harness.sandbox import linux
-from forecast_harness.sandbox.jobs import Limits, readable
+from forecast_harness.sandbox.jobs import ResourceLimits, printable
 
-_TAIL = 8 << 10
-_DISK_EVERY_S = 1.0
+_TAIL_BYTES = 8 << 10
+_DISK_CHECK_INTERVAL_S = 1.0
 _MOST_ENTRIES = 20_000
-_MOST_PASSES = 100
-_PASS_S = 0.0003
-_STILL = "TtZXD"
+_MOST_FREEZE_PASSES = 100
+_FREEZE_PASS_S = 0.0003
+_STOPPED_STATES = "TtZXD"
 """States of a process that uses no processor: stopped, traced, dead, or waiting in the kernel to stop."""
 
 
 @dataclass(slots=True)
-class JobRun:
+class RunningJob:
     """A judge and its place."""
 
     pid: int
     number: int
     channel: socket.socket
     place: str
-    limits: Limits
+    limits: ResourceLimits
     cells: int = 0
     """Started so far."""
     code: int | None = None
@@ -48,12 +48,12 @@ class JobRun:
 
 
 @dataclass(slots=True)
-class CellRun:
+class RunningCell:
     """A keeper and what lies below it."""
 
     pid: int
     number: int
-    limits: Limits
+    limits: ResourceLimits
     out: int
     err: int
     status: int
@@ -67,11 +67,11 @@ class CellRun:
 
     def keep_tail(self, stream: int, block: bytes) -> None:
         """Remember the end of a stream."""
-        self._tails[stream] = (self._tails.get(stream, b"") + block)[-_TAIL:]
+        self._tails[stream] = (self._tails.get(stream, b"") + block)[-_TAIL_BYTES:]
 
     def tail(self, stream: int) -> str:
         """What is remembered of it."""
-        return readable(self._tails.get(stream, b"").decode(errors="replace"))
+        return printable(self._tails.get(stream, b"").decode(errors="replace"))
 
     def exceeded(self, now: float, warm_bytes: int, own: int) -> str:
         """Which limit is exceeded, if any.
@@ -82,15 +82,15 @@ class CellRun:
         if now - self.began > self.limits.wall_s:
             return "timeout"
         tree = [self.pid, *linux.descendants(self.pid)][own:]
-        facts = [linux.usage(pid) for pid in tree]
+        facts = [linux.memory_and_threads(pid) for pid in tree]
         if sum(threads for _, threads in facts) > self.limits.processes:
             return "processes"
         grown = sum(max(0, held - warm_bytes) for held, _ in facts)
-        if grown > self.limits.memory_bytes and _proportional(tree) > self.limits.memory_bytes:
+        if grown > self.limits.memory_bytes and _proportional_memory(tree) > self.limits.memory_bytes:
             return "memory"
-        if self.place and now - self._counted > _DISK_EVERY_S:
+        if self.place and now - self._counted > _DISK_CHECK_INTERVAL_S:
             self._counted = now
-            if _stored(self.place) > self.limits.output_bytes:
+            if _stored_bytes(self.place) > self.limits.output_bytes:
                 return "storage"
         return ""
 
@@ -98,9 +98,11 @@ class CellRun:
         """Stop every process of the cell. Returns how many would not stop: it forks faster than we stop."""
         stopped: set[int] = set()
         quiet = 0
-        for _ in range(_MOST_PASSES):
+        for _ in range(_MOST_FREEZE_PASSES):
             tree = [self.pid, *linux.descendants(self.pid)][own:]
-            running = [pid for pid in tree if pid not in stopped or linux.state(pid) not in _STILL]
+            running = [
+                pid for pid in tree if pid not in stopped or linux.process_state(pid) not in _STOPPED_STATES
+            ]
             quiet = 0 if running else quiet + 1
             if quiet == 2:  # one look may fall between a parent's exit and its child's adoption
                 return 0
@@ -108,7 +110,7 @@ class CellRun:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGSTOP)
             stopped.update(running)
-            time.sleep(_PASS_S)
+            time.sleep(_FREEZE_PASS_S)
         return len(running)
 
     def thaw(self, own: int) -> None:
@@ -129,7 +131,7 @@ class CellRun:
         return {"cell": self.number, "why": self.why, **said}
 
 
-def _proportional(pids: list[int]) -> int:
+def _proportional_memory(pids: list[int]) -> int:
     """Private memory of processes in bytes, pages that they share with each other counted once."""
     total = 0
     for pid in pids:
@@ -144,7 +146,7 @@ def _proportional(pids: list[int]) -> int:
     return total
 
 
-def _stored(place: str) -> int:
+def _stored_bytes(place: str) -> int:
     """Bytes of all files below a directory; a huge number when there are too many to count."""
     total = count = 0
     for folder, _, files in os.walk(place):

@@ -21,7 +21,7 @@ _KILL = 0x80000000
 _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NR, _ARCH, _ARG0 = 0, 4, 16
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENT = 0, 4, 16
 _X32 = 0x40000000
 _AF_UNIX = 1
 
@@ -71,7 +71,7 @@ _REFUSED = {
     "mq_open": (240, 180),
     "pidfd_open": (434, 434),
 }
-_ABSENT = {
+_REPORTED_ABSENT = {
     # Callers fall back when these do not exist, and their arguments lie in memory, unseen by a filter.
     "clone3": (435, 435),
     "io_uring_setup": (425, 425),
@@ -102,30 +102,30 @@ _NAMESPACES = (
 _ARCHES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
-class _Program(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def _op(code: int, k: int, true: int = 0, false: int = 0) -> bytes:
+def _instruction(code: int, k: int, true: int = 0, false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, true, false, k)
 
 
-def _answer(number: int, action: int) -> list[bytes]:
-    return [_op(_EQUAL, number, 0, 1), _op(_RETURN, action)]
+def _return_for_syscall(number: int, action: int) -> list[bytes]:
+    return [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, action)]
 
 
-def _by_argument(number: int, test: bytes, hit: int, miss: int) -> list[bytes]:
+def _branch_on_argument(number: int, test: bytes, hit: int, miss: int) -> list[bytes]:
     """Decide by the low half of the first argument; `test` must jump (0, 1)."""
     return [
-        _op(_EQUAL, number, 0, 4),
-        _op(_LOAD, _ARG0),
+        _instruction(_EQUAL, number, 0, 4),
+        _instruction(_LOAD, _OFFSET_ARGUMENT),
         test,
-        _op(_RETURN, hit),
-        _op(_RETURN, miss),
+        _instruction(_RETURN, hit),
+        _instruction(_RETURN, miss),
     ]
 
 
-def program(
+def filter_program(
     machine: str, *, signal_only: int | None, unix_sockets: bool, memfd: bool, connect: bool = True
 ) -> bytes:
     """The filter as `sock_filter` records.
@@ -140,37 +140,42 @@ def program(
         raise OSError(errno.ENOSYS, f"no system-call table for {machine}; known are {sorted(_ARCHES)}")
     column, arch = _ARCHES[machine]
     refuse = _ERRNO | errno.EPERM
-    code = [_op(_LOAD, _ARCH), _op(_EQUAL, arch, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
+    code = [
+        _instruction(_LOAD, _OFFSET_ARCH),
+        _instruction(_EQUAL, arch, 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _OFFSET_NUMBER),
+    ]
     if machine == "x86_64":
-        code += [_op(_AT_LEAST, _X32, 0, 1), _op(_RETURN, _KILL)]
-    for table, action in ((_KILLED, _KILL), (_REFUSED, refuse), (_ABSENT, _ERRNO | errno.ENOSYS)):
+        code += [_instruction(_AT_LEAST, _X32, 0, 1), _instruction(_RETURN, _KILL)]
+    for table, action in ((_KILLED, _KILL), (_REFUSED, refuse), (_REPORTED_ABSENT, _ERRNO | errno.ENOSYS)):
         for numbers in table.values():
-            code += _answer(numbers[column], action)
+            code += _return_for_syscall(numbers[column], action)
     for numbers in (*(() if memfd else _MEMFD.values()), *(() if connect else (_CONNECT,))):
-        code += _answer(numbers[column], refuse)
+        code += _return_for_syscall(numbers[column], refuse)
     if signal_only is not None:
-        own = _op(_EQUAL, signal_only, 0, 1)
+        own = _instruction(_EQUAL, signal_only, 0, 1)
         for name, numbers in _SIGNALS.items():
             if name in ("tkill", "pidfd_send_signal"):  # named by thread or descriptor, not by process
-                code += _answer(numbers[column], refuse)
+                code += _return_for_syscall(numbers[column], refuse)
             else:
-                code += _by_argument(numbers[column], own, _ALLOW, refuse)
-    local = _op(_EQUAL, _AF_UNIX, 0, 1)
-    code += _by_argument(_SOCKET[column], local, _ALLOW if unix_sockets else refuse, refuse)
-    code += _by_argument(_CLONE[column], _op(_ANY_BIT, _NAMESPACES, 0, 1), refuse, _ALLOW)
-    return b"".join([*code, _op(_RETURN, _ALLOW)])
+                code += _branch_on_argument(numbers[column], own, _ALLOW, refuse)
+    local = _instruction(_EQUAL, _AF_UNIX, 0, 1)
+    code += _branch_on_argument(_SOCKET[column], local, _ALLOW if unix_sockets else refuse, refuse)
+    code += _branch_on_argument(_CLONE[column], _instruction(_ANY_BIT, _NAMESPACES, 0, 1), refuse, _ALLOW)
+    return b"".join([*code, _instruction(_RETURN, _ALLOW)])
 
 
-def install(*, signal_only: int | None, unix_sockets: bool, memfd: bool, connect: bool = True) -> None:
+def install_filter(*, signal_only: int | None, unix_sockets: bool, memfd: bool, connect: bool = True) -> None:
     """Filter this thread and all it will start, for good. Raises `OSError` if the kernel does not."""
-    code = program(
+    code = filter_program(
         os.uname().machine, signal_only=signal_only, unix_sockets=unix_sockets, memfd=memfd, connect=connect
     )
     held = ctypes.create_string_buffer(code, len(code))
-    described = _Program(len(code) // 8, ctypes.cast(held, ctypes.c_void_p))
+    described = _FilterProgram(len(code) // 8, ctypes.cast(held, ctypes.c_void_p))
     linux.no_new_privileges()
     zero = ctypes.c_ulong(0)
     result = linux._libc.prctl(
         _PR_SET_SECCOMP, ctypes.c_ulong(_MODE_FILTER), ctypes.byref(described), zero, zero
     )
-    linux.checked(result, "seccomp filter")
+    linux.check_result(result, "seccomp filter")

@@ -23,27 +23,27 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from forecast_harness.sandbox import confine, holder, keeper, linux, probes, toolchain, wire, worker
-from forecast_harness.sandbox.jobs import Limits
-from forecast_harness.sandbox.levels import Level
-from forecast_harness.sandbox.running import CellRun, JobRun
+from forecast_harness.sandbox.jobs import ResourceLimits
+from forecast_harness.sandbox.levels import ContainmentLevel
+from forecast_harness.sandbox.running import RunningCell, RunningJob
 
-_TICK_S = 0.1
-_MESSAGE = 1 << 17
-_LAST_READS = 32
+_POLL_INTERVAL_S = 0.1
+_MESSAGE_BYTES = 1 << 17
+_MOST_FINAL_READS = 32
 """Of 64 KiB each, from a stream whose cell has ended: more than a pipe holds, and not for ever."""
 
 
-class Server:
+class ForkServer:
     """The event loop. `control` is the lane's end; everything ends when the lane hangs up."""
 
-    def __init__(self, control: socket.socket, cage: confine.Cage) -> None:
+    def __init__(self, control: socket.socket, cage: confine.Confinement) -> None:
         self._control = control
-        self._cage = cage
+        self._confinement = cage
         self._selector = selectors.DefaultSelector()
-        self._job: JobRun | None = None
-        self._cells: dict[int, CellRun] = {}
+        self._job: RunningJob | None = None
+        self._cells: dict[int, RunningCell] = {}
         self._pid = os.getpid()
-        self._anonymous = linux.usage(self._pid)[0]
+        self._anonymous = linux.memory_and_threads(self._pid)[0]
         self._watched = 0.0
         self._told_to_stop = False
         inward, self._wake = os.pipe()
@@ -53,24 +53,24 @@ class Server:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         self._listen(control.fileno(), self._on_lane)
         self._listen(inward, lambda: self._drop(inward))
-        self._holder = 0 if cage.device is None else self._fork(lambda: holder.hold(self._pid), set())
+        self._holder = 0 if cage.device is None else self._fork(lambda: holder.hold_device(self._pid), set())
 
     def serve(self) -> bool:
         """Run until the lane hangs up, then kill everything. True when it had said that it would."""
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
-                for key, _ in self._selector.select(_TICK_S):
+                for key, _ in self._selector.select(_POLL_INTERVAL_S):
                     if key.fd in self._selector.get_map():  # not closed by one before it
                         key.data()
                 self._reap()
                 self._watch()
-        keeper.sweep(self._pid)
+        keeper.kill_descendants(self._pid)
         return self._told_to_stop
 
     # --- requests ---
 
     def _on_lane(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self._control, _MESSAGE, 1)
+        data, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1)
         if not data:
             raise EOFError
         request = json.loads(data)
@@ -84,23 +84,23 @@ class Server:
 
     def _start_job(self, request: dict[str, Any], result: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        limits = Limits(**request["limits"])
+        limits = ResourceLimits(**request["limits"])
 
         def body() -> NoReturn:
             channel = socket.socket(fileno=result)
-            worker.judge(theirs, channel, request["place"], limits, self._cage.level, self._pid)
+            worker.run_judge(theirs, channel, request["place"], limits, self._confinement.level, self._pid)
 
         pid = self._fork(body, spare={theirs.fileno(), result})
         os.close(result)
         theirs.close()
-        self._job = JobRun(pid, request["job"], ours, request["place"], limits)
+        self._job = RunningJob(pid, request["job"], ours, request["place"], limits)
         self._listen(ours.fileno(), self._on_judge)
 
     def _on_judge(self) -> None:
         job = self._job
         assert job is not None
         try:
-            data = job.channel.recv(_MESSAGE)
+            data = job.channel.recv(_MESSAGE_BYTES)
         except ConnectionError:
             data = b""
         if not data:
@@ -108,14 +108,14 @@ class Server:
             return
         request = json.loads(data)
         if request["op"] == "cell":
-            self._start_cell(job, Limits(**request["limits"]))
+            self._start_cell(job, ResourceLimits(**request["limits"]))
             return
         run = self._cells.get(request["cell"])
         if request["op"] == "close":
             if run is not None:
                 self._end(run, "closed")
             return
-        left, own = 0, 1 + int(self._cage.own_root)
+        left, own = 0, 1 + int(self._confinement.has_own_root)
         if run is not None and request["op"] == "freeze":
             left = run.freeze(own)
         elif run is not None:
@@ -124,20 +124,22 @@ class Server:
         with contextlib.suppress(OSError):
             job.channel.send(json.dumps(answer).encode())
 
-    def _start_cell(self, job: JobRun, limits: Limits) -> None:
+    def _start_cell(self, job: RunningJob, limits: ResourceLimits) -> None:
         judge_end, cell_end = wire.channel_pair()
         pipes = [os.pipe() for _ in range(3)]
         (out, out_w), (err, err_w), (status, status_w) = pipes
 
         def body() -> NoReturn:
-            keeper.keep(self._cage, limits, job.place, cell_end, (out_w, err_w), status_w, self._pid)
+            keeper.supervise_cell(
+                self._confinement, limits, job.place, cell_end, (out_w, err_w), status_w, self._pid
+            )
 
         pid = self._fork(body, spare={cell_end.fileno(), out_w, err_w, status_w})
         cell_end.close()
         for fd in (out_w, err_w, status_w):
             os.close(fd)
-        shared = "" if self._cage.own_root else job.place
-        run = CellRun(pid, job.cells, limits, out, err, status, shared)
+        shared = "" if self._confinement.has_own_root else job.place
+        run = RunningCell(pid, job.cells, limits, out, err, status, shared)
         job.cells += 1
         job.deadline += limits.wall_s
         self._cells[run.number] = run
@@ -166,7 +168,7 @@ class Server:
 
     # --- what happens ---
 
-    def _drain(self, run: CellRun, stream: int) -> None:
+    def _drain(self, run: RunningCell, stream: int) -> None:
         """Keep the tail of what a cell writes; the rest is read and forgotten, so that it never blocks."""
         try:
             block = os.read(stream, 1 << 16)
@@ -196,11 +198,11 @@ class Server:
                     self._cell_ended(run)
             self._maybe_job_ended()
 
-    def _cell_ended(self, run: CellRun) -> None:
+    def _cell_ended(self, run: RunningCell) -> None:
         del self._cells[run.number]
-        left = keeper.sweep(self._pid, self._known())
+        left = keeper.kill_descendants(self._pid, self._known())
         for stream in (run.out, run.err):
-            for _ in range(_LAST_READS):
+            for _ in range(_MOST_FINAL_READS):
                 if stream not in run.closed:
                     self._drain(run, stream)
             if stream not in run.closed:  # somebody survived and still holds it
@@ -234,11 +236,11 @@ class Server:
 
     def _watch(self) -> None:
         now = time.monotonic()
-        if now - self._watched < _TICK_S:
+        if now - self._watched < _POLL_INTERVAL_S:
             return
         self._watched = now
         for run in list(self._cells.values()):
-            why = run.exceeded(now, self._anonymous, 1 + int(self._cage.own_root))
+            why = run.exceeded(now, self._anonymous, 1 + int(self._confinement.has_own_root))
             if why:
                 self._end(run, why)
         job = self._job
@@ -246,7 +248,7 @@ class Server:
             job.why = "overdue"
             self._kill(job.pid)
 
-    def _end(self, run: CellRun, why: str) -> None:
+    def _end(self, run: RunningCell, why: str) -> None:
         """Kill a cell; its keeper's death takes the namespace along, or leaves orphans that are swept."""
         run.why = run.why or why
         self._kill(run.pid)
@@ -274,21 +276,23 @@ def main(text: str) -> None:
         importlib.import_module(module)
     roots = confine.interpreter_roots()
     if orders.get("probe"):
-        level, refused = probes.strongest(None, roots)
+        level, refused = probes.probe_strongest(None, roots)
         print(json.dumps({"level": level, "refused": refused}))
         return
     control = socket.socket(fileno=orders["control"])
-    confine.hide(confine.others(orders["device"]), orders["nodes"])
+    confine.hide_nodes(confine.other_devices(orders["device"]), orders["nodes"])
     if orders["level"] is None:
-        level, refused = probes.strongest(orders["device"], roots, orders["staging"])
+        level, refused = probes.probe_strongest(orders["device"], roots, orders["staging"])
     else:
-        level, refused = probes.only(Level(orders["level"]), orders["device"], roots, orders["staging"])
+        level, refused = probes.probe_level(
+            ContainmentLevel(orders["level"]), orders["device"], roots, orders["staging"]
+        )
     place = (orders["device"], roots, orders["staging"])
-    apart = bool(level and orders["apart"] and probes.apart(Level(level), *place))
+    apart = bool(level and orders["apart"] and probes.can_separate_users(ContainmentLevel(level), *place))
     if level and {"torch", "triton"} <= sys.modules.keys():
-        toolchain.warm()
+        toolchain.preload_toolchain()
     if level and orders["device"] is not None:
-        toolchain.build()
+        toolchain.build_driver_module()
     # Only now: on a machine where many lanes open at once, all this takes longer than a server that has said
     # hello may be silent.
     hello = {"event": "hello", "level": level, "refused": refused, "apart": apart}
@@ -299,7 +303,7 @@ def main(text: str) -> None:
     gc.collect()
     gc.freeze()  # forks share these pages for good
     gc.disable()
-    cage = confine.Cage(Level(level), *place, apart)
-    if not Server(control, cage).serve():  # nobody is left to remove the lane's files
+    cage = confine.Confinement(ContainmentLevel(level), *place, apart)
+    if not ForkServer(control, cage).serve():  # nobody is left to remove the lane's files
         shutil.rmtree(orders["scratch"], ignore_errors=True)
     sys.exit(0)

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_BY_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_NVML_CHECK_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _built: dict[str, bytes] = {}
 """Relative path in Triton's cache -> contents."""
 
 
-def warm() -> None:
+def preload_toolchain() -> None:
     """Do once, in the lane's server, what torch and Triton put off until they are first used.
 
     The first operation under a dispatch mode imports 800 modules, the first compilation reads all of Triton
@@ -31,7 +31,10 @@ def warm() -> None:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
-    with variable(_BY_DRIVER, "1"), Through():  # ask for devices without CUDA, which forks begin anew
+    with (
+        environment_variable(_NVML_CHECK_VARIABLE, "1"),
+        Through(),
+    ):  # ask for devices without CUDA, which forks begin anew
         torch.ones(1).add(1)
     with contextlib.suppress(ImportError):  # where another release of Triton keeps it elsewhere
         from triton.runtime.cache import triton_key
@@ -39,23 +42,23 @@ def warm() -> None:
         triton_key()
 
 
-def build() -> None:
+def build_driver_module() -> None:
     """Build what a device needs, in the lane's server; nothing where Triton or the driver is not there.
 
     Loads the driver's library and calls nothing in it: forks can still use a device.
     """
-    with tempfile.TemporaryDirectory() as folder, variable("TRITON_CACHE_DIR", folder):
+    with tempfile.TemporaryDirectory() as folder, environment_variable("TRITON_CACHE_DIR", folder):
         try:
             from triton.backends.nvidia.driver import CudaUtils
 
             CudaUtils()
         except Exception:  # whatever is missing: candidates build it for themselves, or need none
             return
-        keep(Path(folder))
+        keep_cache_files(Path(folder))
 
 
 @contextlib.contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
+def environment_variable(name: str, value: str) -> Iterator[None]:
     """Set a variable of this process's environment for a while."""
     before = os.environ.get(name)
     os.environ[name] = value
@@ -67,12 +70,12 @@ def variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def keep(folder: Path) -> None:
+def keep_cache_files(folder: Path) -> None:
     """Take all files of this cache; cells begin with them."""
     _built.update({str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()})
 
 
-def unpack(folder: Path) -> None:
+def restore_cache_files(folder: Path) -> None:
     """Put a copy into the cache of a cell."""
     for name, data in _built.items():
         path = folder / name

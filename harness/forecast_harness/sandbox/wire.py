@@ -14,21 +14,21 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from forecast_harness.sandbox import linux
-from forecast_harness.sandbox.jobs import Array, Arrays, WireError, byte_size
+from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes, WireError, byte_size
 
 _MAGIC = b"FAT1"
 _PREFIX = struct.Struct(">4sI")
-_MOST_HEADER = 4 << 20
+_MOST_HEADER_BYTES = 4 << 20
 """Of JSON from an untrusted side: parsed, it may take thirty times as much."""
-TRUSTED = 1 << 40
+TRUSTED_LIMIT = 1 << 40
 """A limit for frames from a trusted side, which only memory bounds."""
-_LARGE = 4 << 20
+_LARGE_BYTES = 4 << 20
 """Bytes from which on it pays to receive into memory that nobody has filled before."""
-_IN_FLIGHT = 1 << 20
+_SOCKET_BUFFER_BYTES = 1 << 20
 """Bytes that a channel holds on their way: enough that its ends seldom wait for each other, and little
 enough that what one has written is still in the processor's cache when the other reads it."""
 
-Wait = Callable[[], None]
+WaitForData = Callable[[], None]
 """Called before each read; returns when there is something to read, or raises."""
 
 
@@ -40,11 +40,13 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
     """Both ends of a channel that is quick with hundreds of megabytes, as far as the system permits."""
     ends = socket.socketpair()
     for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _IN_FLIGHT)  # capped by net.core.wmem_max
+        end.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES
+        )  # capped by net.core.wmem_max
     return ends
 
 
-def encode(value: Any, arrays: Arrays) -> bytes:
+def encode(value: Any, arrays: TensorArrays) -> bytes:
     """The frame up to the arrays' bytes. Raises `WireError` for a value that JSON cannot hold."""
     described = [[name, array.dtype, list(array.shape)] for name, array in arrays.items()]
     try:
@@ -54,12 +56,12 @@ def encode(value: Any, arrays: Arrays) -> bytes:
     return _PREFIX.pack(_MAGIC, len(header)) + header
 
 
-def send(channel: socket.socket, value: Any, arrays: Arrays) -> None:
+def send(channel: socket.socket, value: Any, arrays: TensorArrays) -> None:
     """Write one frame. Raises `WireError` before the first byte, `OSError` when the other side is gone."""
     send_encoded(channel, encode(value, arrays), arrays)
 
 
-def send_encoded(channel: socket.socket, frame: bytes, arrays: Arrays) -> None:
+def send_encoded(channel: socket.socket, frame: bytes, arrays: TensorArrays) -> None:
     """Write what `encode` made of a value and these arrays. Raises `OSError` only."""
     channel.sendall(frame)
     for array in arrays.values():
@@ -67,18 +69,18 @@ def send_encoded(channel: socket.socket, frame: bytes, arrays: Arrays) -> None:
 
 
 def receive(
-    channel: socket.socket, limit: int, wait: Wait = _no_wait, header_limit: int = _MOST_HEADER
-) -> tuple[Any, dict[str, Array]]:
+    channel: socket.socket, limit: int, wait: WaitForData = _no_wait, header_limit: int = _MOST_HEADER_BYTES
+) -> tuple[Any, dict[str, TensorBytes]]:
     """Read one frame of at most `limit` bytes of arrays and `header_limit` bytes of JSON.
 
     Raises `EOFError` when the other side closed before or within the frame, `WireError` for bytes that are
     none.
     """
-    magic, length = _PREFIX.unpack(_exactly(channel, _PREFIX.size, wait))
+    magic, length = _PREFIX.unpack(_read_exactly(channel, _PREFIX.size, wait))
     if magic != _MAGIC or length > header_limit:
         raise WireError(f"no frame: it begins with {magic!r} and a header of {length} bytes")
     try:
-        header = json.loads(_exactly(channel, length, wait), parse_constant=_refuse)
+        header = json.loads(_read_exactly(channel, length, wait), parse_constant=_reject_constant)
         named = [(str(n), str(d), tuple(s)) for n, d, s in header["arrays"]]
         value = header["value"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -89,18 +91,18 @@ def receive(
     if sum(sizes) > limit:
         raise WireError(f"the arrays take {sum(sizes)} bytes, the limit is {limit}")
     arrays = {
-        name: Array(dtype, shape, _exactly(channel, size, wait))
+        name: TensorBytes(dtype, shape, _read_exactly(channel, size, wait))
         for (name, dtype, shape), size in zip(named, sizes, strict=True)
     }
     return value, arrays
 
 
-def _refuse(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _exactly(channel: socket.socket, count: int, wait: Wait) -> bytearray:
-    data = _blank(count)
+def _read_exactly(channel: socket.socket, count: int, wait: WaitForData) -> bytearray:
+    data = _uninitialised_buffer(count)
     have = 0
     while have < count:
         wait()
@@ -112,16 +114,16 @@ def _exactly(channel: socket.socket, count: int, wait: Wait) -> bytearray:
     return data
 
 
-def _blank(count: int) -> bytearray:
+def _uninitialised_buffer(count: int) -> bytearray:
     """Room for so many bytes, whose contents are arbitrary: it must not be looked at before it is full.
 
     Large ones take no memory before they are written, so that a length that is only claimed costs nothing,
     and the first touch, which otherwise takes longer than the whole transfer, is one of huge pages.
     """
-    if count < _LARGE:
+    if count < _LARGE_BYTES:
         return bytearray(count)
     make = ctypes.pythonapi.PyByteArray_FromStringAndSize  # given no string, it fills nothing in
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
     data: bytearray = make(None, count)
-    linux.wish_huge_pages(data)
+    linux.advise_huge_pages(data)
     return data

@@ -14,29 +14,29 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from forecast_harness.sandbox import linux, wire
-from forecast_harness.sandbox.cell import CandidateFault, Cell, Link, Suspicion
+from forecast_harness.sandbox.cell import CandidateFault, Cell, ServerConnection, Suspicion
 from forecast_harness.sandbox.jobs import (
-    Answer,
-    Arrays,
+    CellAnswer,
     Fault,
-    Limits,
+    ResourceLimits,
+    TensorArrays,
     WireError,
     check_entry,
 )
-from forecast_harness.sandbox.levels import Level
+from forecast_harness.sandbox.levels import ContainmentLevel
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class JobContext:
     """What a job's entry function is given."""
 
     payload: Mapping[str, Any]
-    limits: Limits
+    limits: ResourceLimits
     """Of each cell, unless `cell` is told otherwise."""
-    level: Level
-    _link: Link
+    level: ContainmentLevel
+    _link: ServerConnection
 
-    def cell(self, limits: Limits | None = None) -> Cell:
+    def cell(self, limits: ResourceLimits | None = None) -> Cell:
         """Start a fresh cell; it holds the job's files below `files/` and nothing of this process.
 
         Raises `SandboxError` when the server does not give one.
@@ -44,22 +44,22 @@ class Work:
         return Cell(self._link, limits or self.limits)
 
 
-def run_file(work: Work) -> Answer:
+def run_file(work: JobContext) -> CellAnswer:
     """A ready-made job entry: in one cell, import the payload's `file` and call its `function`.
 
     The value is what the function returned (JSON), `seconds` the judge's clock. It judges nothing.
     """
     with work.cell() as cell:
         answer = cell.ask("forecast_harness.sandbox.inside:run_file", work.payload)
-    return Answer({"returned": answer.value, "seconds": answer.seconds})
+    return CellAnswer({"returned": answer.value, "seconds": answer.seconds})
 
 
-def judge(
+def run_judge(
     server: socket.socket,
     result: socket.socket,
     place: str,
-    limits: Limits,
-    level: Level,
+    limits: ResourceLimits,
+    level: ContainmentLevel,
     parent: int,
 ) -> NoReturn:
     """Become the judge: read one question from the lane, run its entry, write one answer, leave."""
@@ -71,14 +71,14 @@ def judge(
     code = 1
     try:
         said: dict[str, Any]
-        arrays: Arrays = {}
+        arrays: TensorArrays = {}
         try:
-            asked, _ = wire.receive(result, wire.TRUSTED, header_limit=wire.TRUSTED)
-            _unlike_the_server()
+            asked, _ = wire.receive(result, wire.TRUSTED_LIMIT, header_limit=wire.TRUSTED_LIMIT)
+            _reseed_generators()
             module, function = check_entry(asked["entry"])
-            work = Work(asked["payload"], limits, level, Link(server))
+            work = JobContext(asked["payload"], limits, level, ServerConnection(server))
             given = getattr(importlib.import_module(module), function)(work)
-            answer = given if isinstance(given, Answer) else Answer(given)
+            answer = given if isinstance(given, CellAnswer) else CellAnswer(given)
             said, arrays = {"fault": Fault.NONE, "value": answer.value, "detail": ""}, answer.arrays
             wire.encode(said, arrays)
         except CandidateFault as error:
@@ -94,7 +94,7 @@ def judge(
         os._exit(code)
 
 
-def _unlike_the_server() -> None:
+def _reseed_generators() -> None:
     """Draw new seeds: a cell is a fork of the same server and could foresee this process's numbers.
 
     Python's own generator is reseeded by `os.fork`; numpy's and torch's are not.

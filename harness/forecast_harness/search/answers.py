@@ -12,24 +12,24 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records.fields import decode_json
-from forecast_autotune.store.files import flush_to_disk, write_whole
+from forecast_autotune.store.files import flush_to_disk, write_atomically
 from forecast_harness.search.events import Event, from_json
-from forecast_harness.search.log import decoded, encode
+from forecast_harness.search.log import decode, encode
 
-FOLDER = "answers"
+ANSWERS_FOLDER = "answers"
 
 
-class Answers:
+class AnswerStore:
     """The answers below a search's folder, by the key of what was asked."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / FOLDER
+        self._folder = folder / ANSWERS_FOLDER
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{self._folder} cannot be made: {error}; name a folder that can be") from error
 
-    def keep(self, key: str, answer: Event) -> None:
+    def store(self, key: str, answer: Event) -> None:
         """Write an answer down, on the disk when this returns.
 
         Raises `RecordError` for values that JSON cannot hold or that break a rule of the event, `StoreError`
@@ -39,7 +39,7 @@ class Answers:
         raw = encode(answer)
         try:
             # Named first, flushed and checked then: from the rename on no kill can lose it.
-            write_whole(path, raw)
+            write_atomically(path, raw)
             flush_to_disk(path)
         except OSError as error:
             raise StoreError(
@@ -47,12 +47,12 @@ class Answers:
                 "make the folder writable, then start the search again"
             ) from error
         try:
-            decoded(raw)
+            decode(raw)
         except RecordError:
             path.unlink(missing_ok=True)
             raise
 
-    def kept(self, key: str) -> Event | None:
+    def load(self, key: str) -> Event | None:
         """The answer, if there is one. What a power cut left unreadable counts as none."""
         try:
             data: Any = decode_json(self._path(key).read_text(encoding="utf-8"))

@@ -8,47 +8,47 @@ from typing import TypeVar
 
 from forecast_autotune.records import digest
 from forecast_harness.search.archives import open_archive
-from forecast_harness.search.bandit import allot
-from forecast_harness.search.events import Question, Request
+from forecast_harness.search.bandit import allocate
+from forecast_harness.search.events import NodeForecastRequest, ProposalRequest
 from forecast_harness.search.records import Node
-from forecast_harness.search.state import State
-from forecast_harness.search.views import Seen, view
+from forecast_harness.search.state import SearchState
+from forecast_harness.search.views import BatchView, batch_view
 
 T = TypeVar("T")
-FAILURES = 8
+MAX_FAILURES = 8
 """Failed children told to a proposer, the newest."""
-PARTNERS = 2
+CROSSOVER_PARTNERS = 2
 """Other good nodes given along with a parent, for crossovers."""
 
 
-def requests(state: State, number: int) -> tuple[Request, ...]:
+def proposal_requests(state: SearchState, number: int) -> tuple[ProposalRequest, ...]:
     """What a batch asks of the proposers: fixed by its view. Empty where no parent is left."""
-    return _once(state, ("requests", number), lambda: tuple(_requests(state, number)))
+    return _memoized(state, ("requests", number), lambda: tuple(_proposal_requests(state, number)))
 
 
-def _once(state: State, name: tuple[str, int], make: Callable[[], T]) -> T:
+def _memoized(state: SearchState, name: tuple[str, int], make: Callable[[], T]) -> T:
     if name not in state.memo:
         state.memo[name] = make()
     found: T = state.memo[name]
     return found
 
 
-def _requests(state: State, number: int) -> Iterator[Request]:
-    seen, s = view(state, number), state.settings
+def _proposal_requests(state: SearchState, number: int) -> Iterator[ProposalRequest]:
+    seen, s = batch_view(state, number), state.settings
     seed = int(digest("batch", s.seed, number)[:8], 16)
     picked = open_archive(s.archive).select(seen, s.parents, seed)
-    able = [p for p in dict.fromkeys(picked) if p in seen.scores and p not in seen.spent_parents]
+    able = [p for p in dict.fromkeys(picked) if p in seen.scores and p not in seen.exhausted_parents]
     ranked = sorted(seen.scores, key=lambda n: seen.scores[n])
     known = tuple(seen.nodes)
     for parent in able[: s.parents]:
         arms = [a for a in state.context.arms if a not in seen.exhausted.get(parent, ())]
-        others = [n for n in (*able, *ranked[: PARTNERS + 1]) if n != parent]
-        failures = _failures(seen, parent)
-        parents = tuple(seen.nodes[n] for n in (parent, *list(dict.fromkeys(others))[:PARTNERS]))
+        others = [n for n in (*able, *ranked[: CROSSOVER_PARTNERS + 1]) if n != parent]
+        failures = _failed_children(seen, parent)
+        parents = tuple(seen.nodes[n] for n in (parent, *list(dict.fromkeys(others))[:CROSSOVER_PARTNERS]))
         told = {n.id: seen.judged[n.id] for n in (*parents, *failures) if n.id in seen.judged}
-        for arm, n in allot(arms, seen.arms, s.samples, (s.seed, number, parent)).items():
+        for arm, n in allocate(arms, seen.arms, s.samples, (s.seed, number, parent)).items():
             name = digest(s.seed, number, [p.id for p in parents], arm)
-            yield Request(
+            yield ProposalRequest(
                 id=f"{number:04d}-{name}",
                 batch=number,
                 arm=arm,
@@ -63,7 +63,7 @@ def _requests(state: State, number: int) -> Iterator[Request]:
             )
 
 
-def _failures(seen: Seen, parent: str) -> tuple[Node, ...]:
+def _failed_children(seen: BatchView, parent: str) -> tuple[Node, ...]:
     """Children that were refused or slower than their parent."""
     found = [
         seen.nodes[n]
@@ -72,32 +72,32 @@ def _failures(seen: Seen, parent: str) -> tuple[Node, ...]:
         and seen.scores.get(n, seen.scores[parent] + 1.0) > seen.scores[parent]
     ]
     order = {n: i for i, n in enumerate(seen.nodes)}
-    return tuple(sorted(found, key=lambda n: order[n.id])[-FAILURES:])
+    return tuple(sorted(found, key=lambda n: order[n.id])[-MAX_FAILURES:])
 
 
-def waiting(state: State, number: int) -> list[str]:
+def selectable_nodes(state: SearchState, number: int) -> list[str]:
     """Nodes that a batch may choose, new and deferred, in the order in which they were accepted."""
     return [n for n in state.pool if state.nodes[n].batch <= number]
 
 
-def question(state: State, number: int) -> Question | None:
+def forecast_request(state: SearchState, number: int) -> NodeForecastRequest | None:
     """New nodes, and of those deferred before the most promising, twice as many as a batch may propose.
 
     None where there is nothing to ask about. Fixed from the moment at which the batch before has chosen.
     """
-    return _once(state, ("question", number), lambda: _question(state, number))
+    return _memoized(state, ("question", number), lambda: _forecast_request(state, number))
 
 
-def _question(state: State, number: int) -> Question | None:
-    nodes = waiting(state, number)
+def _forecast_request(state: SearchState, number: int) -> NodeForecastRequest | None:
+    nodes = selectable_nodes(state, number)
     if not nodes:
         return None
-    seen, s = view(state, number), state.settings
+    seen, s = batch_view(state, number), state.settings
     fresh = set(state.batch(number).nodes)
     # What was never forecast comes first: nothing is known against it.
-    old = sorted((n for n in nodes if n not in fresh), key=lambda n: -state.promise.get(n, math.inf))
+    old = sorted((n for n in nodes if n not in fresh), key=lambda n: -state.expected_gains.get(n, math.inf))
     kept = set(old[: 2 * s.parents * s.samples])
-    return Question(
+    return NodeForecastRequest(
         batch=number,
         reference=seen.nodes[seen.incumbent],
         nodes=tuple(state.nodes[n] for n in nodes if n in fresh or n in kept),

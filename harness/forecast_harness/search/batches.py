@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from forecast_harness.search.events import Chosen, Forecasted, Lost, Proposed
-from forecast_harness.search.records import Judged, Node, Spent
+from forecast_harness.search.records import Node, NodeResult, SearchCost
 
-RETRIES = 2
+MAX_RETRIES = 2
 """How often a job whose lane failed is tried again; after that its node is dropped, unjudged."""
-STEP = math.log2(1.005)
+MIN_PROGRESS = math.log2(1.005)
 """A node must be so much faster (log2) than the best before to count as progress: half a per cent."""
 
 
@@ -33,7 +33,7 @@ class ArmStats:
     """Sum of the squares of the same."""
     seconds: float = 0.0
     """Wall seconds of judging its nodes."""
-    spent: Spent = Spent()
+    spent: SearchCost = SearchCost()
     """On its proposals."""
 
     def __add__(self, other: ArmStats) -> ArmStats:
@@ -51,13 +51,13 @@ class ArmStats:
 
 
 @dataclass(frozen=True)
-class Refused:
+class DuplicateProposal:
     """A proposal that was not new."""
 
     node: Node
-    like: str
+    original_id: str
     """Id of the node that it repeats."""
-    why: str
+    reason: str
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Batch:
     """The new ones among its proposals, in the order of request ids and positions."""
     forecasted: Forecasted | None = None
     chosen: Chosen | None = None
-    finished: dict[str, Judged] = field(default_factory=dict)
+    finished: dict[str, NodeResult] = field(default_factory=dict)
     """By node."""
     lost: dict[str, list[Lost]] = field(default_factory=dict)
     """By node."""
@@ -81,7 +81,9 @@ class Batch:
     @property
     def dropped(self) -> frozenset[str]:
         """Nodes whose lanes failed too often."""
-        return frozenset(n for n, lost in self.lost.items() if len(lost) > RETRIES and n not in self.finished)
+        return frozenset(
+            n for n, lost in self.lost.items() if len(lost) > MAX_RETRIES and n not in self.finished
+        )
 
     @property
     def open(self) -> tuple[str, ...]:
@@ -96,28 +98,28 @@ class Batch:
         return self.chosen is not None and not self.open
 
     @property
-    def proposing(self) -> Spent:
+    def proposing_cost(self) -> SearchCost:
         """What its proposals cost."""
-        return total(a.spent for _, a in sorted(self.answers.items()))
+        return total_cost(a.spent for _, a in sorted(self.answers.items()))
 
     @property
-    def forecasting(self) -> Spent:
+    def forecasting_cost(self) -> SearchCost:
         """What its forecasts cost."""
-        return self.forecasted.spent if self.forecasted is not None else Spent()
+        return self.forecasted.spent if self.forecasted is not None else SearchCost()
 
     @property
-    def measuring(self) -> Spent:
+    def measuring_cost(self) -> SearchCost:
         """What judging its nodes cost."""
-        return total(cost(judged) for _, judged in sorted(self.finished.items()))
+        return total_cost(measurement_cost(judged) for _, judged in sorted(self.finished.items()))
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> SearchCost:
         """What it cost so far."""
-        return self.proposing + self.forecasting + self.measuring
+        return self.proposing_cost + self.forecasting_cost + self.measuring_cost
 
 
 @dataclass(frozen=True)
-class Point:
+class HistoryPoint:
     """One measurement of the history."""
 
     measurements: int
@@ -133,14 +135,14 @@ class Point:
     """Spent on measuring so far."""
 
 
-def total(parts: Iterable[Spent]) -> Spent:
+def total_cost(parts: Iterable[SearchCost]) -> SearchCost:
     """The sum, in the order given: sums of floats depend on it, and decisions on them."""
-    return sum(parts, Spent())
+    return sum(parts, SearchCost())
 
 
-def cost(judged: Judged) -> Spent:
+def measurement_cost(judged: NodeResult) -> SearchCost:
     """What judging a node cost: one measurement, however many configs it tried or how far it got."""
-    return Spent(1, judged.device_seconds, judged.wall_seconds)
+    return SearchCost(1, judged.device_seconds, judged.wall_seconds)
 
 
 def arm_stats(batch: Batch, nodes: Mapping[str, Node]) -> dict[str, ArmStats]:

@@ -28,15 +28,15 @@ from collections.abc import Mapping, Sequence
 
 from forecast_autotune.records import digest
 from forecast_harness.search.events import Chosen
-from forecast_harness.search.records import Belief
+from forecast_harness.search.records import NodeForecast
 
-EVERY = 4
+UNCERTAIN_EVERY = 4
 """Each so many-th place of the list is for an uncertain candidate."""
-UNSURE = (0.2, 0.8)
+UNCERTAIN_RANGE = (0.2, 0.8)
 """P(better) between these is uncertain."""
 
 
-def expected_improvement(belief: Belief) -> float:
+def expected_improvement(belief: NodeForecast) -> float:
     """EI of the module's text, in log2; 0 for one that abstains, which is handled as uncertain."""
     if belief.abstains:
         return 0.0
@@ -48,10 +48,10 @@ def expected_improvement(belief: Belief) -> float:
     return (1.0 - belief.p_fail) * max(0.0, belief.sd * (z * below + density))
 
 
-def choose(
+def choose_by_forecast(
     batch: int,
     nodes: Sequence[str],
-    beliefs: Mapping[str, Belief],
+    beliefs: Mapping[str, NodeForecast],
     *,
     slots: int,
     audit: float,
@@ -63,7 +63,7 @@ def choose(
     `audit` is the share of slots for audits, 0 to 1; `worth` the least EI that deserves a slot.
     """
     slots = min(slots, len(nodes))
-    ranked = _ranked(nodes, beliefs, worth)
+    ranked = _ranked_list(nodes, beliefs, worth)
     share = audit * slots
     least, extra = math.floor(share), share - math.floor(share)
     chance = random.Random(digest("audit", seed, batch))
@@ -82,28 +82,30 @@ def choose(
     )
 
 
-def first(batch: int, groups: Sequence[Sequence[str]], *, k: int, slots: int) -> Chosen:
+def choose_first(batch: int, groups: Sequence[Sequence[str]], *, k: int, slots: int) -> Chosen:
     """Without forecasts: the first `k` of each group, `slots` in all: what an unfiltered search measures."""
     nodes = [n for group in groups for n in group[:k]][: max(0, slots)]
     return Chosen(batch, tuple(nodes), ("unforecast",) * len(nodes), (1.0,) * len(nodes))
 
 
-def _ranked(nodes: Sequence[str], beliefs: Mapping[str, Belief], worth: float) -> list[tuple[str, str]]:
+def _ranked_list(
+    nodes: Sequence[str], beliefs: Mapping[str, NodeForecast], worth: float
+) -> list[tuple[str, str]]:
     """The list of the module's text: node and reason. Equal candidates keep their order."""
     gain = {n: expected_improvement(b) for n, b in beliefs.items()}
     top = [n for n in nodes if n in gain and not beliefs[n].abstains and gain[n] > worth]
     top.sort(key=lambda n: -gain[n])
-    unsure = [n for n in nodes if _doubt(beliefs.get(n)) <= 0.5 - UNSURE[0]]
-    unsure.sort(key=lambda n: _doubt(beliefs.get(n)))
+    unsure = [n for n in nodes if _distance_from_even(beliefs.get(n)) <= 0.5 - UNCERTAIN_RANGE[0]]
+    unsure.sort(key=lambda n: _distance_from_even(beliefs.get(n)))
     found: dict[str, str] = {}
     while top or unsure:
-        uncertain = unsure and (not top or len(found) % EVERY == EVERY - 1)
+        uncertain = unsure and (not top or len(found) % UNCERTAIN_EVERY == UNCERTAIN_EVERY - 1)
         queue, reason = (unsure, "uncertain") if uncertain else (top, "top")
         found.setdefault(queue.pop(0), reason)
     return list(found.items())
 
 
-def _doubt(belief: Belief | None) -> float:
+def _distance_from_even(belief: NodeForecast | None) -> float:
     """0 for one that abstains, else how far P(better) is from even."""
     return 0.0 if belief is None or belief.abstains else abs(belief.p_better - 0.5)
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.fields import listed, number, whole
+from forecast_autotune.records.fields import read_integer, read_list, read_number
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def from_json(kind: type[T], data: Any, what: str = "") -> T:
     hints = _hints(cast("Any", kind))
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name in data:
-            found[field.name] = _read(hints[field.name], data[field.name], f"{what}.{field.name}")
+            found[field.name] = _read_value(hints[field.name], data[field.name], f"{what}.{field.name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise RecordError(f"{what} needs the field {field.name!r}; it has {', '.join(data) or 'none'}")
     try:
@@ -56,28 +56,28 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _read(kind: Any, value: Any, what: str) -> Any:
+def _read_value(kind: Any, value: Any, what: str) -> Any:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
-        return _read(next(k for k in inner if k is not type(None)), value, what)
+        return _read_value(next(k for k in inner if k is not type(None)), value, what)
     if origin is tuple:
-        values = listed(value, what)
+        values = read_list(value, what)
         kinds = [inner[0]] * len(values) if inner[-1:] == (Ellipsis,) else list(inner)
         if len(kinds) != len(values):
             raise RecordError(f"{what} must have {len(kinds)} entries, not {len(values)}")
-        return tuple(_read(k, v, what) for k, v in zip(kinds, values, strict=True))
+        return tuple(_read_value(k, v, what) for k, v in zip(kinds, values, strict=True))
     if origin is not None:
         if not isinstance(value, Mapping):
             raise RecordError(f"{what} must be an object, not {value!r:.60}")
-        return {str(k): _read(inner[1], v, f"{what}.{k}") for k, v in value.items()}
-    return _plain(kind, value, what)
+        return {str(k): _read_value(inner[1], v, f"{what}.{k}") for k, v in value.items()}
+    return _read_scalar(kind, value, what)
 
 
-def _plain(kind: Any, value: Any, what: str) -> Any:
+def _read_scalar(kind: Any, value: Any, what: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return from_json(cast("Any", kind), value, what)
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -87,12 +87,12 @@ def _plain(kind: Any, value: Any, what: str) -> Any:
             names = ", ".join(str(k.value) for k in kind)
             raise RecordError(f"{what} must be one of {names}, not {value!r:.40}") from None
     if kind is float:
-        found = number(value, what)
+        found = read_number(value, what)
         if found is None:
             raise RecordError(f"{what} must be a number, not null")
         return found
     if kind is int:
-        return whole(value, what)
+        return read_integer(value, what)
     if not isinstance(value, kind):
         raise RecordError(f"{what} must be of type {kind.__name__}, not {value!r:.60}")
     return value

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forecast_harness.search.asking import requests
-from forecast_harness.search.bandit import HOPE
+from forecast_harness.search.asking import proposal_requests
+from forecast_harness.search.bandit import PRIOR_GAIN
 from forecast_harness.search.choose import expected_improvement
-from forecast_harness.search.state import State
-from forecast_harness.search.views import Seen, view
+from forecast_harness.search.state import SearchState
+from forecast_harness.search.views import BatchView, batch_view
 
-WORTH = 0.001
+MIN_EXPECTED_GAIN = 0.001
 """Expected total gain (log2: 0.07 %) below which what is left of a budget is not spent."""
 
 
-def oldest_open(state: State) -> int:
+def oldest_open_batch(state: SearchState) -> int:
     """The first batch after the seeds that has not ended."""
     number: int = state.memo.get("oldest", 1)
     while (batch := state.batches.get(number)) is not None and batch.ended:
@@ -23,11 +23,11 @@ def oldest_open(state: State) -> int:
     return number
 
 
-def ending(state: State, number: int) -> str | None:
+def reason_to_stop(state: SearchState, number: int) -> str | None:
     """Why batch `number` is not to be; empty if it is; None if that is still open. Fixed once it is known."""
     name = ("ending", number)
     if name not in state.memo:
-        found = _reason_to_end(state, number)
+        found = _find_reason_to_stop(state, number)
         if found is None:
             return None
         state.memo[name] = found
@@ -35,58 +35,58 @@ def ending(state: State, number: int) -> str | None:
     return known
 
 
-def _reason_to_end(state: State, number: int) -> str | None:
+def _find_reason_to_stop(state: SearchState, number: int) -> str | None:
     settings = state.settings
-    limit, (chosen, open_) = settings.budget.measurements, _committed(state, number)
+    limit, (chosen, open_) = settings.budget.measurements, _committed_measurements(state, number)
     if limit is not None and chosen >= limit:
         return f"measurements {chosen} of {limit} spent"
     if limit is not None and open_ and chosen + open_ >= limit:
         return None
-    seen = view(state, number)
+    seen = batch_view(state, number)
     if spent := replace(settings.budget, measurements=None, wall_seconds=None).exhausted(seen.spent):
         return spent
-    seconds, each = settings.budget.device_seconds, _each(seen)
+    seconds, each = settings.budget.device_seconds, _mean_device_seconds(seen)
     if seconds is not None and seen.spent.device_seconds + each > seconds:
         return (
             f"device seconds {seen.spent.device_seconds:g} of {seconds:g} spent, a measurement takes {each:g}"
         )
-    if seen.idle >= settings.patience:
-        return f"no better node in {seen.idle} batches"
-    if seen.barren >= settings.patience:
-        return f"no new node in {seen.barren} batches"
+    if seen.stalled_batches >= settings.patience:
+        return f"no better node in {seen.stalled_batches} batches"
+    if seen.empty_batches >= settings.patience:
+        return f"no new node in {seen.empty_batches} batches"
     before = range(number - settings.depth, number)
-    if before[0] >= 1 and not any(requests(state, b) for b in before):
+    if before[0] >= 1 and not any(proposal_requests(state, b) for b in before):
         if any(state.batch(b).chosen is None for b in before):
             return None
-        if not any(state.batch(b).nodes or _chosen(state, b) for b in before):
+        if not any(state.batch(b).nodes or _chosen_count(state, b) for b in before):
             return "the proposers have nothing more"
-    return _not_worth(state, seen)
+    return _gain_too_small(state, seen)
 
 
-def _chosen(state: State, number: int) -> int:
+def _chosen_count(state: SearchState, number: int) -> int:
     chosen = state.batch(number).chosen
     return len(chosen.nodes) if chosen is not None else 0
 
 
-def _committed(state: State, number: int) -> tuple[int, int]:
+def _committed_measurements(state: SearchState, number: int) -> tuple[int, int]:
     """Measurements that the batches before chose, and the most that those still to choose may."""
     done: tuple[int, int] = state.memo.get("committed", (0, 0))
     start, chosen = done
     while start < number and state.batch(start).chosen is not None:
-        chosen += _chosen(state, start)
+        chosen += _chosen_count(state, start)
         start += 1
         state.memo["committed"] = (start, chosen)
     if start > number:  # more is known by now than this batch asks for
-        return sum(_chosen(state, b) for b in range(number)), 0
-    return chosen, sum(slots(state, b) for b in range(start, number))
+        return sum(_chosen_count(state, b) for b in range(number)), 0
+    return chosen, sum(batch_limit(state, b) for b in range(start, number))
 
 
-def slots(state: State, number: int) -> int:
+def batch_limit(state: SearchState, number: int) -> int:
     """The most that a batch measures, whatever is left."""
-    return state.settings.k * max(1, len({r.parents[0].id for r in requests(state, number)}))
+    return state.settings.k * max(1, len({r.parents[0].id for r in proposal_requests(state, number)}))
 
 
-def remaining(state: State, seen: Seen) -> int:
+def remaining_measurements(state: SearchState, seen: BatchView) -> int:
     """Measurements left to this view's knowledge; without a limit, those until patience ends."""
     s = state.settings
     if s.budget.measurements is None:
@@ -94,7 +94,7 @@ def remaining(state: State, seen: Seen) -> int:
     return max(1, s.budget.measurements - seen.spent.measurements)
 
 
-def _not_worth(state: State, seen: Seen) -> str:
+def _gain_too_small(state: SearchState, seen: BatchView) -> str:
     """The value of information, see `decide`. Empty where it is worth going on, or nobody can say."""
     s = state.settings
     last = seen.batch - s.depth
@@ -109,32 +109,32 @@ def _not_worth(state: State, seen: Seen) -> str:
     for number in range(max(1, last - s.patience + 1), last + 1):
         for _, judged in sorted(state.batch(number).finished.items()):
             gains, count = gains + max(0.0, -(judged.log2_ratio or 0.0)), count + 1
-    news = 0.0 if _dry(seen) else (gains + HOPE) / (count + 1)
-    best, left = max([news, *map(expected_improvement, beliefs)]), remaining(state, seen)
-    if best * left >= WORTH:
+    news = 0.0 if _proposers_exhausted(seen) else (gains + PRIOR_GAIN) / (count + 1)
+    best, left = max([news, *map(expected_improvement, beliefs)]), remaining_measurements(state, seen)
+    if best * left >= MIN_EXPECTED_GAIN:
         return ""
     return f"{left} measurements left are expected to gain {2 ** (best * left) - 1:.2%} in all"
 
 
-def _dry(seen: Seen) -> bool:
+def _proposers_exhausted(seen: BatchView) -> bool:
     """Whether the proposers have nothing more for any node that ran."""
-    return all(n in seen.spent_parents for n in seen.scores)
+    return all(n in seen.exhausted_parents for n in seen.scores)
 
 
-def affordable(state: State, number: int) -> int:
+def affordable_measurements(state: SearchState, number: int) -> int:
     """Measurements that the budget has left for a batch; by their mean cost where seconds are limited."""
-    budget, seen = state.settings.budget, view(state, number)
-    chosen = _committed(state, number)[0]
+    budget, seen = state.settings.budget, batch_view(state, number)
+    chosen = _committed_measurements(state, number)[0]
     found = state.settings.k * state.settings.parents
     if budget.measurements is not None:
         found = min(found, budget.measurements - chosen)
-    if budget.device_seconds is not None and (each := _each(seen)) > 0.0:
+    if budget.device_seconds is not None and (each := _mean_device_seconds(seen)) > 0.0:
         under_way = (chosen - seen.spent.measurements) * each
         left = budget.device_seconds - seen.spent.device_seconds - under_way
         found = min(found, int(left / each))
     return max(0, found)
 
 
-def _each(seen: Seen) -> float:
+def _mean_device_seconds(seen: BatchView) -> float:
     """Mean device seconds of a measurement so far."""
     return seen.spent.device_seconds / max(1, seen.spent.measurements)

@@ -1,7 +1,7 @@
 """What a log holds: one event per line, in the order in which things came to be known.
 
 Actions and events that belong together share a key, made of what was asked and nothing else, so an action
-that is done twice is recognised: `Request.id`, the batch number, or `Job.id`.
+that is done twice is recognised: `ProposalRequest.id`, the batch number, or `NodeJob.id`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,22 @@ from typing import Any, TypeAlias, get_args
 
 from forecast_autotune.errors import RecordError
 from forecast_harness.search import codec
-from forecast_harness.search.records import Belief, Context, Judged, Node, Spent, Target
+from forecast_harness.search.records import (
+    Node,
+    NodeForecast,
+    NodeResult,
+    SearchContext,
+    SearchCost,
+    SearchTarget,
+)
 
 
 @dataclass(frozen=True)
 class Started:
     """The first line of a log."""
 
-    context: Context
-    target: Target
+    context: SearchContext
+    target: SearchTarget
     seeds: tuple[Node, ...]
     at: str
 
@@ -39,7 +46,7 @@ class Proposed:
     request: str
     nodes: tuple[Node, ...]
     """As they came, also those that turn out not to be new: that is decided from the state."""
-    spent: Spent = Spent()
+    spent: SearchCost = SearchCost()
     problem: str = ""
     """Why there are none: the proposer failed, or has no more to give."""
     exhausted: bool = False
@@ -58,8 +65,8 @@ class Forecasted:
     batch: int
     reference: str
     """Id of the node that beliefs are relative to: the incumbent when the batch was decided."""
-    beliefs: Mapping[str, Belief]
-    spent: Spent = Spent()
+    beliefs: Mapping[str, NodeForecast]
+    spent: SearchCost = SearchCost()
     problem: str = ""
     """Why there are none; the batch is then chosen without."""
 
@@ -83,7 +90,7 @@ class Finished:
     job: str
     node: str
     batch: int
-    judged: Judged
+    judged: NodeResult
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class Lost:
 class Confirmed:
     """The finalists timed again in a fresh process with fresh seeds, all against the first seed."""
 
-    judged: Mapping[str, Judged]
+    judged: Mapping[str, NodeResult]
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ class Stopped:
 Event: TypeAlias = (
     Started | Resumed | Proposed | Forecasted | Chosen | Finished | Lost | Confirmed | Expired | Stopped
 )
-KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
+EVENT_TYPES: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -136,15 +143,15 @@ def to_json(event: Event) -> dict[str, Any]:
 
 def from_json(data: Any) -> Event:
     """Read what `to_json` wrote. Raises `RecordError`."""
-    kind = KINDS.get(str(data.get("type"))) if isinstance(data, dict) else None
+    kind = EVENT_TYPES.get(str(data.get("type"))) if isinstance(data, dict) else None
     if kind is None:
-        raise RecordError(f"an event needs a type of {', '.join(KINDS)}, got {data!r:.80}")
+        raise RecordError(f"an event needs a type of {', '.join(EVENT_TYPES)}, got {data!r:.80}")
     event: Event = codec.from_json(kind, data)
     return event
 
 
 @dataclass(frozen=True)
-class Request:
+class ProposalRequest:
     """Asks one proposer for `n` sources made of `parents`. Everything it needs; no state is passed along."""
 
     id: str
@@ -152,9 +159,9 @@ class Request:
     batch: int
     arm: str
     """`<proposer>/<style>`"""
-    target: Target
+    target: SearchTarget
     parents: tuple[Node, ...]
-    judged: Mapping[str, Judged]
+    judged: Mapping[str, NodeResult]
     """Of the parents and of `failures`, by node id."""
     score: float
     """log2(time of the first parent / time of the first seed)."""
@@ -167,21 +174,21 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Question:
+class NodeForecastRequest:
     """Asks the forecaster about a batch."""
 
     batch: int
     reference: Node
     nodes: tuple[Node, ...]
-    judged: tuple[tuple[Node, Judged, float], ...]
-    """Everything measured that this batch may know: node, result, score as in `Request.score`."""
+    judged: tuple[tuple[Node, NodeResult, float], ...]
+    """Everything measured that this batch may know: node, result, score as in `ProposalRequest.score`."""
     lineage: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parents by node id."""
-    target: Target | None = None
+    target: SearchTarget | None = None
 
 
 @dataclass(frozen=True)
-class Job:
+class NodeJob:
     """Asks a judge to verify, tune and time a node beside `against`."""
 
     id: str
@@ -191,37 +198,39 @@ class Job:
     against: Node
     against_config: Mapping[str, Any]
     """The best known config of `against`."""
-    target: Target
+    target: SearchTarget
     batch: int
     trials: int
     confirm: bool = False
 
 
 @dataclass(frozen=True)
-class Confirm:
+class ConfirmationJob:
     """Asks for the finalists to be timed again."""
 
     nodes: tuple[Node, ...]
     """The best first."""
     configs: Mapping[str, Mapping[str, Any]]
     seed_node: Node
-    target: Target
+    target: SearchTarget
     seconds: float | None = None
     """Wall seconds left for it; where they do not suffice for all, the first is confirmed anyway."""
 
 
 @dataclass(frozen=True)
-class Choose:
+class RecordChoice:
     """Nothing to wait for: `Chosen` is to be written down."""
 
     event: Chosen
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopSearch:
     """Nothing is left to do."""
 
     reason: str
 
 
-Action: TypeAlias = Request | Question | Choose | Job | Confirm | Stop
+Action: TypeAlias = (
+    ProposalRequest | NodeForecastRequest | RecordChoice | NodeJob | ConfirmationJob | StopSearch
+)

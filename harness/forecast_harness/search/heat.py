@@ -8,27 +8,27 @@ import statistics
 from collections.abc import Callable
 from typing import TypeVar
 
-from forecast_harness.search.racing import Rules, standard_error
-from forecast_harness.timing.clock import Clock
-from forecast_harness.timing.duel import block
+from forecast_harness.search.racing import RaceRules, standard_error
+from forecast_harness.timing.clock import PairedClock
+from forecast_harness.timing.duel import measure_block
 from forecast_harness.timing.sequential import SignTest
-from forecast_harness.verify.contest import Found
+from forecast_harness.verify.contest import ContestantRejected
 
-C = TypeVar("C", bound=Clock)
+C = TypeVar("C", bound=PairedClock)
 
 
-class Heat:
+class HalvingRace:
     """Runs blocks and counts what they cost."""
 
-    def __init__(self, rules: Rules, rng: random.Random) -> None:
+    def __init__(self, rules: RaceRules, rng: random.Random) -> None:
         self._rules, self._rng = rules, rng
         self.spent = 0.0
         """Seconds of launches."""
 
-    def halved(
+    def run_rungs(
         self,
         clocks: dict[int, C],
-        drop: Callable[[int, Found], None],
+        drop: Callable[[int, ContestantRejected], None],
         retire: Callable[[int], None] = lambda n: None,
     ) -> dict[int, float]:
         """Drop the slower half, with twice the blocks each time, until at most one clock is left.
@@ -42,8 +42,8 @@ class Heat:
         while len(clocks) > 1:
             for n in list(clocks):
                 try:
-                    ranking[n] = statistics.median(self._block(clocks[n]) for _ in range(blocks))
-                except Found as found:
+                    ranking[n] = statistics.median(self._measure_block(clocks[n]) for _ in range(blocks))
+                except ContestantRejected as found:
                     del clocks[n]
                     drop(n, found)
             order = sorted(clocks, key=lambda n: (-ranking[n], n))
@@ -53,16 +53,16 @@ class Heat:
             blocks *= 2
         return ranking
 
-    def settled(self, clock: Clock) -> tuple[list[float], str]:
+    def time_winner(self, clock: PairedClock) -> tuple[list[float], str]:
         """Fresh blocks of the winner until it is known well enough, and why that was.
 
-        Blocks of the race are left out: they were selected for being fast. Raises `Found`.
+        Blocks of the race are left out: they were selected for being fast. Raises `ContestantRejected`.
         """
         rules, found = self._rules, list[float]()
         faster, slower = SignTest(0.0), SignTest(0.0)
         began = self.spent
         while True:
-            found.append(self._block(clock))
+            found.append(self._measure_block(clock))
             faster.add(found[-1])
             slower.add(-found[-1])
             n = len(found)
@@ -78,7 +78,7 @@ class Heat:
             if n >= rules.most or self.spent - began >= rules.seconds:
                 return found, "budget"
 
-    def _block(self, clock: Clock) -> float:
-        difference, taken = block(clock, self._rng)
+    def _measure_block(self, clock: PairedClock) -> float:
+        difference, taken = measure_block(clock, self._rng)
         self.spent += taken
         return difference

@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
-from forecast_harness.search.events import Confirm, Forecasted, Job, Proposed, Question, Request
-from forecast_harness.search.records import Judged, Node
+from forecast_harness.search.events import (
+    ConfirmationJob,
+    Forecasted,
+    NodeForecastRequest,
+    NodeJob,
+    ProposalRequest,
+    Proposed,
+)
+from forecast_harness.search.records import Node, NodeResult
 
 
 @runtime_checkable
-class View(Protocol):
+class ArchiveView(Protocol):
     """What an archive may see of a state: nodes judged in the batches that it may know of."""
 
     @property
@@ -30,7 +37,7 @@ class View(Protocol):
         ...
 
     @property
-    def judged(self) -> Mapping[str, Judged]:
+    def judged(self) -> Mapping[str, NodeResult]:
         """Every judged node."""
         ...
 
@@ -40,7 +47,7 @@ class View(Protocol):
         ...
 
     @property
-    def spent_parents(self) -> frozenset[str]:
+    def exhausted_parents(self) -> frozenset[str]:
         """Nodes for which no proposer has anything more."""
         ...
 
@@ -50,7 +57,7 @@ class Archive(Protocol):
 
     name: str
 
-    def select(self, view: View, n: int, seed: int) -> Sequence[str]:
+    def select(self, view: ArchiveView, n: int, seed: int) -> Sequence[str]:
         """Up to `n` ids of nodes that ran and are not in `spent_parents`; all, where there are fewer."""
         ...
 
@@ -61,7 +68,7 @@ class Proposer(Protocol):
     name: str
     styles: Sequence[str]
 
-    def propose(self, request: Request) -> Proposed:
+    def propose(self, request: ProposalRequest) -> Proposed:
         """Answer a request: up to `request.n` nodes. A failure is told in `Proposed.problem`, never raised.
 
         Deterministic given the request, or cached by `request.id`: an answer that was paid for is not paid
@@ -80,7 +87,7 @@ class Forecaster(Protocol):
     name: str
     """With its version: part of the context."""
 
-    def forecast(self, question: Question) -> Forecasted:
+    def forecast(self, question: NodeForecastRequest) -> Forecasted:
         """Beliefs about `question.nodes` relative to `question.reference`. Failures are told, not raised."""
         ...
 
@@ -89,14 +96,14 @@ class Forecaster(Protocol):
         ...
 
 
-class Judge(Protocol):
+class NodeJudge(Protocol):
     """Verifies, tunes and times one node, in a process of its own. Plain data in, plain data out."""
 
-    def judge(self, job: Job) -> Judged:
-        """Raises `LaneLost` if the lane failed: then nothing is known of the node."""
+    def judge(self, job: NodeJob) -> NodeResult:
+        """Raises `LaneFailure` if the lane failed: then nothing is known of the node."""
         ...
 
-    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """Time the finalists and the seed again, in a fresh process; every result is against the seed."""
         ...
 
@@ -105,7 +112,7 @@ class Judge(Protocol):
         ...
 
 
-class LaneLost(Exception):
+class LaneFailure(Exception):
     """The lane, not the candidate, failed; the text says how, `lane` which."""
 
     def __init__(self, reason: str, lane: str = "") -> None:
@@ -113,19 +120,19 @@ class LaneLost(Exception):
         self.lane = lane
 
 
-class Lanes(Protocol):
+class JudgePool(Protocol):
     """Judges at work: one per device, here or on other machines."""
 
-    def submit(self, job: Job) -> Future[Judged]:
-        """Run it on the next free lane, at most once per `job.id`. The future raises `LaneLost`."""
+    def submit(self, job: NodeJob) -> Future[NodeResult]:
+        """Run it on the next free lane, at most once per `job.id`. The future raises `LaneFailure`."""
         ...
 
-    def confirm(self, confirm: Confirm) -> Future[Mapping[str, Judged]]:
+    def confirm(self, confirm: ConfirmationJob) -> Future[Mapping[str, NodeResult]]:
         """Like `submit`, for finalists."""
         ...
 
     @property
-    def width(self) -> int:
+    def capacity(self) -> int:
         """How many jobs run at once just now; changes as lanes join and leave."""
         ...
 

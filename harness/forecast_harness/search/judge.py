@@ -6,14 +6,14 @@ from pathlib import Path
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Device
-from forecast_harness.search.interfaces import Judge
-from forecast_harness.search.records import Kind, Target
+from forecast_harness.search.interfaces import NodeJudge
+from forecast_harness.search.records import SearchTarget, TargetKind
 from forecast_harness.search.targets import NO_KERNELS_ON_CPU
 from forecast_harness.timing import device as devices
-from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.plan import VerificationPlan
 
 
-def open_judge(target: Target, *, device: str, index: int = 0, folder: Path) -> Judge:
+def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Path) -> NodeJudge:
     """A judge for one device. Opens no device in this process: workers of the sandbox do.
 
     `device`: `cpu` or `cuda`; `index`: the driver's number of the device; `folder`: for scratch files.
@@ -21,8 +21,8 @@ def open_judge(target: Target, *, device: str, index: int = 0, folder: Path) -> 
     `LaneLost` where it is not, `SettingsError` for a device that is not there, or on which the target's
     kind cannot be judged, and `SandboxError` where no sandbox works.
     """
-    plan = plan_for(device, index)
-    if target.kind is Kind.KERNEL:
+    plan = verification_plan(device, index)
+    if target.kind is TargetKind.KERNEL:
         if device == "cpu":
             raise SettingsError(f"{target.name}: {NO_KERNELS_ON_CPU}")
         from forecast_harness.search.judge_kernel import KernelJudge
@@ -33,30 +33,30 @@ def open_judge(target: Target, *, device: str, index: int = 0, folder: Path) -> 
     return PackJudge(target, plan, folder, number=index)
 
 
-def plan_for(device: str, index: int = 0) -> Plan:
+def verification_plan(device: str, index: int = 0) -> VerificationPlan:
     """Where candidates run. Raises `SettingsError` for a device that is not there."""
     if device == "cpu":
-        return Plan()
+        return VerificationPlan()
     if device != "cuda" or not 0 <= index < devices.device_count():
         raise SettingsError(
             f"device {device} {index}: the driver knows {devices.device_count()} CUDA devices; or say cpu"
         )
     name, uuid = devices.identity(index)
-    return Plan(device="cuda", peaks=devices.peaks(name), index=index, uuid=uuid)
+    return VerificationPlan(device="cuda", peaks=devices.device_peaks(name), index=index, uuid=uuid)
 
 
-def slug_of(device: str, index: int = 0) -> str:
+def device_slug(device: str, index: int = 0) -> str:
     """The device class that a search's context names: the same for all cards of one model.
 
     Raises `SettingsError` for a device that is not there.
     """
-    plan_for(device, index)
+    verification_plan(device, index)
     if device == "cpu":
-        return Device(_processor(), "cpu").slug
+        return Device(_cpu_model(), "cpu").slug
     return Device(devices.identity(index)[0], "cuda").slug
 
 
-def _processor() -> str:
+def _cpu_model() -> str:
     """The processor's model as the system tells it, or its architecture."""
     import platform
 

@@ -11,84 +11,98 @@ from typing import Any
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants import Variant
-from forecast_autotune.variants.contract import contract
-from forecast_harness.sandbox.api import Job as Asked
-from forecast_harness.sandbox.api import Lane, SandboxError, Status
-from forecast_harness.search.events import Confirm, Job
+from forecast_autotune.variants.contract import read_contract
+from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxLane
+from forecast_harness.sandbox.api import SandboxJob as Asked
+from forecast_harness.search.events import ConfirmationJob, NodeJob
 from forecast_harness.search.forecasters.timings import Timing
-from forecast_harness.search.forecasters.tracing import Tracer
-from forecast_harness.search.interfaces import LaneLost
-from forecast_harness.search.judging import LaneJudge, gravest, out_of_time, reasons_of, told
-from forecast_harness.search.racing import QUICK, THOROUGH, Rules, log2_ratio
-from forecast_harness.search.records import Judged, Node, Target
+from forecast_harness.search.forecasters.tracing import VariantTracer
+from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.judging import (
+    SandboxNodeJudge,
+    confirmation_must_end,
+    overall_judgement,
+    reasons_from_json,
+    reasons_text,
+)
+from forecast_harness.search.racing import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
+from forecast_harness.search.records import Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import configs_for, subjects_of
 from forecast_harness.timing.clock import INCUMBENT
 from forecast_harness.timing.device import DeviceBusy, exclusive
-from forecast_harness.variants.subject import Survey
-from forecast_harness.variants.verify import LIMITS, PLAN, Verified, survey, verify
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.run import lane_reason
-from forecast_harness.verify.verdict import Code, Judgement, Reason, Verdict
+from forecast_harness.variants.subject import KernelSurvey
+from forecast_harness.variants.verify import (
+    VARIANT_LIMITS,
+    VARIANT_PLAN,
+    VariantVerification,
+    survey,
+    verify_variant,
+)
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import reason_of_result
+from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
 
-_RACE = "forecast_harness.search.kernel_race:race"
+_RACE_JOB = "forecast_harness.search.kernel_race:race"
 
 
-class KernelJudge(LaneJudge):
+class KernelJudge(SandboxNodeJudge):
     """One sandbox lane that judges variants of one kernel. Use from one thread at a time.
 
-    `rules` say how long a job's race lasts, `thorough` a confirmation's. Raises `LaneLost` on opening if the
+    `rules` say how long a job's race lasts, `thorough` a confirmation's. Raises `LaneFailure` on opening if the
     lane's canary does not sing.
     """
 
     def __init__(
         self,
-        target: Target,
-        plan: Plan,
+        target: SearchTarget,
+        plan: VerificationPlan,
         folder: Path,
         *,
         number: int = 0,
-        rules: Rules = QUICK,
-        thorough: Rules = THOROUGH,
+        rules: RaceRules = QUICK_RULES,
+        thorough: RaceRules = THOROUGH_RULES,
     ) -> None:
         self._target, self._subjects, self._rules = target, subjects_of(target), rules
         self._thorough = thorough
-        self._surveys: tuple[Survey, ...] = ()
-        self._tracer = Tracer(target, folder)
-        super().__init__(replace(plan, cases=min(plan.cases, PLAN.cases), timed=0), folder, number)
+        self._surveys: tuple[KernelSurvey, ...] = ()
+        self._tracer = VariantTracer(target, folder)
+        super().__init__(replace(plan, cases=min(plan.cases, VARIANT_PLAN.cases), timed=0), folder, number)
 
-    def judge(self, job: Job) -> Judged:
+    def judge(self, job: NodeJob) -> NodeResult:
         """Verify the variant for every kind of call, choose its config, time it beside `job.against`.
 
         At most `job.trials` of its configs are timed: the one of `job.against`, where the variant can run
         it, those that the shipped surrogate forecasts to be the fastest, and one that it did not choose.
-        Forecasts rest on their IR and on what this lane has timed, of any variant. Raises `LaneLost`.
+        Forecasts rest on their IR and on what this lane has timed, of any variant. Raises `LaneFailure`.
         """
         began = time.perf_counter()
         rules = self._thorough if job.confirm else self._rules
-        found = self._judged(job.node, job.against, job.against_config, (), job.trials, rules, self._lane)
+        found = self._judge_variant(
+            job.node, job.against, job.against_config, (), job.trials, rules, self._lane
+        )
         stage = "confirm" if job.confirm and found.log2_ratio is not None else found.stage
         spent = time.perf_counter() - began
         return replace(found, against=job.against.id, stage=stage, wall_seconds=spent)
 
-    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """Each finalist verified and timed beside the seed in a fresh lane; twice, where it is faster.
 
         Those that there is no time for are left out; never the first.
         """
         start = time.perf_counter()
         seed, configs = confirm.seed_node, confirm.configs
-        found: dict[str, Judged] = {}
-        lane = self._opened()
+        found: dict[str, NodeResult] = {}
+        lane = self._open_lane()
         try:
             for node in (seed, *(n for n in confirm.nodes if n.id != seed.id)):
                 began = time.perf_counter()
                 # The seed counts as one, and takes as long.
-                if out_of_time(confirm.seconds, began - start, len(found), least=2):
+                if confirmation_must_end(confirm.seconds, began - start, len(found), least=2):
                     break
                 chosen = configs.get(node.id, {})
                 fixed = (Config.from_json(chosen),) if chosen else ()
                 how = (fixed, 1, self._thorough, lane)
-                one = self._judged(node, seed, configs.get(seed.id, {}), *how, contests=2)
+                one = self._judge_variant(node, seed, configs.get(seed.id, {}), *how, contests=2)
                 if node.id == seed.id and one.log2_ratio is not None:
                     one = replace(one, log2_ratio=0.0, sd=0.0)
                 spent = time.perf_counter() - began
@@ -104,18 +118,18 @@ class KernelJudge(LaneJudge):
 
     # --- one variant ---
 
-    def _judged(
+    def _judge_variant(
         self,
         node: Node,
         against: Node,
         against_config: Mapping[str, Any],
         fixed: Sequence[Config],
         trials: int,
-        rules: Rules,
-        lane: Lane,
+        rules: RaceRules,
+        lane: SandboxLane,
         *,
         contests: int = 1,
-    ) -> Judged:
+    ) -> NodeResult:
         """Verify once, then time `fixed` configs, or the best of `trials`.
 
         Of several contests the last one counts, and one that was not won is the last.
@@ -123,61 +137,65 @@ class KernelJudge(LaneJudge):
         try:
             base = self._target.payload["source_sha256"]
             variant = Variant.of(self._target.entry, base, node.source, node.provenance)
-            promised = contract(node.source, self._target.entry)
-            promised.must_fit(contract(self._subjects[0].source, self._target.entry).parameters)
+            promised = read_contract(node.source, self._target.entry)
+            promised.require_same_parameters(
+                read_contract(self._subjects[0].source, self._target.entry).parameters
+            )
         except RecordError as error:
-            verdict = Verdict(self._target.name, node.id)
-            refused = self._refused((Reason(Code.FAILS, str(error)),), verdict, 0.0)
+            verdict = SolutionVerdict(self._target.name, node.id)
+            refused = self._refused_result((Reason(ReasonCode.FAILS, str(error)),), verdict, 0.0)
             return replace(refused, stage="compile")
         variant = replace(variant, configs=promised.configs)
-        spent, verified = 0.0, list[Verified]()
-        for subject, known in zip(self._subjects, self._known(), strict=True):
+        spent, verified = 0.0, list[VariantVerification]()
+        for subject, known in zip(self._subjects, self._base_surveys(), strict=True):
             try:
-                one = verify(variant, subject, known, lane, device=self._device, plan=self._plan)
+                one = verify_variant(variant, subject, known, lane, device=self._device, plan=self._plan)
             except SandboxError as error:
-                raise LaneLost(str(error), self.name) from error
+                raise LaneFailure(str(error), self.name) from error
             spent += one.verdict.seconds
             if not one.verdict.accepted:
-                return self._refused(one.verdict.reasons, one.verdict, spent)
+                return self._refused_result(one.verdict.reasons, one.verdict, spent)
             verified.append(one)
         verdict = verified[0].verdict
         unable = {c for v in verified for c in v.verdict.facts.get("unable", ())}
         able = [c for c in configs_for(self._target, node.source) if str(c) not in unable]
         beside = Config.from_json(against_config) if against_config else None
-        chosen = list(fixed) or self._tracer.best(node.source, able, max(1, trials), beside)
+        chosen = list(fixed) or self._tracer.best_configs(node.source, able, max(1, trials), beside)
         for _ in range(contests):
-            value = self._raced(node, against, against_config, chosen, rules, lane)
+            value = self._run_race(node, against, against_config, chosen, rules, lane)
             spent += value["lane_seconds"]
-            caught = [r for listed in value["caught"].values() for r in reasons_of(listed)]
+            caught = [r for listed in value["caught"].values() for r in reasons_from_json(listed)]
             if caught or "winner" not in value:
-                nothing = Reason(Code.FAILS, "no config could be launched at the sizes of the calls")
-                return self._refused(caught or (nothing,), verdict, spent, timed=len(chosen))
+                nothing = Reason(ReasonCode.FAILS, "no config could be launched at the sizes of the calls")
+                return self._refused_result(caught or (nothing,), verdict, spent, timed=len(chosen))
             if log2_ratio(value["differences"])[0] >= 0:
                 break
         checks = [c.to_json() for v in verified for c in v.checks]
         shown = [c.to_json() for c in chosen]
-        return self._measured(value, shown, verdict, len(chosen), spent, more={"checks_passed": checks})
+        return self._measured_result(
+            value, shown, verdict, len(chosen), spent, more={"checks_passed": checks}
+        )
 
-    def _known(self) -> tuple[Survey, ...]:
-        """What the base kernel accepts, per subject; found out once. Raises `LaneLost`."""
+    def _base_surveys(self) -> tuple[KernelSurvey, ...]:
+        """What the base kernel accepts, per subject; found out once. Raises `LaneFailure`."""
         if not self._surveys:
             try:
                 self._surveys = tuple(survey(s, self._lane, plan=self._plan) for s in self._subjects)
             except (SandboxError, VariantError) as error:
-                raise LaneLost(f"the base kernel: {error}", self.name) from error
+                raise LaneFailure(f"the base kernel: {error}", self.name) from error
         return self._surveys
 
-    def _raced(
+    def _run_race(
         self,
         node: Node,
         against: Node,
         against_config: Mapping[str, Any],
         configs: Sequence[Config],
-        rules: Rules,
-        lane: Lane,
+        rules: RaceRules,
+        lane: SandboxLane,
     ) -> dict[str, Any]:
-        """The timing job's value, with `lane_seconds`; forecasts learn from it. Raises `LaneLost`."""
-        known = self._known()
+        """The timing job's value, with `lane_seconds`; forecasts learn from it. Raises `LaneFailure`."""
+        known = self._base_surveys()
         first = (
             [Config.from_json(against_config)]
             if against_config
@@ -194,19 +212,19 @@ class KernelJudge(LaneJudge):
         }
         files = {"against.py": against.source, "variant.py": node.source}
         try:
-            with exclusive(self._plan.place):
-                result = lane.run(Asked(_RACE, payload, files), LIMITS)
+            with exclusive(self._plan.device_lock):
+                result = lane.run(Asked(_RACE_JOB, payload, files), VARIANT_LIMITS)
         except (SandboxError, DeviceBusy) as error:
-            raise LaneLost(str(error), self.name) from error
-        if result.status is not Status.OK:
-            reason = lane_reason(result)
-            if gravest((reason,)) is Judgement.INFRASTRUCTURE:
-                raise LaneLost(reason.detail, self.name)
+            raise LaneFailure(str(error), self.name) from error
+        if result.status is not JobStatus.OK:
+            reason = reason_of_result(result)
+            if overall_judgement((reason,)) is Judgement.INFRASTRUCTURE:
+                raise LaneFailure(reason.detail, self.name)
             return {"caught": {"0": [reason.to_json()]}, "lane_seconds": result.seconds}
         value: dict[str, Any] = result.value
         if "incumbent" in value:
-            why = told(reasons_of(value["incumbent"]))
-            raise LaneLost(f"the variant to be timed beside could not be timed: {why}", self.name)
+            why = reasons_text(reasons_from_json(value["incumbent"]))
+            raise LaneFailure(f"the variant to be timed beside could not be timed: {why}", self.name)
         timings: dict[Config, Timing] = {configs[int(n)]: Outcome(o) for n, o in value["unable"].items()}
         if "winner" in value:
             timings |= {configs[int(n)]: seconds for n, seconds in value["timed"].items()}

@@ -14,15 +14,21 @@ import torch
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
-from forecast_autotune.variants.contract import contract
-from forecast_autotune.variants.signature import places, span
-from forecast_harness.sandbox.api import Array
-from forecast_harness.sandbox.tensors import pack
-from forecast_harness.variants.drawing import Drawn, FromFile, GridOf, heuristics_of, with_heuristics
-from forecast_harness.variants.grids import fitted
-from forecast_harness.variants.subject import Subject
+from forecast_autotune.variants.contract import read_contract
+from forecast_autotune.variants.signature import memory_span, places
+from forecast_harness.sandbox.api import TensorBytes
+from forecast_harness.sandbox.tensors import tensor_to_bytes
+from forecast_harness.variants.drawing import (
+    DrawnCall,
+    GridFunction,
+    UserCalls,
+    heuristics_of,
+    with_heuristics,
+)
+from forecast_harness.variants.grids import fit_grid
+from forecast_harness.variants.subject import BaseKernel
 
-_SEED = 20
+_INPUT_SEED = 20
 """Of the one call of a user's `inputs` that is timed: every candidate gets the same."""
 
 
@@ -30,30 +36,32 @@ _SEED = 20
 class TimedCall:
     """One subject's call."""
 
-    subject: Subject
-    drawn: Drawn
+    subject: BaseKernel
+    drawn: DrawnCall
     """Its memory is on no device where the cell is to fill it."""
-    filled: bool
+    has_values: bool
     """Whether the memory holds the user's own values."""
 
     @classmethod
-    def of(cls, subject: Subject) -> TimedCall:
+    def of(cls, subject: BaseKernel) -> TimedCall:
         """The recorded call at its recorded sizes, or one that the user's `inputs` draws.
 
         Raises `RecordError` for tensor descriptors, which cannot be made from a record.
         """
         if subject.inputs:
-            drawn = FromFile(subject).draw("normal", torch.Generator().manual_seed(_SEED))
+            drawn = UserCalls(subject).draw("normal", torch.Generator().manual_seed(_INPUT_SEED))
             return cls(subject, drawn, True)
         arguments = subject.calls[0]
         tensors = [a for a in arguments if a.kind == "tensor"]
         if any(a.extra for a in tensors):
             raise RecordError("tensor descriptors made by the caller cannot be drawn: give inputs(random)")
-        memory = {a.name: torch.empty(span(a), dtype=getattr(torch, a.dtype), device="meta") for a in tensors}
+        memory = {
+            a.name: torch.empty(memory_span(a), dtype=getattr(torch, a.dtype), device="meta") for a in tensors
+        }
         scalars = {a.name: None if a.kind == "none" else a.value for a in arguments if a.kind != "tensor"}
-        return cls(subject, Drawn(arguments, memory, scalars, _grid(subject)), False)
+        return cls(subject, DrawnCall(arguments, memory, scalars, _grid_function(subject)), False)
 
-    def told(self, updates: Sequence[str] = ()) -> dict[str, Any]:
+    def to_payload(self, updates: Sequence[str] = ()) -> dict[str, Any]:
         """What a cell needs to make the tensors. `updates`: those that a launch changes in place."""
         least = min((n for a in self._tensors for n in a.shape if n > 1), default=2)
         return {
@@ -61,7 +69,7 @@ class TimedCall:
                 {
                     "name": a.name,
                     "dtype": a.dtype,
-                    "span": span(a),
+                    "span": memory_span(a),
                     "shape": list(a.shape),
                     "stride": list(a.stride),
                     "aligned": a.aligned,
@@ -71,16 +79,20 @@ class TimedCall:
                 for a in self._tensors
             ],
             "least": least,
-            "given": self.filled,
+            "given": self.has_values,
         }
 
-    def arrays(self, number: int) -> dict[str, Array]:
+    def arrays(self, number: int) -> dict[str, TensorBytes]:
         """The user's own values, by `<number>.<name>`; none where the cell draws them."""
-        return {f"{number}.{n}": pack(t) for n, t in self.drawn.memory.items()} if self.filled else {}
+        return (
+            {f"{number}.{n}": tensor_to_bytes(t) for n, t in self.drawn.memory.items()}
+            if self.has_values
+            else {}
+        )
 
     def launch(self, source: str, config: Config) -> dict[str, Any]:
         """How a source is launched with a config: its scalars, the call's own grid, meta and options."""
-        promised = contract(source, self.subject.kernel)
+        promised = read_contract(source, self.subject.kernel)
         takes = (*promised.parameters, *promised.meta)
         meta = config.parameters()
         scalars = with_heuristics(self.drawn, heuristics_of(self.subject), meta, takes)
@@ -98,9 +110,9 @@ class TimedCall:
         return [a for a in self.drawn.arguments if a.kind == "tensor"]
 
 
-def _grid(subject: Subject) -> GridOf:
+def _grid_function(subject: BaseKernel) -> GridFunction:
     """The call's own grid: by the formula that its recorded launches obey, else as recorded."""
-    arguments, formula = subject.calls[0], fitted(subject.launches)
+    arguments, formula = subject.calls[0], fit_grid(subject.launches)
     sizes = places(arguments)
     constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
 

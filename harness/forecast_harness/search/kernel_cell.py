@@ -15,20 +15,20 @@ from typing import Any
 import torch
 import triton
 
-from forecast_autotune.variants.entry import Entry
+from forecast_autotune.variants.entry import KernelEntry
 from forecast_harness.sandbox.inside import load
-from forecast_harness.sandbox.jobs import Answer, Array
-from forecast_harness.sandbox.tensors import unpack
+from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
+from forecast_harness.sandbox.tensors import tensor_from_bytes
 from forecast_harness.timing.device import DeviceTimer
-from forecast_harness.timing.replay import Inputs
+from forecast_harness.timing.replay import ReplayBuffers
 
-_SMALL = 16
+_TRACED_ELEMENTS = 16
 """Elements of a tensor that is only traced: it needs an address, as alignment is compiled in."""
-_OFFSET = 1
+_MISALIGNMENT = 1
 """Elements that a tensor which is not 16-byte aligned starts late."""
 
 
-def prepare(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> None:
+def prepare(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> None:
     """Import the sources in `files` (the entry is `kernel`) and make the tensors of `calls`.
 
     `device` is torch's name; tensors of `empty` calls are small, for tracing alone.
@@ -36,25 +36,33 @@ def prepare(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict
     where = state["device"] = payload["device"]
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=where))
     state["entries"] = [
-        Entry.of(vars(load(file, f"source_{n}")), payload["kernel"])
+        KernelEntry.of(vars(load(file, f"source_{n}")), payload["kernel"])
         for n, file in enumerate(payload["files"])
     ]
     generator = torch.Generator(device=where).manual_seed(int(payload["seed"]))
     state["calls"] = [
-        _Call(number, told, arrays, where, generator, bool(payload.get("empty")))
+        _CallTensors(number, told, arrays, where, generator, bool(payload.get("empty")))
         for number, told in enumerate(payload["calls"])
     ]
     state["timer"] = None if where == "cpu" else DeviceTimer(torch)
 
 
-def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
+def launch(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
     """Launch source `which` as `launches` say, one per call; the value is the seconds of each."""
-    return Answer(
-        {"seconds": [_timed(state, payload["which"], n, x) for n, x in enumerate(payload["launches"])]}
+    return CellAnswer(
+        {
+            "seconds": [
+                _launch_seconds(state, payload["which"], n, x) for n, x in enumerate(payload["launches"])
+            ]
+        }
     )
 
 
-def compare(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
+def compare(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
     """Launch two sources on the same values; the value is the largest error of any written tensor.
 
     The error is relative to the largest finite value that the first one wrote, infinite where one of them
@@ -65,14 +73,14 @@ def compare(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict
         call = state["calls"][number]
         found = []
         for which, how in enumerate((first, second)):
-            _timed(state, which, number, how)
+            _launch_seconds(state, which, number, how)
             found.append({n: call.memory[n].clone() for n in payload["writes"][number]})
         for name, wanted in found[0].items():
-            worst = max(worst, _error(found[1][name], wanted))
-    return Answer({"error": min(worst, 1e30)})
+            worst = max(worst, _relative_error(found[1][name], wanted))
+    return CellAnswer({"error": min(worst, 1e30)})
 
 
-def trace(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
+def trace(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """The TTIR of source 0 under each of `launches`, on the tensors of call 0, without launching.
 
     The value has `ttir` (text or None by number) and `grids`.
@@ -82,7 +90,7 @@ def trace(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[s
     from forecast_autotune.features.trace import trace as traced
     from forecast_autotune.features.ttir.parser import FeatureError
 
-    entry: Entry = state["entries"][0]
+    entry: KernelEntry = state["entries"][0]
     target = GPUTarget("cuda", int(payload["arch"]), 32)
     texts: list[str | None] = []
     grids: list[list[int] | None] = []
@@ -94,18 +102,18 @@ def trace(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[s
         except (FeatureError, ValueError):
             texts.append(None)
         try:
-            grids.append(list(entry.place(how["grid"], named, how["meta"], how["options"])))
+            grids.append(list(entry.launch_grid(how["grid"], named, how["meta"], how["options"])))
         except Exception:  # whatever the variant's own grid function raises
             grids.append(None)
-    return Answer({"ttir": texts, "grids": grids})
+    return CellAnswer({"ttir": texts, "grids": grids})
 
 
-class _Call:
+class _CallTensors:
     def __init__(
         self,
         number: int,
         told: Mapping[str, Any],
-        arrays: Mapping[str, Array],
+        arrays: Mapping[str, TensorBytes],
         where: str,
         generator: torch.Generator,
         empty: bool,
@@ -114,29 +122,31 @@ class _Call:
         self.views: dict[str, torch.Tensor] = {}
         self._zeroed = [t["name"] for t in told["tensors"] if t["zeroed"]]
         for about in told["tensors"]:
-            name, count = about["name"], _SMALL if empty else int(about["span"])
-            late = 0 if about["aligned"] else _OFFSET
+            name, count = about["name"], _TRACED_ELEMENTS if empty else int(about["span"])
+            late = 0 if about["aligned"] else _MISALIGNMENT
             flat = torch.empty(count + late, dtype=getattr(torch, about["dtype"]), device=where)[late:]
             if told["given"] and not empty:
-                flat.copy_(unpack(arrays[f"{number}.{name}"]).reshape(-1))
+                flat.copy_(tensor_from_bytes(arrays[f"{number}.{name}"]).reshape(-1))
             else:
-                _fill(flat, told["least"], generator)
+                _fill_tensor(flat, told["least"], generator)
             self.memory[name] = flat
             self.views[name] = flat if empty else flat.as_strided(about["shape"], about["stride"])
-        self._kept = {t["name"]: self.memory[t["name"]].clone() for t in told["tensors"] if t["kept"]}
+        self._initial_values = {
+            t["name"]: self.memory[t["name"]].clone() for t in told["tensors"] if t["kept"]
+        }
 
     def reset(self) -> None:
         """As before the first launch, but for what is only written."""
         for name in self._zeroed:
             self.memory[name].zero_()
-        for name, value in self._kept.items():
+        for name, value in self._initial_values.items():
             self.memory[name].copy_(value)
 
 
-class _Reset(Inputs):
+class _CallReset(ReplayBuffers):
     """These sources were verified, and can do nothing ahead of a replay: there is nothing to take away."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _CallTensors) -> None:
         self._call = call
 
     def restore(self, result: Any) -> None:
@@ -144,9 +154,9 @@ class _Reset(Inputs):
         self._call.reset()
 
 
-def _timed(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any]) -> float:
-    entry: Entry = state["entries"][which]
-    call: _Call = state["calls"][number]
+def _launch_seconds(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any]) -> float:
+    entry: KernelEntry = state["entries"][which]
+    call: _CallTensors = state["calls"][number]
     call.reset()
     named = {**call.views, **how["scalars"]}
     if state["timer"] is None:
@@ -155,10 +165,10 @@ def _timed(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any
         return time.perf_counter() - begin
     timer: DeviceTimer = state["timer"]
     run = partial(entry.run, how["grid"], named, how["meta"], how["options"])
-    return timer.time(run, _Reset(call), key=(which, number, str(how))).seconds
+    return timer.time(run, _CallReset(call), key=(which, number, str(how))).seconds
 
 
-def _fill(flat: torch.Tensor, least: int, generator: torch.Generator) -> None:
+def _fill_tensor(flat: torch.Tensor, least: int, generator: torch.Generator) -> None:
     """Normal numbers; small integers over their range, wide ones as indices into the smallest dimension."""
     if flat.dtype == torch.bool:
         flat.copy_(torch.rand(flat.shape, generator=generator, device=flat.device) < 0.5)
@@ -170,7 +180,7 @@ def _fill(flat: torch.Tensor, least: int, generator: torch.Generator) -> None:
         flat.random_(low, high, generator=generator)
 
 
-def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+def _relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
     a, b = got.double(), wanted.double()
     fine = a.isfinite(), b.isfinite()
     if not torch.equal(*fine):

@@ -11,30 +11,30 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records.fields import decode_json
-from forecast_autotune.store.files import host_name, release_lock, take_lock, write_whole
+from forecast_autotune.store.files import acquire_lock, host_name, release_lock, write_atomically
 from forecast_harness.search import codec
 from forecast_harness.search.events import Event, Started, from_json, to_json
-from forecast_harness.search.records import Context
+from forecast_harness.search.records import SearchContext
 
 _REMEDY = "nothing before it is lost: free space or make the folder writable, then start the search again"
 
 
-class Log:
+class SearchLog:
     """A log that this process, and no other, may append to. Use as a context, or `close` it.
 
-    Made by `Log.create` or `Log.open`; `read` is for those who only look.
+    Made by `SearchLog.create` or `SearchLog.open`; `read_log` is for those who only look.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.events: list[Event] = []
         """What the log holds, oldest first, as it reads from the disk."""
-        self._lock = _locked(path)
+        self._lock = _take_log_lock(path)
         self._stream: int | None = None
         self._size = 0
 
     @classmethod
-    def create(cls, path: Path, started: Started) -> Log:
+    def create(cls, path: Path, started: Started) -> SearchLog:
         """Start a log. Raises `StoreError` where it cannot be written, or holds events already."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ class Log:
             raise StoreError(f"{path.parent} cannot be made: {error}; name a folder that can be") from error
         log = cls(path)
         try:
-            log._attach()
+            log._open_file()
             if log.events:
                 raise StoreError(
                     f"{path} holds {len(log.events)} events of an earlier search: continue that one, or name "
@@ -55,7 +55,7 @@ class Log:
         return log
 
     @classmethod
-    def open(cls, path: Path, context: Context) -> Log:
+    def open(cls, path: Path, context: SearchContext) -> SearchLog:
         """Continue a log; a last line that a kill cut short is dropped from the file.
 
         Raises `RecordError` where `context` is not the one that it was started with, listing what differs,
@@ -65,11 +65,11 @@ class Log:
             raise StoreError(f"{path} does not exist: there is no search to continue in {path.parent}")
         log = cls(path)
         try:
-            log._attach()
+            log._open_file()
             started = log.events[0] if log.events else None
             if not isinstance(started, Started):
                 raise RecordError(f"{path} does not begin with a `started` event: it is not a search's log")
-            if differences := changes(started.context, context):
+            if differences := context_differences(started.context, context):
                 listed = "\n".join(f"  {line}" for line in differences)
                 raise RecordError(
                     f"{path} was started with another context, so its results do not carry over:\n{listed}\n"
@@ -87,7 +87,7 @@ class Log:
         log is as before then.
         """
         raw = encode(event)
-        known = decoded(raw)
+        known = decode(raw)
         if self._stream is None:
             raise StoreError(f"{self.path} is closed")
         try:
@@ -96,7 +96,7 @@ class Log:
                 done += os.write(self._stream, raw[done:])
             os.fsync(self._stream)
         except OSError as error:
-            self._undo()
+            self._truncate()
             raise StoreError(f"{self.path}: an event cannot be written ({error}); {_REMEDY}") from error
         self._size += len(raw)
         self.events.append(known)
@@ -108,11 +108,11 @@ class Log:
             os.close(self._stream)
             self._stream = None
         if self._lock is not None:
-            _owner(self.path).unlink(missing_ok=True)
+            _owner_file(self.path).unlink(missing_ok=True)
         release_lock(self._lock)
         self._lock = None
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> SearchLog:
         return self
 
     def __exit__(
@@ -120,17 +120,17 @@ class Log:
     ) -> None:
         self.close()
 
-    def _attach(self) -> None:
+    def _open_file(self) -> None:
         try:
             self._stream = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             raw = self.path.read_bytes()
         except OSError as error:
             raise StoreError(f"{self.path} cannot be opened for writing ({error}); {_REMEDY}") from error
-        self.events, self._size = parse(raw, self.path)
+        self.events, self._size = parse_log(raw, self.path)
         if self._size < len(raw):
-            self._undo()
+            self._truncate()
 
-    def _undo(self) -> None:
+    def _truncate(self) -> None:
         """Cut what is behind the last whole event."""
         if self._stream is not None:
             try:
@@ -145,7 +145,7 @@ class Log:
                 ) from error
 
 
-def read(path: Path) -> tuple[Event, ...]:
+def read_log(path: Path) -> tuple[Event, ...]:
     """The events of a log, for looking at: takes no lock, changes nothing, leaves out a torn last line.
 
     Raises `RecordError` for lines that are no events and `StoreError` for a file that cannot be read.
@@ -154,7 +154,7 @@ def read(path: Path) -> tuple[Event, ...]:
         raw = path.read_bytes()
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
-    return tuple(parse(raw, path)[0])
+    return tuple(parse_log(raw, path)[0])
 
 
 def encode(event: Event) -> bytes:
@@ -167,12 +167,12 @@ def encode(event: Event) -> bytes:
         ) from error
 
 
-def decoded(raw: bytes) -> Event:
+def decode(raw: bytes) -> Event:
     """Read what `encode` wrote. Raises `RecordError`, also where an event breaks a rule of its class."""
     return from_json(json.loads(raw))
 
 
-def parse(raw: bytes, path: Path) -> tuple[list[Event], int]:
+def parse_log(raw: bytes, path: Path) -> tuple[list[Event], int]:
     """Events of a log's bytes, and how many bytes they take: what follows was cut short by a kill.
 
     Raises `RecordError` naming the first whole line that is no event.
@@ -190,11 +190,11 @@ def parse(raw: bytes, path: Path) -> tuple[list[Event], int]:
     return events, whole
 
 
-def changes(before: Context, after: Context) -> list[str]:
+def context_differences(before: SearchContext, after: SearchContext) -> list[str]:
     """What differs, one line per field: `settings.k: 4 in the log, 6 now`."""
-    old, new = _flat(codec.to_json(before)), _flat(codec.to_json(after))
+    old, new = _flattened(codec.to_json(before)), _flattened(codec.to_json(after))
     return [
-        f"{name}: {_shown(old, name)} in the log, {_shown(new, name)} now"
+        f"{name}: {_shown_value(old, name)} in the log, {_shown_value(new, name)} now"
         for name in sorted(old.keys() | new.keys())
         if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     ]
@@ -203,31 +203,31 @@ def changes(before: Context, after: Context) -> list[str]:
 _ABSENT = object()
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
+def _shown_value(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name]) if name in values else "absent"
 
 
-def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flattened(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, inner in value.items():
         if isinstance(inner, Mapping):
-            found |= _flat(inner, f"{before}{name}.")
+            found |= _flattened(inner, f"{before}{name}.")
         else:
             found[before + name] = inner
     return found
 
 
-def _owner(path: Path) -> Path:
+def _owner_file(path: Path) -> Path:
     return path.with_name(path.name + ".writer")
 
 
-def _locked(path: Path) -> Any:
+def _take_log_lock(path: Path) -> Any:
     """The lock of a log, which dies with its holder. Raises `StoreError` naming who has it."""
     try:
-        lock = take_lock(path.with_name(path.name + ".lock"), 0.2, 0.02)
+        lock = acquire_lock(path.with_name(path.name + ".lock"), 0.2, 0.02)
     except TimeoutError:
         try:
-            who = _owner(path).read_text(encoding="utf-8")
+            who = _owner_file(path).read_text(encoding="utf-8")
         except OSError:
             who = "another process"
         raise StoreError(
@@ -236,7 +236,7 @@ def _locked(path: Path) -> Any:
     if lock is None:
         raise StoreError(f"{path.parent} cannot be written, or its file system has no locks; {_REMEDY}")
     try:
-        write_whole(_owner(path), f"process {os.getpid()} on {host_name()}".encode())
+        write_atomically(_owner_file(path), f"process {os.getpid()} on {host_name()}".encode())
     except OSError as error:
         release_lock(lock)
         raise StoreError(f"{path.parent} cannot be written ({error}); {_REMEDY}") from error

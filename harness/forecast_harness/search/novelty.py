@@ -1,6 +1,6 @@
 """Is a proposal new? Decided from its text alone, before anything is paid for it.
 
-Two questions. `identity` is a node's name: the same program up to comments, docstrings, layout. `signature`
+Two questions. `node_identity` is a node's name: the same program up to comments, docstrings, layout. `signature`
 tells programs that a compiler cannot tell apart either: the token 5-grams of the canonical text, in which
 local names are numbered in order of appearance, functions and imports stand in a fixed order, keyword
 arguments are sorted, and plain annotations are left out. A proposal whose 5-grams (counted) are those of an
@@ -27,12 +27,12 @@ from forecast_autotune import parsing
 from forecast_autotune.records import digest
 from forecast_harness.search.records import Node
 
-GRAM = 5
-_PYTHON = ("torch", "triton", "python")
-_C = ("cuda", "c++", "cpp", "c", "hip")
+NGRAM_LENGTH = 5
+_PYTHON_LANGUAGES = ("torch", "triton", "python")
+_C_LANGUAGES = ("cuda", "c++", "cpp", "c", "hip")
 
 
-class Novelty:
+class NoveltyFilter:
     """The nodes accepted so far, and whether another one adds to them."""
 
     def __init__(self) -> None:
@@ -51,49 +51,51 @@ class Novelty:
         return None
 
 
-def identity(target_id: str, language: str, source: str) -> str:
+def node_identity(target_id: str, language: str, source: str) -> str:
     """A node's id: digest of the target, the language and the source without comments and layout.
 
     Local names count. Text that is no program of its language is taken word by word.
     """
-    if language in _PYTHON:
+    if language in _PYTHON_LANGUAGES:
         try:
-            return digest(target_id, language, ast.dump(_bare(parsing.module(source))))
+            return digest(target_id, language, ast.dump(_without_docstrings(parsing.parse_module(source))))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return digest(target_id, language, source.split())
-    return digest(target_id, language, list(_c_tokens(source)) if language in _C else source.split())
+    return digest(
+        target_id, language, list(_c_tokens(source)) if language in _C_LANGUAGES else source.split()
+    )
 
 
 @lru_cache(maxsize=4096)
 def signature(language: str, source: str) -> str:
     """Equal for near-duplicates (see the module) and, up to chance, for nothing else."""
-    grams = Counter(shingles(canonical(language, source)))
+    grams = Counter(shingles(canonical_tokens(language, source)))
     return digest(language, sorted((list(gram), count) for gram, count in grams.items()))
 
 
 def shingles(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
     """All runs of five tokens; the whole text where it is shorter."""
-    return (tuple(tokens[i : i + GRAM]) for i in range(max(1, len(tokens) - GRAM + 1)))
+    return (tuple(tokens[i : i + NGRAM_LENGTH]) for i in range(max(1, len(tokens) - NGRAM_LENGTH + 1)))
 
 
-def canonical(language: str, source: str) -> tuple[str, ...]:
+def canonical_tokens(language: str, source: str) -> tuple[str, ...]:
     """The tokens of a source as `signature` compares them."""
-    if language in _PYTHON:
+    if language in _PYTHON_LANGUAGES:
         try:
-            tree = _bare(parsing.module(source))
-            text = ast.unparse(_Plain(tree).visit(tree))
+            tree = _without_docstrings(parsing.parse_module(source))
+            text = ast.unparse(_Canonicalizer(tree).visit(tree))
             return tuple(t.string for t in tokenize.generate_tokens(io.StringIO(text).readline))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return tuple(source.split())
-    if language in _C:
-        return tuple(_renamed(list(_c_tokens(source))))
+    if language in _C_LANGUAGES:
+        return tuple(_number_variables(list(_c_tokens(source))))
     return tuple(source.split())
 
 
 # --- Python ---
 
 
-def _bare(tree: ast.Module) -> ast.Module:
+def _without_docstrings(tree: ast.Module) -> ast.Module:
     """Without docstrings, in place. Comments and positions are not part of what is compared anyway."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
@@ -104,7 +106,7 @@ def _bare(tree: ast.Module) -> ast.Module:
     return tree
 
 
-class _Plain(ast.NodeTransformer):
+class _Canonicalizer(ast.NodeTransformer):
     """Number the local names of functions; sort imports, definitions and keywords; drop annotations.
 
     A local name is one that a function binds; parameters that are passed by keyword anywhere, and the names
@@ -131,7 +133,7 @@ class _Plain(ast.NodeTransformer):
         kept = {n for s in ast.walk(node) if isinstance(s, ast.Global | ast.Nonlocal) for n in s.names}
         known = dict(self._names[-1]) if self._names else {}
         passed = [name for name in _parameters(node) if name not in self._keywords]
-        for name in dict.fromkeys([*passed, *_stored(node)]):
+        for name in dict.fromkeys([*passed, *_assigned_names(node)]):
             if name not in known and name not in kept and name not in set(_parameters(node)) - set(passed):
                 known[name] = f"v{len(known)}"
         decorated = [self.visit(d) for d in node.decorator_list]
@@ -177,7 +179,7 @@ def _parameters(function: ast.FunctionDef) -> list[str]:
     return [p.arg for p in (*found, *([a.kwarg] if a.kwarg else []))]
 
 
-def _stored(function: ast.FunctionDef) -> list[str]:
+def _assigned_names(function: ast.FunctionDef) -> list[str]:
     """Names that a function assigns to, in order of appearance."""
     stored = [n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     return [n.id for n in sorted(stored, key=lambda n: (n.lineno, n.col_offset))]
@@ -203,11 +205,11 @@ _C_TOKEN = re.compile(
     r"""|[A-Za-z_]\w*|\.?\d(?:[eEpP][+-]|[\w.'])*|<<<|>>>|::|->|\+\+|--|<<=|>>=|[-+*/%&|^!=<>]=|<<|>>|&&|\|\||.""",
     re.DOTALL,
 )
-_TYPES = re.compile(
+_C_TYPES = re.compile(
     r"auto|bool|char|double|(?:float|int|uint|long|half)[1-8]?|short|(un)?signed|size_t|u?int(?:8|16|32|64)_t|"
     r"__half2?|__nv_bfloat162?|const|constexpr|volatile|(?:__)?restrict(?:__)?"
 )
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_C_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
 def _c_tokens(source: str) -> Iterable[str]:
@@ -216,21 +218,21 @@ def _c_tokens(source: str) -> Iterable[str]:
     return [m.group() for m in _C_TOKEN.finditer(lines) if m.lastgroup != "skip"]
 
 
-def _renamed(tokens: list[str]) -> list[str]:
+def _number_variables(tokens: list[str]) -> list[str]:
     """Variables declared with a plain type are numbered in order of declaration, functions are not."""
     names: dict[str, str] = {}
     typed = False
     for token, after in zip(tokens, [*tokens[1:], ""], strict=False):
-        if _TYPES.fullmatch(token) or (typed and token in ("*", "&")):
+        if _C_TYPES.fullmatch(token) or (typed and token in ("*", "&")):
             typed = True
-        elif typed and _NAME.fullmatch(token) and after != "(":
+        elif typed and _C_IDENTIFIER.fullmatch(token) and after != "(":
             names.setdefault(token, f"v{len(names)}")
             typed = False
         else:
             typed = False
-    return [_unless_member(tokens, i, names) for i in range(len(tokens))]
+    return [_renamed_token(tokens, i, names) for i in range(len(tokens))]
 
 
-def _unless_member(tokens: Sequence[str], i: int, names: Mapping[str, str]) -> str:
+def _renamed_token(tokens: Sequence[str], i: int, names: Mapping[str, str]) -> str:
     """`a.x` and `a->x` name a field, whatever else is called x."""
     return tokens[i] if i and tokens[i - 1] in (".", "->") else names.get(tokens[i], tokens[i])

@@ -10,36 +10,36 @@ from typing import Any
 from forecast_autotune.errors import StoreError
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.store import Store
-from forecast_autotune.store.files import write_whole
+from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants import Check, Variant
-from forecast_autotune.variants.contract import contract
+from forecast_autotune.variants.contract import read_contract
 from forecast_harness.search import codec
 from forecast_harness.search.decide import FINALISTS
-from forecast_harness.search.records import EVIDENCE, Kind, Node
-from forecast_harness.search.state import State
+from forecast_harness.search.records import EVIDENCE_TEXTS, Node, TargetKind
+from forecast_harness.search.state import SearchState
 
-BEST = "best.py"
-NODES = "nodes"
-SUMMARY = "summary.json"
-_COMMENTS = {"cuda": "//", "c++": "//", "cpp": "//", "hip": "//"}
+BEST_FILE = "best.py"
+NODES_FOLDER = "nodes"
+SUMMARY_FILE = "summary.json"
+_COMMENT_MARKS = {"cuda": "//", "c++": "//", "cpp": "//", "hip": "//"}
 
 
-def write_output(state: State, folder: Path) -> None:
+def write_output(state: SearchState, folder: Path) -> None:
     """All files of a search; the variants of a kernel's finished search go into the default store as well.
 
     Raises `StoreError` where files cannot be written. A store that cannot be is told by its own warning.
     """
     write_best(state, folder)
     for node in state.judged:
-        path = folder / NODES / f"{node}.py"
+        path = folder / NODES_FOLDER / f"{node}.py"
         if not path.exists():
             _write(path, state.nodes[node].source)
-    _write(folder / SUMMARY, json.dumps(summary(state), indent=1, allow_nan=False) + "\n")
-    if state.target.kind is Kind.KERNEL and state.stopped is not None and not state.stopped.interrupted:
-        keep_variants(state, Store.default())
+    _write(folder / SUMMARY_FILE, json.dumps(summary(state), indent=1, allow_nan=False) + "\n")
+    if state.target.kind is TargetKind.KERNEL and state.stopped is not None and not state.stopped.interrupted:
+        store_variants(state, Store.default())
 
 
-def keep_variants(state: State, store: Store) -> list[Variant]:
+def store_variants(state: SearchState, store: Store) -> list[Variant]:
     """Put what a kernel's search found into a store, with the checks it passed; the decorator finds it there.
 
     That is: the nodes confirmed to be faster than the first seed; the `FINALISTS` fastest where none was
@@ -51,7 +51,7 @@ def keep_variants(state: State, store: Store) -> list[Variant]:
     faster = {n: r for n, r in ratios.items() if r is not None and r < 0.0 and n != first}
     found: list[Variant] = []
     for node in sorted(faster, key=lambda n: faster[n])[:FINALISTS]:
-        variant, judged = _variant(state, state.nodes[node]), state.judged[node]
+        variant, judged = _variant_of(state, state.nodes[node]), state.judged[node]
         results = (judged, confirmed.get(node, judged))
         checks = [Check.from_json(c) for j in results for c in j.facts.get("checks_passed", ())]
         store.put_variant(variant, dict.fromkeys(checks))
@@ -59,23 +59,23 @@ def keep_variants(state: State, store: Store) -> list[Variant]:
     return found
 
 
-def _variant(state: State, node: Node) -> Variant:
-    entry, own = state.target.entry, contract(node.source, state.target.entry).configs
+def _variant_of(state: SearchState, node: Node) -> Variant:
+    entry, own = state.target.entry, read_contract(node.source, state.target.entry).configs
     best = state.judged[node.id].config
     configs = dict.fromkeys([*([Config.from_json(best)] if best and own else []), *own])
     base = str(state.target.payload["source_sha256"])
     return Variant.of(entry, base, node.source, node.provenance, title="search", configs=tuple(configs))
 
 
-def write_best(state: State, folder: Path) -> None:
+def write_best(state: SearchState, folder: Path) -> None:
     """The best source so far, ready to import, replaced whole. Raises `StoreError`."""
     node = state.nodes[state.best]
-    mark = _COMMENTS.get(node.language, "#")
-    head = "\n".join(f"{mark} {line}".rstrip() for line in provenance(state))
-    _write(folder / BEST, f"{head}\n\n{node.source.lstrip()}")
+    mark = _COMMENT_MARKS.get(node.language, "#")
+    head = "\n".join(f"{mark} {line}".rstrip() for line in provenance_lines(state))
+    _write(folder / BEST_FILE, f"{head}\n\n{node.source.lstrip()}")
 
 
-def provenance(state: State) -> list[str]:
+def provenance_lines(state: SearchState) -> list[str]:
     """Where the best source comes from, and on what evidence it is the best: lines of text."""
     node, made = state.nodes[state.best], state.nodes[state.best].provenance
     judged = state.confirmed.get(node.id) or state.judged.get(node.id)
@@ -83,7 +83,7 @@ def provenance(state: State) -> list[str]:
     if node.id == state.seeds[0]:
         lines.append("speed: this is the first seed itself; nothing faster was found")
     elif judged is not None and judged.log2_ratio is not None:
-        how = EVIDENCE[state.evidence(node.id)]
+        how = EVIDENCE_TEXTS[state.evidence(node.id)]
         spread = f", standard error {judged.sd * math.log(2):.2%}" if node.id in state.confirmed else ""
         lines.append(f"speed: {2**-state.best_score:.3f} times the first seed, {how}{spread}")
     if judged is not None and judged.config:
@@ -98,7 +98,7 @@ def provenance(state: State) -> list[str]:
     return lines
 
 
-def summary(state: State) -> dict[str, Any]:
+def summary(state: SearchState) -> dict[str, Any]:
     """What was found and what it cost, as one JSON object.
 
     `per_percent` is each cost per per cent of the first seed's time that the best source saves; None while
@@ -113,11 +113,11 @@ def summary(state: State) -> dict[str, Any]:
         "best": state.best,
         "speedup": 2**-state.best_score,
         "confirmed": state.evidence(state.best) == "confirmed",
-        "evidence": EVIDENCE[state.evidence(state.best)],
+        "evidence": EVIDENCE_TEXTS[state.evidence(state.best)],
         "percent_saved": saved,
         "batches": max(state.batches, default=0),
         "nodes": len(state.nodes),
-        "refused": len(state.refused),
+        "refused": len(state.duplicates),
         "measured": len(state.judged),
         "failed": sum(j.outcome is not Outcome.OK for j in state.judged.values()),
         "spent": spent,
@@ -128,7 +128,7 @@ def summary(state: State) -> dict[str, Any]:
     }
 
 
-def reliability(state: State) -> dict[str, Any] | None:
+def reliability(state: SearchState) -> dict[str, Any] | None:
     """How forecasts fared over all nodes forecast, from those measured, each weighed by 1 / propensity.
 
     `better`: mean forecast probability of being faster than the reference, and the share that was; `brier`:
@@ -166,7 +166,7 @@ def reliability(state: State) -> dict[str, Any] | None:
 
 def _write(path: Path, text: str) -> None:
     try:
-        write_whole(path, text.encode("utf-8", "surrogatepass"))
+        write_atomically(path, text.encode("utf-8", "surrogatepass"))
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written ({error}); the log has everything: free space or make the folder "

@@ -14,12 +14,12 @@ import torch
 from forecast_autotune.features.trace import trace as traced
 from forecast_autotune.records import Argument, Config
 from forecast_harness.sandbox.inside import load
-from forecast_harness.sandbox.jobs import Answer, Array
+from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
-def trace(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
+def trace(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """Call `entry` of `file` once per set of `calls` (name -> dtype and shape); trace what it launches.
 
     The value is a list per call, of one object per launch: `kernel`, `ttir`, `grid`, `arguments` and `config`
@@ -44,11 +44,11 @@ def trace(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[s
             for name, (dtype, shape) in call.items()
         }
         run(**tensors)
-        found.append([_described(*launch, target) for launch in launches])
-    return Answer(found)
+        found.append([_describe_launch(*launch, target) for launch in launches])
+    return CellAnswer(found)
 
 
-def _described(
+def _describe_launch(
     kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], grid: Any, target: Any
 ) -> dict[str, Any]:
     named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
@@ -81,7 +81,7 @@ def _argument(name: str, value: Any, constexpr: bool) -> Argument:
     return Argument(name, "scalar", kinds.get(type(value), "i32" if small else "i64"), value=value)
 
 
-def main(work: Any) -> Answer:
+def main(work: Any) -> CellAnswer:
     """The job: one cell, asked for `trace` of the payload."""
     with work.cell() as cell:
-        return Answer(cell.ask(f"{__name__}:trace", work.payload).value)
+        return CellAnswer(cell.ask(f"{__name__}:trace", work.payload).value)

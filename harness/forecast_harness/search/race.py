@@ -20,20 +20,20 @@ from typing import Any
 import torch
 
 from forecast_harness.packs.schema import Language, Pack
-from forecast_harness.sandbox.api import Answer, CandidateFault, Cell, Work
-from forecast_harness.search.heat import Heat
-from forecast_harness.search.racing import Rules, level
+from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext
+from forecast_harness.search.heat import HalvingRace
+from forecast_harness.search.racing import RaceRules, drift_corrected_seconds
 from forecast_harness.timing.clock import CANDIDATE, INCUMBENT
-from forecast_harness.verify.contest import CellClock, Found
+from forecast_harness.verify.contest import CellClock, ContestantRejected
 from forecast_harness.verify.foreign import problem_of
-from forecast_harness.verify.judge import Judge
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.problem import Case, Problem
+from forecast_harness.verify.judge import SolutionJudge
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problem import LaunchCase, VerificationProblem
 from forecast_harness.verify.verdict import Judgement, Reason
-from forecast_harness.verify.worker import faulted
+from forecast_harness.verify.worker import reason_of_fault
 
 
-def main(work: Work) -> Answer:
+def main(work: JobContext) -> CellAnswer:
     """Race and time. The payload has `pack`, `plan`, `rules`, and of each contestant `file`, `entry` and
     `language`: `against` is the incumbent, `configs` are the candidate's.
 
@@ -45,53 +45,59 @@ def main(work: Work) -> Answer:
     was raced, in order of the workloads, see `racing.level`) and `checks`.
     """
     asked = work.payload
-    pack, plan = Pack.from_json(asked["pack"]), Plan.from_json(asked["plan"])
+    pack, plan = Pack.from_json(asked["pack"]), VerificationPlan.from_json(asked["plan"])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as cells:
-        race = _Race(work, pack, plan, Rules(**asked["rules"]), problem_of(pack, Path(folder)), cells)
+        race = _PackRace(work, pack, plan, RaceRules(**asked["rules"]), problem_of(pack, Path(folder)), cells)
         try:
             value = race.run(asked["against"], asked["configs"])
-        except Found as found:  # the incumbent: a candidate's are caught where they happen
+        except ContestantRejected as found:  # the incumbent: a candidate's are caught where they happen
             value = {"incumbent": [r.to_json() for r in found.reasons]}
     caught = {str(n): [r.to_json() for r in reasons] for n, reasons in race.caught.items()}
-    return Answer({**value, "caught": caught, "spent": race.heat.spent})
+    return CellAnswer({**value, "caught": caught, "spent": race.heat.spent})
 
 
-class _Race:
+class _PackRace:
     def __init__(
-        self, work: Work, pack: Pack, plan: Plan, rules: Rules, problem: Problem, cells: ExitStack
+        self,
+        work: JobContext,
+        pack: Pack,
+        plan: VerificationPlan,
+        rules: RaceRules,
+        problem: VerificationProblem,
+        cells: ExitStack,
     ) -> None:
         self._work, self._pack, self._plan = work, pack, plan
         self._problem, self._cells = problem, cells
         self._seed = os.urandom(16)
-        self.heat = Heat(rules, random.Random(self._seed))
-        self._open: dict[int, Cell] = {}
+        self.heat = HalvingRace(rules, random.Random(self._seed))
+        self._open_cells: dict[int, Cell] = {}
         self.caught: dict[int, list[Reason]] = {}
 
     def run(self, against: Mapping[str, Any], configs: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """All of it. Raises `Found` for the incumbent's faults."""
-        base = self._prepared(-1, against)
+        """All of it. Raises `ContestantRejected` for the incumbent's faults."""
+        base = self._prepare_judge(-1, against)
         languages = (Language(one["language"]) for one in (against, *configs))
         workloads = self._pack.timed_workloads(self._plan.device, *languages)
         clocks: dict[int, CellClock] = {}
-        cases: list[Case] = []  # shared, so that the incumbent's cell need not be sent each clock's own
+        cases: list[LaunchCase] = []  # shared, so that the incumbent's cell need not be sent each clock's own
         for n, config in enumerate(configs):
             try:
-                clocks[n] = CellClock((base, self._prepared(n, config)), workloads, cases)
+                clocks[n] = CellClock((base, self._prepare_judge(n, config)), workloads, cases)
                 clocks[n].warm_up()
-            except Found as found:
+            except ContestantRejected as found:
                 clocks.pop(n, None)
-                self._drop(n, found)
+                self._reject(n, found)
         raced = dict(clocks)
-        ranking = self.heat.halved(clocks, self._drop, self._retire)
+        ranking = self.heat.run_rungs(clocks, self._reject, self._close_cell)
         if not clocks or self._suspicious():
             return {}
         (best,) = clocks
         try:
-            differences, ended = self.heat.settled(clocks[best])
-            clocks[best].believe()
-        except Found as found:
-            self._drop(best, found)
+            differences, ended = self.heat.time_winner(clocks[best])
+            clocks[best].check_times()
+        except ContestantRejected as found:
+            self._reject(best, found)
             return {}
         samples = {
             n: {key: [r.seconds for r in replies] for key, replies in clock.replies.items()}
@@ -106,32 +112,32 @@ class _Race:
             "ended": ended,
             "ranking": {str(n): d for n, d in ranking.items()},
             "seconds": {f"{which}:{name}": s for (which, name), s in seconds.items()},
-            "timed": {str(n): list(level(s, theirs).values()) for n, s in samples.items()},
+            "timed": {str(n): list(drift_corrected_seconds(s, theirs).values()) for n, s in samples.items()},
             "checks": clocks[best].checks,
         }
 
-    def _prepared(self, n: int, one: Mapping[str, Any]) -> Judge:
-        """A judge over a fresh cell that has imported the contestant. Raises `Found`."""
-        cell = self._open[n] = self._cells.enter_context(self._work.cell())
+    def _prepare_judge(self, n: int, one: Mapping[str, Any]) -> SolutionJudge:
+        """A judge over a fresh cell that has imported the contestant. Raises `ContestantRejected`."""
+        cell = self._open_cells[n] = self._cells.enter_context(self._work.cell())
         seed = hashlib.sha256(self._seed + str(n).encode()).digest()
-        judge = Judge(self._pack, self._problem, cell, self._plan, seed)
+        judge = SolutionJudge(self._pack, self._problem, cell, self._plan, seed)
         try:
             reasons = judge.prepare(one["file"], one["entry"], Language(one["language"]))
         except CandidateFault as fault:
-            reasons = [faulted(fault, judge)]
+            reasons = [reason_of_fault(fault, judge)]
         if reasons:
-            raise Found(INCUMBENT if n < 0 else CANDIDATE, reasons)
+            raise ContestantRejected(INCUMBENT if n < 0 else CANDIDATE, reasons)
         return judge
 
-    def _drop(self, n: int, found: Found) -> None:
+    def _reject(self, n: int, found: ContestantRejected) -> None:
         if found.which == INCUMBENT:
             raise found
         self.caught[n] = found.reasons
-        self._open[n].close()
+        self._open_cells[n].close()
 
     def _suspicious(self) -> bool:
         """Whether any config did what honest code does not do: all of them have one author."""
         return any(r.judgement is Judgement.SUSPICIOUS for reasons in self.caught.values() for r in reasons)
 
-    def _retire(self, n: int) -> None:
-        self._open[n].close()
+    def _close_cell(self, n: int) -> None:
+        self._open_cells[n].close()

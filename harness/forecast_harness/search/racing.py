@@ -15,7 +15,7 @@ Call = TypeVar("Call", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Rules:
+class RaceRules:
     """When to stop timing. A block is four launches of every workload, as in `timing.duel`."""
 
     rung: int = 2
@@ -33,13 +33,13 @@ class Rules:
     """Most seconds of launches, after the race, of both sides together."""
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by name; `Rules(**object)` reads them back."""
+        """All fields by name; `RaceRules(**object)` reads them back."""
         return dict(self.__dict__)
 
 
-QUICK = Rules()
+QUICK_RULES = RaceRules()
 """A cheap estimate: what is worth more is confirmed afterwards."""
-THOROUGH = Rules(least=20, most=120, precise=0.002, seconds=60.0)
+THOROUGH_RULES = RaceRules(least=20, most=120, precise=0.002, seconds=60.0)
 
 
 def standard_error(differences: Sequence[float]) -> float:
@@ -57,7 +57,7 @@ def log2_ratio(differences: Sequence[float]) -> tuple[float, float]:
     return -statistics.median(differences) * scale, standard_error(differences) * scale
 
 
-def level(
+def drift_corrected_seconds(
     samples: Mapping[tuple[int, Call], Sequence[float]], incumbent: Mapping[Call, float]
 ) -> dict[Call, float]:
     """A contestant's seconds by call, as they would be where the incumbent takes these.

@@ -2,7 +2,7 @@
 
 An actor holds a judge and never a candidate: the judge's sandbox starts the processes that do, so no actor
 initialises CUDA. Jobs and results cross as plain JSON objects. An actor that dies, alone or with its node,
-has its job given to another lane, a limited number of times; `LocalLanes` has the rest of the rules.
+has its job given to another lane, a limited number of times; `LocalJudgePool` has the rest of the rules.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 from forecast_autotune.errors import SettingsError
 from forecast_harness.search import codec
-from forecast_harness.search.events import Confirm, Job
-from forecast_harness.search.interfaces import Judge, LaneLost
-from forecast_harness.search.lanes import REQUEUES, RETRY_S, STRIKES, LaneGone, LocalLanes
-from forecast_harness.search.records import Judged
-from forecast_harness.timing.device import number_of
+from forecast_harness.search.events import ConfirmationJob, NodeJob
+from forecast_harness.search.interfaces import LaneFailure, NodeJudge
+from forecast_harness.search.lanes import MAX_OPEN_FAILURES, MAX_REQUEUES, RETRY_S, LaneDied, LocalJudgePool
+from forecast_harness.search.records import NodeResult
+from forecast_harness.timing.device import device_index
 
-OPEN_S = 120.0
+OPEN_TIMEOUT_S = 120.0
 """How long an actor may wait for its place in the cluster, and open its judge."""
-_CLOSE_S = 15.0
+_CLOSE_TIMEOUT_S = 15.0
 
 
 def load_ray() -> Any:
@@ -37,12 +37,12 @@ def load_ray() -> Any:
     return ray
 
 
-class Host:
+class JudgeActor:
     """What runs in an actor: one judge, spoken to in plain data."""
 
-    def __init__(self, make_judge: Callable[[int], Judge], number: int) -> None:
-        self._make, self._number = make_judge, number
-        self._judge: Judge | None = None
+    def __init__(self, make_judge: Callable[[int], NodeJudge], number: int) -> None:
+        self._make_judge, self._number = make_judge, number
+        self._judge: NodeJudge | None = None
 
     def open(self) -> dict[str, Any]:
         """Open the judge; `problem` says why that failed, and is empty if it did not."""
@@ -51,39 +51,39 @@ class Host:
         ray = load_ray()
         problem = ""
         try:
-            self._judge = self._make(self._place(ray.get_gpu_ids()))
+            self._judge = self._make_judge(self._device_index(ray.get_gpu_ids()))
         except Exception as error:  # told as data: the caller may lack the class
             problem = f"{type(error).__name__}: {error}"
         return {"problem": problem, "node": ray.get_runtime_context().get_node_id(), "pid": os.getpid()}
 
     def judge(self, job: dict[str, Any]) -> dict[str, Any]:
-        """`Judge.judge` in plain data; `lost` and `lane` in place of a `LaneLost`."""
-        return self._told(lambda judge: judge.judge(codec.from_json(Job, job)))
+        """`NodeJudge.judge` in plain data; `lost` and `lane` in place of a `LaneFailure`."""
+        return self._call_judge(lambda judge: judge.judge(codec.from_json(NodeJob, job)))
 
     def confirm(self, confirm: dict[str, Any]) -> dict[str, Any]:
-        """`Judge.confirm` likewise."""
-        return self._told(lambda judge: judge.confirm(codec.from_json(Confirm, confirm)))
+        """`NodeJudge.confirm` likewise."""
+        return self._call_judge(lambda judge: judge.confirm(codec.from_json(ConfirmationJob, confirm)))
 
     def close(self) -> None:
         """End the judge's processes."""
         if self._judge is not None:
             self._judge.close()
 
-    def _place(self, assigned: Sequence[object]) -> int:
+    def _device_index(self, assigned: Sequence[object]) -> int:
         """The driver's own number of the GPU assigned, or the lane's: a judge asks the driver, not CUDA.
 
         Raises `SettingsError` for a GPU that the driver has no number for: the lane's would be another's.
         """
         if not assigned:
             return self._number
-        if (number := number_of(str(assigned[0]))) is None:
+        if (number := device_index(str(assigned[0]))) is None:
             raise SettingsError(
                 f"Ray gives this lane the GPU {assigned[0]}, which the driver does not list; lanes need "
                 "whole GPUs: start Ray with their numbers or UUIDs in CUDA_VISIBLE_DEVICES"
             )
         return number
 
-    def _told(self, ask: Callable[[Judge], Any]) -> dict[str, Any]:
+    def _call_judge(self, ask: Callable[[NodeJudge], Any]) -> dict[str, Any]:
         assert self._judge is not None, "open() comes first"
         try:
             return {"result": codec.to_json(ask(self._judge))}
@@ -92,13 +92,18 @@ class Host:
 
 
 class RemoteJudge:
-    """A judge in an actor. Raises `LaneLost` where it cannot be opened, `LaneGone` when its actor dies."""
+    """A judge in an actor. Raises `LaneFailure` where it cannot be opened, `LaneDied` when its actor dies."""
 
     def __init__(
-        self, make_judge: Callable[[int], Judge], number: int, *, gpus: float, open_s: float = OPEN_S
+        self,
+        make_judge: Callable[[int], NodeJudge],
+        number: int,
+        *,
+        gpus: float,
+        open_s: float = OPEN_TIMEOUT_S,
     ) -> None:
         self._ray, self._name = load_ray(), f"ray-{number}"
-        actor = self._ray.remote(Host).options(
+        actor = self._ray.remote(JudgeActor).options(
             num_gpus=gpus,
             num_cpus=0 if gpus else 1,
             max_restarts=0,
@@ -110,38 +115,40 @@ class RemoteJudge:
             said = self._ray.get(self._actor.open.remote(), timeout=open_s)
         except self._ray.exceptions.RayError as error:
             self._ray.kill(self._actor)
-            raise LaneLost(f"no place in the cluster, or it ended: {_short(error)}", self._name) from error
+            raise LaneFailure(
+                f"no place in the cluster, or it ended: {_error_line(error)}", self._name
+            ) from error
         self.node, self.pid = str(said["node"]), int(said["pid"])
         if said["problem"]:
             self._ray.kill(self._actor)
-            raise LaneLost(said["problem"], self._name)
+            raise LaneFailure(said["problem"], self._name)
 
-    def judge(self, job: Job) -> Judged:
-        """See `Judge`."""
-        return codec.from_json(Judged, self._asked(self._actor.judge, codec.to_json(job)))
+    def judge(self, job: NodeJob) -> NodeResult:
+        """See `NodeJudge`."""
+        return codec.from_json(NodeResult, self._call_actor(self._actor.judge, codec.to_json(job)))
 
-    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
-        """See `Judge`."""
-        found = self._asked(self._actor.confirm, codec.to_json(confirm))
-        return {node: codec.from_json(Judged, judged) for node, judged in found.items()}
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
+        """See `NodeJudge`."""
+        found = self._call_actor(self._actor.confirm, codec.to_json(confirm))
+        return {node: codec.from_json(NodeResult, judged) for node, judged in found.items()}
 
     def close(self) -> None:
         """End the judge's processes, then the actor."""
         with contextlib.suppress(self._ray.exceptions.RayError):  # gone, or hanging: its sandbox ends with it
-            self._ray.get(self._actor.close.remote(), timeout=_CLOSE_S)
+            self._ray.get(self._actor.close.remote(), timeout=_CLOSE_TIMEOUT_S)
         self._ray.kill(self._actor)
 
-    def _asked(self, method: Any, question: Any) -> Any:
+    def _call_actor(self, method: Any, question: Any) -> Any:
         try:
             said = self._ray.get(method.remote(question))
         except self._ray.exceptions.RayError as error:
-            raise LaneGone(f"the actor or its node ended: {_short(error)}", self._name) from error
+            raise LaneDied(f"the actor or its node ended: {_error_line(error)}", self._name) from error
         if "lost" in said:
-            raise LaneLost(said["lost"], said["lane"] or self._name)
+            raise LaneFailure(said["lost"], said["lane"] or self._name)
         return said["result"]
 
 
-class RayLanes(LocalLanes):
+class RayJudgePool(LocalJudgePool):
     """Lanes on the cluster at `address`, or on one that is started on this machine for `local`.
 
     `gpus`: whether a lane takes a GPU, which it alone uses, or a CPU. `most` bounds the lanes; without it
@@ -154,40 +161,42 @@ class RayLanes(LocalLanes):
 
     def __init__(
         self,
-        make_judge: Callable[[int], Judge],
+        make_judge: Callable[[int], NodeJudge],
         *,
         address: str = "auto",
         gpus: bool = False,
         most: int | None = None,
         poll_s: float = 5.0,
-        open_s: float = OPEN_S,
-        strikes: int = STRIKES,
+        open_s: float = OPEN_TIMEOUT_S,
+        strikes: int = MAX_OPEN_FAILURES,
         retry_s: float = RETRY_S,
-        requeues: int = REQUEUES,
+        requeues: int = MAX_REQUEUES,
     ) -> None:
         self._ray = load_ray()
         self._gpus, self._most, self._poll_s = gpus, most, poll_s
-        self._owner = not self._ray.is_initialized()
-        if self._owner:
+        self._owns_connection = not self._ray.is_initialized()
+        if self._owns_connection:
             try:
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise SettingsError(
                     f"no Ray cluster answers at {address}: start one with `ray start --head`, or use "
-                    f"--ray local ({_short(error)})"
+                    f"--ray local ({_error_line(error)})"
                 ) from error
 
-        def make(number: int) -> Judge:
+        def make(number: int) -> NodeJudge:
             return RemoteJudge(make_judge, number, gpus=float(gpus), open_s=open_s)
 
         self._ended = threading.Event()
-        self.trouble = ""
+        self.last_error = ""
         """Why the cluster could not be asked the last time."""
-        super().__init__(make, max(1, self.places()), strikes=strikes, retry_s=retry_s, requeues=requeues)
+        super().__init__(
+            make, max(1, self.available_places()), strikes=strikes, retry_s=retry_s, requeues=requeues
+        )
         self._watcher = threading.Thread(target=self._watch, name="search-lanes-watch", daemon=True)
         self._watcher.start()
 
-    def places(self) -> int:
+    def available_places(self) -> int:
         """How many lanes the living nodes have room for, `most` at the most."""
         resource = "GPU" if self._gpus else "CPU"
         nodes = [n for n in self._ray.nodes() if n["Alive"]]
@@ -198,19 +207,19 @@ class RayLanes(LocalLanes):
         """End all lanes, and the connection if it was made here."""
         self._ended.set()
         super().close()
-        self._watcher.join(_CLOSE_S)
-        if self._owner:
+        self._watcher.join(_CLOSE_TIMEOUT_S)
+        if self._owns_connection:
             self._ray.shutdown()
 
     def _watch(self) -> None:
         while not self._ended.wait(self._poll_s):
             try:
-                places = self.places()
+                places = self.available_places()
             except Exception as error:  # the head may be away for a moment; lanes notice if it stays away
-                self.trouble = _short(error)
+                self.last_error = _error_line(error)
                 continue
-            with self._changed:
-                here = [lane for lane in self.lanes if lane.state != "left" and not lane.retire]
+            with self._condition:
+                here = [lane for lane in self.lanes if lane.state != "left" and not lane.is_leaving]
             for _ in range(places - len(here)):
                 self.join()
             # Those that have no place are the ones that could not open.
@@ -219,5 +228,5 @@ class RayLanes(LocalLanes):
                 self.leave(lane)
 
 
-def _short(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__

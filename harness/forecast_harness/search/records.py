@@ -1,4 +1,4 @@
-"""The nouns of a search: what is searched (`Target`), what was found (`Node`), how to go on (`Settings`)."""
+"""The nouns of a search: what is searched (`SearchTarget`), what was found (`Node`), how to go on (`SearchSettings`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forecast_autotune.variants.records import Provenance
 SCHEMA = 1
 
 
-class Kind(StrEnum):
+class TargetKind(StrEnum):
     """What a target is."""
 
     PACK = "pack"
@@ -23,10 +23,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Target:
+class SearchTarget:
     """What is searched. Plain data; `payload` is what the judge needs to rebuild it in another process."""
 
-    kind: Kind
+    kind: TargetKind
     name: str
     id: str
     """Changes when the question changes: pack id, or source hash of kernel and cases."""
@@ -58,7 +58,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Belief:
+class NodeForecast:
     """A forecast of a node before it runs, relative to `reference`.
 
     `mean` and `sd` are of log2(time of the node / time of the reference): negative is faster.
@@ -74,14 +74,14 @@ class Belief:
     note: str = ""
 
 
-_SURE = 2.0
+_CONFIDENT_ERRORS = 2.0
 """Standard errors beyond which a difference is not chance."""
-_FASTER = "faster"
+_FASTER_OUTCOME = "faster"
 """As `timing.duel.Outcome` has it."""
 
 
 @dataclass(frozen=True)
-class Judged:
+class NodeResult:
     """What running a node gave. `log2_ratio` is paired: node over `against`, side by side in one process."""
 
     outcome: Outcome
@@ -124,11 +124,13 @@ class Judged:
         if self.log2_ratio is None:
             return "refuted"
         said = self.facts.get("standing")
-        shown = self.log2_ratio + _SURE * self.sd < 0.0 if said is None else said == _FASTER
+        shown = (
+            self.log2_ratio + _CONFIDENT_ERRORS * self.sd < 0.0 if said is None else said == _FASTER_OUTCOME
+        )
         return "confirmed" if shown else "undecided"
 
 
-EVIDENCE = {
+EVIDENCE_TEXTS = {
     "": "not confirmed",
     "confirmed": "confirmed in a fresh process",
     "undecided": "timed again in a fresh process and not shown to be faster",
@@ -138,26 +140,26 @@ EVIDENCE = {
 
 
 @dataclass(frozen=True)
-class Spent:
+class SearchCost:
     """What something cost."""
 
     measurements: int = 0
-    """Candidates run on the device: the unit of `Budget.measurements`."""
+    """Candidates run on the device: the unit of `SearchBudget.measurements`."""
     device_seconds: float = 0.0
     wall_seconds: float = 0.0
     tokens: int = 0
     money: float = 0.0
     """US dollars."""
 
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
+    def __add__(self, other: SearchCost) -> SearchCost:
+        return SearchCost(*(a + b for a, b in zip(self._amounts(), other._amounts(), strict=True)))
 
-    def _all(self) -> tuple[Any, ...]:
+    def _amounts(self) -> tuple[Any, ...]:
         return (self.measurements, self.device_seconds, self.wall_seconds, self.tokens, self.money)
 
 
 @dataclass(frozen=True)
-class Budget:
+class SearchBudget:
     """The most that may be spent; None is no limit."""
 
     measurements: int | None = 200
@@ -167,7 +169,7 @@ class Budget:
     tokens: int | None = None
     money: float | None = None
 
-    def exhausted(self, spent: Spent) -> str:
+    def exhausted(self, spent: SearchCost) -> str:
         """Which limit has been reached, as a text for people; empty if none."""
         for name, limit in vars(self).items():
             if limit is not None and getattr(spent, name) >= limit:
@@ -176,10 +178,10 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchSettings:
     """How to search. All of it is part of the context: a resumed search must have the same."""
 
-    budget: Budget = Budget()
+    budget: SearchBudget = SearchBudget()
     archive: str = "puct"
     """`puct`, `islands`, `greedy` or `beam`."""
     proposers: tuple[str, ...] = ("mechanical",)
@@ -205,21 +207,21 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Context:
+class SearchContext:
     """What must be equal for a log to be continued."""
 
     target: str
-    """`Target.id`"""
+    """`SearchTarget.id`"""
     seeds: tuple[str, ...]
     """Ids of the nodes that it starts from; the first is the one speed-ups are stated against."""
     device: str
-    """Slug of the device (several of one model are the same; each has its own UUID in `Judged.device`)."""
+    """Slug of the device (several of one model are the same; each has its own UUID in `NodeResult.device`)."""
     toolchain: Mapping[str, str]
     surrogate: str
     """Name and version of what forecasts, or `none`."""
     harness: str
     """`harness_hash`: how nodes are verified and timed."""
-    settings: Settings = Settings()
+    settings: SearchSettings = SearchSettings()
     arms: tuple[str, ...] = ()
     """`<proposer>/<style>` of all that may propose; filled in by `run.search`."""
     schema: int = SCHEMA

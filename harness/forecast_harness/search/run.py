@@ -19,55 +19,62 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.tuning.task import now
-from forecast_harness.search.answers import Answers
+from forecast_autotune.tuning.task import utc_now
+from forecast_harness.search.answers import AnswerStore
 from forecast_harness.search.archives import open_archive
-from forecast_harness.search.decide import RESERVE, key, pending
+from forecast_harness.search.decide import CONFIRMATION_RESERVE, action_key, pending_actions
 from forecast_harness.search.events import (
     Action,
-    Choose,
-    Confirm,
+    ConfirmationJob,
     Event,
     Expired,
-    Job,
     Lost,
-    Question,
-    Request,
+    NodeForecastRequest,
+    NodeJob,
+    ProposalRequest,
+    RecordChoice,
     Resumed,
     Started,
-    Stop,
     Stopped,
+    StopSearch,
 )
-from forecast_harness.search.interfaces import Forecaster, LaneLost, Lanes, Proposer
-from forecast_harness.search.log import Log, read
+from forecast_harness.search.interfaces import Forecaster, JudgePool, LaneFailure, Proposer
+from forecast_harness.search.log import SearchLog, read_log
 from forecast_harness.search.output import write_best, write_output
-from forecast_harness.search.records import Context, Node, Settings, Target
-from forecast_harness.search.state import State, apply, fold
-from forecast_harness.search.work import Asking, asked, booked, failed, lost, received
+from forecast_harness.search.records import Node, SearchContext, SearchSettings, SearchTarget
+from forecast_harness.search.state import SearchState, apply_event, replay_events
+from forecast_harness.search.work import (
+    AwaitedAction,
+    answer_event,
+    ask_plugin,
+    failed_answer,
+    judge_answer,
+    lane_failure_event,
+)
 
-PROPOSING = 8
+MAX_PROPOSAL_REQUESTS = 8
 """Requests answered at once."""
-AHEAD = 2
+JOBS_PER_LANE = 2
 """Jobs given to the lanes per lane: one at work, one waiting, so that none idles."""
-GRACE_S = 10.0
+INTERRUPT_GRACE_S = 10.0
 """How long work under way may still come in after an interruption."""
-POLL_S = 0.2
+POLL_INTERVAL_S = 0.2
 """How soon an interruption is noticed while nothing comes in."""
-LOG = "log.jsonl"
+LOG_FILE = "log.jsonl"
 
 
 def search(
-    target: Target,
+    target: SearchTarget,
     seeds: Sequence[Node],
     *,
-    settings: Settings,
-    context: Context,
+    settings: SearchSettings,
+    context: SearchContext,
     proposers: Mapping[str, Proposer],
     forecaster: Forecaster | None,
-    lanes: Lanes,
+    lanes: JudgePool,
     folder: Path,
-    watch: Callable[[State], None] | None = None,
-) -> State:
+    watch: Callable[[SearchState], None] | None = None,
+) -> SearchState:
     """Search, or go on with the search in `folder`, to its end or to an interruption (Ctrl-C).
 
     `context` need not name settings, arms, seeds, target and surrogate: they are taken from the other
@@ -76,7 +83,7 @@ def search(
     Raises `RecordError` where the folder holds a search with another context, `StoreError` where it is in
     use or cannot be written, `SettingsError` for settings that cannot be searched with.
     """
-    _check(settings, seeds, proposers)
+    _check_settings(settings, seeds, proposers)
     context = replace(
         context,
         target=target.id,
@@ -85,24 +92,26 @@ def search(
         settings=settings,
         arms=tuple(f"{name}/{style}" for name, p in proposers.items() for style in p.styles),
     )
-    path = folder / LOG
-    if path.is_file() and read(path):
-        log = Log.open(path, context)
+    path = folder / LOG_FILE
+    if path.is_file() and read_log(path):
+        log = SearchLog.open(path, context)
     else:
-        log = Log.create(path, Started(context, target, tuple(seeds), now()))
+        log = SearchLog.create(path, Started(context, target, tuple(seeds), utc_now()))
     with log:
-        state = fold(log.events)
+        state = replay_events(log.events)
         if state.stopped is None or state.stopped.interrupted:
-            run = _Run(log, state, folder, proposers, forecaster, lanes, watch)
+            run = _SearchRunner(log, state, folder, proposers, forecaster, lanes, watch)
             if len(log.events) > 1:
-                run.record(Resumed(now()))
-            with _interruption() as interrupted:
-                run.to_the_end(interrupted)
+                run.record(Resumed(utc_now()))
+            with _interrupt_event() as interrupted:
+                run.run_to_end(interrupted)
         write_output(state, folder)
         return state
 
 
-def _check(settings: Settings, seeds: Sequence[Node], proposers: Mapping[str, Proposer]) -> None:
+def _check_settings(
+    settings: SearchSettings, seeds: Sequence[Node], proposers: Mapping[str, Proposer]
+) -> None:
     open_archive(settings.archive)
     least = {"parents": 1, "samples": 1, "k": 1, "depth": 1, "patience": 1, "trials": 0}
     for name, number in least.items():
@@ -117,46 +126,46 @@ def _check(settings: Settings, seeds: Sequence[Node], proposers: Mapping[str, Pr
 
 
 @dataclass
-class _Asked:
+class _ActionInProgress:
     """An action under way."""
 
     action: Action
     future: Future[Event]
-    theirs: Future[Any] | None = None
+    lane_future: Future[Any] | None = None
     """The lanes' own, to cancel it by."""
 
 
-class _Run:
+class _SearchRunner:
     """One process's part in a search."""
 
     def __init__(
         self,
-        log: Log,
-        state: State,
+        log: SearchLog,
+        state: SearchState,
         folder: Path,
         proposers: Mapping[str, Proposer],
         forecaster: Forecaster | None,
-        lanes: Lanes,
-        watch: Callable[[State], None] | None,
+        lanes: JudgePool,
+        watch: Callable[[SearchState], None] | None,
     ) -> None:
-        self._log, self._state, self._folder, self._answers = log, state, folder, Answers(folder)
+        self._log, self._state, self._folder, self._answers = log, state, folder, AnswerStore(folder)
         self._proposers, self._forecaster, self._lanes, self._watch = proposers, forecaster, lanes, watch
-        self._asked: dict[str, _Asked] = {}
+        self._in_progress: dict[str, _ActionInProgress] = {}
         self._best = ""
-        self._begun = time.monotonic()
-        self._before = state.spent.wall_seconds
+        self._started_at = time.monotonic()
+        self._earlier_seconds = state.spent.wall_seconds
         """Of earlier sessions only their work is known: a killed one tells no end."""
 
     def record(self, event: Event) -> None:
         """Log, then know."""
-        apply(self._state, self._log.append(event))
+        apply_event(self._state, self._log.append(event))
         if self._state.best != self._best:
             self._best = self._state.best
             write_best(self._state, self._folder)
         if self._watch is not None:
             self._watch(self._state)
 
-    def to_the_end(self, interrupted: threading.Event) -> None:
+    def run_to_end(self, interrupted: threading.Event) -> None:
         """Until `Stopped`, or until there is an interruption."""
         try:
             while self._state.stopped is None and not interrupted.is_set():
@@ -169,115 +178,125 @@ class _Run:
     def _step(self, interrupted: threading.Event) -> None:
         """Do what is due; wait for an answer where nothing else is left to do."""
         if self._time_is_up():
-            self.record(Expired(self._elapsed(), at=now()))
+            self.record(Expired(self._elapsed(), at=utc_now()))
             self._cancel()
-        for action in pending(self._state):
-            if isinstance(action, Choose):
+        for action in pending_actions(self._state):
+            if isinstance(action, RecordChoice):
                 return self.record(action.event)
-            if isinstance(action, Stop):
-                return self.record(Stopped(action.reason, at=now()))
-            name = key(action)
-            if name in self._asked:
+            if isinstance(action, StopSearch):
+                return self.record(Stopped(action.reason, at=utc_now()))
+            name = action_key(action)
+            if name in self._in_progress:
                 continue
-            if (kept := self._kept(name, action)) is not None:
+            if (kept := self._stored_event(name, action)) is not None:
                 return self.record(kept)
             if self._has_room(action):
-                self._asked[name] = self._ask(name, action)
-        if not self._asked:
+                self._in_progress[name] = self._start(name, action)
+        if not self._in_progress:
             raise RuntimeError("nothing is due and nothing is under way, and yet the search has not stopped")
-        while not self._take_in() and not interrupted.is_set() and not self._time_is_up():
-            wait([a.future for a in self._asked.values()], POLL_S, FIRST_COMPLETED)
+        while not self._record_answers() and not interrupted.is_set() and not self._time_is_up():
+            wait([a.future for a in self._in_progress.values()], POLL_INTERVAL_S, FIRST_COMPLETED)
         return None
 
-    def _kept(self, name: str, action: Asking) -> Event | None:
+    def _stored_event(self, name: str, action: AwaitedAction) -> Event | None:
         """The event of an answer on file."""
-        answer = self._answers.kept(name)
+        answer = self._answers.load(name)
         try:
-            return booked(action, answer) if answer is not None else None
+            return answer_event(action, answer) if answer is not None else None
         except ValueError:
             return None
 
-    def _take_in(self) -> bool:
+    def _record_answers(self) -> bool:
         """Record all answers that have come; whether there were any."""
-        done = [name for name, ours in self._asked.items() if ours.future.done()]
+        done = [name for name, ours in self._in_progress.items() if ours.future.done()]
         for name in done:
-            event = self._asked.pop(name).future.result()
+            event = self._in_progress.pop(name).future.result()
             # What was given up when the time was up is no lane's failure.
             if self._state.expired is None or not isinstance(event, Lost) or not event.node:
                 self.record(event)
         return bool(done)
 
     def _elapsed(self) -> float:
-        return self._before + time.monotonic() - self._begun
+        return self._earlier_seconds + time.monotonic() - self._started_at
 
     def _time_is_up(self) -> bool:
         """Whether just enough of the wall-clock limit is left to confirm the best."""
         limit = self._state.settings.budget.wall_seconds
         if limit is None or self._state.expired is not None:
             return False
-        return self._elapsed() >= (1.0 - RESERVE) * limit
+        return self._elapsed() >= (1.0 - CONFIRMATION_RESERVE) * limit
 
     def _has_room(self, action: Action) -> bool:
         """Whether its queue is not full."""
-        under_way = sum(type(a.action) is type(action) for a in self._asked.values())
-        return under_way < (AHEAD * max(1, self._lanes.width) if isinstance(action, Job) else PROPOSING)
+        under_way = sum(type(a.action) is type(action) for a in self._in_progress.values())
+        return under_way < (
+            JOBS_PER_LANE * max(1, self._lanes.capacity)
+            if isinstance(action, NodeJob)
+            else MAX_PROPOSAL_REQUESTS
+        )
 
     def _end_early(self) -> None:
         """Cancel what has not begun, give the rest a little time, and say that there is more to do."""
         self._cancel()
-        wait([a.future for a in self._asked.values()], GRACE_S)
-        for ours in self._asked.values():
+        wait([a.future for a in self._in_progress.values()], INTERRUPT_GRACE_S)
+        for ours in self._in_progress.values():
             if ours.future.done() and not isinstance(event := ours.future.result(), Lost):
                 self.record(event)
-        self._asked.clear()
-        self.record(Stopped("interrupted by the user", interrupted=True, at=now()))
+        self._in_progress.clear()
+        self.record(Stopped("interrupted by the user", interrupted=True, at=utc_now()))
 
     def _cancel(self) -> None:
-        for ours in self._asked.values():
-            if ours.theirs is not None:
-                ours.theirs.cancel()
+        for ours in self._in_progress.values():
+            if ours.lane_future is not None:
+                ours.lane_future.cancel()
 
     # --- asking ---
 
-    def _ask(self, name: str, action: Asking) -> _Asked:
+    def _start(self, name: str, action: AwaitedAction) -> _ActionInProgress:
         """Start it. The future gives the event, which is in its file by then."""
         future: Future[Event] = Future()
-        if isinstance(action, Job | Confirm):
+        if isinstance(action, NodeJob | ConfirmationJob):
             theirs: Future[Any] = (
-                self._lanes.confirm(action) if isinstance(action, Confirm) else self._lanes.submit(action)
+                self._lanes.confirm(action)
+                if isinstance(action, ConfirmationJob)
+                else self._lanes.submit(action)
             )
-            theirs.add_done_callback(lambda done: _settle(future, lambda: self._judged(name, action, done)))
-            return _Asked(action, future, theirs)
-        make = partial(self._answered, name, action)
+            theirs.add_done_callback(
+                lambda done: _resolve(future, lambda: self._answer_of_lane(name, action, done))
+            )
+            return _ActionInProgress(action, future, theirs)
+        make = partial(self._answer_of_plugin, name, action)
         # A daemon: a plug-in that hangs must not keep the process from ending.
-        threading.Thread(target=_settle, args=(future, make), name=f"search-{name}", daemon=True).start()
-        return _Asked(action, future)
+        threading.Thread(target=_resolve, args=(future, make), name=f"search-{name}", daemon=True).start()
+        return _ActionInProgress(action, future)
 
-    def _answered(self, name: str, action: Request | Question) -> Event:
-        answer = asked(action, self._proposers, self._forecaster)
+    def _answer_of_plugin(self, name: str, action: ProposalRequest | NodeForecastRequest) -> Event:
+        answer = ask_plugin(action, self._proposers, self._forecaster)
         try:
-            self._answers.keep(name, answer)
-            return booked(action, answer)
+            self._answers.store(name, answer)
+            return answer_event(action, answer)
         except (ValueError, TypeError, AttributeError) as error:
-            answer = failed(action, f"the answer is not what was asked for: {error}"[:500])
-            self._answers.keep(name, answer)
-            return booked(action, answer)
+            answer = failed_answer(action, f"the answer is not what was asked for: {error}"[:500])
+            self._answers.store(name, answer)
+            return answer_event(action, answer)
 
-    def _judged(self, name: str, action: Job | Confirm, done: Future[Any]) -> Event:
+    def _answer_of_lane(self, name: str, action: NodeJob | ConfirmationJob, done: Future[Any]) -> Event:
         """In the lane's thread, as soon as the result is there."""
         try:
             if done.cancelled():
-                raise LaneLost("cancelled")
-            answer = received(action, done.result())
-            self._answers.keep(name, answer)
-            return booked(action, answer)
-        except LaneLost as error:
-            return lost(action, error)
+                raise LaneFailure("cancelled")
+            answer = judge_answer(action, done.result())
+            self._answers.store(name, answer)
+            return answer_event(action, answer)
+        except LaneFailure as error:
+            return lane_failure_event(action, error)
         except (ValueError, TypeError, AttributeError) as error:
-            return lost(action, LaneLost(f"the judge's answer is not what was asked for: {error}"[:500]))
+            return lane_failure_event(
+                action, LaneFailure(f"the judge's answer is not what was asked for: {error}"[:500])
+            )
 
 
-def _settle(future: Future[Event], make: Callable[[], Event]) -> None:
+def _resolve(future: Future[Event], make: Callable[[], Event]) -> None:
     try:
         future.set_result(make())
     except BaseException as error:
@@ -285,7 +304,7 @@ def _settle(future: Future[Event], make: Callable[[], Event]) -> None:
 
 
 @contextmanager
-def _interruption() -> Iterator[threading.Event]:
+def _interrupt_event() -> Iterator[threading.Event]:
     """An event that the first Ctrl-C sets, at a moment that breaks nothing; the second one is as ever."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():

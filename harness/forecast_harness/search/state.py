@@ -1,7 +1,7 @@
 """What is known of a search: a fold of its log's events. Decides nothing.
 
 Batch 0 is the seeds: each is judged, the first beside itself (which gives its best config and shows that
-the lane works), the others beside the first. Proposals begin with batch 1. `view` is all that a batch may
+the lane works), the others beside the first. Proposals begin with batch 1. `batch_view` is all that a batch may
 know; it does not depend on the order in which results came, or on results of the batches in between.
 """
 
@@ -11,8 +11,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.search.bandit import HOPE
-from forecast_harness.search.batches import ArmStats, Batch, Point, Refused, arm_stats, cost, total
+from forecast_harness.search.bandit import PRIOR_GAIN
+from forecast_harness.search.batches import (
+    ArmStats,
+    Batch,
+    DuplicateProposal,
+    HistoryPoint,
+    arm_stats,
+    measurement_cost,
+    total_cost,
+)
 from forecast_harness.search.choose import expected_improvement
 from forecast_harness.search.events import (
     Chosen,
@@ -27,23 +35,31 @@ from forecast_harness.search.events import (
     Started,
     Stopped,
 )
-from forecast_harness.search.novelty import Novelty
-from forecast_harness.search.records import Belief, Context, Judged, Node, Settings, Spent, Target
-from forecast_harness.search.views import Seen, view
+from forecast_harness.search.novelty import NoveltyFilter
+from forecast_harness.search.records import (
+    Node,
+    NodeForecast,
+    NodeResult,
+    SearchContext,
+    SearchCost,
+    SearchSettings,
+    SearchTarget,
+)
+from forecast_harness.search.views import BatchView, batch_view
 
-__all__ = ["Seen", "State", "apply", "fold", "view"]
+__all__ = ["BatchView", "SearchState", "apply_event", "batch_view", "replay_events"]
 
 
-class State:
-    """Grows with `apply`, in place: events only ever add. Start with `State()` or `fold`."""
+class SearchState:
+    """Grows with `apply_event`, in place: events only ever add. Start with `SearchState()` or `replay_events`."""
 
     def __init__(self) -> None:
         self.started: Started | None = None
         self.resumed = 0
         self.nodes: dict[str, Node] = {}
         """Accepted nodes in the order in which they were."""
-        self.refused: list[Refused] = []
-        self.judged: dict[str, Judged] = {}
+        self.duplicates: list[DuplicateProposal] = []
+        self.judged: dict[str, NodeResult] = {}
         self.scores: dict[str, float] = {}
         """log2(time / time of the first seed) of all that ran."""
         self.batches: dict[int, Batch] = {}
@@ -51,47 +67,47 @@ class State:
         """By request."""
         self.jobs: set[str] = set()
         """Ids of the jobs that are finished."""
-        self.beliefs: dict[str, tuple[str, Belief]] = {}
+        self.beliefs: dict[str, tuple[str, NodeForecast]] = {}
         """The latest by node: the reference that it is relative to, and the belief."""
-        self.promise: dict[str, float] = {}
-        """Expected improvement by the same belief, `HOPE` where it abstains."""
+        self.expected_gains: dict[str, float] = {}
+        """Expected improvement by the same belief, `PRIOR_GAIN` where it abstains."""
         self.pool: dict[str, None] = {}
         """Nodes that were new once and are not measured: deferred, in order of acceptance."""
-        self.history: list[Point] = []
-        self.confirmed: dict[str, Judged] = {}
+        self.history: list[HistoryPoint] = []
+        self.confirmed: dict[str, NodeResult] = {}
         self.confirmations = 0
-        self.unconfirmed: list[Lost] = []
+        self.lost_confirmations: list[Lost] = []
         """Confirmations whose lane failed."""
         self.expired: Expired | None = None
         self.stopped: Stopped | None = None
-        self.spent = Spent()
-        self.spent_on = {k: Spent() for k in ("proposals", "forecasts", "measurements", "confirmation")}
-        self.novelty = Novelty()
+        self.spent = SearchCost()
+        self.spent_on = {k: SearchCost() for k in ("proposals", "forecasts", "measurements", "confirmation")}
+        self.novelty = NoveltyFilter()
         self.memo: dict[Any, Any] = {}
-        """What `view` and `decide` derived once; equal events give equal entries."""
+        """What `batch_view` and `decide` derived once; equal events give equal entries."""
 
     @property
-    def context(self) -> Context:
+    def context(self) -> SearchContext:
         """Raises `RecordError` before the first event."""
-        return self._begun.context
+        return self._started_event.context
 
     @property
-    def target(self) -> Target:
+    def target(self) -> SearchTarget:
         """Raises `RecordError` before the first event."""
-        return self._begun.target
+        return self._started_event.target
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> SearchSettings:
         """Raises `RecordError` before the first event."""
-        return self._begun.context.settings
+        return self._started_event.context.settings
 
     @property
     def seeds(self) -> tuple[str, ...]:
         """Ids of the seeds; speed-ups are stated against the first."""
-        return tuple(n.id for n in self._begun.seeds)
+        return tuple(n.id for n in self._started_event.seeds)
 
     @property
-    def _begun(self) -> Started:
+    def _started_event(self) -> Started:
         if self.started is None:
             raise RecordError("a search's first event must be `started`; there is none yet")
         return self.started
@@ -146,7 +162,7 @@ class State:
         return found
 
     def evidence(self, node: str) -> str:
-        """Of its confirmation (`Judged.evidence`); empty without one."""
+        """Of its confirmation (`NodeResult.evidence`); empty without one."""
         again = self.confirmed.get(node)
         return "" if again is None else again.evidence
 
@@ -194,33 +210,33 @@ class State:
                     self.pool[node.id] = None
                     accepted.append(node.id)
                 else:
-                    self.refused.append(Refused(node, *like))
+                    self.duplicates.append(DuplicateProposal(node, *like))
         batch.nodes = tuple(accepted)
 
 
-def fold(events: Iterable[Event]) -> State:
+def replay_events(events: Iterable[Event]) -> SearchState:
     """The state after these events. Raises `RecordError` for what is no event, or out of place."""
-    state = State()
+    state = SearchState()
     for event in events:
-        apply(state, event)
+        apply_event(state, event)
     return state
 
 
-def apply(state: State, event: Event) -> State:
+def apply_event(state: SearchState, event: Event) -> SearchState:
     """Add an event to `state` (in place) and return it. What is known already is ignored.
 
     Raises `RecordError` for what is no event, or comes before what it rests on.
     """
     kind = type(event)
-    if kind not in _APPLY:
-        raise RecordError(f"{event!r:.80} is no event: one of {', '.join(k.__name__ for k in _APPLY)}")
+    if kind not in _HANDLERS:
+        raise RecordError(f"{event!r:.80} is no event: one of {', '.join(k.__name__ for k in _HANDLERS)}")
     if kind is not Started and state.started is None:
         raise RecordError(f"a search's first event must be `started`, not {kind.__name__.lower()}")
-    _APPLY[kind](state, event)
+    _HANDLERS[kind](state, event)
     return state
 
 
-def _started(state: State, event: Started) -> None:
+def _started(state: SearchState, event: Started) -> None:
     if state.started is not None:
         return
     if not event.seeds:
@@ -235,23 +251,23 @@ def _started(state: State, event: Started) -> None:
     seeds.chosen = Chosen(0, judged, ("seed",) * len(judged), (1.0,) * len(judged))
 
 
-def _resumed(state: State, event: Resumed) -> None:
+def _resumed(state: SearchState, event: Resumed) -> None:
     state.resumed += 1
     if state.stopped is not None and state.stopped.interrupted:
         state.stopped = None
 
 
-def _proposed(state: State, event: Proposed) -> None:
+def _proposed(state: SearchState, event: Proposed) -> None:
     if event.request in state.answers:
         return
     batch = state.batch(event.batch)
     if batch.closed:
         raise RecordError(f"an answer to {event.request} came after batch {event.batch} was closed")
     state.answers[event.request] = batch.answers[event.request] = event
-    _spend(state, "proposals", event.spent)
+    _add_cost(state, "proposals", event.spent)
 
 
-def _forecasted(state: State, event: Forecasted) -> None:
+def _forecasted(state: SearchState, event: Forecasted) -> None:
     batch = state.batch(event.batch)
     if batch.forecasted is not None:
         return
@@ -259,11 +275,11 @@ def _forecasted(state: State, event: Forecasted) -> None:
     batch.forecasted = event
     for node, belief in event.beliefs.items():
         state.beliefs[node] = (event.reference, belief)
-        state.promise[node] = HOPE if belief.abstains else expected_improvement(belief)
-    _spend(state, "forecasts", event.spent)
+        state.expected_gains[node] = PRIOR_GAIN if belief.abstains else expected_improvement(belief)
+    _add_cost(state, "forecasts", event.spent)
 
 
-def _chosen(state: State, event: Chosen) -> None:
+def _chosen(state: SearchState, event: Chosen) -> None:
     batch = state.batch(event.batch)
     if batch.chosen is not None:
         return
@@ -281,7 +297,7 @@ def _chosen(state: State, event: Chosen) -> None:
         state.memo["reason", node] = reason
 
 
-def _finished(state: State, event: Finished) -> None:
+def _finished(state: SearchState, event: Finished) -> None:
     if event.job in state.jobs:
         return
     batch, judged = state.batch(event.batch), event.judged
@@ -298,10 +314,10 @@ def _finished(state: State, event: Finished) -> None:
         else:
             raise RecordError(f"{event.node} was timed beside {judged.against!r}, which has no score itself")
         state.scores[event.node] = score
-    _spend(state, "measurements", cost(judged))
+    _add_cost(state, "measurements", measurement_cost(judged))
     before = state.history[-1].best if state.history else 0.0
     state.history.append(
-        Point(
+        HistoryPoint(
             state.spent.measurements,
             event.node,
             event.batch,
@@ -313,35 +329,35 @@ def _finished(state: State, event: Finished) -> None:
     )
 
 
-def _lost(state: State, event: Lost) -> None:
+def _lost(state: SearchState, event: Lost) -> None:
     if event.node:
         known = state.batch(event.batch).lost.setdefault(event.node, [])
         if event.job not in {e.job for e in known}:  # every try has an id of its own
             known.append(event)
     else:
-        state.unconfirmed.append(event)
+        state.lost_confirmations.append(event)
 
 
-def _confirmed(state: State, event: Confirmed) -> None:
+def _confirmed(state: SearchState, event: Confirmed) -> None:
     fresh = {n: j for n, j in event.judged.items() if n not in state.confirmed}
     if event.judged and not fresh:
         return
     state.confirmed |= fresh
     state.confirmations += 1
-    spent = total(Spent(0, j.device_seconds, j.wall_seconds) for j in fresh.values())
-    _spend(state, "confirmation", spent)
+    spent = total_cost(SearchCost(0, j.device_seconds, j.wall_seconds) for j in fresh.values())
+    _add_cost(state, "confirmation", spent)
 
 
-def _expired(state: State, event: Expired) -> None:
+def _expired(state: SearchState, event: Expired) -> None:
     state.expired = state.expired or event
 
 
-def _stopped(state: State, event: Stopped) -> None:
+def _stopped(state: SearchState, event: Stopped) -> None:
     if state.stopped is None:
         state.stopped = event
 
 
-_APPLY: Mapping[type, Any] = {
+_HANDLERS: Mapping[type, Any] = {
     Started: _started,
     Resumed: _resumed,
     Proposed: _proposed,
@@ -355,6 +371,6 @@ _APPLY: Mapping[type, Any] = {
 }
 
 
-def _spend(state: State, on: str, spent: Spent) -> None:
+def _add_cost(state: SearchState, on: str, spent: SearchCost) -> None:
     state.spent_on[on] += spent
     state.spent += spent

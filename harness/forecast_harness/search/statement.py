@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from forecast_autotune.records import Argument, Config
-from forecast_harness.packs.parts import Axis, Tensor
-from forecast_harness.packs.schema import Definition, Format, Pack
+from forecast_harness.packs.parts import AxisSpec, TensorSpec
+from forecast_harness.packs.schema import Definition, Pack, PackFormat
 
-_SHOWN = 12
+_MAX_LISTED = 12
 """Workloads or calls that a statement lists."""
 _LAYOUTS = {
     "padded": "rows further apart than their length",
@@ -17,29 +17,31 @@ _LAYOUTS = {
 }
 
 
-def of_pack(pack: Pack, language: str, entry: str, device: str) -> str:
+def pack_statement(pack: Pack, language: str, entry: str, device: str) -> str:
     """The statement of a pack for new sources in `language`, ending with the reference's text."""
     about = pack.definition
     lines = [f"Problem {about.name}: {about.description or 'as its reference computes it'}"]
     if about.axes:
         lines += ["", "Sizes; results are checked at hidden ones drawn from these ranges:"]
-        lines += [f"- {name}: {_axis(axis)}" for name, axis in about.axes.items()]
+        lines += [f"- {name}: {_axis_text(axis)}" for name, axis in about.axes.items()]
     for title, tensors in (("Inputs", about.inputs), ("Outputs", about.outputs)):
         if tensors:
-            lines += ["", f"{title}:", *(_tensor(name, t) for name, t in tensors.items())]
+            lines += ["", f"{title}:", *(_tensor_text(name, t) for name, t in tensors.items())]
     timed = pack.timed_workloads(device)
     lines += ["", "Timed at (geometric mean over all of them, one launch each):"]
-    lines += [f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items())}" for w in timed[:_SHOWN]]
+    lines += [f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items())}" for w in timed[:_MAX_LISTED]]
     lines += ["", "Rules for a source:", *(f"- {rule}" for rule in _rules(about, language, entry, device))]
     lines += ["", "Reference, evaluated in higher precision:", "```python", pack.reference.strip(), "```"]
     return "\n".join(lines)
 
 
-def of_kernel(name: str, source: str, calls: Sequence[Sequence[Argument]], configs: Sequence[Config]) -> str:
+def kernel_statement(
+    name: str, source: str, calls: Sequence[Sequence[Argument]], configs: Sequence[Config]
+) -> str:
     """The statement of a Triton kernel whose source is to be rewritten."""
     lines = [f"Triton kernel {name}, to be rewritten so that it runs faster and computes the same.", ""]
-    lines += ["Calls:", *(f"- {_call(c)}" for c in calls[:_SHOWN])] if calls else []
-    lines += ["Some of its configs:", *(f"- {c}" for c in configs[:_SHOWN])] if configs else []
+    lines += ["Calls:", *(f"- {_call_text(c)}" for c in calls[:_MAX_LISTED])] if calls else []
+    lines += ["Some of its configs:", *(f"- {c}" for c in configs[:_MAX_LISTED])] if configs else []
     lines += [
         "",
         "Rules for a source:",
@@ -56,14 +58,14 @@ def of_kernel(name: str, source: str, calls: Sequence[Sequence[Argument]], confi
     return "\n".join(lines)
 
 
-def _axis(axis: Axis) -> str:
+def _axis_text(axis: AxisSpec) -> str:
     if axis.value is not None:
         return f"always {axis.value}"
     step = f", multiples of {axis.multiple}" if axis.multiple > 1 else ""
     return f"{axis.low} to {axis.high}{step}"
 
 
-def _tensor(name: str, tensor: Tensor) -> str:
+def _tensor_text(name: str, tensor: TensorSpec) -> str:
     odd = [f"{x} ({_LAYOUTS[x]})" for x in tensor.layouts if x in _LAYOUTS]
     text = f"- {name}: {tensor.dtype} [{', '.join(tensor.shape)}]"
     if odd:
@@ -76,14 +78,14 @@ def _tensor(name: str, tensor: Tensor) -> str:
 def _rules(about: Definition, language: str, entry: str, device: str) -> list[str]:
     given = list(about.inputs)
     found = [f"One Python module in {language} for {device}; it may import torch" + _imports(language)]
-    if about.format is Format.OWN:
+    if about.format is PackFormat.OWN:
         if about.destination:
             names = ", ".join([*given, *about.outputs])
-            call = f"{entry}({names}) writes its results into {_and(about.outputs)}"
+            call = f"{entry}({names}) writes its results into {_joined_names(about.outputs)}"
         else:
-            call = f"{entry}({', '.join(given)}) returns {_and(about.outputs)}, new tensors"
+            call = f"{entry}({', '.join(given)}) returns {_joined_names(about.outputs)}, new tensors"
         found.append(f"It defines {call}; arguments come by name")
-    elif about.format is Format.KERNELBENCH:
+    elif about.format is PackFormat.KERNELBENCH:
         found.append(f"It defines a class {entry} with the constructor, parameters and forward of Model")
     else:
         found.append(f"It defines {entry}(data), which returns what ref_kernel(data) returns")
@@ -109,11 +111,11 @@ def _imports(language: str) -> str:
     )
 
 
-def _and(names: Iterable[str]) -> str:
+def _joined_names(names: Iterable[str]) -> str:
     return " and ".join(names)
 
 
-def _call(arguments: Sequence[Argument]) -> str:
+def _call_text(arguments: Sequence[Argument]) -> str:
     shown = []
     for a in arguments:
         if a.kind == "tensor":

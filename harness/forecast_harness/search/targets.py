@@ -1,6 +1,6 @@
 """What is to be searched, from a text of the command line: a problem pack, or a kernel in a user's file.
 
-A `Target` is plain data. What a judge needs of it in another process is in its payload, and is read back by
+A `SearchTarget` is plain data. What a judge needs of it in another process is in its payload, and is read back by
 `pack_of` and `subjects_of`.
 """
 
@@ -17,26 +17,26 @@ from functools import cache
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Config, Device, digest
 from forecast_autotune.store import Store
-from forecast_autotune.variants.contract import contract
+from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.packs.load import load, solution_from
-from forecast_harness.packs.schema import Format, Language, Pack, Solution
+from forecast_harness.packs.load import load_pack, make_solution
+from forecast_harness.packs.schema import Language, Pack, PackFormat, Solution
 from forecast_harness.search import statement
-from forecast_harness.search.novelty import identity
-from forecast_harness.search.records import Kind, Node, Target
+from forecast_harness.search.novelty import node_identity
+from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.timing import device as devices
-from forecast_harness.variants.subject import Subject
+from forecast_harness.variants.subject import BaseKernel
 
-_KERNEL = re.compile(r"^(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)$")
+_KERNEL_SPEC = re.compile(r"^(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)$")
 NO_KERNELS_ON_CPU = (
     "a Triton kernel can only be searched on a CUDA device: on the CPU it is interpreted, which shows "
     "whether it is right and says nothing about how fast it is. Search a pack with torch solutions on the "
     "CPU instead, or give a device"
 )
-_SECTION = re.compile(r"^# --- file: (\w+)$", re.MULTILINE)
+_FILE_HEADER = re.compile(r"^# --- file: (\w+)$", re.MULTILINE)
 
 
-def open_target(text: str, *, device: str) -> tuple[Target, tuple[Node, ...]]:
+def open_target(text: str, *, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
     """The target that `text` names and the nodes to start from, the first of which is the yardstick.
 
     `text`: a shipped pack, a folder of one, a KernelBench file or a GPU MODE folder; or `FILE.py:KERNEL`, a
@@ -49,31 +49,31 @@ def open_target(text: str, *, device: str) -> tuple[Target, tuple[Node, ...]]:
     """
     if device not in ("cpu", "cuda"):
         raise SettingsError(f"device must be cpu or cuda, not {device!r}")
-    if found := _KERNEL.match(text):
-        return _kernel(found["file"], found["name"], device)
-    return _pack(load(text), device)
+    if found := _KERNEL_SPEC.match(text):
+        return _kernel_target(found["file"], found["name"], device)
+    return _pack_target(load_pack(text), device)
 
 
-def pack_of(target: Target) -> Pack:
+def pack_of(target: SearchTarget) -> Pack:
     """The pack of a target, as its payload holds it. Raises `RecordError` for a target of another kind."""
-    if target.kind is not Kind.PACK:
+    if target.kind is not TargetKind.PACK:
         raise RecordError(f"{target.name} is a {target.kind}, not a pack")
     return Pack.from_json(target.payload["pack"])
 
 
-def subjects_of(target: Target) -> tuple[Subject, ...]:
+def subjects_of(target: SearchTarget) -> tuple[BaseKernel, ...]:
     """What variants of a kernel target are verified against. Raises `RecordError` for another kind."""
-    if target.kind is not Kind.KERNEL:
+    if target.kind is not TargetKind.KERNEL:
         raise RecordError(f"{target.name} is a {target.kind}, not a kernel")
-    return tuple(Subject.from_json(s) for s in target.payload["subjects"])
+    return tuple(BaseKernel.from_json(s) for s in target.payload["subjects"])
 
 
-def configs_for(target: Target, source: str) -> list[Config]:
+def configs_for(target: SearchTarget, source: str) -> list[Config]:
     """Configs of a source of a kernel target: its own list, or the base's without what it has dropped.
 
     In the order given, without repeats. Raises `RecordError` for a source that breaks the contract.
     """
-    promised = contract(source, target.entry)
+    promised = read_contract(source, target.entry)
     if promised.configs:
         return list(dict.fromkeys(promised.configs))
     takes = set(promised.meta)
@@ -81,73 +81,73 @@ def configs_for(target: Target, source: str) -> list[Config]:
     return list(dict.fromkeys(replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in takes)) for c in listed))
 
 
-def solution_of(target: Target, node: Node) -> Solution:
+def solution_of(target: SearchTarget, node: Node) -> Solution:
     """A node as a solution of its target's pack."""
     return Solution(node.id, Language(node.language), node.source, target.entry)
 
 
-def _pack(pack: Pack, device: str) -> tuple[Target, tuple[Node, ...]]:
+def _pack_target(pack: Pack, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
     language = Language.TORCH if device == "cpu" else Language.TRITON
     seeds = [s for s in pack.solutions if s.language is language and not s.files]
     seeds = seeds or [s for s in pack.solutions if s.language is Language.TORCH and not s.files]
-    seeds = seeds or [_restated(pack)]
+    seeds = seeds or [_reference_solution(pack)]
     about, entry = pack.definition, seeds[0].entry
-    words = statement.of_pack(pack, str(language), entry, device)
+    words = statement.pack_statement(pack, str(language), entry, device)
     payload = {"pack": pack.to_json()}
     if device == "cuda":
-        payload["device"] = _device().to_json()
-    made = Target(Kind.PACK, about.name, pack.id, str(language), entry, words, payload)
+        payload["device"] = _cuda_device().to_json()
+    made = SearchTarget(TargetKind.PACK, about.name, pack.id, str(language), entry, words, payload)
     return made, tuple(_seed(made, s.source, str(s.language), s.name) for s in seeds)
 
 
-def _restated(pack: Pack) -> Solution:
+def _reference_solution(pack: Pack) -> Solution:
     """The reference of a foreign task as a solution. Raises `RecordError` for a pack of our own."""
     form = pack.definition.format
-    if form is Format.KERNELBENCH:
+    if form is PackFormat.KERNELBENCH:
         source = f"{pack.reference.rstrip()}\n\n\nclass ModelNew(Model):\n    pass\n"
-    elif form is Format.GPUMODE:
-        source = _flat(pack.reference) + "\n\ncustom_kernel = ref_kernel\n"
+    elif form is PackFormat.GPUMODE:
+        source = _merged_modules(pack.reference) + "\n\ncustom_kernel = ref_kernel\n"
     else:
         raise RecordError(
             f"pack {pack.definition.name} has no torch solution to start from; add one as "
             "solutions/NAME.py beside its reference.py"
         )
-    return solution_from("reference", source, form)
+    return make_solution("reference", source, form)
 
 
-def _flat(reference: str) -> str:
+def _merged_modules(reference: str) -> str:
     """A reference and its helper files as one module: they import each other no more."""
-    files = _SECTION.findall(reference)
+    files = _FILE_HEADER.findall(reference)
     between = rf"^(from ({'|'.join(files)}) import [^\n(]*|import ({'|'.join(files)})[ \t]*)$"
-    return re.sub(between, "", _SECTION.sub("", reference), flags=re.MULTILINE).strip()
+    return re.sub(between, "", _FILE_HEADER.sub("", reference), flags=re.MULTILINE).strip()
 
 
-def _seed(target: Target, source: str, language: str, name: str) -> Node:
+def _seed(target: SearchTarget, source: str, language: str, name: str) -> Node:
     made = Provenance(Origin.HAND, note=name)
-    return Node(identity(target.id, language, source), source, language, (), made, arm="seed")
+    return Node(node_identity(target.id, language, source), source, language, (), made, arm="seed")
 
 
-def _kernel(file: str, name: str, device: str) -> tuple[Target, tuple[Node, ...]]:
+def _kernel_target(file: str, name: str, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
     if device == "cpu":
         raise SettingsError(f"{file}:{name}: {NO_KERNELS_ON_CPU}")
     # Imports the user's file, which needs triton and runs the user's own code.
-    from forecast_harness.variants.targets import Target as Called
+    from forecast_harness.variants.targets import UserKernel as Called
 
     called = Called.of(f"{file}:{name}")
     subjects = called.subjects(Store.default())
     calls = [s.calls[0] for s in subjects if s.calls]
-    words = statement.of_kernel(called.kernel.name, called.text, calls, called.configs)
+    words = statement.kernel_statement(called.kernel.name, called.text, calls, called.configs)
     payload = {
         "subjects": [s.to_json() for s in subjects],
         "file": str(called.path.absolute()),
         "name": name,
         "source_sha256": called.kernel.source_sha256,
-        "device": _device().to_json(),
+        "device": _cuda_device().to_json(),
     }
-    made = Target(
-        Kind.KERNEL,
+    made = SearchTarget(
+        TargetKind.KERNEL,
         called.kernel.name,
-        digest(called.kernel.source_sha256, _plain(subjects)),
+        digest(called.kernel.source_sha256, _subject_identities(subjects)),
         "triton",
         called.kernel.name,
         words,
@@ -156,7 +156,7 @@ def _kernel(file: str, name: str, device: str) -> tuple[Target, tuple[Node, ...]
     return made, (_seed(made, called.text, "triton", "base"),)
 
 
-_DESCRIBE = """
+_DEVICE_SCRIPT = """
 import json, torch
 p = torch.cuda.get_device_properties(0)
 print(json.dumps({
@@ -174,14 +174,14 @@ print(json.dumps({
 
 
 @cache
-def _device() -> Device:
+def _cuda_device() -> Device:
     """The first CUDA device, asked of a child process: no context is opened in this one."""
-    done = subprocess.run([sys.executable, "-c", _DESCRIBE], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", _DEVICE_SCRIPT], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return Device.from_json(json.loads(done.stdout))
     return Device(devices.identity(0)[0] or "unknown", "cuda")
 
 
-def _plain(subjects: Sequence[Subject]) -> list[object]:
+def _subject_identities(subjects: Sequence[BaseKernel]) -> list[object]:
     """What of the subjects tells targets apart: not where their file happens to lie."""
     return [{**s.to_json(), "file": bool(s.file)} for s in subjects]

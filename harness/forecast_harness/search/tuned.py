@@ -18,38 +18,38 @@ from typing import Any
 
 from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
-from forecast_autotune.variants.literals import value_of
+from forecast_autotune.variants.literals import evaluate_literal
 
-Config = Mapping[str, Any]
-LONGEST = 512
+SourceConfig = Mapping[str, Any]
+MAX_CONFIGS = 512
 """Configs that one source may list."""
-_PLAIN = (bool, int, float, str)
+_CONSTANT_TYPES = (bool, int, float, str)
 
 
-def configs_of(source: str) -> tuple[Config, ...]:
+def configs_of(source: str) -> tuple[SourceConfig, ...]:
     """The configs that a source lists, without repeats; none where it lists none, or is not Python.
 
-    Raises `RecordError` for a list that is no list of objects of plain values, is longer than `LONGEST`, or
+    Raises `RecordError` for a list that is no list of objects of plain values, is longer than `MAX_CONFIGS`, or
     names a constant that the source does not define.
     """
     try:
-        tree = parsing.module(source)
+        tree = parsing.parse_module(source)
     except (SyntaxError, ValueError, RecursionError):
         return ()
     defined = _constants(tree)
     if "CONFIGS" not in defined:
         return ()
     try:
-        listed = value_of(defined.pop("CONFIGS"), {})
+        listed = evaluate_literal(defined.pop("CONFIGS"), {})
     except ValueError as error:
         raise RecordError(
             f"CONFIGS must be written out, or a comprehension over literals: {error}"
         ) from error
     if not isinstance(listed, list | tuple) or not all(isinstance(c, dict) for c in listed):
         raise RecordError('CONFIGS must be a list of objects like {"CHUNK": 64}')
-    if len(listed) > LONGEST:
-        raise RecordError(f"CONFIGS may hold {LONGEST} configs, not {len(listed)}")
-    found: dict[str, Config] = {}
+    if len(listed) > MAX_CONFIGS:
+        raise RecordError(f"CONFIGS may hold {MAX_CONFIGS} configs, not {len(listed)}")
+    found: dict[str, SourceConfig] = {}
     for config in listed:
         for name, value in config.items():
             if name not in defined:
@@ -57,13 +57,13 @@ def configs_of(source: str) -> tuple[Config, ...]:
                     f"CONFIGS names {name!r}, which is no upper-case constant of the source; those are "
                     f"{', '.join(sorted(defined)) or 'none'}"
                 )
-            if not isinstance(value, _PLAIN):
+            if not isinstance(value, _CONSTANT_TYPES):
                 raise RecordError(f"CONFIGS gives {name} a {type(value).__name__}: give a number or a text")
         found[repr(sorted(config.items()))] = dict(config)
     return tuple(found.values())
 
 
-def applied(source: str, config: Config) -> str:
+def apply_config(source: str, config: SourceConfig) -> str:
     """The source with the constants of `config` replaced. Raises `RecordError` for one it does not define.
 
     All else stays as it is, to the character.
@@ -71,7 +71,7 @@ def applied(source: str, config: Config) -> str:
     if not config:
         return source
     try:
-        tree = parsing.module(source)
+        tree = parsing.parse_module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise RecordError(f"the source is not Python: {error}") from error
     defined = _constants(tree)
@@ -87,13 +87,13 @@ def applied(source: str, config: Config) -> str:
     return b"".join(lines).decode()
 
 
-def suits(own: Config, other: Config) -> bool:
+def is_compatible(own: SourceConfig, other: SourceConfig) -> bool:
     """Whether a source can run another's config: equal in the constants that both name, if any are."""
     common = own.keys() & other.keys()
     return bool(common) and all(own[name] == other[name] for name in common)
 
 
-def spread(configs: Sequence[Config], n: int) -> tuple[Config, ...]:
+def diverse_configs(configs: Sequence[SourceConfig], n: int) -> tuple[SourceConfig, ...]:
     """At most `n` of them, as unlike each other as can be: the first, then the farthest from all taken.
 
     The distance counts doublings of positive numbers; other values are equal or one apart. Greedy k-centre
@@ -110,11 +110,11 @@ def spread(configs: Sequence[Config], n: int) -> tuple[Config, ...]:
     return tuple(configs[i] for i in taken)
 
 
-def _distance(a: Config, b: Config) -> float:
-    return sum(_apart(a.get(name), b.get(name)) for name in {*a, *b})
+def _distance(a: SourceConfig, b: SourceConfig) -> float:
+    return sum(_value_distance(a.get(name), b.get(name)) for name in {*a, *b})
 
 
-def _apart(a: Any, b: Any) -> float:
+def _value_distance(a: Any, b: Any) -> float:
     numbers = [v for v in (a, b) if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
     if len(numbers) == 2:
         return abs(math.log2(numbers[0] / numbers[1]))

@@ -7,63 +7,63 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.search.batches import STEP, ArmStats, arm_stats
-from forecast_harness.search.records import Judged, Node, Spent
+from forecast_harness.search.batches import MIN_PROGRESS, ArmStats, arm_stats
+from forecast_harness.search.records import Node, NodeResult, SearchCost
 
 if TYPE_CHECKING:
-    from forecast_harness.search.state import State
+    from forecast_harness.search.state import SearchState
 
 
 @dataclass(frozen=True)
-class Seen:
+class BatchView:
     """What a batch may know: an `interfaces.View`, and what else decisions rest on."""
 
     batch: int
     nodes: Mapping[str, Node]
     seeds: tuple[str, ...]
     scores: Mapping[str, float]
-    judged: Mapping[str, Judged]
+    judged: Mapping[str, NodeResult]
     expansions: Mapping[str, int]
-    spent_parents: frozenset[str]
+    exhausted_parents: frozenset[str]
     exhausted: Mapping[str, frozenset[str]]
     """Arms that have nothing more, by parent."""
     incumbent: str
     """Id of the best; ties go to the one accepted first."""
     arms: Mapping[str, ArmStats]
     """Of the batches that it may know of."""
-    spent: Spent
+    spent: SearchCost
     """Proposals of the batches before; forecasts and results of the batches that it may know of."""
-    idle: int
+    stalled_batches: int
     """How many of the batches it may know of, counted from the last, gave no better node."""
-    barren: int
+    empty_batches: int
     """How many of the batches before, counted from the last, gave no new node."""
 
 
-def view(state: State, batch: int) -> Seen:
+def batch_view(state: SearchState, batch: int) -> BatchView:
     """What batch `batch` (from 1) may know: the seeds, nodes of the batches before it, results of those up to
     `batch - depth`.
 
     Raises `RecordError` where these are not there yet. Made from the view before it, and kept for a while.
     """
-    kept: dict[int, Seen] = state.memo.setdefault("views", {})
+    kept: dict[int, BatchView] = state.memo.setdefault("views", {})
     if batch not in kept:
         start = max((b for b in kept if b < batch), default=0)
-        seen = kept[start] if start else _first(state)
+        seen = kept[start] if start else _initial_view(state)
         for number in range(start + 1, batch + 1):
-            seen = kept[number] = _next(state, seen, number)
+            seen = kept[number] = _advance(state, seen, number)
         for old in [b for b in kept if b < batch - state.settings.depth - 1]:
             del kept[old]
     return kept[batch]
 
 
-def _first(state: State) -> Seen:
+def _initial_view(state: SearchState) -> BatchView:
     """Of the time before batch 1: the seeds, not judged yet."""
     seeds = state.seeds
     nodes = {n: state.nodes[n] for n in seeds}
-    return Seen(0, nodes, seeds, {}, {}, {}, frozenset(), {}, seeds[0], {}, Spent(), 0, 0)
+    return BatchView(0, nodes, seeds, {}, {}, {}, frozenset(), {}, seeds[0], {}, SearchCost(), 0, 0)
 
 
-def _next(state: State, seen: Seen, number: int) -> Seen:
+def _advance(state: SearchState, seen: BatchView, number: int) -> BatchView:
     """The view of batch `number`, from that of the batch before."""
     if number > 1:
         seen = _with_proposals(state, seen, number - 1)
@@ -75,7 +75,7 @@ def _next(state: State, seen: Seen, number: int) -> Seen:
     return replace(seen, batch=number)
 
 
-def _with_proposals(state: State, seen: Seen, number: int) -> Seen:
+def _with_proposals(state: SearchState, seen: BatchView, number: int) -> BatchView:
     batch = state.batch(number)
     if not batch.closed:
         raise RecordError(f"batch {number + 1} follows batch {number}, whose proposals are not all there")
@@ -91,13 +91,13 @@ def _with_proposals(state: State, seen: Seen, number: int) -> Seen:
         nodes={**seen.nodes, **{n: state.nodes[n] for n in batch.nodes}},
         expansions=expansions,
         exhausted=exhausted,
-        spent_parents=frozenset(p for p, done in exhausted.items() if done >= arms),
-        spent=seen.spent + batch.proposing,
-        barren=0 if batch.nodes else seen.barren + 1,
+        exhausted_parents=frozenset(p for p, done in exhausted.items() if done >= arms),
+        spent=seen.spent + batch.proposing_cost,
+        empty_batches=0 if batch.nodes else seen.empty_batches + 1,
     )
 
 
-def _with_results(state: State, seen: Seen, number: int) -> Seen:
+def _with_results(state: SearchState, seen: BatchView, number: int) -> BatchView:
     batch = state.batch(number)
     if not batch.ended:
         raise RecordError(f"batch {number} has not ended, and batch {seen.batch + 1} rests on its results")
@@ -106,7 +106,7 @@ def _with_results(state: State, seen: Seen, number: int) -> Seen:
     order = [n for n in seen.nodes if n in scores]
     incumbent = min(order, key=lambda n: scores[n], default=seen.incumbent)
     before = seen.scores.get(seen.incumbent)
-    better = before is None or scores[incumbent] < before - STEP
+    better = before is None or scores[incumbent] < before - MIN_PROGRESS
     arms = dict(seen.arms)
     for arm, stats in arm_stats(batch, state.nodes).items():
         arms[arm] = arms.get(arm, ArmStats()) + stats
@@ -116,6 +116,6 @@ def _with_results(state: State, seen: Seen, number: int) -> Seen:
         judged={**seen.judged, **came},
         incumbent=incumbent,
         arms=arms,
-        spent=seen.spent + batch.forecasting + batch.measuring,
-        idle=0 if better or number == 0 else seen.idle + 1,
+        spent=seen.spent + batch.forecasting_cost + batch.measuring_cost,
+        stalled_batches=0 if better or number == 0 else seen.stalled_batches + 1,
     )

@@ -10,7 +10,7 @@ from typing import Protocol
 INCUMBENT, CANDIDATE = 0, 1
 
 
-class Clock(Protocol):
+class PairedClock(Protocol):
     """Times single launches of two contestants."""
 
     def sample(self, which: int, fresh: bool) -> float:
@@ -20,7 +20,7 @@ class Clock(Protocol):
         """
 
 
-class SimulatedClock:
+class SimulatedPairedClock:
     """Invented times: log-normal noise, slow drift, bursts of a co-tenant.
 
     gain: how much shorter the candidate's true time is, 0.02 is 2 %; noise: standard deviation of the log

@@ -16,30 +16,37 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.features.devices import card
+from forecast_autotune.features.devices import device_spec
 from forecast_autotune.records import Device
-from forecast_harness.timing.plausible import Peaks
-from forecast_harness.timing.replay import Inputs, Recorder, pauses, typical, unpaused, untouched
+from forecast_harness.timing.plausible import DevicePeaks
+from forecast_harness.timing.replay import (
+    GraphRecorder,
+    ReplayBuffers,
+    left_untouched,
+    pause_lengths,
+    typical_seconds,
+    without_pause,
+)
 
-_REPLAYED_S, _MOST_REPLAYS = 1e-3, 16
+_REPLAY_TIME_S, _MOST_REPLAYS = 1e-3, 16
 """Seconds that all replays of one question take, if so many are enough for it. Where that takes the most of
 them, a launch is so short (62 us) that it is recorded behind pauses, see `replay`."""
-_ROUNDS = 8
+_PAUSE_ROUNDS = 8
 """Replays of nothing behind each pause, to know what pauses cost."""
-EVENTS = "events"
+EVENTS_PROTOCOL = "events"
 """Timed as launched, with what the host takes between the events."""
-GRAPH = "graph"
+GRAPH_PROTOCOL = "graph"
 """Timed as a replay."""
-SHORT_S = 10e-3
+SHORT_LAUNCH_S = 10e-3
 """Seconds below which the host's part of a launch may matter: it is 0.2 % of this."""
 
-_LEAST_S = 1e-7
+_LEAST_LAUNCH_S = 1e-7
 """Of a launch that is recorded behind pauses: their cost is known to within some 0.1 us."""
-_LEAST_FLUSH = 256 << 20
-_L2_TIMES = 3
+_LEAST_FLUSH_BYTES = 256 << 20
+_FLUSH_L2_FACTOR = 3
 _PERSISTING_L2_LIMIT = 6
 """CU_LIMIT_PERSISTING_L2_CACHE_SIZE of the driver's API."""
-_HEADROOM = 1.15
+_DATASHEET_HEADROOM = 1.15
 """How far boards exceed their datasheet's bandwidth."""
 
 
@@ -64,20 +71,20 @@ def device_count() -> int:
     return count.value
 
 
-def _handle(index: int) -> Any:
+def _nvml_handle(index: int) -> Any:
     library, handle = _nvml(), ctypes.c_void_p()
     if library is None or library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
         return None
     return handle
 
 
-def _text(function: str, handle: Any) -> str:
+def _nvml_text(function: str, handle: Any) -> str:
     buffer = ctypes.create_string_buffer(96)
     done = getattr(_nvml(), function)(handle, buffer, ctypes.c_uint(96))
     return buffer.value.decode(errors="replace") if done == 0 else ""
 
 
-def _number(function: str, *arguments: Any, wide: bool = False) -> int | None:
+def _nvml_number(function: str, *arguments: Any, wide: bool = False) -> int | None:
     value: Any = ctypes.c_ulonglong(0) if wide else ctypes.c_uint(0)
     done = getattr(_nvml(), function)(*arguments, ctypes.byref(value))
     return int(value.value) if done == 0 else None
@@ -85,13 +92,13 @@ def _number(function: str, *arguments: Any, wide: bool = False) -> int | None:
 
 def identity(index: int) -> tuple[str, str]:
     """(name, UUID) of a device by the driver's index; two empty texts when there is none."""
-    handle = _handle(index)
+    handle = _nvml_handle(index)
     if handle is None:
         return "", ""
-    return _text("nvmlDeviceGetName", handle), _text("nvmlDeviceGetUUID", handle)
+    return _nvml_text("nvmlDeviceGetName", handle), _nvml_text("nvmlDeviceGetUUID", handle)
 
 
-def number_of(text: str) -> int | None:
+def device_index(text: str) -> int | None:
     """The driver's number of a device that `CUDA_VISIBLE_DEVICES` names by number, UUID or a UUID's start.
 
     None for one that the driver does not know, such as a part of a device.
@@ -102,25 +109,27 @@ def number_of(text: str) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def conditions(index: int) -> dict[str, int]:
+def device_conditions(index: int) -> dict[str, int]:
     """Clocks (MHz), temperature (C), power (mW) and throttle reasons (the driver's bits); what it tells."""
-    handle = _handle(index)
+    handle = _nvml_handle(index)
     if handle is None:
         return {}
     found = {
-        "sm_mhz": _number("nvmlDeviceGetClockInfo", handle, 1),
-        "memory_mhz": _number("nvmlDeviceGetClockInfo", handle, 2),
-        "temperature_c": _number("nvmlDeviceGetTemperature", handle, 0),
-        "power_mw": _number("nvmlDeviceGetPowerUsage", handle),
-        "throttle": _number("nvmlDeviceGetCurrentClocksThrottleReasons", handle, wide=True),
+        "sm_mhz": _nvml_number("nvmlDeviceGetClockInfo", handle, 1),
+        "memory_mhz": _nvml_number("nvmlDeviceGetClockInfo", handle, 2),
+        "temperature_c": _nvml_number("nvmlDeviceGetTemperature", handle, 0),
+        "power_mw": _nvml_number("nvmlDeviceGetPowerUsage", handle),
+        "throttle": _nvml_number("nvmlDeviceGetCurrentClocksThrottleReasons", handle, wide=True),
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def peaks(name: str) -> Peaks:
+def device_peaks(name: str) -> DevicePeaks:
     """The most a device of this name can do, from its datasheet with some headroom."""
-    known = card(Device(name, "cuda", "", 0, 0, 0, 0, 0))
-    return Peaks(known.memory_gb_s * 1e9 * _HEADROOM, known.tensor_tflops * 2e12 * _HEADROOM)
+    known = device_spec(Device(name, "cuda", "", 0, 0, 0, 0, 0))
+    return DevicePeaks(
+        known.memory_gb_s * 1e9 * _DATASHEET_HEADROOM, known.tensor_tflops * 2e12 * _DATASHEET_HEADROOM
+    )
 
 
 @contextmanager
@@ -142,12 +151,12 @@ def exclusive(name: str, timeout_s: float = 600.0, folder: Path | None = None) -
         lock.release()
 
 
-class Taken(NamedTuple):
+class LaunchTiming(NamedTuple):
     """What one question about a launch gave."""
 
     seconds: float
     """Of one launch."""
-    whole: float
+    total_seconds: float
     """Of all replays together, or the same: what an outside clock has to see at least."""
     protocol: str
     result: Any
@@ -169,16 +178,16 @@ class DeviceTimer:
         cuda = torch.cuda
         self._event, self._synchronize = cuda.Event, cuda.synchronize
         self._out_of_memory = cuda.OutOfMemoryError
-        size = max(_LEAST_FLUSH, _L2_TIMES * int(cuda.get_device_properties(0).L2_cache_size))
+        size = max(_LEAST_FLUSH_BYTES, _FLUSH_L2_FACTOR * int(cuda.get_device_properties(0).L2_cache_size))
         self._flush_buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
         self._driver: Any = None
         with suppress(OSError):
             self._driver = ctypes.CDLL("libcuda.so.1")
         self._clock = time.perf_counter
-        self._recorder = Recorder(torch)
+        self._recorder = GraphRecorder(torch)
         self._replays: dict[object, int] = {}
         """How often launches of a key are replayed; 0: they are not."""
-        self._overhead = min(self._plain(lambda: None)[1] for _ in range(20))
+        self._overhead = min(self._time_call(lambda: None)[1] for _ in range(20))
         self._chance = random.SystemRandom()
         self._pausing = self._pause_cost()
 
@@ -190,37 +199,41 @@ class DeviceTimer:
         self._flush_buffer.zero_()
 
     def time(
-        self, call: Callable[[], Any], inputs: Inputs | None = None, key: object = None, protocol: str = ""
-    ) -> Taken:
+        self,
+        call: Callable[[], Any],
+        inputs: ReplayBuffers | None = None,
+        key: object = None,
+        protocol: str = "",
+    ) -> LaunchTiming:
         """Time `call`.
 
         With `inputs`, launches of one `key` are recorded once a plain one of them has been short, and once
         a replay has done all of its work. `protocol` insists on one; what cannot be recorded is launched.
         """
-        if inputs is None or protocol == EVENTS:
-            return self._events(call)
+        if inputs is None or protocol == EVENTS_PROTOCOL:
+            return self._time_with_events(call)
         if count := self._replays.get(key, 0):
-            found = self._graph(call, inputs, count)
+            found = self._time_with_graph(call, inputs, count)
             if found is not None:
-                self._replays[key] = _replays(found.seconds)
+                self._replays[key] = _replay_count(found.seconds)
                 return found
             inputs.restore(None)
-        taken = self._events(call)
-        if key in self._replays or taken.seconds >= SHORT_S:
+        taken = self._time_with_events(call)
+        if key in self._replays or taken.seconds >= SHORT_LAUNCH_S:
             return taken
         self._replays[key] = 0
         try:
-            found = self._graph(call, inputs, 1, inputs.seen(taken.result))
+            found = self._time_with_graph(call, inputs, 1, inputs.output_copies(taken.result))
         except self._out_of_memory:  # three copies of the outputs, on a device that the candidate fills
             found = None
         if found is not None:
-            self._replays[key] = _replays(found.seconds)
+            self._replays[key] = _replay_count(found.seconds)
             return found
         inputs.restore(None)
-        return self._events(call)
+        return self._time_with_events(call)
 
     def idle(
-        self, inputs: Inputs, key: object, protocol: str = "", call: Callable[[], Any] | None = None
+        self, inputs: ReplayBuffers, key: object, protocol: str = "", call: Callable[[], Any] | None = None
     ) -> None:
         """All that `time` does, around no launch.
 
@@ -228,12 +241,12 @@ class DeviceTimer:
         part of many small kernels takes milliseconds, and belongs to the question, not to what it asks for.
         The candidate sees no difference while it is recorded, so a lie about the replays gains nothing.
         """
-        if protocol != EVENTS and (count := self._replays.get(key, 0)):
-            self._graph(call or self._recorder.nothing, inputs, count, replayed=False)
+        if protocol != EVENTS_PROTOCOL and (count := self._replays.get(key, 0)):
+            self._time_with_graph(call or self._recorder.nothing, inputs, count, replayed=False)
         else:
-            self._events(lambda: None)
+            self._time_with_events(lambda: None)
 
-    def _plain(self, call: Callable[[], Any]) -> tuple[float, float, Any]:
+    def _time_call(self, call: Callable[[], Any]) -> tuple[float, float, Any]:
         start, end = self._event(enable_timing=True), self._event(enable_timing=True)
         self._synchronize()
         begin = self._clock()
@@ -244,29 +257,29 @@ class DeviceTimer:
         wall = self._clock() - begin
         return start.elapsed_time(end) * 1e-3, wall, result
 
-    def _events(self, call: Callable[[], Any]) -> Taken:
+    def _time_with_events(self, call: Callable[[], Any]) -> LaunchTiming:
         self.flush()
-        events, wall, result = self._plain(call)
+        events, wall, result = self._time_call(call)
         hidden = wall - self._overhead
         seconds = hidden if hidden > 1.5 * events + 50e-6 else events
-        return Taken(seconds, seconds, EVENTS, result)
+        return LaunchTiming(seconds, seconds, EVENTS_PROTOCOL, result)
 
-    def _graph(
+    def _time_with_graph(
         self,
         call: Callable[[], Any],
-        inputs: Inputs,
+        inputs: ReplayBuffers,
         count: int,
         before: list[Any] | None = None,
         *,
         replayed: bool = True,
-    ) -> Taken | None:
+    ) -> LaunchTiming | None:
         """None where the call cannot be recorded, or `before` shows that not all of it was.
 
         Unless it is to be `replayed`, an empty graph is in its place.
         """
-        inputs.blank()
+        inputs.clear()
         self._synchronize()
-        behind = pauses() if count == _MOST_REPLAYS else [0]
+        behind = pause_lengths() if count == _MOST_REPLAYS else [0]
         try:
             recorded = [self._recorder.record(call, pause) for pause in behind]
         except Exception:  # whatever the candidate raises where it may not wait for the device
@@ -282,18 +295,18 @@ class DeviceTimer:
             # No code but ours runs from here on, so nothing can be done while the flush hides it.
             inputs.restore(result)
             if before is not None:
-                spoiled = inputs.seen(result)
-            events.append(self._replayed(graph if replayed else self._recorder.empty))
+                spoiled = inputs.output_copies(result)
+            events.append(self._timed_replay(graph if replayed else self._recorder.empty))
         self._synchronize()
-        if before is not None and untouched(before, spoiled, inputs.seen(result)):
+        if before is not None and left_untouched(before, spoiled, inputs.output_copies(result)):
             return None
         raw = [start.elapsed_time(end) * 1e-3 for start, end in events]
         if len(behind) == 1:
-            return Taken(typical(raw), sum(raw), GRAPH, result)
-        alone = [unpaused(s, behind[n]) - self._pausing for s, n in zip(raw, order, strict=True)]
-        return Taken(max(typical(alone), _LEAST_S), sum(raw), GRAPH, result)
+            return LaunchTiming(typical_seconds(raw), sum(raw), GRAPH_PROTOCOL, result)
+        alone = [without_pause(s, behind[n]) - self._pausing for s, n in zip(raw, order, strict=True)]
+        return LaunchTiming(max(typical_seconds(alone), _LEAST_LAUNCH_S), sum(raw), GRAPH_PROTOCOL, result)
 
-    def _replayed(self, graph: Any) -> tuple[Any, Any]:
+    def _timed_replay(self, graph: Any) -> tuple[Any, Any]:
         """Events around one replay with a cold L2."""
         start, end = self._event(enable_timing=True), self._event(enable_timing=True)
         self.flush()
@@ -304,23 +317,25 @@ class DeviceTimer:
 
     def _pause_cost(self) -> float:
         """Seconds that a pause takes beyond its length: with it, times with pauses and without are alike."""
-        paused = [(self._recorder.record(self._recorder.nothing, p)[0], p) for p in pauses()]
+        paused = [(self._recorder.record(self._recorder.nothing, p)[0], p) for p in pause_lengths()]
         events = [
-            (self._replayed(graph), self._replayed(self._recorder.empty), pause)
-            for _ in range(_ROUNDS)
+            (self._timed_replay(graph), self._timed_replay(self._recorder.empty), pause)
+            for _ in range(_PAUSE_ROUNDS)
             for graph, pause in paused
         ]
         self._synchronize()
-        paused_s = [unpaused(start.elapsed_time(end) * 1e-3, p) for (start, end), _, p in events]
-        return typical(paused_s) - typical([start.elapsed_time(end) * 1e-3 for _, (start, end), _ in events])
+        paused_s = [without_pause(start.elapsed_time(end) * 1e-3, p) for (start, end), _, p in events]
+        return typical_seconds(paused_s) - typical_seconds(
+            [start.elapsed_time(end) * 1e-3 for _, (start, end), _ in events]
+        )
 
 
-def _replays(seconds: float) -> int:
-    return max(1, min(_MOST_REPLAYS, math.ceil(_REPLAYED_S / max(seconds, 1e-6))))
+def _replay_count(seconds: float) -> int:
+    return max(1, min(_MOST_REPLAYS, math.ceil(_REPLAY_TIME_S / max(seconds, 1e-6))))
 
 
-def label_facts(index: int | None) -> Mapping[str, Any]:
+def device_facts(index: int | None) -> Mapping[str, Any]:
     """What a label says of the device: `device_uuid` and `clocks`; nothing for a host."""
     if index is None:
         return {}
-    return {"device_uuid": identity(index)[1], "clocks": conditions(index)}
+    return {"device_uuid": identity(index)[1], "clocks": device_conditions(index)}

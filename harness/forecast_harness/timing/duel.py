@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from forecast_harness.timing.clock import CANDIDATE, INCUMBENT, Clock
+from forecast_harness.timing.clock import CANDIDATE, INCUMBENT, PairedClock
 from forecast_harness.timing.sequential import SignTest
 
-_SURE, _LOOKS = 0.99, 10
+_HOPELESS_CONFIDENCE, _BLOCKS_PER_LOOK = 0.99, 10
 """Confidence with which a gain is out of reach, and blocks between looks at that."""
 
 
-class Outcome(StrEnum):
+class ComparisonOutcome(StrEnum):
     """How a duel ended."""
 
     FASTER = "faster"
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Rules:
+class StoppingRules:
     """What a duel may cost, and what counts."""
 
     alpha: float = 0.05
@@ -48,18 +48,18 @@ class Rules:
     """Most seconds of launches, both contestants together."""
 
     def to_json(self) -> dict[str, float]:
-        """All fields by name; `Rules(**object)` reads them back."""
+        """All fields by name; `StoppingRules(**object)` reads them back."""
         return dict(self.__dict__)
 
 
-DEFAULT = Rules()
+DEFAULT_RULES = StoppingRules()
 
 
 @dataclass(frozen=True)
-class Duel:
+class ComparisonResult:
     """A duel's end. Differences are natural logs of incumbent's over candidate's time, one per block."""
 
-    outcome: Outcome
+    outcome: ComparisonOutcome
     differences: tuple[float, ...]
     evidence: float
     """The bettor's capital against "not faster by the margin"."""
@@ -91,7 +91,9 @@ class Duel:
         }
 
 
-def duel(clock: Clock, rules: Rules = DEFAULT, seed: int = 0) -> Duel:
+def run_comparison(
+    clock: PairedClock, rules: StoppingRules = DEFAULT_RULES, seed: int = 0
+) -> ComparisonResult:
     """Run blocks until the rules end it.
 
     A block is four launches, ABBA or BAAB by a coin; its difference is the mean log of the incumbent's two
@@ -102,32 +104,43 @@ def duel(clock: Clock, rules: Rules = DEFAULT, seed: int = 0) -> Duel:
     found: list[float] = []
     spent = 0.0
 
-    def ended(outcome: Outcome, reason: str) -> Duel:
-        return Duel(outcome, tuple(found), math.exp(min(faster.log_evidence, 700.0)), spent, reason)
+    def ended(outcome: ComparisonOutcome, reason: str) -> ComparisonResult:
+        return ComparisonResult(
+            outcome, tuple(found), math.exp(min(faster.log_evidence, 700.0)), spent, reason
+        )
 
     while True:
-        difference, taken = block(clock, rng)
+        difference, taken = measure_block(clock, rng)
         spent += taken
         found.append(difference)
         faster.add(difference)
         slower.add(-difference)
         n = len(found)
         if n == rules.first and max(found) < -rules.hopeless:
-            return ended(Outcome.SLOWER, f"all of the first {n} blocks are beyond 1.3 times slower")
+            return ended(ComparisonOutcome.SLOWER, f"all of the first {n} blocks are beyond 1.3 times slower")
         if n >= rules.second and slower.reached(rules.alpha):
-            return ended(Outcome.SLOWER, f"slower in {slower.wins} of {n} blocks")
+            return ended(ComparisonOutcome.SLOWER, f"slower in {slower.wins} of {n} blocks")
         if n >= rules.least and faster.reached(rules.alpha):
             return ended(
-                Outcome.FASTER, f"faster by more than {rules.margin:.1%} in {faster.wins} of {n} blocks"
+                ComparisonOutcome.FASTER,
+                f"faster by more than {rules.margin:.1%} in {faster.wins} of {n} blocks",
             )
         # Looking often ends a few too many, and promotes none: only promotions need to be rare by chance.
-        if n >= rules.enough and n % _LOOKS == 0 and sign_interval(found, _SURE)[1] < rules.margin:
-            return ended(Outcome.UNDECIDED, f"a gain of {rules.margin:.1%} is out of reach after {n} blocks")
+        if (
+            n >= rules.enough
+            and n % _BLOCKS_PER_LOOK == 0
+            and sign_interval(found, _HOPELESS_CONFIDENCE)[1] < rules.margin
+        ):
+            return ended(
+                ComparisonOutcome.UNDECIDED, f"a gain of {rules.margin:.1%} is out of reach after {n} blocks"
+            )
         if n >= rules.most or spent >= rules.seconds:
-            return ended(Outcome.UNDECIDED, f"no difference was shown in {n} blocks and {spent:.3g} s")
+            return ended(
+                ComparisonOutcome.UNDECIDED, f"no difference was shown in {n} blocks and {spent:.3g} s"
+            )
 
 
-def block(clock: Clock, rng: random.Random) -> tuple[float, float]:
+def measure_block(clock: PairedClock, rng: random.Random) -> tuple[float, float]:
     """One block: the difference, and the seconds its launches took."""
     order = (INCUMBENT, CANDIDATE, CANDIDATE, INCUMBENT)
     if rng.random() < 0.5:

@@ -11,7 +11,7 @@ from forecast_autotune.errors import RecordError
 
 
 @dataclass(frozen=True)
-class Label:
+class TimingSummary:
     """Times of one solution on one workload, in milliseconds."""
 
     median_ms: float
@@ -40,7 +40,7 @@ class Label:
         return (self.p80_ms - self.p20_ms) / self.median_ms
 
     @classmethod
-    def of(cls, seconds: Sequence[float], **about: Any) -> Label:
+    def of(cls, seconds: Sequence[float], **about: Any) -> TimingSummary:
         """The label of samples in seconds. Raises `RecordError` for none or for times of zero."""
         if not seconds:
             raise RecordError("a label needs at least one sample, got none")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Peaks:
+class DevicePeaks:
     """The most a device can do: bytes per second from its slowest level that inputs must cross, and
     floating-point operations per second in the format that the task allows."""
 
@@ -20,27 +20,27 @@ class Peaks:
         return {"bytes_per_s": self.bytes_per_s, "flops_per_s": self.flops_per_s}
 
 
-HOST = Peaks(4e12, 5e13)
+HOST_PEAKS = DevicePeaks(4e12, 5e13)
 """No processor of today is faster, even from its caches: what exceeds this on a host is no measurement."""
 
-_DISPATCH_S = 50e-6
-_SHARE = 0.2
-_ENOUGH = 8
+_DISPATCH_ALLOWANCE_S = 50e-6
+_MOST_UNEXPLAINED = 0.2
+_FEWEST_LAUNCHES = 8
 
 
-def floor_seconds(moved_bytes: float, flops: float, peaks: Peaks) -> float:
+def roofline_seconds(moved_bytes: float, flops: float, peaks: DevicePeaks) -> float:
     """The least seconds one launch can take (roofline; Williams, Waterman, Patterson 2009)."""
     return max(moved_bytes / peaks.bytes_per_s, flops / peaks.flops_per_s)
 
 
-def impossible(seconds: float, moved_bytes: float, flops: float, peaks: Peaks) -> str:
+def impossible_time(seconds: float, moved_bytes: float, flops: float, peaks: DevicePeaks) -> str:
     """Why one launch cannot have taken so little; '' if it can.
 
     Applied per workload, before any mean: one time of zero would make a geometric mean zero.
     """
     if not math.isfinite(seconds) or seconds <= 0:
         return f"{seconds!r} s is no time"
-    least = floor_seconds(moved_bytes, flops, peaks)
+    least = roofline_seconds(moved_bytes, flops, peaks)
     if seconds < least:
         return (
             f"{seconds:.3g} s for {moved_bytes:.3g} bytes and {flops:.3g} operations, "
@@ -50,7 +50,10 @@ def impossible(seconds: float, moved_bytes: float, flops: float, peaks: Peaks) -
 
 
 def clocks_disagree(
-    reported: Sequence[float], outside: Sequence[float], idle: Sequence[float], share: float = _SHARE
+    reported: Sequence[float],
+    outside: Sequence[float],
+    idle: Sequence[float],
+    share: float = _MOST_UNEXPLAINED,
 ) -> str:
     """Why the times a candidate's process reported contradict those seen from outside; '' if they agree.
 
@@ -62,12 +65,15 @@ def clocks_disagree(
     """
     if any(inner > outer for inner, outer in zip(reported, outside, strict=True)):
         return "a launch is said to have taken longer than the question it answered"
-    if len(reported) < _ENOUGH:
+    if len(reported) < _FEWEST_LAUNCHES:
         return ""
     said = _quantile(reported, 0.5)
     excesses = [o - r for r, o in zip(reported, outside, strict=True)]
-    for level, overhead, margin in ((0.1, _quantile(idle, 0.5), share), (0.5, _overhead(idle), 3.0)):
-        excess, allowed = _quantile(excesses, level) - overhead, margin * said + _DISPATCH_S + 0.5 * overhead
+    for level, overhead, margin in ((0.1, _quantile(idle, 0.5), share), (0.5, _asking_overhead(idle), 3.0)):
+        excess, allowed = (
+            _quantile(excesses, level) - overhead,
+            margin * said + _DISPATCH_ALLOWANCE_S + 0.5 * overhead,
+        )
         if excess > allowed:
             return (
                 f"launches took {excess * 1e6:.0f} us more than was reported ({said * 1e6:.0f} us); "
@@ -76,17 +82,17 @@ def clocks_disagree(
     return ""
 
 
-def unexplained(reported: Sequence[float], outside: Sequence[float], idle: Sequence[float]) -> float:
+def underreported_share(reported: Sequence[float], outside: Sequence[float], idle: Sequence[float]) -> float:
     """The share of launches that took clearly longer than was reported: half as long again, and a dispatch.
 
     To be compared between contestants that were timed in turns, so that a busy machine meets both alike: a
     lie about one launch in ten is the least that moves a comparison of pairs.
     """
-    allowed = _overhead(idle) + 0.5 * _quantile(reported, 0.5) + _DISPATCH_S
+    allowed = _asking_overhead(idle) + 0.5 * _quantile(reported, 0.5) + _DISPATCH_ALLOWANCE_S
     return sum(o - r > allowed for r, o in zip(reported, outside, strict=True)) / len(reported)
 
 
-def _overhead(idle: Sequence[float]) -> float:
+def _asking_overhead(idle: Sequence[float]) -> float:
     """What asking may cost on this machine as it is now: a busy one must not make liars of honest ones."""
     return _quantile(idle, 0.95)
 

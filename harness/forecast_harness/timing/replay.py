@@ -12,33 +12,33 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-_PAUSES = 8
+_PAUSE_COUNT = 8
 """Lengths of pauses that a short call is recorded behind."""
-_SPREAD_S, _HZ = 2.5e-6, 2e9
+_LONGEST_PAUSE_S, _CLOCK_HZ = 2.5e-6, 2e9
 """The longest pause, two of the whiles after which an H200 looks for the end of its work, and its clock."""
-_FIRST = 1.25
+_FIRST_REPLAY_FACTOR = 1.25
 """Times the others that a first replay may take by chance."""
-_STRAY, _TICK_S = 1.1, 1e-6
+_STRAY_FACTOR, _TICK_S = 1.1, 1e-6
 """Times the median, and seconds of the coarsest clock, beyond which a replay was disturbed."""
-_UNTOUCHED = 0.01
+_UNTOUCHED_SHARE = 0.01
 """Share of the outputs' bytes that a replay may leave alone though a plain launch writes them."""
 
 
-class Inputs:
+class ReplayBuffers:
     """What a launch reads and where it writes, as far as a replay has to know. This one: nothing."""
 
-    def blank(self) -> None:
+    def clear(self) -> None:
         """Take the contents away, so that nothing can be computed from them while a graph is recorded."""
 
     def restore(self, result: Any) -> None:
         """Bring the contents back, and spoil what was returned: a replay has to write it."""
 
-    def seen(self, result: Any) -> list[Any]:
+    def output_copies(self, result: Any) -> list[Any]:
         """Copies of all outputs' bytes, those in `result` included."""
         return []
 
 
-class Recorder:
+class GraphRecorder:
     """Records calls as graphs that share one pool of memory. Made before any code that is not trusted."""
 
     def __init__(self, torch: Any) -> None:
@@ -76,32 +76,32 @@ class Recorder:
         return graph, result
 
 
-def pauses() -> list[int]:
+def pause_lengths() -> list[int]:
     """Clock cycles of every pause."""
-    return [round(_SPREAD_S * _HZ * (n + 1) / _PAUSES) for n in range(_PAUSES)]
+    return [round(_LONGEST_PAUSE_S * _CLOCK_HZ * (n + 1) / _PAUSE_COUNT) for n in range(_PAUSE_COUNT)]
 
 
-def unpaused(seconds: float, pause: int) -> float:
+def without_pause(seconds: float, pause: int) -> float:
     """Seconds without the pause, whose own launch is still in them."""
-    return seconds - pause / _HZ
+    return seconds - pause / _CLOCK_HZ
 
 
-def typical(seconds: list[float]) -> float:
+def typical_seconds(seconds: list[float]) -> float:
     """The mean of some replays' times but for strays; the first where it is clearly longer.
 
     Clocks tick: of times between two ticks a median, or the mean of the middle half, tells the nearer tick,
     while the mean of all tells the time. Replays have equal inputs: what remembers them may be faster from
     the second on, and nothing is gained by that.
     """
-    longest = _STRAY * statistics.median(seconds) + _TICK_S
+    longest = _STRAY_FACTOR * statistics.median(seconds) + _TICK_S
     mean = statistics.fmean([s for s in seconds if s <= longest])
-    return seconds[0] if seconds[0] > _FIRST * mean else mean
+    return seconds[0] if seconds[0] > _FIRST_REPLAY_FACTOR * mean else mean
 
 
-def untouched(before: list[Any], spoiled: list[Any], after: list[Any]) -> bool:
+def left_untouched(before: list[Any], spoiled: list[Any], after: list[Any]) -> bool:
     """Whether a replay left alone what a plain launch had written: not all of its work was recorded.
 
-    The arguments are `Inputs.seen` after the plain launch, before the replay and after it. Equality is not
+    The arguments are `ReplayBuffers.output_copies` after the plain launch, before the replay and after it. Equality is not
     asked for: sums by atomic additions differ from launch to launch.
     """
     if [t.shape for t in before] != [t.shape for t in after]:
@@ -110,4 +110,4 @@ def untouched(before: list[Any], spoiled: list[Any], after: list[Any]) -> bool:
     left = sum(
         int(((a == s) & (b != s)).sum().item()) for b, s, a in zip(before, spoiled, after, strict=True)
     )
-    return left > _UNTOUCHED * total
+    return left > _UNTOUCHED_SHARE * total

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_BETS = tuple((math.log(1 + 0.1 * n), math.log(1 - 0.1 * n)) for n in range(1, 10))
+_BET_LOG_FACTORS = tuple((math.log(1 + 0.1 * n), math.log(1 - 0.1 * n)) for n in range(1, 10))
 """What the capital is multiplied by (as logarithms) on a win and on a loss, for bettors that believe in
 probabilities of 0.55, 0.6, ..., 0.95; each manages an equal share of the starting capital."""
 
@@ -36,7 +36,7 @@ class SignTest:
     @property
     def log_evidence(self) -> float:
         """Natural logarithm of the bettor's capital, 0 at the start."""
-        logs = [self.wins * win + self.losses * loss for win, loss in _BETS]
+        logs = [self.wins * win + self.losses * loss for win, loss in _BET_LOG_FACTORS]
         top = max(logs)
         return top + math.log(sum(math.exp(v - top) for v in logs) / len(logs))
 

@@ -1,4 +1,4 @@
-"""What may be asked of a base kernel, found out by running it: see `Survey`. Runs in the judge."""
+"""What may be asked of a base kernel, found out by running it: see `KernelSurvey`. Runs in the judge."""
 
 from __future__ import annotations
 
@@ -11,45 +11,51 @@ import torch
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
-from forecast_autotune.variants.signature import in_class, signature_of
+from forecast_autotune.variants.signature import in_size_class, signature_of
 from forecast_harness.variants.drawing import (
-    Drawn,
-    FromFile,
-    Recorded,
-    Source,
+    CallSource,
+    DrawnCall,
+    RecordedCalls,
+    UserCalls,
     heuristics_of,
-    unset,
+    unset_like,
     with_heuristics,
 )
-from forecast_harness.variants.reference import BaseFails, Memory, Ran, Reference, gaps
-from forecast_harness.variants.sizes import Size, Sizes
-from forecast_harness.variants.subject import Subject, Survey
-from forecast_harness.variants.tolerance import same
+from forecast_harness.variants.reference import (
+    BaseKernelError,
+    BaseKernelRun,
+    BaseKernelRunner,
+    TensorMemory,
+    gap_mask,
+)
+from forecast_harness.variants.sizes import CallSizes, SizeClass
+from forecast_harness.variants.subject import BaseKernel, KernelSurvey
+from forecast_harness.variants.tolerance import results_agree
 
 _CONFIGS_TRIED = 3
-_DRAWN = 4
+_CONFIG_TRIAL_DRAWS = 4
 """Calls that configs are tried on; sizes that cannot be right may be among them."""
-_TOGETHER = 6
+_ACCEPTANCE_DRAWS = 6
 """Draws that a set of classes is tried with ..."""
-_QUIET = 16
+_MOST_QUIET_DRAWS = 16
 """... and more of them, up to so many, while none made the base write anything: extents that are read from
 drawn index pointers are often empty."""
-_OBSERVED = 32
+_OBSERVED_CALLS = 32
 """Calls of the user's own `inputs` that are looked at."""
-EVIDENCE = (3, 1)
+MULTIPLE_EVIDENCE = (3, 1)
 """Different cases in which a size must be a multiple of another to hang together with it: at first, and
 where the base kernel accepts no independent sizes."""
-_BY_CHANCE = 16
+_CHANCE_EQUAL_SIZE = 16
 """Sizes up to this are equal by chance often enough to be tried apart."""
-_COVERED = 0.99
+_COVERED_SHARE = 0.99
 """Share of a written tensor that drawn sizes must have written, where the grid is a guess."""
 
 
-def source_of(subject: Subject, survey: Survey | None, device: str) -> Source:
+def call_source(subject: BaseKernel, survey: KernelSurvey | None, device: str) -> CallSource:
     """Where calls come from; with a survey, such as it found to work."""
     if subject.inputs:
-        return FromFile(subject)
-    found = Recorded(subject, device)
+        return UserCalls(subject)
+    found = RecordedCalls(subject, device)
     if survey is None:
         return found
     found.pace.most = survey.most
@@ -57,39 +63,39 @@ def source_of(subject: Subject, survey: Survey | None, device: str) -> Source:
 
 
 @dataclass
-class Explorer:
+class KernelSurveyor:
     """One survey in the making."""
 
-    subject: Subject
-    reference: Reference
+    subject: BaseKernel
+    reference: BaseKernelRunner
     device: str
     generator: torch.Generator
     config: Config = field(init=False)
     writes: set[str] = field(default_factory=set)
     updates: set[str] = field(default_factory=set)
     deterministic: bool = True
-    _said: list[str] = field(default_factory=list)
+    _rejections: list[str] = field(default_factory=list)
     """Why the base kernel did not accept arguments, one sentence each."""
 
     def __post_init__(self) -> None:
         self._layers = heuristics_of(self.subject)
 
-    def survey(self) -> Survey:
+    def survey(self) -> KernelSurvey:
         """Find out. Raises `RecordError` for a base kernel that accepts nothing that can be drawn."""
-        source = source_of(self.subject, None, self.device)
+        source = call_source(self.subject, None, self.device)
         self._pace = source.pace
-        if isinstance(source, FromFile):
+        if isinstance(source, UserCalls):
             self._choose(source)
             return self._observed(source)
-        assert isinstance(source, Recorded)
+        assert isinstance(source, RecordedCalls)
         self._choose(source)
         # What arguments that it does not accept make it do is nothing to go by.
         self.writes, self.updates, self.deterministic = set(), set(), True
-        sizes, evidence = self._settled(source)
-        sizes, untied = self._untied(source.with_sizes(sizes))
-        return Survey(
+        sizes, evidence = self._accepted_sizes(source)
+        sizes, untied = self._freeze_chance_scalars(source.with_sizes(sizes))
+        return KernelSurvey(
             **self._found(),
-            words={s.places[0]: s.word for s in sizes.sizes},
+            words={s.places[0]: s.size_class for s in sizes.sizes},
             evidence=evidence,
             untied=untied,
             most=source.pace.most,
@@ -105,33 +111,33 @@ class Explorer:
             "deterministic": self.deterministic,
         }
 
-    def _signature(self, sizes: Sizes) -> str:
+    def _signature(self, sizes: CallSizes) -> str:
         if sizes.varied:
             return sizes.signature(self.writes)
         return signature_of(
             Problem("", Kernel(self.subject.kernel), sizes.arguments, Device("")), self.writes
         )
 
-    def _observed(self, source: FromFile) -> Survey:
-        calls = [source.draw("normal", self.generator) for _ in range(_OBSERVED)]
+    def _observed(self, source: UserCalls) -> KernelSurvey:
+        calls = [source.draw("normal", self.generator) for _ in range(_OBSERVED_CALLS)]
         for n, drawn in enumerate(calls):
-            if n >= _TOGETHER and self.writes:
+            if n >= _ACCEPTANCE_DRAWS and self.writes:
                 break
-            self._learn(drawn)
-            if not self._sane(drawn):
+            self._learn_writes(drawn)
+            if not self._depends_on_arguments_alone(drawn):
                 raise self._refused("")
         if not self.writes:
-            self._said.append(f"it writes to no tensor in {len(calls)} calls")
+            self._rejections.append(f"it writes to no tensor in {len(calls)} calls")
             raise self._refused("")
-        sizes = Sizes.observed([drawn.arguments for drawn in calls])
-        return Survey(**self._found(), signature=sizes.signature(self.writes), grid="of inputs(random)")
+        sizes = CallSizes.observed([drawn.arguments for drawn in calls])
+        return KernelSurvey(**self._found(), signature=sizes.signature(self.writes), grid="of inputs(random)")
 
-    def _choose(self, source: Source) -> None:
+    def _choose(self, source: CallSource) -> None:
         """The first config of few programs that works on something that was drawn, or the one of fewest."""
-        for _ in range(_DRAWN):
+        for _ in range(_CONFIG_TRIAL_DRAWS):
             drawn = source.draw("normal", self.generator)
             counted = [(c, drawn.grid(c.parameters())) for c in self.subject.configs]
-            able = sorted(((c, g) for c, g in counted if g), key=lambda x: _programs(x[1] or ()))
+            able = sorted(((c, g) for c, g in counted if g), key=lambda x: _grid_programs(x[1] or ()))
             if not able:
                 raise RecordError(
                     "the launch grid of no config is known: let the kernel be tuned once, or give "
@@ -140,15 +146,15 @@ class Explorer:
             for config, _ in able[:_CONFIGS_TRIED]:
                 self.config = config
                 try:
-                    self._learn(drawn)
-                except BaseFails as error:
-                    self._said.append(str(error))
+                    self._learn_writes(drawn)
+                except BaseKernelError as error:
+                    self._rejections.append(str(error))
                     continue
                 if self.writes:
                     return
             self.config = able[0][0]
 
-    def _settled(self, source: Recorded) -> tuple[Sizes, int]:
+    def _accepted_sizes(self, source: RecordedCalls) -> tuple[CallSizes, int]:
         """The classes of sizes that the base accepts, and the evidence that multiples of sizes needed.
 
         As many sizes as possible are varied, and as freely: all to any value; else without those that look
@@ -156,33 +162,35 @@ class Explorer:
         to multiples of 16, then of 128; then with the smallest frozen, one after another, as those are
         likeliest to be built into the kernel. What was tied too tightly is loosened again at the end.
         """
-        tried, words, evidence = self._first(source)
+        tried, words, evidence = self._first_accepted(source)
         if words is None:
-            words = self._tightened(tried)
+            words = self._accepted_words(tried)
         for size in tried.sizes.varied:
             for looser in ("any", "16", "128"):
                 if words.get(size, "any") == looser:
                     break
-                if _may_be(size, looser) and self._accept(tried, {**words, size: looser}):
+                if _fits_class(size, looser) and self._accept(tried, {**words, size: looser}):
                     words[size] = looser
                     break
-        settled = tried.sizes.with_words(words)
+        settled = tried.sizes.with_classes(words)
         if not settled.varied and not self._accepts(source.with_sizes(settled)):
             raise self._refused("drawn arguments, nor random values at the recorded sizes")
         return settled, evidence
 
-    def _first(self, source: Recorded) -> tuple[Recorded, dict[Size, str | int] | None, int]:
+    def _first_accepted(
+        self, source: RecordedCalls
+    ) -> tuple[RecordedCalls, dict[SizeClass, str | int] | None, int]:
         """The first model of sizes that is accepted, with what is frozen of it; else the last, and None."""
-        tried, evidence = source, EVIDENCE[0]
-        for evidence in EVIDENCE if source.sizes.varied else ():
-            tried = source.with_sizes(Sizes.of(self.subject.calls, evidence=evidence))
-            near: dict[Size, str | int] = {s: s.recorded for s in tried.sizes.near_constants}
+        tried, evidence = source, MULTIPLE_EVIDENCE[0]
+        for evidence in MULTIPLE_EVIDENCE if source.sizes.varied else ():
+            tried = source.with_sizes(CallSizes.of(self.subject.calls, evidence=evidence))
+            near: dict[SizeClass, str | int] = {s: s.recorded for s in tried.sizes.near_constants}
             for some in ({}, near) if near else ({},):
                 if self._accept(tried, some):
                     return tried, dict(some), evidence
         return tried, None, evidence
 
-    def _untied(self, source: Recorded) -> tuple[Sizes, tuple[str, ...]]:
+    def _freeze_chance_scalars(self, source: RecordedCalls) -> tuple[CallSizes, tuple[str, ...]]:
         """Small scalars that equal a size by chance (a group of 4, a batch of 4) keep their value instead.
 
         Only where the base accepts that: a number of rows that did not follow its tensor would show.
@@ -190,19 +198,21 @@ class Explorer:
         found: list[str] = []
         for size in source.sizes.varied:
             scalars = [p for p in size.places if "." not in p]
-            for place in scalars if size.recorded <= _BY_CHANCE and len(scalars) < len(size.places) else ():
+            for place in (
+                scalars if size.recorded <= _CHANCE_EQUAL_SIZE and len(scalars) < len(size.places) else ()
+            ):
                 loose = source.with_sizes(source.sizes.untied(place))
                 if self._accepts(loose):
                     source = loose
                     found.append(place)
         return source.sizes, tuple(found)
 
-    def _tightened(self, source: Recorded) -> dict[Size, str | int]:
+    def _accepted_words(self, source: RecordedCalls) -> dict[SizeClass, str | int]:
         """Words that are accepted with some size varied; all frozen, if there are none."""
         varied = source.sizes.varied
-        words: dict[Size, str | int] = {}
+        words: dict[SizeClass, str | int] = {}
         for word in ("16", "128"):
-            words = {s: word if _may_be(s, word) else words.get(s, "any") for s in varied}
+            words = {s: word if _fits_class(s, word) else words.get(s, "any") for s in varied}
             if self._accept(source, words):
                 return words
         for size in sorted(varied, key=lambda s: s.recorded):
@@ -211,11 +221,11 @@ class Explorer:
                 break
         return words
 
-    def _accept(self, source: Recorded, words: Mapping[Size, str | int]) -> bool:
-        sizes = source.sizes.with_words(words)
+    def _accept(self, source: RecordedCalls, words: Mapping[SizeClass, str | int]) -> bool:
+        sizes = source.sizes.with_classes(words)
         return bool(sizes.varied) and self._accepts(source.with_sizes(sizes))
 
-    def _accepts(self, source: Recorded) -> bool:
+    def _accepts(self, source: RecordedCalls) -> bool:
         """Whether the base takes what is drawn; what it then does is added to what it was seen to do.
 
         What it takes only grows, so whatever it wrote before is still among it.
@@ -223,25 +233,27 @@ class Explorer:
         before = self.writes, self.updates, self.deterministic
         self.writes, self.updates, self.deterministic = set(), set(), True
         try:
-            for n in range(1, _QUIET + 1):
+            for n in range(1, _MOST_QUIET_DRAWS + 1):
                 drawn = source.draw("normal", self.generator)
-                self._learn(drawn)
-                if not self._sane(drawn, guessed=bool(source.sizes.varied)):
+                self._learn_writes(drawn)
+                if not self._depends_on_arguments_alone(drawn, guessed=bool(source.sizes.varied)):
                     break
-                if n >= _TOGETHER and self.writes:
+                if n >= _ACCEPTANCE_DRAWS and self.writes:
                     self.writes |= before[0]
                     self.updates |= before[1]
                     self.deterministic &= before[2]
                     return True
             else:
-                self._said.append(f"it writes to no tensor in {_QUIET} calls ({drawn.label})")
-        except (BaseFails, RecordError) as error:
-            self._said.append(str(error))
+                self._rejections.append(
+                    f"it writes to no tensor in {_MOST_QUIET_DRAWS} calls ({drawn.label})"
+                )
+        except (BaseKernelError, RecordError) as error:
+            self._rejections.append(str(error))
         self.writes, self.updates, self.deterministic = before
         return False
 
-    def _learn(self, drawn: Drawn) -> None:
-        """Which tensors are written, and of which the earlier contents matter. Raises `BaseFails`."""
+    def _learn_writes(self, drawn: DrawnCall) -> None:
+        """Which tensors are written, and of which the earlier contents matter. Raises `BaseKernelError`."""
         first = self.launch(drawn, drawn.memory)
         self.writes |= set(first.changed)
         for name in first.changed:
@@ -252,48 +264,54 @@ class Explorer:
                 # A counter or a lock may be among them: integers keep what they are given.
                 self.updates.add(name)
                 continue
-            other = self.launch(drawn, {**drawn.memory, name: unset(drawn.memory[name])})
+            other = self.launch(drawn, {**drawn.memory, name: unset_like(drawn.memory[name])})
             fresh = ~other.memory[name].isnan()
-            same_there = torch.equal(_bits(other.memory[name])[fresh], _bits(first.memory[name])[fresh])
-            untouched = torch.equal(_bits(first.memory[name])[~fresh], _bits(drawn.memory[name])[~fresh])
+            same_there = torch.equal(
+                _raw_bytes(other.memory[name])[fresh], _raw_bytes(first.memory[name])[fresh]
+            )
+            untouched = torch.equal(
+                _raw_bytes(first.memory[name])[~fresh], _raw_bytes(drawn.memory[name])[~fresh]
+            )
             if not (same_there and untouched) and not self._close(first, other, name, fresh):
                 self.updates.add(name)
 
     @staticmethod
-    def _close(first: Ran, other: Ran, name: str, fresh: torch.Tensor) -> bool:
-        return bool(fresh.all()) and same(first.memory[name], other.memory[name])
+    def _close(first: BaseKernelRun, other: BaseKernelRun, name: str, fresh: torch.Tensor) -> bool:
+        return bool(fresh.all()) and results_agree(first.memory[name], other.memory[name])
 
-    def _sane(self, drawn: Drawn, *, guessed: bool = False) -> bool:
+    def _depends_on_arguments_alone(self, drawn: DrawnCall, *, guessed: bool = False) -> bool:
         """Whether the base's result depends on its arguments alone, and lies where it belongs."""
         memory = self.initial(drawn)
         one, two = self.launch(drawn, memory), self.launch(drawn, memory)
-        said = trouble(one, two, self.writes, self.device)
+        said = surroundings_dependence(one, two, self.writes, self.device)
         for name in self.writes - self.updates if guessed and not said else ():
-            element = ~gaps(tensor(drawn.arguments, name))
+            element = ~gap_mask(tensor_argument(drawn.arguments, name))
             left = float(one.memory[name][element].isnan().double().mean()) if element.any() else 0.0
-            if left > 1 - _COVERED:
+            if left > 1 - _COVERED_SHARE:
                 said = f"{left:.0%} of {name} stays unwritten on a guessed grid"
         if said:
-            self._said.append(f"{said} ({drawn.label})")
+            self._rejections.append(f"{said} ({drawn.label})")
             return False
-        if any(not torch.equal(_bits(one.memory[n]), _bits(two.memory[n])) for n in self.writes):
+        if any(not torch.equal(_raw_bytes(one.memory[n]), _raw_bytes(two.memory[n])) for n in self.writes):
             self.deterministic = False
         return True
 
-    def initial(self, drawn: Drawn) -> Memory:
+    def initial(self, drawn: DrawnCall) -> TensorMemory:
         """The memory with NaN in all that the base writes without reading."""
         fresh = self.writes - self.updates
-        return {n: unset(t) if n in fresh else t for n, t in drawn.memory.items()}
+        return {n: unset_like(t) if n in fresh else t for n, t in drawn.memory.items()}
 
-    def launch(self, drawn: Drawn, memory: Memory) -> Ran:
-        """Run the base with its chosen config. Raises `BaseFails`."""
-        ran = launched(self.reference, drawn, memory, self.config, self._layers)
+    def launch(self, drawn: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
+        """Run the base with its chosen config. Raises `BaseKernelError`."""
+        ran = launch_base(self.reference, drawn, memory, self.config, self._layers)
         self._pace.note(drawn.arguments, ran.seconds)
         return ran
 
     def _refused(self, what: str) -> RecordError:
         """`what` was drawn; calls of the user's own are theirs to mend."""
-        said = "; ".join(dict.fromkeys(text[:300] for text in (*self._said[:1], *self._said[-1:])))
+        said = "; ".join(
+            dict.fromkeys(text[:300] for text in (*self._rejections[:1], *self._rejections[-1:]))
+        )
         where = " in Triton's interpreter" if self.device == "cpu" else ""
         if self.subject.inputs:
             return RecordError(
@@ -307,7 +325,9 @@ class Explorer:
         )
 
 
-def trouble(one: Ran, two: Ran, writes: Iterable[str], device: str) -> str:
+def surroundings_dependence(
+    one: BaseKernelRun, two: BaseKernelRun, writes: Iterable[str], device: str
+) -> str:
     """Why two launches of the base, equal but for what surrounds the tensors, show that it does not accept
     these arguments; empty if it does."""
     if one.stray or two.stray:
@@ -315,50 +335,50 @@ def trouble(one: Ran, two: Ran, writes: Iterable[str], device: str) -> str:
     for name in writes:
         a, b = one.memory[name], two.memory[name]
         # An interpreter adds in one order: there, other bits come from reading elsewhere.
-        if not torch.equal(_bits(a), _bits(b)) and (device == "cpu" or not same(a, b)):
+        if not torch.equal(_raw_bytes(a), _raw_bytes(b)) and (device == "cpu" or not results_agree(a, b)):
             return f"{name} depends on what lies around the tensors"
     return ""
 
 
-def launched(
-    reference: Reference,
-    drawn: Drawn,
-    memory: Memory,
+def launch_base(
+    reference: BaseKernelRunner,
+    drawn: DrawnCall,
+    memory: TensorMemory,
     config: Config,
     layers: Sequence[Mapping[str, Any]],
-) -> Ran:
-    """Run the base kernel with one config. Raises `BaseFails`."""
+) -> BaseKernelRun:
+    """Run the base kernel with one config. Raises `BaseKernelError`."""
     meta = config.parameters()
     grid = drawn.grid(meta)
     if grid is None:
-        raise BaseFails(f"the launch grid of {config} is not known")
+        raise BaseKernelError(f"the launch grid of {config} is not known")
     scalars = with_heuristics(drawn, layers, meta)
     return reference.run(drawn.arguments, scalars, memory, grid, config)
 
 
-def explored(work: Any, subject: Subject, device: str, seed: int) -> Survey:
+def survey_kernel(work: Any, subject: BaseKernel, device: str, seed: int) -> KernelSurvey:
     """Survey a base kernel in a cell of this work."""
-    reference = Reference(work, device, random.Random(seed))
+    reference = BaseKernelRunner(work, device, random.Random(seed))
     try:
-        return Explorer(subject, reference, device, torch.Generator().manual_seed(seed)).survey()
+        return KernelSurveyor(subject, reference, device, torch.Generator().manual_seed(seed)).survey()
     finally:
         reference.close()
 
 
-def _may_be(size: Size, word: str) -> bool:
-    return in_class(size.recorded, word)
+def _fits_class(size: SizeClass, word: str) -> bool:
+    return in_size_class(size.recorded, word)
 
 
-def tensor(arguments: Sequence[Argument], name: str) -> Argument:
+def tensor_argument(arguments: Sequence[Argument], name: str) -> Argument:
     """The argument of this name."""
     return next(a for a in arguments if a.name == name)
 
 
-def _bits(value: torch.Tensor) -> torch.Tensor:
+def _raw_bytes(value: torch.Tensor) -> torch.Tensor:
     return value.contiguous().view(torch.uint8).reshape(len(value), -1)
 
 
-def _programs(grid: Sequence[int]) -> int:
+def _grid_programs(grid: Sequence[int]) -> int:
     total = 1
     for n in grid:
         total *= max(0, n)

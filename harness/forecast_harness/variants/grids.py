@@ -17,15 +17,15 @@ from forecast_autotune.records import Argument, Scalar
 from forecast_autotune.records.table import Table
 from forecast_autotune.variants.signature import places
 
-_DEEPEST = 3
+_MAX_FACTORS = 3
 """Factors of one axis at most."""
-_ROWS = 64
+_MAX_SAMPLES = 64
 """Recorded launches that a formula is made of; all have to agree with it."""
 _REPAIRS = 4
 
 
 @dataclass(frozen=True)
-class Launch:
+class GridSample:
     """One recorded launch: sizes by place, meta-parameters by name, the grid."""
 
     sizes: Mapping[str, int]
@@ -34,7 +34,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Factor:
+class CeilDivFactor:
     """`ceil(over / under)`, of which either product may be empty (1)."""
 
     over: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Factor:
 
     def value(self, sizes: Mapping[str, int], meta: Mapping[str, Scalar]) -> int:
         """Raises `KeyError` for a name that is not there, `TypeError` for one that is no number."""
-        low = math.prod(_whole(meta[name]) for name in self.under)
+        low = math.prod(_as_int(meta[name]) for name in self.under)
         if not self.over:
             return low
         return -(-math.prod(sizes[p] for p in self.over) // max(low, 1))
@@ -55,16 +55,16 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Formula:
+class GridFormula:
     """The grid: one product of factors per axis."""
 
-    axes: tuple[tuple[Factor, ...], ...]
+    axes: tuple[tuple[CeilDivFactor, ...], ...]
 
     def __call__(self, arguments: Sequence[Argument], meta: Mapping[str, Scalar]) -> tuple[int, ...]:
         """The grid of a call. Raises `KeyError` or `TypeError` where a parameter is missing or no number."""
-        return self.on(sizes_of(arguments), meta)
+        return self.at_sizes(sizes_of(arguments), meta)
 
-    def on(self, sizes: Mapping[str, int], meta: Mapping[str, Scalar]) -> tuple[int, ...]:
+    def at_sizes(self, sizes: Mapping[str, int], meta: Mapping[str, Scalar]) -> tuple[int, ...]:
         """The same from sizes by place."""
         return tuple(math.prod(f.value(sizes, meta) for f in axis) for axis in self.axes)
 
@@ -72,7 +72,7 @@ class Formula:
         return "(" + ", ".join(" * ".join(map(str, axis)) or "1" for axis in self.axes) + ")"
 
 
-def launches(table: Table) -> list[Launch]:
+def grid_samples(table: Table) -> list[GridSample]:
     """The recorded launches of the base kernel in a table."""
     problem = table.problem
     sizes = sizes_of(problem.arguments)
@@ -80,17 +80,17 @@ def launches(table: Table) -> list[Launch]:
     found = []
     for m in table.measurements:
         grid = m.grid or problem.grid
-        if grid is not None and m.candidate.of_base:
-            found.append(Launch(sizes, {**constants, **dict(m.candidate.config.kwargs)}, grid))
+        if grid is not None and m.candidate.is_base_variant:
+            found.append(GridSample(sizes, {**constants, **dict(m.candidate.config.kwargs)}, grid))
     return list({(tuple(sorted(x.meta.items(), key=str)), x.grid): x for x in found}.values())
 
 
 @dataclass(frozen=True)
-class Switch:
+class GridFormulaSwitch:
     """A formula for each value of a meta-parameter that is no number: an order of axes, say."""
 
     name: str
-    formulas: Mapping[Scalar, Formula]
+    formulas: Mapping[Scalar, GridFormula]
 
     def __call__(self, arguments: Sequence[Argument], meta: Mapping[str, Scalar]) -> tuple[int, ...]:
         """The grid of a call. Raises `KeyError` or `TypeError` where a parameter is missing or unknown."""
@@ -100,46 +100,46 @@ class Switch:
         return " | ".join(f"{self.name}={value}: {formula}" for value, formula in self.formulas.items())
 
 
-def fitted(recorded: Sequence[Launch]) -> Formula | Switch | None:
+def fit_grid(recorded: Sequence[GridSample]) -> GridFormula | GridFormulaSwitch | None:
     """The simplest formula that explains all of them; None when there is none, or nothing was recorded."""
-    if (found := _fitted(recorded)) is not None or not recorded:
+    if (found := _fit_formula(recorded)) is not None or not recorded:
         return found
     words = [n for n, v in recorded[0].meta.items() if isinstance(v, bool | str)]
     for name in words:
         values = {x.meta.get(name) for x in recorded}
-        parts = {v: _fitted([x for x in recorded if x.meta.get(name) == v]) for v in values}
+        parts = {v: _fit_formula([x for x in recorded if x.meta.get(name) == v]) for v in values}
         if len(parts) > 1 and None not in parts.values():
-            return Switch(name, {v: part for v, part in parts.items() if part is not None})
+            return GridFormulaSwitch(name, {v: part for v, part in parts.items() if part is not None})
     return None
 
 
-def _fitted(recorded: Sequence[Launch]) -> Formula | None:
+def _fit_formula(recorded: Sequence[GridSample]) -> GridFormula | None:
     if not recorded or len({len(x.grid) for x in recorded}) != 1:
         return None
     # Not every so many: lists of configs are products, and a step would meet one value again and again.
-    chosen = random.Random(0).sample(recorded, min(_ROWS, len(recorded)))
+    chosen = random.Random(0).sample(recorded, min(_MAX_SAMPLES, len(recorded)))
     for _ in range(_REPAIRS):
-        atoms = _Atoms(chosen)
+        atoms = _FactorSearch(chosen)
         axes = [atoms.explain(tuple(x.grid[axis] for x in chosen)) for axis in range(len(chosen[0].grid))]
-        found = Formula(tuple(axis for axis in axes if axis is not None))
+        found = GridFormula(tuple(axis for axis in axes if axis is not None))
         if None in axes:
             return None
-        wrong = [x for x in recorded if found.on(x.sizes, x.meta) != x.grid]
+        wrong = [x for x in recorded if found.at_sizes(x.sizes, x.meta) != x.grid]
         if not wrong:
             return found
-        chosen = [*chosen, *wrong[:_ROWS]]
+        chosen = [*chosen, *wrong[:_MAX_SAMPLES]]
     return None
 
 
 @dataclass
-class _Atoms:
+class _FactorSearch:
     """What factors there are, by their values over all recorded launches, simplest first."""
 
-    rows: Sequence[Launch]
+    rows: Sequence[GridSample]
 
     @cached_property
-    def known(self) -> dict[tuple[int, ...], Factor]:
-        found: dict[tuple[int, ...], Factor] = {}
+    def known(self) -> dict[tuple[int, ...], CeilDivFactor]:
+        found: dict[tuple[int, ...], CeilDivFactor] = {}
         for factor in self._all():
             try:
                 values = tuple(factor.value(x.sizes, x.meta) for x in self.rows)
@@ -149,23 +149,25 @@ class _Atoms:
                 found.setdefault(values, factor)
         return found
 
-    def _all(self) -> Iterator[Factor]:
+    def _all(self) -> Iterator[CeilDivFactor]:
         metas = [n for n, v in self.rows[0].meta.items() if isinstance(v, int) and not isinstance(v, bool)]
         sizes = list(self.rows[0].sizes)
-        yield Factor()
-        yield from (Factor((p,), (n,)) for p in sizes for n in metas)
-        yield from (Factor((p,)) for p in sizes)
-        yield from (Factor((), (n,)) for n in metas)
-        yield from (Factor((p,), (n, m)) for p in sizes for i, n in enumerate(metas) for m in metas[i + 1 :])
+        yield CeilDivFactor()
+        yield from (CeilDivFactor((p,), (n,)) for p in sizes for n in metas)
+        yield from (CeilDivFactor((p,)) for p in sizes)
+        yield from (CeilDivFactor((), (n,)) for n in metas)
+        yield from (
+            CeilDivFactor((p,), (n, m)) for p in sizes for i, n in enumerate(metas) for m in metas[i + 1 :]
+        )
 
-    def explain(self, wanted: tuple[int, ...], depth: int = _DEEPEST) -> tuple[Factor, ...] | None:
+    def explain(self, wanted: tuple[int, ...], depth: int = _MAX_FACTORS) -> tuple[CeilDivFactor, ...] | None:
         """The shortest product of factors with these values."""
         for length in range(1, depth + 1):
             if (found := self._product(wanted, length)) is not None:
                 return found
         return None
 
-    def _product(self, wanted: tuple[int, ...], length: int) -> tuple[Factor, ...] | None:
+    def _product(self, wanted: tuple[int, ...], length: int) -> tuple[CeilDivFactor, ...] | None:
         if length == 1:
             factor = self.known.get(wanted)
             return None if factor is None else (factor,)
@@ -184,7 +186,7 @@ def sizes_of(arguments: Sequence[Argument]) -> dict[str, int]:
     return {**places(arguments), **whole}
 
 
-def _whole(value: Scalar) -> int:
+def _as_int(value: Scalar) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is no size")
     return value

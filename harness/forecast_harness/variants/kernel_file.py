@@ -45,7 +45,7 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
-def kernel_of(module: ModuleType, name: str) -> Any:
+def find_kernel(module: ModuleType, name: str) -> Any:
     """The kernel or tuner of this name. Raises `SettingsError` listing those that there are."""
     found = getattr(module, name, None)
     if found is not None and hasattr(found, "arg_names"):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-FILE = "solution.py"
+VARIANT_FILE = "solution.py"
 BASE_FILE = "base_solution.py"
 
-_TEXT = """import torch
+_LAUNCHER_TEMPLATE = """import torch
 import triton
 
 import {module} as source
@@ -22,11 +22,11 @@ def run(_views, _grid, _meta, _options, **named):
 """
 
 
-def files(kernel: str, base: str, variant: str) -> dict[str, str]:
+def launcher_files(kernel: str, base: str, variant: str) -> dict[str, str]:
     """Files of a job, by name. A variant may read the base's: being equal to it is no cheating."""
     return {
         "base_kernel.py": base,
-        BASE_FILE: _TEXT.format(module="base_kernel", kernel=kernel),
+        BASE_FILE: _LAUNCHER_TEMPLATE.format(module="base_kernel", kernel=kernel),
         "variant_kernel.py": variant,
-        FILE: _TEXT.format(module="variant_kernel", kernel=kernel),
+        VARIANT_FILE: _LAUNCHER_TEMPLATE.format(module="variant_kernel", kernel=kernel),
     }

@@ -11,18 +11,44 @@ import torch
 
 from forecast_autotune.records import Argument, Config
 from forecast_harness.sandbox.api import SandboxError
-from forecast_harness.variants.drawing import HUGE, Drawn, FromFile, heuristics_of, unset, with_heuristics
-from forecast_harness.variants.exploring import launched, source_of, tensor, trouble
-from forecast_harness.variants.reference import BaseFails, Memory, Ran, Reference, call, gaps, view
-from forecast_harness.variants.subject import Subject, Survey
-from forecast_harness.variants.tolerance import believable, expected, wider
-from forecast_harness.verify.problem import UNSAID, Case, Draw, Finding, compare
-from forecast_harness.verify.tolerance import Expected
-from forecast_harness.verify.verdict import Code
+from forecast_harness.variants.drawing import (
+    HUGE_REGIME,
+    DrawnCall,
+    UserCalls,
+    heuristics_of,
+    unset_like,
+    with_heuristics,
+)
+from forecast_harness.variants.exploring import (
+    call_source,
+    launch_base,
+    surroundings_dependence,
+    tensor_argument,
+)
+from forecast_harness.variants.reference import (
+    BaseKernelError,
+    BaseKernelRun,
+    BaseKernelRunner,
+    TensorMemory,
+    call_arguments,
+    gap_mask,
+    tensor_view,
+)
+from forecast_harness.variants.subject import BaseKernel, KernelSurvey
+from forecast_harness.variants.tolerance import expected_output, is_same_calculation, widened
+from forecast_harness.verify.problem import (
+    OUTSIDE_DOMAIN,
+    CheckFinding,
+    DrawSpec,
+    LaunchCase,
+    compare_outputs,
+)
+from forecast_harness.verify.tolerance import ExpectedOutput
+from forecast_harness.verify.verdict import ReasonCode
 
-_OTHERS = 4
+_OTHER_CONFIGS = 4
 """Configs of the base, about, that are tried where a variant differs from it."""
-_REDRAWN = 8
+_MOST_REFUSED_DRAWS = 8
 """Draws that the base may refuse in a row."""
 
 
@@ -31,9 +57,9 @@ class VariantProblem:
 
     def __init__(
         self,
-        subject: Subject,
-        survey: Survey,
-        reference: Reference,
+        subject: BaseKernel,
+        survey: KernelSurvey,
+        reference: BaseKernelRunner,
         configs: Sequence[Config],
         device: str,
         deterministic: bool,
@@ -47,13 +73,13 @@ class VariantProblem:
         self._layers = heuristics_of(subject)
         self._turn = itertools.count()
         self._latest: tuple[Argument, ...] = ()
-        self._source = source_of(subject, survey, device)
+        self._source = call_source(subject, survey, device)
 
-    def case(self, axes: Mapping[str, Any] | None, how: Draw) -> Case:
+    def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
         """A fresh call. `axes` may name a `config` by its number; otherwise the next one is taken."""
         turn = next(self._turn)
         config = self.configs[(axes or {}).get("config", turn) % len(self.configs)]
-        drawn, outputs, known = self._accepted(how, config)
+        drawn, outputs, known = self._draw_accepted(how, config)
         arguments = self._latest = drawn.arguments
         tensors = {n: t for n, t in drawn.memory.items() if n not in outputs}
         meta = config.parameters()
@@ -62,48 +88,50 @@ class VariantProblem:
 
         def judge(
             given: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor]
-        ) -> tuple[Finding, float]:
+        ) -> tuple[CheckFinding, float]:
             memory = {**given, **outputs}
             try:
-                plain = known if given is tensors else self._launched(drawn, memory)
-            except BaseFails as error:
+                plain = known if given is tensors else self._launch_base(drawn, memory)
+            except BaseKernelError as error:
                 raise SandboxError(f"the base kernel failed on {drawn.label}: {error}") from error
-            return self._judged(drawn, memory, plain, dict(zip(outputs, written, strict=True)), config)
+            return self._compare_outputs(
+                drawn, memory, plain, dict(zip(outputs, written, strict=True)), config
+            )
 
-        return Case(
+        return LaunchCase(
             f"{drawn.label}, {config}",
-            call(arguments, scalars, grid, config),
+            call_arguments(arguments, scalars, grid, config),
             tensors,
             judge,
             outputs,
             {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned},
             output_bytes=sum(t.numel() * t.element_size() for t in outputs.values()),
             # Values of a user's own function may hang together: they are not changed one by one.
-            vary=(lambda generator: tensors) if isinstance(self._source, FromFile) else None,
+            vary=(lambda generator: tensors) if isinstance(self._source, UserCalls) else None,
         )
 
     def note(self, seconds: float) -> None:
         """Draw smaller calls from now on, if the variant took long for the latest one."""
         self._source.pace.note(self._latest, seconds)
 
-    def _accepted(self, how: Draw, config: Config) -> tuple[Drawn, Memory, Ran]:
+    def _draw_accepted(self, how: DrawSpec, config: Config) -> tuple[DrawnCall, TensorMemory, BaseKernelRun]:
         """A call that the base accepts, what its outputs hold before, and all memory after the base ran.
 
         A survey tries a few calls, and may have missed what goes wrong on one in ten. Raises `SandboxError`
         when nothing that is drawn is accepted.
         """
-        for _ in range(_REDRAWN):
+        for _ in range(_MOST_REFUSED_DRAWS):
             drawn = self._source.draw(how.regime, how.generator, config)
             fresh = set(self._survey.writes) - set(self._survey.updates)
-            outputs = {n: _initial(drawn, n, n in fresh) for n in self._survey.writes}
+            outputs = {n: _initial_memory(drawn, n, n in fresh) for n in self._survey.writes}
             memory = {**drawn.memory, **outputs}
             try:
-                one, two = self._launched(drawn, memory), self._launched(drawn, memory)
-            except BaseFails as error:
+                one, two = self._launch_base(drawn, memory), self._launch_base(drawn, memory)
+            except BaseKernelError as error:
                 said = str(error)
                 continue
-            said = trouble(one, two, self._survey.writes, self._device)
-            if how.regime == HUGE and _overflows(drawn, one):
+            said = surroundings_dependence(one, two, self._survey.writes, self._device)
+            if how.regime == HUGE_REGIME and _has_nonfinite(drawn, one):
                 # It does not handle such values, and how it does not is nothing to go by.
                 how = replace(how, regime="normal")
             elif not said:
@@ -112,32 +140,34 @@ class VariantProblem:
                 said = f"it writes to {', '.join(unseen)}, which it never did when it was surveyed"
         raise SandboxError(f"the base kernel does not accept what is drawn: {said} ({drawn.label})")
 
-    def _launched(self, drawn: Drawn, memory: Memory) -> Ran:
-        ran = launched(self._reference, drawn, memory, self._survey.config, self._layers)
+    def _launch_base(self, drawn: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
+        ran = launch_base(self._reference, drawn, memory, self._survey.config, self._layers)
         self._source.pace.note(drawn.arguments, ran.seconds)
         return ran
 
-    def _base_differs(self, drawn: Drawn, memory: Memory, wanted: Sequence[Expected], config: Config) -> bool:
+    def _base_differs(
+        self, drawn: DrawnCall, memory: TensorMemory, wanted: Sequence[ExpectedOutput], config: Config
+    ) -> bool:
         """Whether the base itself gives another result under this config, or under another of its own.
 
         Asked only where a variant is found wrong: what is drawn may be no call that the base is made for, a
         top 16 of 5 columns, and its result then says nothing.
         """
         listed = self._subject.configs
-        others = dict.fromkeys((config, *listed[:: max(1, len(listed) // _OTHERS)]))
+        others = dict.fromkeys((config, *listed[:: max(1, len(listed) // _OTHER_CONFIGS)]))
         others.pop(self._survey.config, None)
         for one in others:
             try:
-                other = launched(self._reference, drawn, memory, one, self._layers).memory
-            except BaseFails:
+                other = launch_base(self._reference, drawn, memory, one, self._layers).memory
+            except BaseKernelError:
                 continue
-            got = [view(other[n], tensor(drawn.arguments, n)) for n in self._survey.writes]
-            if compare(got, wanted)[0] is not None:
+            got = [tensor_view(other[n], tensor_argument(drawn.arguments, n)) for n in self._survey.writes]
+            if compare_outputs(got, wanted)[0] is not None:
                 return True
         return False
 
-    def _wide(self, drawn: Drawn, memory: Memory) -> Memory | None:
-        wide = {n: wider(t, self._device) for n, t in memory.items()}
+    def _run_widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
+        wide = {n: widened(t, self._device) for n, t in memory.items()}
         if all(a.dtype == b.dtype for a, b in zip(wide.values(), memory.values(), strict=True)):
             return None
         arguments = tuple(
@@ -145,40 +175,40 @@ class VariantProblem:
             for a in drawn.arguments
         )
         try:
-            return launched(
+            return launch_base(
                 self._reference,
                 replace(drawn, arguments=arguments),
                 wide,
                 self._survey.config,
                 self._layers,
             ).memory
-        except BaseFails:
+        except BaseKernelError:
             return None  # it insists on its dtypes
 
-    def _judged(
+    def _compare_outputs(
         self,
-        drawn: Drawn,
-        memory: Memory,
-        plain: Ran,
+        drawn: DrawnCall,
+        memory: TensorMemory,
+        plain: BaseKernelRun,
         written: Mapping[str, torch.Tensor],
         config: Config,
-    ) -> tuple[Finding, float]:
-        wide = self._wide(drawn, memory)
+    ) -> tuple[CheckFinding, float]:
+        wide = self._run_widened(drawn, memory)
         got: list[torch.Tensor] = []
-        wanted: list[Expected] = []
+        wanted: list[ExpectedOutput] = []
         for name, flat in written.items():
-            argument = tensor(drawn.arguments, name)
-            if finding := _gaps_kept(argument, flat, plain.memory[name]):
+            argument = tensor_argument(drawn.arguments, name)
+            if finding := _restore_gaps(argument, flat, plain.memory[name]):
                 return finding, 0.0
-            base = view(plain.memory[name], argument)
-            more = view(wide[name], argument) if wide is not None else None
-            wanted.append(expected(base, more if believable(base, more) else None))
-            got.append(view(flat, argument))
-        finding, worst = compare(got, wanted)
+            base = tensor_view(plain.memory[name], argument)
+            more = tensor_view(wide[name], argument) if wide is not None else None
+            wanted.append(expected_output(base, more if is_same_calculation(base, more) else None))
+            got.append(tensor_view(flat, argument))
+        finding, worst = compare_outputs(got, wanted)
         if finding is None:
             return None, worst
         if self._base_differs(drawn, memory, wanted, config):
-            return None, UNSAID
+            return None, OUTSIDE_DOMAIN
         names = list(written)
         code, text = finding
         for n, name in enumerate(names):
@@ -186,20 +216,20 @@ class VariantProblem:
         return (code, f"{text} ({drawn.label})"), worst
 
 
-def _overflows(drawn: Drawn, ran: Ran) -> bool:
+def _has_nonfinite(drawn: DrawnCall, ran: BaseKernelRun) -> bool:
     """Whether there is more in the written tensors than finite numbers."""
-    outputs = [view(ran.memory[n], tensor(drawn.arguments, n)) for n in ran.changed]
+    outputs = [tensor_view(ran.memory[n], tensor_argument(drawn.arguments, n)) for n in ran.changed]
     return any(not bool(t.double().isfinite().all()) for t in outputs if t.is_floating_point())
 
 
-def _initial(drawn: Drawn, name: str, fresh: bool) -> torch.Tensor:
-    return unset(drawn.memory[name]) if fresh else drawn.memory[name]
+def _initial_memory(drawn: DrawnCall, name: str, fresh: bool) -> torch.Tensor:
+    return unset_like(drawn.memory[name]) if fresh else drawn.memory[name]
 
 
-def _gaps_kept(argument: Argument, got: torch.Tensor, want: torch.Tensor) -> Finding:
+def _restore_gaps(argument: Argument, got: torch.Tensor, want: torch.Tensor) -> CheckFinding:
     """What lies between the rows of a strided tensor is nobody's to write, unless the base does."""
-    free = gaps(argument)
+    free = gap_mask(argument)
     pairs = got[free].contiguous().view(torch.uint8), want[free].contiguous().view(torch.uint8)
     if free.any() and not torch.equal(*pairs):
-        return Code.OUT_OF_BOUNDS, f"wrote between the rows of {argument.name}"
+        return ReasonCode.OUT_OF_BOUNDS, f"wrote between the rows of {argument.name}"
     return None

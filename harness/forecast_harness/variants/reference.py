@@ -15,33 +15,33 @@ from typing import Any
 import torch
 
 from forecast_autotune.records import Argument, Config
-from forecast_autotune.variants.signature import span
-from forecast_harness.sandbox.api import Array, CandidateFault, Cell, Fault, Work
-from forecast_harness.timing.device import EVENTS
+from forecast_autotune.variants.signature import memory_span
+from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, TensorBytes
+from forecast_harness.timing.device import EVENTS_PROTOCOL
 from forecast_harness.variants.launcher import BASE_FILE
-from forecast_harness.verify.arena import build, changed
-from forecast_harness.verify.launches import INSIDE
+from forecast_harness.verify.arena import build_arena, changed_bytes
+from forecast_harness.verify.launches import CELL_ENTRIES
 
-_BEHIND = 1 << 16, 1 << 20
+_TRAILING_CANARY_BYTES = 1 << 16, 1 << 20
 """Bytes of canary behind the last tensor, at least and at most: what reads past its end should not come to
 what is always there."""
-_WALL_S = {"cpu": 90.0, "cuda": 600.0}
+_CELL_WALL_S = {"cpu": 90.0, "cuda": 600.0}
 """How long a cell lives at most. A base kernel that is tried on arguments it was not made for may write
 anywhere in its own process, and hang."""
 
-Memory = Mapping[str, torch.Tensor]
+TensorMemory = Mapping[str, torch.Tensor]
 """Tensor argument -> its memory, one-dimensional."""
 
 
-class BaseFails(Exception):
+class BaseKernelError(Exception):
     """The base kernel did not accept arguments; the text says what happened."""
 
 
 @dataclass(frozen=True)
-class Ran:
+class BaseKernelRun:
     """What one launch of the base kernel did."""
 
-    memory: Memory
+    memory: TensorMemory
     """All tensors afterwards."""
     changed: tuple[str, ...]
     stray: int
@@ -50,15 +50,15 @@ class Ran:
     """From question to answer."""
 
 
-class Reference:
+class BaseKernelRunner:
     """A cell that launches the base kernel; replaced when a launch takes it down."""
 
-    def __init__(self, work: Work, device: str, rng: random.Random) -> None:
+    def __init__(self, work: JobContext, device: str, rng: random.Random) -> None:
         self._work, self._device, self._rng = work, device, rng
         self._cell: Cell | None = None
         self._opened = 0.0
         self._noise = False
-        self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _WALL_S[device]))
+        self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _CELL_WALL_S[device]))
 
     def close(self) -> None:
         """End the cell."""
@@ -70,45 +70,50 @@ class Reference:
         self,
         arguments: Sequence[Argument],
         scalars: Mapping[str, Any],
-        memory: Memory,
+        memory: TensorMemory,
         grid: Sequence[int],
         config: Config,
-    ) -> Ran:
+    ) -> BaseKernelRun:
         """Launch once, in a random order, between random numbers and between NaN in turns: what is read
-        beyond a tensor's end must not be the same twice. Raises `BaseFails`."""
+        beyond a tensor's end must not be the same twice. Raises `BaseKernelError`."""
         memory = dict(self._rng.sample(sorted(memory.items(), key=lambda pair: pair[0]), len(memory)))
         layouts = {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned}
         self._noise = not self._noise
-        arena = build(
+        arena = build_arena(
             memory,
             {},
             layouts,
             self._rng,
             shift=self._rng.randrange(0, 32),
             behind=min(
-                max(_BEHIND[0], sum(t.numel() * t.element_size() for t in memory.values())), _BEHIND[1]
+                max(_TRAILING_CANARY_BYTES[0], sum(t.numel() * t.element_size() for t in memory.values())),
+                _TRAILING_CANARY_BYTES[1],
             ),
             noise=self._noise,
         )
         payload = {
             "slots": [s.to_json() for s in arena.slots],
-            "call": call(arguments, scalars, grid, config),
+            "call": call_arguments(arguments, scalars, grid, config),
             "output_bytes": 0,
             "watch": "",
-            "protocol": EVENTS,
+            "protocol": EVENTS_PROTOCOL,
         }
         try:
             answer = self._open().ask(
-                f"{INSIDE}:launch", payload, {"block": Array("uint8", (arena.block.numel(),), arena.data())}
+                f"{CELL_ENTRIES}:launch",
+                payload,
+                {"block": TensorBytes("uint8", (arena.block.numel(),), arena.data())},
             )
         except CandidateFault as fault:
             if fault.fault is not Fault.EXCEPTION or "CUDA" in fault.detail:
                 self.close()  # all later launches of a process fail after an illegal address in one
-            raise BaseFails(fault.detail) from fault
+            raise BaseKernelError(fault.detail) from fault
         data = answer.arrays["block"].data
-        names, stray = changed(arena, data)
+        names, stray = changed_bytes(arena, data)
         block = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return Ran({s.name: s.view(block).clone() for s in arena.slots}, tuple(names), stray, answer.seconds)
+        return BaseKernelRun(
+            {s.name: s.view(block).clone() for s in arena.slots}, tuple(names), stray, answer.seconds
+        )
 
     def _open(self) -> Cell:
         if self._cell is not None and time.monotonic() - self._opened > self._limits.wall_s / 2:
@@ -117,7 +122,7 @@ class Reference:
             self._opened = time.monotonic()
             self._cell = self._work.cell(self._limits)
             self._cell.ask(
-                f"{INSIDE}:prepare",
+                f"{CELL_ENTRIES}:prepare",
                 {
                     "file": BASE_FILE,
                     "entry": "run",
@@ -129,7 +134,7 @@ class Reference:
         return self._cell
 
 
-def call(
+def call_arguments(
     arguments: Sequence[Argument], scalars: Mapping[str, Any], grid: Sequence[int] | None, config: Config
 ) -> dict[str, Any]:
     """The arguments of `run` in a cell (see `launcher`), as `skeleton.filled` reads them."""
@@ -145,14 +150,14 @@ def call(
     return {"args": [], "kwargs": named | {name: {"v": value} for name, value in scalars.items()}}
 
 
-def view(memory: torch.Tensor, argument: Argument) -> torch.Tensor:
+def tensor_view(memory: torch.Tensor, argument: Argument) -> torch.Tensor:
     """A tensor as the kernel sees it."""
     return memory.as_strided(argument.shape, argument.stride)
 
 
-def gaps(argument: Argument) -> torch.Tensor:
+def gap_mask(argument: Argument) -> torch.Tensor:
     """Which elements of its memory belong to no element of a tensor, [span]."""
-    free = torch.ones(span(argument), dtype=torch.bool)
+    free = torch.ones(memory_span(argument), dtype=torch.bool)
     if free.numel():
-        view(free, argument).fill_(False)
+        tensor_view(free, argument).fill_(False)
     return free

@@ -18,53 +18,53 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Scalar
 from forecast_autotune.variants.signature import (
     Strides,
-    form,
-    in_class,
-    line,
-    noted,
+    call_form,
+    canonical_text,
+    in_size_class,
+    memory_span,
     places,
-    power,
-    span,
-    strided,
-    structure,
+    size_power,
+    stride_structure,
+    strides_from_structure,
+    writes_field,
 )
 
 _EXPONENTS = (-0.5, -1.0, 0.5, 1.0)
 """Powers of a size that floating scalars are: 1/sqrt(d), 1/n, ..."""
-_TRIES = 400
+_MAX_DRAWS = 400
 _LARGEST = 1 << 20
 """Elements of a tensor, where fixed sizes allow no smaller one."""
 _LARGEST_GROUP = 64
 _LARGE_CONSTANT = 16
-_SMALL = 24.0
+_SMALL_LIMIT = 24.0
 """What the others are drawn up to where one size is large."""
-_EVIDENCE = 3
+_MIN_CASES = 3
 _LARGEST_RATIO = 8
 """Gate and up projection lie side by side, heads share keys by eights."""
 
 
 @dataclass(frozen=True)
-class Size:
+class SizeClass:
     """Places that hold one size."""
 
     places: tuple[str, ...]
     recorded: int
-    word: str | int
+    size_class: str | int
     """Its class (`signature.in_class`); a number for a size that is not varied."""
 
     @property
     def varies(self) -> bool:
         """Whether calls are drawn with other values of it."""
-        return isinstance(self.word, str)
+        return isinstance(self.size_class, str)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class CallSizes:
     """What may change of a call, and how."""
 
     arguments: tuple[Argument, ...]
     """The recorded call."""
-    sizes: tuple[Size, ...]
+    sizes: tuple[SizeClass, ...]
     products: Mapping[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     """Place -> factor, and places that it is the product of."""
     of_strides: Mapping[str, tuple[str, int]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Sizes:
     """Floating scalars that keep their value."""
 
     @classmethod
-    def of(cls, calls: Sequence[Sequence[Argument]], *, evidence: int = _EVIDENCE) -> Sizes:
+    def of(cls, calls: Sequence[Sequence[Argument]], *, evidence: int = _MIN_CASES) -> CallSizes:
         """Infer from recorded calls; the first is the one to be varied, others of its form tell sizes apart.
 
         A size that is a multiple of another one, by a small number or by a scalar of the call, hangs together
@@ -86,32 +86,34 @@ class Sizes:
         if not calls or not calls[0]:
             raise RecordError("there is no recorded call with arguments")
         first = tuple(calls[0])
-        like = [c for c in calls if form(c) == form(first)]
+        like = [c for c in calls if call_form(c) == call_form(first)]
         strides: dict[str, Strides] = {}
         for a in first:
             if a.kind == "tensor":
-                how = structure(a)
+                how = stride_structure(a)
                 if how is None:
                     raise RecordError(
                         f"{a.name} of shape {list(a.shape)} has strides {list(a.stride)}, which overlap"
                     )
                 strides[a.name] = how
-        like = [c for c in like if all(structure(a) == strides[a.name] for a in c if a.kind == "tensor")]
+        like = [
+            c for c in like if all(stride_structure(a) == strides[a.name] for a in c if a.kind == "tensor")
+        ]
         vectors: dict[tuple[int, ...], list[str]] = {}
         for place in places(first):
             vectors.setdefault(tuple(places(c)[place] for c in like), []).append(place)
-        made = _Inference(first, like, vectors, evidence)
+        made = _SizeInference(first, like, vectors, evidence)
         return cls(first, made.sizes(), made.products, made.of_strides, made.powers(), strides)
 
     @classmethod
-    def observed(cls, calls: Sequence[Sequence[Argument]]) -> Sizes:
+    def observed(cls, calls: Sequence[Sequence[Argument]]) -> CallSizes:
         """What calls that somebody else has drawn have in common: what did not change is taken for granted.
 
         Raises `RecordError` as `of` does, and for calls of different forms.
         """
         found = cls.of(calls)
         first = found.arguments
-        if any(form(c) != form(first) for c in calls):
+        if any(call_form(c) != call_form(first) for c in calls):
             raise RecordError(
                 "calls must agree in names, kinds, dtypes, ranks, alignment and constexpr values"
             )
@@ -124,17 +126,17 @@ class Sizes:
         pinned = {
             a.name
             for i, a in enumerate(first)
-            if _free(a) and a.name not in found.powers and len({c[i].value for c in calls}) == 1
+            if _is_free_float(a) and a.name not in found.powers and len({c[i].value for c in calls}) == 1
         }
-        return replace(found.with_words(words), pinned=frozenset(pinned))
+        return replace(found.with_classes(words), pinned=frozenset(pinned))
 
     @property
-    def varied(self) -> tuple[Size, ...]:
+    def varied(self) -> tuple[SizeClass, ...]:
         """The sizes that change."""
         return tuple(s for s in self.sizes if s.varies)
 
     @property
-    def near_constants(self) -> tuple[Size, ...]:
+    def near_constants(self) -> tuple[SizeClass, ...]:
         """Varied sizes that are a small multiple or part of a large constexpr: half of a head, say."""
         constants = [a.value for a in self.arguments if a.kind == "constexpr"]
         large = [c for c in constants if isinstance(c, int) and c >= _LARGE_CONSTANT]
@@ -142,42 +144,44 @@ class Sizes:
         near = {v for c in large for f in factors for v in (c * f, c // f if c % f == 0 else 0)}
         return tuple(s for s in self.varied if s.recorded in near)
 
-    def with_words(self, words: Mapping[Size, str | int]) -> Sizes:
+    def with_classes(self, words: Mapping[SizeClass, str | int]) -> CallSizes:
         """The same with other classes for these sizes; their recorded value freezes one."""
-        return replace(self, sizes=tuple(replace(s, word=words.get(s, s.word)) for s in self.sizes))
+        return replace(
+            self, sizes=tuple(replace(s, size_class=words.get(s, s.size_class)) for s in self.sizes)
+        )
 
-    def untied(self, place: str) -> Sizes:
+    def untied(self, place: str) -> CallSizes:
         """The same with a scalar that keeps its recorded value, whatever it was equal to."""
-        found: list[Size] = []
+        found: list[SizeClass] = []
         for s in self.sizes:
             if place in s.places:
                 rest = tuple(p for p in s.places if p != place)
-                found += [replace(s, places=rest), Size((place,), s.recorded, s.recorded)]
+                found += [replace(s, places=rest), SizeClass((place,), s.recorded, s.recorded)]
             else:
                 found.append(s)
         return replace(self, sizes=tuple(found))
 
-    def frozen(self) -> Sizes:
+    def frozen(self) -> CallSizes:
         """The same with no size varied."""
-        return self.with_words({s: s.recorded for s in self.sizes})
+        return self.with_classes({s: s.recorded for s in self.sizes})
 
     def signature(self, writes: Iterable[str] | None = None) -> str:
         """What a check on calls drawn here holds for; `writes` as in `signature_of`."""
-        free = {a.name for a in self.arguments if _free(a)} - {*self.powers, *self.pinned}
+        free = {a.name for a in self.arguments if _is_free_float(a)} - {*self.powers, *self.pinned}
         other = {*places(self.arguments), *free, *self.powers}
         said = {
-            "arguments": form(self.arguments),
-            "sizes": [{"places": list(s.places), "class": s.word} for s in self.sizes],
+            "arguments": call_form(self.arguments),
+            "sizes": [{"places": list(s.places), "class": s.size_class} for s in self.sizes],
             "products": {p: [factor, list(run)] for p, (factor, run) in self.products.items()},
             "of_strides": {p: list(of) for p, of in self.of_strides.items()},
             "powers": {n: [list(run), e] for n, (run, e) in self.powers.items()},
             "strides": {n: [list(pair) for pair in how] for n, how in self.strides.items()},
             "fixed": {a.name: a.value for a in self.arguments if a.kind == "scalar" and a.name not in other},
         }
-        return line({**said, **noted(writes)})
+        return canonical_text({**said, **writes_field(writes)})
 
     @property
-    def turns(self) -> int:
+    def draw_kinds(self) -> int:
         """So many kinds of calls there are to draw: half of them have one size large, each size once."""
         return 2 * len(self.varied)
 
@@ -193,29 +197,29 @@ class Sizes:
         if not self.varied:
             return tuple(self._scalars(dict(places(self.arguments)), self.arguments, rng))
         smallest: tuple[Argument, ...] | None = None
-        turn = rng.randrange(self.turns) if turn is None else turn
+        turn = rng.randrange(self.draw_kinds) if turn is None else turn
         tall = self.varied[turn] if turn < len(self.varied) else None
-        for attempt in range(_TRIES):
+        for attempt in range(_MAX_DRAWS):
             # Later attempts draw smaller: a large first draw is likelier to reach every branch.
-            top = max(2.0, reach ** (1.0 - attempt / _TRIES))
-            small = top if tall is None else _SMALL
-            drawn = {s: _drawn(str(s.word), small, rng) for s in self.varied}
+            top = max(2.0, reach ** (1.0 - attempt / _MAX_DRAWS))
+            small = top if tall is None else _SMALL_LIMIT
+            drawn = {s: _draw_size(str(s.size_class), small, rng) for s in self.varied}
             if tall is not None:
-                drawn[tall] = _drawn(str(tall.word), top, rng, least=top / 2)
-            if len(set(drawn.values())) < len(drawn) and attempt < _TRIES // 2:
+                drawn[tall] = _draw_size(str(tall.size_class), top, rng, least=top / 2)
+            if len(set(drawn.values())) < len(drawn) and attempt < _MAX_DRAWS // 2:
                 continue  # equal by chance: a variant that mixes two sizes up would pass
             found = self._call(drawn, rng)
             if found is None:
                 continue
-            if largest(found) <= most:
+            if largest_tensor(found) <= most:
                 return found
-            if smallest is None or largest(found) < largest(smallest):
+            if smallest is None or largest_tensor(found) < largest_tensor(smallest):
                 smallest = found
-        if smallest is not None and largest(smallest) <= _LARGEST:
+        if smallest is not None and largest_tensor(smallest) <= _LARGEST:
             return smallest
         raise RecordError(f"no sizes of these classes give tensors of at most {_LARGEST} elements")
 
-    def _call(self, drawn: Mapping[Size, int], rng: random.Random) -> tuple[Argument, ...] | None:
+    def _call(self, drawn: Mapping[SizeClass, int], rng: random.Random) -> tuple[Argument, ...] | None:
         values = {p: s.recorded if not s.varies else drawn[s] for s in self.sizes for p in s.places}
         for place, (factor, run) in self.products.items():
             values[place] = factor * math.prod(values[q] for q in run)
@@ -223,8 +227,8 @@ class Sizes:
         for a in self.arguments:
             if a.kind == "tensor":
                 shape = tuple(values[f"{a.name}.{i}"] for i in range(len(a.shape)))
-                made = replace(a, shape=shape, stride=strided(shape, self.strides[a.name]))
-                if structure(made) != self.strides[a.name]:
+                made = replace(a, shape=shape, stride=strides_from_structure(shape, self.strides[a.name]))
+                if stride_structure(made) != self.strides[a.name]:
                     return None
                 tensors[a.name] = made
         for place, (of, i) in self.of_strides.items():
@@ -239,8 +243,8 @@ class Sizes:
             if a.name in values and a.kind == "scalar":
                 yield replace(a, value=values[a.name])
             elif a.name in self.powers:
-                yield replace(a, value=power(values, *self.powers[a.name]))
-            elif _free(a) and isinstance(a.value, float):
+                yield replace(a, value=size_power(values, *self.powers[a.name]))
+            elif _is_free_float(a) and isinstance(a.value, float):
                 # Half of the launches have the recorded value, which may well be special.
                 factor = rng.choice((1.0, rng.uniform(0.4, 2.2)))
                 yield replace(a, value=a.value * factor if a.value else factor - 1.0)
@@ -249,7 +253,7 @@ class Sizes:
 
 
 @dataclass
-class _Inference:
+class _SizeInference:
     first: tuple[Argument, ...]
     like: Sequence[Sequence[Argument]]
     vectors: Mapping[tuple[int, ...], Sequence[str]]
@@ -257,12 +261,12 @@ class _Inference:
     products: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     of_strides: dict[str, tuple[str, int]] = field(default_factory=dict)
 
-    def sizes(self) -> tuple[Size, ...]:
+    def sizes(self) -> tuple[SizeClass, ...]:
         """Which places are one size; fills `products` and `of_strides` with those that follow from others."""
         runs, quotients = self._runs(), self._quotients()
         found = []
         for scalar in {scalar for scalar, _ in quotients.values()}:
-            found.append(Size((scalar,), value := places(self.first)[scalar], value))
+            found.append(SizeClass((scalar,), value := places(self.first)[scalar], value))
         for vector, listed in self.vectors.items():
             names = [n for n in listed if n not in {scalar for scalar, _ in quotients.values()}]
             if not names:
@@ -270,7 +274,7 @@ class _Inference:
             run = runs.get(vector)
             dimension = any("." in name for name in names)
             if dimension and vector[0] in self._constants():
-                found.append(Size(tuple(names), vector[0], vector[0]))
+                found.append(SizeClass(tuple(names), vector[0], vector[0]))
             elif run is not None and not set(run) & set(names):
                 self.products |= {name: (1, run) for name in names}
             elif vector in quotients:
@@ -281,7 +285,7 @@ class _Inference:
                 self.of_strides |= {name: of for name in names}
             else:
                 fixed = not dimension or vector[0] <= 1  # on 1 Triton specialises
-                found.append(Size(tuple(names), vector[0], vector[0] if fixed else "any"))
+                found.append(SizeClass(tuple(names), vector[0], vector[0] if fixed else "any"))
         return tuple(found)
 
     def powers(self) -> dict[str, tuple[tuple[str, ...], float]]:
@@ -293,10 +297,10 @@ class _Inference:
         candidates += list(self._runs().values())
         for index, a in enumerate(self.first):
             values = [call[index].value for call in self.like]
-            if not _free(a) or not all(isinstance(v, float) and v not in (0.0, 1.0) for v in values):
+            if not _is_free_float(a) or not all(isinstance(v, float) and v not in (0.0, 1.0) for v in values):
                 continue
             for run, exponent in itertools.product(candidates, _EXPONENTS):
-                powers = [power(places(call), run, exponent) for call in self.like]
+                powers = [size_power(places(call), run, exponent) for call in self.like]
                 if all(
                     isinstance(v, float) and math.isclose(v, p, rel_tol=1e-6)
                     for v, p in zip(values, powers, strict=True)
@@ -369,18 +373,18 @@ class _Inference:
         return None
 
 
-def largest(call: Sequence[Argument]) -> int:
+def largest_tensor(call: Sequence[Argument]) -> int:
     """Elements of the largest tensor of a call."""
-    return max((span(a) for a in call if a.kind == "tensor"), default=0)
+    return max((memory_span(a) for a in call if a.kind == "tensor"), default=0)
 
 
-def _free(argument: Argument) -> bool:
+def _is_free_float(argument: Argument) -> bool:
     """A floating scalar that may have any value."""
     value: Scalar = argument.value
     return argument.kind == "scalar" and isinstance(value, float) and math.isfinite(value)
 
 
-def _drawn(word: str, top: float, rng: random.Random, least: float = 1.0) -> int:
+def _draw_size(word: str, top: float, rng: random.Random, least: float = 1.0) -> int:
     """A size of a class, log-uniform from `least` to `top`, so that small and large ones are as likely.
 
     Of `any`, half are multiples of 16, as far as they fit.
@@ -389,5 +393,5 @@ def _drawn(word: str, top: float, rng: random.Random, least: float = 1.0) -> int
     while True:
         low, high = max(1.0, least / step), max(2.0, top / step)
         value = max(1, round(2 ** rng.uniform(math.log2(min(low, high)), math.log2(high)))) * step
-        if in_class(value, word):
+        if in_size_class(value, word):
             return value

@@ -8,12 +8,12 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config
-from forecast_harness.variants.grids import Launch
-from forecast_harness.variants.sizes import Sizes
+from forecast_harness.variants.grids import GridSample
+from forecast_harness.variants.sizes import CallSizes
 
 
 @dataclass(frozen=True)
-class Subject:
+class BaseKernel:
     """A base kernel, and how it is called. All of it is the user's own, and trusted."""
 
     kernel: str
@@ -23,7 +23,7 @@ class Subject:
     """The base's, of which the first one that works serves as the reference."""
     calls: tuple[tuple[Argument, ...], ...] = ()
     """Recorded calls: the first is to be covered, others tell its sizes apart."""
-    launches: tuple[Launch, ...] = ()
+    launches: tuple[GridSample, ...] = ()
     """Recorded launch grids of any of the calls."""
     zeroed: tuple[str, ...] = ()
     """Tensors that a caller hands over as zeros."""
@@ -45,14 +45,14 @@ class Subject:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Subject:
+    def from_json(cls, data: Mapping[str, Any]) -> BaseKernel:
         """Read what `to_json` wrote. Raises `RecordError`."""
         try:
             return cls(
                 **{n: data[n] for n in ("kernel", "source", "file", "name", "inputs")},
                 configs=tuple(Config.from_json(c) for c in data["configs"]),
                 calls=tuple(tuple(Argument.from_json(a) for a in call) for call in data["calls"]),
-                launches=tuple(Launch(s, m, tuple(g)) for s, m, g in data["launches"]),
+                launches=tuple(GridSample(s, m, tuple(g)) for s, m, g in data["launches"]),
                 zeroed=tuple(data["zeroed"]),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -60,7 +60,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Survey:
+class KernelSurvey:
     """What was found out about a base kernel, by running it alone."""
 
     writes: tuple[str, ...]
@@ -74,7 +74,7 @@ class Survey:
     words: Mapping[str, str | int] = field(default_factory=dict)
     """Class of every size, by its first place."""
     evidence: int = 0
-    """What was asked for before sizes counted as multiples of others; see `Sizes.of`."""
+    """What was asked for before sizes counted as multiples of others; see `CallSizes.of`."""
     untied: tuple[str, ...] = ()
     """Scalars that were equal to some size by chance, and keep their value."""
     most: int = 0
@@ -89,14 +89,14 @@ class Survey:
         return {**vars(self), "config": self.config.to_json(), "words": dict(self.words)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Survey:
+    def from_json(cls, data: Mapping[str, Any]) -> KernelSurvey:
         """Read what `to_json` wrote."""
         lists = {n: tuple(data[n]) for n in ("writes", "updates", "untied")}
         return cls(**{**data, **lists, "config": Config.from_json(data["config"])})
 
-    def sizes(self, calls: Sequence[Sequence[Argument]]) -> Sizes:
+    def sizes(self, calls: Sequence[Sequence[Argument]]) -> CallSizes:
         """The sizes of recorded calls, with the classes that were found to work."""
-        made = Sizes.of(calls, evidence=self.evidence)
+        made = CallSizes.of(calls, evidence=self.evidence)
         for place in self.untied:
             made = made.untied(place)
-        return made.with_words({s: self.words.get(s.places[0], s.recorded) for s in made.sizes})
+        return made.with_classes({s: self.words.get(s.places[0], s.recorded) for s in made.sizes})

@@ -1,7 +1,7 @@
 """`KERNEL.py:FN` for the `variants` commands: the kernel, its text, and the calls that variants must survive.
 
 How a kernel is called is learnt from the first of these that there is: a function `inputs(random)` in its
-file; `CASE` or `CASES` there, as `forecast_harness.packs.from_case` describes them; problems in the store,
+file; `CASE` or `CASES` there, as `forecast_harness.packs.pack_from_case` describes them; problems in the store,
 recorded when the kernel was tuned.
 """
 
@@ -14,21 +14,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.output import Failure, Usage
+from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.records import Argument, Config, Kernel, Problem
 from forecast_autotune.store import Store
-from forecast_harness.variants.grids import Launch, launches
-from forecast_harness.variants.kernel_file import import_file, kernel_of
+from forecast_harness.variants.grids import GridSample, grid_samples
+from forecast_harness.variants.kernel_file import find_kernel, import_file
 
 if TYPE_CHECKING:
-    from forecast_harness.variants.subject import Subject
+    from forecast_harness.variants.subject import BaseKernel
 
-_CONFIGS = 48
+_MAX_CONFIGS = 48
 """Configs of a case that its grid function is asked about."""
 
 
 @dataclass(frozen=True)
-class Target:
+class UserKernel:
     """A kernel of the user's, imported."""
 
     path: Path
@@ -43,13 +43,13 @@ class Target:
     zeroed: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, what: str) -> Target:
-        """Import `KERNEL.py:FN`. Raises `Usage` for anything else, and whatever the file raises."""
+    def of(cls, what: str) -> UserKernel:
+        """Import `KERNEL.py:FN`. Raises `UsageError` for anything else, and whatever the file raises."""
         path, colon, name = what.rpartition(":")
         if not colon or not name.isidentifier() or not path.endswith(".py"):
-            raise Usage(f"{what} is no KERNEL.py:FN: name a Python file and a kernel in it")
+            raise UsageError(f"{what} is no KERNEL.py:FN: name a Python file and a kernel in it")
         module = import_file(Path(path))
-        fn = kernel_of(module, name)
+        fn = find_kernel(module, name)
         triton = frameworks.triton()
         below = fn
         while hasattr(below, "configs") and hasattr(below, "fn"):
@@ -67,16 +67,16 @@ class Target:
             zeroed,
         )
 
-    def subjects(self, store: Store, device: str | None = None) -> list[Subject]:
+    def subjects(self, store: Store, device: str | None = None) -> list[BaseKernel]:
         """What variants are verified against, one per kind of call that is to be covered.
 
-        `device` is a substring of the device whose recorded problems count. Raises `Failure` where it is not
+        `device` is a substring of the device whose recorded problems count. Raises `CommandError` where it is not
         known how the kernel is called, with what would help.
         """
-        from forecast_harness.variants.subject import Subject
+        from forecast_harness.variants.subject import BaseKernel
 
         heuristic = _has_heuristics(self.fn)
-        made = Subject(
+        made = BaseKernel(
             self.kernel.name,
             self.text,
             self.configs,
@@ -88,7 +88,7 @@ class Target:
             return [replace(made, file=str(self.path.absolute()), inputs=True)]
         found = list(self._cases(made)) or list(self._stored(made, store, device))
         if not found:
-            raise Failure(
+            raise CommandError(
                 f"how is {self.name} called? {self.path} defines neither inputs(random) nor CASES, and the "
                 f"store at {store.root} holds no problem of this source. Run the program that uses it once "
                 "under `forecast-autotune run`, or define a function inputs(random) that returns the "
@@ -96,31 +96,33 @@ class Target:
             )
         return found
 
-    def _stored(self, made: Subject, store: Store, device: str | None) -> Iterator[Subject]:
+    def _stored(self, made: BaseKernel, store: Store, device: str | None) -> Iterator[BaseKernel]:
         """Recorded problems of this very source; each is a call to be covered, and explains the others."""
         sha = self.kernel.source_sha256
         tables = [t for t in store.tables(self.kernel.name, device) if t.problem.kernel.source_sha256 == sha]
         calls = [t.problem.arguments for t in tables]
-        known = tuple(x for t in tables for x in launches(t))
-        measured = [m.candidate.config for t in tables for m in t.measurements if m.candidate.of_base]
+        known = tuple(x for t in tables for x in grid_samples(t))
+        measured = [m.candidate.config for t in tables for m in t.measurements if m.candidate.is_base_variant]
         configs = made.configs or tuple(dict.fromkeys(measured))
         for i, call in enumerate(calls):
             others = tuple(c for j, c in enumerate(calls) if j != i)
             yield replace(made, configs=configs, calls=(call, *others), launches=known)
 
-    def _cases(self, made: Subject) -> Iterator[Subject]:
+    def _cases(self, made: BaseKernel) -> Iterator[BaseKernel]:
         """Cases of this kernel in its file: their real shapes to be covered, small ones to explain them."""
         listed = [
             *getattr(self.module, "CASES", ()),
             *([self.module.CASE] if hasattr(self.module, "CASE") else ()),
         ]
-        mine = [c for c in listed if _inner(getattr(c, "kernel", None)) is _inner(self.fn)]
+        mine = [
+            c for c in listed if _unwrapped_kernel(getattr(c, "kernel", None)) is _unwrapped_kernel(self.fn)
+        ]
         triton = frameworks.triton()
         calls: list[tuple[Argument, ...]] = []
-        known: list[Launch] = []
+        known: list[GridSample] = []
         zeroed = tuple(dict.fromkeys(n for c in mine for n in getattr(c, "reset_to_zero", ())))
-        configs = made.configs or tuple(dict.fromkeys(c for case in mine for c in _space(case)))
-        step = max(1, len(configs) // _CONFIGS)
+        configs = made.configs or tuple(dict.fromkeys(c for case in mine for c in _case_configs(case)))
+        step = max(1, len(configs) // _MAX_CONFIGS)
         for case in mine:
             for small in (False, True):
                 data = case.make("meta", small=small)
@@ -131,7 +133,7 @@ class Target:
                     for a in triton.arguments_of(self.fn, named)
                 )
                 calls.append(arguments)
-                known += _launches(arguments, data["grid"], named, configs[::step])
+                known += _grid_samples(arguments, data["grid"], named, configs[::step])
         for i in range(0, len(calls), 2):
             others = tuple(c for j, c in enumerate(calls) if j != i)
             yield replace(
@@ -139,7 +141,7 @@ class Target:
             )
 
 
-def covered(subject: Subject, signatures: Sequence[str]) -> bool:
+def is_covered(subject: BaseKernel, signatures: Sequence[str]) -> bool:
     """Whether checks with these signatures say something about the call to be covered."""
     from forecast_autotune.records import Device
     from forecast_autotune.variants import covers
@@ -150,9 +152,9 @@ def covered(subject: Subject, signatures: Sequence[str]) -> bool:
     return any(covers(signature, problem) for signature in signatures)
 
 
-def _launches(
+def _grid_samples(
     arguments: Sequence[Argument], grid: Any, named: Mapping[str, Any], configs: Sequence[Config]
-) -> Iterator[Launch]:
+) -> Iterator[GridSample]:
     from forecast_autotune.variants.entry import known
     from forecast_harness.variants.grids import sizes_of
 
@@ -160,10 +162,10 @@ def _launches(
     for config in configs:
         extent = known(grid, named, config.parameters())
         if extent is not None:
-            yield Launch(sizes_of(arguments), {**constants, **dict(config.kwargs)}, extent)
+            yield GridSample(sizes_of(arguments), {**constants, **dict(config.kwargs)}, extent)
 
 
-def _space(case: Any) -> list[Config]:
+def _case_configs(case: Any) -> list[Config]:
     """The configs of a case that has them: `configs`, or a `space` of meta-parameters, warps and stages."""
     import itertools
 
@@ -181,7 +183,7 @@ def _space(case: Any) -> list[Config]:
     return found
 
 
-def _inner(fn: Any) -> Any:
+def _unwrapped_kernel(fn: Any) -> Any:
     return frameworks.triton().innermost(fn)
 
 

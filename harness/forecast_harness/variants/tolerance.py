@@ -11,32 +11,32 @@ from __future__ import annotations
 
 import torch
 
-from forecast_harness.verify.tolerance import Expected
+from forecast_harness.verify.tolerance import ExpectedOutput
 
-_EACH = 8.0
+_ELEMENT_FACTOR = 8.0
 """Times the base's own root mean square error, without the rounding of its result, that one element may be
 off ..."""
-_TYPICAL = 2.0
+_RMS_FACTOR = 2.0
 """... and that the root mean square over an output may."""
-_STEP = 1.01
-_STEPS = 64.0
+_ROUNDING_FACTOR = 1.01
+_INTERMEDIATE_ROUNDINGS = 64.0
 """Roundings of intermediate results that are let through in any case."""
-_WIDEST = 0.05
+_MOST_DEVIATION = 0.05
 """A wider run that is farther than this from the plain one did something else."""
 
-WIDER = {"cpu": torch.float64, "cuda": torch.float32}
+WIDER_DTYPE = {"cpu": torch.float64, "cuda": torch.float32}
 """Wide enough for an interpreter, which calculates in what it is given; on a device products of float64 are
 not to be had, and of float32 they are rounded less than those of the 16-bit types."""
 
 
-def wider(memory: torch.Tensor, device: str) -> torch.Tensor:
+def widened(memory: torch.Tensor, device: str) -> torch.Tensor:
     """The same values in the wider dtype, if there is one."""
-    to = WIDER[device]
+    to = WIDER_DTYPE[device]
     narrow = memory.is_floating_point() and memory.dtype.itemsize < to.itemsize
     return memory.to(to) if narrow else memory
 
 
-def believable(plain: torch.Tensor, wide: torch.Tensor | None) -> bool:
+def is_same_calculation(plain: torch.Tensor, wide: torch.Tensor | None) -> bool:
     """Whether a wider run is the same calculation, rounded less."""
     if wide is None or wide.shape != plain.shape or not plain.is_floating_point():
         return False
@@ -44,22 +44,24 @@ def believable(plain: torch.Tensor, wide: torch.Tensor | None) -> bool:
     finite = a.isfinite() & b.isfinite()
     if not finite.any():
         return False
-    return bool(_rms(a[finite] - b[finite]) <= _WIDEST * _rms(b[finite]) + torch.finfo(plain.dtype).tiny)
+    return bool(
+        _rms(a[finite] - b[finite]) <= _MOST_DEVIATION * _rms(b[finite]) + torch.finfo(plain.dtype).tiny
+    )
 
 
-def expected(plain: torch.Tensor, wide: torch.Tensor | None) -> Expected:
+def expected_output(plain: torch.Tensor, wide: torch.Tensor | None) -> ExpectedOutput:
     """What an output must be, given the base's own and, if there is one, that of its wider run.
 
-    All of the output's shape; `wide` is believed, see `believable`.
+    All of the output's shape; `wide` is believed, see `is_same_calculation`.
     """
     dtype = plain.dtype
     if not dtype.is_floating_point:
-        return Expected(plain, dtype, None)
+        return ExpectedOutput(plain, dtype, None)
     base = plain.double()
     # Where the base overflows, a variant has to, too.
     want = base if wide is None else torch.where(base.isfinite() & wide.isfinite(), wide.double(), base)
     info = torch.finfo(dtype)
-    scale = want.abs() + _rows(want)
+    scale = want.abs() + _row_rms(want)
     rounding = info.eps * want.abs()
     own = torch.full_like(want, 0.5 * info.eps)
     if wide is not None:
@@ -72,17 +74,19 @@ def expected(plain: torch.Tensor, wide: torch.Tensor | None) -> Expected:
     unit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
     least = torch.full_like(want, info.smallest_normal)
     # A whole step: the wider run may be rounded as well, where the kernel says to which dtype.
-    limit = _STEP * rounding + scale * (_EACH * own + _STEPS * unit) + least
+    limit = (
+        _ROUNDING_FACTOR * rounding + scale * (_ELEMENT_FACTOR * own + _INTERMEDIATE_ROUNDINGS * unit) + least
+    )
     # What the base itself gives is right, however far the wider run is from it.
     limit = torch.maximum(limit, 1.001 * (base - want).abs().nan_to_num(0, 0, 0))
     if wide is not None and torch.equal(want.to(dtype).double().nan_to_num(), want.nan_to_num()):
         # Rounded in the kernel: results that differ do so by a step, and there is no mean to speak of.
-        return Expected(want, dtype, limit)
-    typical = 0.35 * rounding + scale * (_TYPICAL * own + 0.25 * _STEPS * unit) + least
-    return Expected(want, dtype, limit, typical)
+        return ExpectedOutput(want, dtype, limit)
+    typical = 0.35 * rounding + scale * (_RMS_FACTOR * own + 0.25 * _INTERMEDIATE_ROUNDINGS * unit) + least
+    return ExpectedOutput(want, dtype, limit, typical)
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def results_agree(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two results of one calculation agree but for the order of its sums."""
     if not one.is_floating_point():
         return bool(torch.equal(one, other))
@@ -94,7 +98,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(((a - b).abs()[finite] <= loose * (a.abs()[finite] + _rms(a[finite]))).all())
 
 
-def _rows(want: torch.Tensor) -> torch.Tensor:
+def _row_rms(want: torch.Tensor) -> torch.Tensor:
     """The root mean square of every row, or of a vector as a whole."""
     return _row_means(want.nan_to_num(0, 0, 0).square()).sqrt()
 

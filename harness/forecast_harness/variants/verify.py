@@ -1,4 +1,4 @@
-"""`survey` and `verify`: may this source stand in for that kernel, and for which calls?
+"""`survey` and `verify_variant`: may this source stand in for that kernel, and for which calls?
 
 Both work in a sandbox lane; nothing of a variant is imported by whoever calls them.
 """
@@ -14,59 +14,67 @@ from typing import Any
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Config
 from forecast_autotune.variants import Check, Variant
-from forecast_autotune.variants.contract import Contract, contract
-from forecast_harness.sandbox.api import Job, Lane, Limits, Status
-from forecast_harness.variants.launcher import files
-from forecast_harness.variants.subject import Subject, Survey
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.run import harness_hash, lane_reason
-from forecast_harness.verify.screen import screen
-from forecast_harness.verify.verdict import Code, Judgement, Reason, Verdict
+from forecast_autotune.variants.contract import Contract, read_contract
+from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.variants.launcher import launcher_files
+from forecast_harness.variants.subject import BaseKernel, KernelSurvey
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import harness_hash, reason_of_result
+from forecast_harness.verify.screen import static_hints
+from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
 
-PLAN = Plan(cases=12, timed=0)
-LIMITS = Limits(wall_s=900.0, cpu_s=900.0, trusted_s=900.0, memory_bytes=8 << 30)
+VARIANT_PLAN = VerificationPlan(cases=12, timed=0)
+VARIANT_LIMITS = ResourceLimits(wall_s=900.0, cpu_s=900.0, trusted_s=900.0, memory_bytes=8 << 30)
 _MOST_CONFIGS = 24
 """Configs that are launched in a verification, spread over longer lists: they share one source."""
-_JOBS = "forecast_harness.variants.worker"
+_JOB_MODULE = "forecast_harness.variants.worker"
 
 
 @dataclass(frozen=True)
-class Verified:
+class VariantVerification:
     """The verdict on a variant, and the checks that it amounts to."""
 
-    verdict: Verdict
+    verdict: SolutionVerdict
     checks: tuple[Check, ...]
     """One; none where the harness itself failed, which says nothing about the variant."""
 
 
-def survey(subject: Subject, lane: Lane, *, plan: Plan = PLAN, limits: Limits = LIMITS) -> Survey:
+def survey(
+    subject: BaseKernel,
+    lane: SandboxLane,
+    *,
+    plan: VerificationPlan = VARIANT_PLAN,
+    limits: ResourceLimits = VARIANT_LIMITS,
+) -> KernelSurvey:
     """What may be asked of a base kernel, by running it alone.
 
     Raises `VariantError` where nothing can be verified against it, with what would help.
     """
     payload = {"subject": subject.to_json(), "device": plan.device}
-    job = Job(f"{_JOBS}:survey", payload, files(subject.kernel, subject.source, subject.source))
+    job = SandboxJob(
+        f"{_JOB_MODULE}:survey", payload, launcher_files(subject.kernel, subject.source, subject.source)
+    )
     result = lane.run(job, limits)
-    if result.status is not Status.OK:
+    if result.status is not JobStatus.OK:
         raise VariantError(
             f"base kernel {subject.kernel} could not be run in the sandbox: {result.fault} {result.detail}"
         )
     if "refused" in result.value:
         raise VariantError(result.value["refused"])
-    return Survey.from_json(result.value["survey"])
+    return KernelSurvey.from_json(result.value["survey"])
 
 
-def verify(
+def verify_variant(
     variant: Variant,
-    subject: Subject,
-    known: Survey,
-    lane: Lane,
+    subject: BaseKernel,
+    known: KernelSurvey,
+    lane: SandboxLane,
     *,
     device: str,
-    plan: Plan = PLAN,
-    limits: Limits = LIMITS,
+    plan: VerificationPlan = VARIANT_PLAN,
+    limits: ResourceLimits = VARIANT_LIMITS,
     seed: str = "",
-) -> Verified:
+) -> VariantVerification:
     """Judge a variant against its base with fresh hidden seeds.
 
     `device` is the slug that checks name, `interpreter` for Triton's. Bitwise repeatable results are asked
@@ -74,11 +82,11 @@ def verify(
     """
     begin = time.perf_counter()
     try:
-        promised = contract(variant.source, variant.kernel)
-        promised.must_fit(contract(subject.source, subject.kernel).parameters)
+        promised = read_contract(variant.source, variant.kernel)
+        promised.require_same_parameters(read_contract(subject.source, subject.kernel).parameters)
     except RecordError as error:
-        return _refused(variant, known, device, Reason(Code.FAILS, str(error)))
-    configs = _configs(variant, promised, subject)
+        return _refused_variant(variant, known, device, Reason(ReasonCode.FAILS, str(error)))
+    configs = _configs_to_launch(variant, promised, subject)
     deterministic = known.deterministic and "atomic_" not in variant.source
     payload = {
         "subject": subject.to_json(),
@@ -89,29 +97,35 @@ def verify(
         "deterministic": deterministic,
         "seed": seed,
     }
-    job = Job(f"{_JOBS}:examine", payload, files(subject.kernel, subject.source, variant.source))
+    job = SandboxJob(
+        f"{_JOB_MODULE}:examine", payload, launcher_files(subject.kernel, subject.source, variant.source)
+    )
     result = lane.run(job, limits)
     facts: dict[str, Any] = {"harness": harness_hash(), "plan": plan.to_json(), "configs": len(configs)}
     facts["level"] = lane.level.name.lower()
     trials = 0
     reasons: tuple[Reason, ...]
-    if result.status is Status.OK:
-        reasons = tuple(Reason(Code(r["code"]), r["detail"], r["trial"]) for r in result.value["reasons"])
+    if result.status is JobStatus.OK:
+        reasons = tuple(
+            Reason(ReasonCode(r["code"]), r["detail"], r["trial"]) for r in result.value["reasons"]
+        )
         trials = int(result.value["trials"])
         facts |= {**result.value["facts"], "unable": result.value["unable"]}
     else:
-        reasons = (lane_reason(result),)
-    hints, spent = screen(variant.source), time.perf_counter() - begin
-    verdict = Verdict(subject.kernel, variant.name, reasons, hints, trials, spent, facts)
-    return Verified(verdict, _checks(verdict, known, device))
+        reasons = (reason_of_result(result),)
+    hints, spent = static_hints(variant.source), time.perf_counter() - begin
+    verdict = SolutionVerdict(subject.kernel, variant.name, reasons, hints, trials, spent, facts)
+    return VariantVerification(verdict, _checks_of(verdict, known, device))
 
 
-def _refused(variant: Variant, known: Survey, device: str, reason: Reason) -> Verified:
-    verdict = Verdict(variant.kernel, variant.name, (reason,))
-    return Verified(verdict, _checks(verdict, known, device))
+def _refused_variant(
+    variant: Variant, known: KernelSurvey, device: str, reason: Reason
+) -> VariantVerification:
+    verdict = SolutionVerdict(variant.kernel, variant.name, (reason,))
+    return VariantVerification(verdict, _checks_of(verdict, known, device))
 
 
-def _checks(verdict: Verdict, known: Survey, device: str) -> tuple[Check, ...]:
+def _checks_of(verdict: SolutionVerdict, known: KernelSurvey, device: str) -> tuple[Check, ...]:
     if verdict.judgement is Judgement.INFRASTRUCTURE:
         return ()
     at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -123,7 +137,7 @@ def _checks(verdict: Verdict, known: Survey, device: str) -> tuple[Check, ...]:
     return (Check(device, known.signature, verdict.accepted, detail, at),)
 
 
-def _configs(variant: Variant, promised: Contract, subject: Subject) -> Sequence[Config]:
+def _configs_to_launch(variant: Variant, promised: Contract, subject: BaseKernel) -> Sequence[Config]:
     """The configs to launch."""
     listed: Sequence[Config] = variant.configs or promised.configs
     if not listed:

@@ -12,21 +12,21 @@ import torch
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Config
-from forecast_harness.packs.parts import Tensor
+from forecast_harness.packs.parts import TensorSpec
 from forecast_harness.packs.schema import Definition, Language, Pack, Workload
-from forecast_harness.sandbox.api import Answer, CandidateFault, Fault, SandboxError, Work
-from forecast_harness.variants.drawing import REGIMES
-from forecast_harness.variants.exploring import explored
-from forecast_harness.variants.launcher import FILE
+from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, JobContext, SandboxError
+from forecast_harness.variants.drawing import CALL_REGIMES
+from forecast_harness.variants.exploring import survey_kernel
+from forecast_harness.variants.launcher import VARIANT_FILE
 from forecast_harness.variants.problem import VariantProblem
-from forecast_harness.variants.reference import Reference
-from forecast_harness.variants.subject import Subject, Survey
-from forecast_harness.verify.judge import Judge
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.verdict import Code, Reason
-from forecast_harness.verify.worker import faulted
+from forecast_harness.variants.reference import BaseKernelRunner
+from forecast_harness.variants.subject import BaseKernel, KernelSurvey
+from forecast_harness.verify.judge import SolutionJudge
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import Reason, ReasonCode
+from forecast_harness.verify.worker import reason_of_fault
 
-_UNABLE = (
+_CONFIG_ERRORS = (
     "OutOfResources",
     "CompilationError",
     "CompileTimeAssertionFailure",
@@ -37,23 +37,23 @@ _UNABLE = (
 one says that the call's own grid is not known for its meta-parameters."""
 
 
-def survey(work: Work) -> Answer:
+def survey(work: JobContext) -> CellAnswer:
     """Find out about a base kernel. The payload has `subject` and `device`.
 
     The value has `survey`, or `refused` with a sentence for the user.
     """
     torch.set_num_threads(1)
-    subject = Subject.from_json(work.payload["subject"])
+    subject = BaseKernel.from_json(work.payload["subject"])
     try:
-        found = explored(work, subject, work.payload["device"], int.from_bytes(os.urandom(6)))
+        found = survey_kernel(work, subject, work.payload["device"], int.from_bytes(os.urandom(6)))
     except SandboxError:
         raise
     except ForecastAutotuneError as error:
-        return Answer({"refused": str(error)})
-    return Answer({"survey": found.to_json()})
+        return CellAnswer({"refused": str(error)})
+    return CellAnswer({"survey": found.to_json()})
 
 
-def examine(work: Work) -> Answer:
+def examine(work: JobContext) -> CellAnswer:
     """Examine one variant.
 
     The payload has `subject`, `survey`, `configs`, `takes`, `plan`, `deterministic` and `seed`; the value
@@ -61,11 +61,11 @@ def examine(work: Work) -> Answer:
     """
     torch.set_num_threads(1)
     asked = work.payload
-    subject, found = Subject.from_json(asked["subject"]), Survey.from_json(asked["survey"])
-    plan = Plan.from_json(asked["plan"])
+    subject, found = BaseKernel.from_json(asked["subject"]), KernelSurvey.from_json(asked["survey"])
+    plan = VerificationPlan.from_json(asked["plan"])
     nonce = asked["seed"] or os.urandom(16).hex()
     seed = hashlib.sha256(nonce.encode()).digest()
-    reference = Reference(work, plan.device, random.Random(seed))
+    reference = BaseKernelRunner(work, plan.device, random.Random(seed))
     unable: list[str] = []
     try:
         problem = VariantProblem(
@@ -78,29 +78,34 @@ def examine(work: Work) -> Answer:
             asked["takes"],
         )
         with work.cell() as cell:
-            judge = Judge(_pack(subject, problem.deterministic), problem, cell, plan, seed)
+            judge = SolutionJudge(_variant_pack(subject, problem.deterministic), problem, cell, plan, seed)
             try:
-                reasons = judge.prepare(FILE, "run", Language.TRITON)
-                reasons = reasons or _each_config(judge, problem, unable) or judge.examine(timed=False)
+                reasons = judge.prepare(VARIANT_FILE, "run", Language.TRITON)
+                reasons = reasons or _launch_each_config(judge, problem, unable) or judge.examine(timed=False)
             except CandidateFault as fault:
-                reasons = [faulted(fault, judge)]
+                reasons = [reason_of_fault(fault, judge)]
     finally:
         reference.close()
-    facts = {"seed": nonce, "error_over_limit": float(f"{judge.worst:.4g}") if judge.worst < 1e30 else None}
+    facts = {
+        "seed": nonce,
+        "error_over_limit": float(f"{judge.worst_error_ratio:.4g}")
+        if judge.worst_error_ratio < 1e30
+        else None,
+    }
     said = {"reasons": [r.to_json() for r in reasons], "trials": judge.trials, "unable": unable}
-    return Answer({**said, "facts": facts})
+    return CellAnswer({**said, "facts": facts})
 
 
-def _each_config(judge: Judge, problem: VariantProblem, unable: list[str]) -> list[Reason]:
+def _launch_each_config(judge: SolutionJudge, problem: VariantProblem, unable: list[str]) -> list[Reason]:
     """Launch every config once; those that cannot run are dropped, and with none left the variant fails."""
     able = []
     last = ""
     for number, config in enumerate(list(problem.configs)):
-        case = judge.new_case({"config": number}, REGIMES[number % len(REGIMES)])
+        case = judge.new_case({"config": number}, CALL_REGIMES[number % len(CALL_REGIMES)])
         try:
             reply = judge.launch(case)
         except CandidateFault as fault:
-            if fault.fault is not Fault.EXCEPTION or fault.kind not in _UNABLE:
+            if fault.fault is not Fault.EXCEPTION or fault.kind not in _CONFIG_ERRORS:
                 raise
             last = fault.detail
             unable.append(str(config))
@@ -110,11 +115,11 @@ def _each_config(judge: Judge, problem: VariantProblem, unable: list[str]) -> li
         problem.note(reply.seconds)
         able.append(config)
     problem.configs = able
-    return [] if able else [Reason(Code.FAILS, f"no config runs: {last}"[:2000])]
+    return [] if able else [Reason(ReasonCode.FAILS, f"no config runs: {last}"[:2000])]
 
 
-def _pack(subject: Subject, deterministic: bool) -> Pack:
-    values: Mapping[str, Any] = {"call": Tensor(("1",), "float32", REGIMES)}
+def _variant_pack(subject: BaseKernel, deterministic: bool) -> Pack:
+    values: Mapping[str, Any] = {"call": TensorSpec(("1",), "float32", CALL_REGIMES)}
     definition = Definition(
         subject.kernel, inputs=values, destination=True, deterministic=deterministic, source="a base kernel"
     )

@@ -1,7 +1,7 @@
 """Asking a language model for variants: the prompt, and what becomes of its answers.
 
 Nothing of an answer is run here. A text becomes a `Variant` when it holds one code block that keeps the rules
-of `contract`; then it is a candidate for verification, and for nothing else.
+of `read_contract`; then it is a candidate for verification, and for nothing else.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, Device
-from forecast_autotune.variants.contract import contract
+from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance, Variant
 
 if TYPE_CHECKING:
-    from forecast_autotune.llm.writers import Writer
+    from forecast_autotune.llm.writers import TextGenerator
 
-VERSION = "write-1"
+PROMPT_VERSION = "write-1"
 """Version of the prompt; a changed template is a new one."""
 _FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_WORDS = 4
-_NOTE = 300
+_TITLE_WORDS = 4
+_MAX_NOTE_CHARS = 300
 _SHOWN_CONFIGS = 6
 
 IDEAS = (
@@ -44,7 +44,7 @@ IDEAS = (
 
 
 @dataclass(frozen=True)
-class Brief:
+class WritingBrief:
     """What a writer is told of the base kernel."""
 
     kernel: str
@@ -58,7 +58,7 @@ class Brief:
 
 
 @dataclass(frozen=True)
-class Written:
+class WritingResult:
     """What came of a round of writing."""
 
     variants: tuple[Variant, ...]
@@ -66,13 +66,13 @@ class Written:
     """One sentence per answer that is no variant."""
 
 
-def write(writer: Writer, brief: Brief, n: int, *, author: str = "") -> Written:
+def write_variants(writer: TextGenerator, brief: WritingBrief, n: int, *, author: str = "") -> WritingResult:
     """Ask for `n` variants in one prompt. `author` is the model and its version, for the provenance.
 
     Answers that cannot be read, that break the contract, or that repeat the base or another answer are
     refused with a reason. Raises what the writer raises when it has not a single text.
     """
-    text = prompt(brief)
+    text = build_prompt(brief)
     origin = Provenance(
         Origin.LLM,
         author=author,
@@ -81,22 +81,22 @@ def write(writer: Writer, brief: Brief, n: int, *, author: str = "") -> Written:
     )
     found: dict[str, Variant] = {}
     refused: list[str] = []
-    seen = {_form(brief.source)}
+    seen = {_normal_form(brief.source)}
     for number, answer in enumerate(writer(text, n), 1):
         try:
             variant = read_answer(answer, brief, origin)
         except RecordError as error:
             refused.append(f"answer {number}: {error}")
             continue
-        if (form := _form(variant.source)) in seen:
+        if (form := _normal_form(variant.source)) in seen:
             refused.append(f"answer {number}: the same code as the base or an earlier answer")
             continue
         seen.add(form)
         found[variant.name] = variant
-    return Written(tuple(found.values()), tuple(refused))
+    return WritingResult(tuple(found.values()), tuple(refused))
 
 
-def read_answer(answer: str, brief: Brief, origin: Provenance) -> Variant:
+def read_answer(answer: str, brief: WritingBrief, origin: Provenance) -> Variant:
     """The variant in an answer: its one code block that defines the kernel.
 
     Raises `RecordError` saying why there is none.
@@ -110,21 +110,21 @@ def read_answer(answer: str, brief: Brief, origin: Provenance) -> Variant:
             f"{answer.strip()[:80]!r}"
         )
     source = blocks[0].strip() + "\n"
-    promised = contract(source, brief.kernel)
-    promised.must_fit(contract(brief.source, brief.kernel).parameters)
+    promised = read_contract(source, brief.kernel)
+    promised.require_same_parameters(read_contract(brief.source, brief.kernel).parameters)
     note = _note(answer, source)
     made = Provenance(**{**vars(origin), "note": note})
-    title = "-".join(["llm", *re.findall(r"[a-z0-9]+", note.lower())[:_WORDS]])
+    title = "-".join(["llm", *re.findall(r"[a-z0-9]+", note.lower())[:_TITLE_WORDS]])
     return Variant.of(brief.kernel, brief.base_sha256, source, made, title=title, configs=promised.configs)
 
 
-def prompt(brief: Brief) -> str:
+def build_prompt(brief: WritingBrief) -> str:
     """The whole question, the same for the same brief."""
     calls = "\n".join(f"- {_call(c)}" for c in brief.calls[:4]) or "- not recorded"
     listed = brief.configs[:: max(1, len(brief.configs) // _SHOWN_CONFIGS)][:_SHOWN_CONFIGS]
     configs = "\n".join(f"- {c}" for c in listed) or "- none: give CONFIGS"
     ideas = "\n".join(f"- {idea}" for idea in IDEAS)
-    base = contract(brief.source, brief.kernel)
+    base = read_contract(brief.source, brief.kernel)
     return f"""Rewrite a Triton kernel so that it runs faster, without changing what it computes.
 
 Device: {_device(brief.device)}
@@ -183,17 +183,17 @@ def _note(answer: str, source: str) -> str:
     """The model's own sentence: what stands before the code, or its docstring or first comment."""
     before = answer.partition("```")[0].strip() if "```" in answer else ""
     try:
-        docstring = ast.get_docstring(parsing.module(source)) or ""
+        docstring = ast.get_docstring(parsing.parse_module(source)) or ""
     except SyntaxError:
         docstring = ""
     comments = [line.lstrip("# ").strip() for line in source.splitlines() if line.startswith("#")]
     text = next((t for t in (before, docstring, *comments) if t), "")
     # A single line: it is shown in tables.
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_NOTE]
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MAX_NOTE_CHARS]
 
 
-def _form(source: str) -> str:
+def _normal_form(source: str) -> str:
     """The code without names of constants that say nothing, comments and layout."""
-    tree = parsing.module(source)
+    tree = parsing.parse_module(source)
     kept = [n for n in tree.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
     return ast.dump(ast.Module(kept, []))

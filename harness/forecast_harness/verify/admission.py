@@ -8,12 +8,12 @@ from functools import partial
 import torch
 
 from forecast_harness.packs.schema import Pack
-from forecast_harness.verify.problem import Case, Draw, Problem
+from forecast_harness.verify.problem import DrawSpec, LaunchCase, VerificationProblem
 
-Outputs = list[torch.Tensor]
+OutputTensors = list[torch.Tensor]
 
 
-def refused(pack: Pack, problem: Problem, seed: int = 0, hidden: int = 2) -> list[str]:
+def admission_failures(pack: Pack, problem: VerificationProblem, seed: int = 0, hidden: int = 2) -> list[str]:
     """Why this pack must not be used; empty if it may be.
 
     Every workload, and `hidden` drawn ones, must accept the reference's own result and reject: zeros, each
@@ -25,9 +25,9 @@ def refused(pack: Pack, problem: Problem, seed: int = 0, hidden: int = 2) -> lis
     found: list[str] = []
     axes = [w.axes for w in pack.checked_workloads] + [None] * hidden
     for one in axes:
-        how = Draw("normal", "contiguous", generator)
+        how = DrawSpec("normal", "contiguous", generator)
         case, other = problem.case(one, how), problem.case(one, how)
-        right = _reference(pack, case)
+        right = _exact_outputs(pack, case)
         if right is None:
             continue
         if not any(t.numel() for t in right):
@@ -38,10 +38,10 @@ def refused(pack: Pack, problem: Problem, seed: int = 0, hidden: int = 2) -> lis
             continue
         found += [
             f"{case.label}: accepts {name}"
-            for name, wrong in _wrong(case, right, public=one is not None)
+            for name, wrong in _wrong_results(case, right, public=one is not None)
             if not case.check(wrong)[0]
         ]
-        stale = _reference(pack, other)
+        stale = _exact_outputs(pack, other)
         if (
             stale is not None
             and all(a.shape == b.shape for a, b in zip(stale, right, strict=True))
@@ -51,21 +51,21 @@ def refused(pack: Pack, problem: Problem, seed: int = 0, hidden: int = 2) -> lis
     return found
 
 
-def _reference(pack: Pack, case: Case) -> Outputs | None:
+def _exact_outputs(pack: Pack, case: LaunchCase) -> OutputTensors | None:
     """The exact result in the output dtypes; found through the checker's own reference."""
     make: Callable[[], Sequence[torch.Tensor]] | None = case.right
     return None if make is None else list(make())
 
 
-def _wrong(case: Case, right: Outputs, public: bool) -> list[tuple[str, Outputs]]:
+def _wrong_results(case: LaunchCase, right: OutputTensors, public: bool) -> list[tuple[str, OutputTensors]]:
     """Wrong results by name. One that happens to be right (a sum of one element is a copy) does not count
     at a drawn size; at a public one it shows that the trivial answer is the answer there."""
-    wrong: list[tuple[str, Outputs]] = []
+    wrong: list[tuple[str, OutputTensors]] = []
 
     def replaced(name: str, change: Callable[[torch.Tensor], torch.Tensor], trivial: bool = False) -> None:
         changed = [change(t) for t in right]
         same = all(
-            a.shape == b.shape and a.dtype == b.dtype and torch.equal(_raw(a), _raw(b))
+            a.shape == b.shape and a.dtype == b.dtype and torch.equal(_raw_bytes(a), _raw_bytes(b))
             for a, b in zip(changed, right, strict=True)
         )
         if not same or (trivial and public):
@@ -76,17 +76,17 @@ def _wrong(case: Case, right: Outputs, public: bool) -> list[tuple[str, Outputs]
     replaced("another shape", lambda t: t.unsqueeze(0))
     replaced("a missing row", lambda t: t.reshape(-1)[:-1])
     replaced("another dtype", lambda t: t.to(torch.int64 if t.dtype == torch.float64 else torch.float64))
-    replaced("no output written", _unwritten)
+    replaced("no output written", _unwritten_tail)
     for name, given in case.tensors.items():
-        replaced(f"a copy of {name}", partial(_copied, given), trivial=True)
-    replaced("results too large by a hundredth", _scaled)
-    replaced("one wrong element", _one_off)
-    replaced("the last row left out", _last_row)
-    replaced("the first two rows swapped", _swapped)
+        replaced(f"a copy of {name}", partial(_copy_of_input, given), trivial=True)
+    replaced("results too large by a hundredth", _scaled_by_one_percent)
+    replaced("one wrong element", _one_element_wrong)
+    replaced("the last row left out", _without_last_row)
+    replaced("the first two rows swapped", _rows_swapped)
     return wrong
 
 
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
+def _raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -94,19 +94,19 @@ def _mean(tensor: torch.Tensor) -> float:
     return float(tensor.double().nan_to_num(0, 0, 0).mean())
 
 
-def _unwritten(tensor: torch.Tensor) -> torch.Tensor:
+def _unwritten_tail(tensor: torch.Tensor) -> torch.Tensor:
     changed = tensor.clone()
     if tensor.numel():
-        _raw_of(changed)[-tensor.element_size() :] = 255 if tensor.is_floating_point() else 77
+        _raw_bytes_view(changed)[-tensor.element_size() :] = 255 if tensor.is_floating_point() else 77
     return changed
 
 
-def _raw_of(tensor: torch.Tensor) -> torch.Tensor:
+def _raw_bytes_view(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes themselves, not a copy; for contiguous tensors."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _copied(given: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _copy_of_input(given: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     flat = given.reshape(-1)
     if flat.numel() == 0:
         return torch.zeros_like(like)
@@ -114,14 +114,14 @@ def _copied(given: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return flat.repeat(times)[: like.numel()].to(like.dtype).reshape(like.shape)
 
 
-def _scaled(tensor: torch.Tensor) -> torch.Tensor:
+def _scaled_by_one_percent(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
         return tensor + 1 if tensor.dtype != torch.bool else ~tensor
     factor = 1 + max(0.01, 2 * torch.finfo(tensor.dtype).eps)
     return (tensor.double() * factor).to(tensor.dtype)
 
 
-def _one_off(tensor: torch.Tensor) -> torch.Tensor:
+def _one_element_wrong(tensor: torch.Tensor) -> torch.Tensor:
     changed = tensor.clone().reshape(-1)
     middle = changed.numel() // 2
     if changed.dtype == torch.bool:
@@ -134,14 +134,14 @@ def _one_off(tensor: torch.Tensor) -> torch.Tensor:
     return changed.reshape(tensor.shape)
 
 
-def _last_row(tensor: torch.Tensor) -> torch.Tensor:
+def _without_last_row(tensor: torch.Tensor) -> torch.Tensor:
     changed = tensor.clone()
     if changed.dim():
         changed[-1] = 0
     return changed
 
 
-def _swapped(tensor: torch.Tensor) -> torch.Tensor:
+def _rows_swapped(tensor: torch.Tensor) -> torch.Tensor:
     changed = tensor.clone()
     if changed.dim() and changed.shape[0] > 1:
         changed[0], changed[1] = tensor[1].clone(), tensor[0].clone()

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from forecast_harness.sandbox.jobs import Data
+from forecast_harness.sandbox.jobs import BytesLike
 
-GUARD = 256
+GUARD_BYTES = 256
 """Bytes of canary before, behind and between tensors, at least."""
 _ALIGN = 64
-_PAGE = 1 << 20
+_CANARY_PERIOD = 1 << 20
 """Bytes after which random canaries repeat themselves."""
-_FREE, _ONE = np.uint8(0b1000_0011), np.uint8(0b0011_1100)
+_CANARY_FREE_BITS, _CANARY_FIXED_BITS = np.uint8(0b1000_0011), np.uint8(0b0011_1100)
 """Bits of a byte that may be anything, and those of a number's first byte that make it neither large nor
 vanish, in all floating dtypes. Of random bytes, one in 32 float16 is no finite number, so that sums of many
 are NaN like those of NaN."""
@@ -87,7 +87,7 @@ class Slot:
         )
 
 
-def written(slots: Iterable[Slot]) -> list[tuple[int, int]]:
+def output_spans(slots: Iterable[Slot]) -> list[tuple[int, int]]:
     """First byte of every output and the one behind its last, in order."""
     return sorted((s.offset, s.offset + s.bytes) for s in slots if s.output)
 
@@ -104,7 +104,7 @@ class Arena:
         return memoryview(self.block.numpy())
 
 
-def strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
+def strides_of(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     """Element strides of `shape` in a layout; those that do not apply to so few axes are contiguous."""
     order = list(range(len(shape)))
     if layout == "transposed" and len(shape) >= 2:
@@ -119,7 +119,7 @@ def strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def build(
+def build_arena(
     tensors: Mapping[str, torch.Tensor],
     outputs: Mapping[str, torch.Tensor],
     layouts: Mapping[str, str],
@@ -137,21 +137,21 @@ def build(
     `behind` more bytes of canary follow the last tensor.
     """
     slots: list[Slot] = []
-    position = GUARD + shift * _ALIGN
+    position = GUARD_BYTES + shift * _ALIGN
     for name, value in (*tensors.items(), *outputs.items()):
         layout = layouts.get(name, "contiguous")
         size = value.element_size()
         offset = -(-position // _ALIGN) * _ALIGN + (size if layout == "offset" else 0)
         kind = str(value.dtype).removeprefix("torch.")
-        slot = Slot(name, kind, tuple(value.shape), strides(value.shape, layout), offset, name in outputs)
+        slot = Slot(name, kind, tuple(value.shape), strides_of(value.shape, layout), offset, name in outputs)
         slots.append(slot)
-        position = offset + slot.span * size + GUARD
+        position = offset + slot.span * size + GUARD_BYTES
     size = -(-(position + behind) // _ALIGN) * _ALIGN
     scattered = rng.random() < 0.5 if noise is None else noise
-    drawn = rng.randbytes(min(size, _PAGE)) if scattered else b"\xff" * min(size, _PAGE)
+    drawn = rng.randbytes(min(size, _CANARY_PERIOD)) if scattered else b"\xff" * min(size, _CANARY_PERIOD)
     page = np.frombuffer(drawn, dtype=np.uint8)
     if noise:
-        page = page & _FREE | _ONE
+        page = page & _CANARY_FREE_BITS | _CANARY_FIXED_BITS
     block = torch.from_numpy(np.resize(page, size))
     for slot in slots:
         if slot.span:
@@ -159,7 +159,7 @@ def build(
     return Arena(block, tuple(slots))
 
 
-def changed(before: Arena, after: Data) -> tuple[list[str], int]:
+def changed_bytes(before: Arena, after: BytesLike) -> tuple[list[str], int]:
     """Which inputs changed, and how many bytes changed that belong to no tensor."""
     now = np.frombuffer(after, dtype=np.uint8)
     was = before.block.numpy()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-_COUNT = 3
+_SPECIAL_VALUES = 3
 """How many elements a NaN or an infinity is put into."""
 
 
@@ -54,7 +54,7 @@ def draw(
         normal = torch.zeros(size, dtype=torch.float64, device=device)
     elif regime in ("nan", "inf") and normal.numel():
         flat = normal.reshape(-1)
-        where = torch.randint(0, flat.numel(), (_COUNT,), generator=generator, device=device)
+        where = torch.randint(0, flat.numel(), (_SPECIAL_VALUES,), generator=generator, device=device)
         bad = [math.nan] * 3 if regime == "nan" else [math.inf, -math.inf, math.inf]
         flat[where] = torch.tensor(bad, dtype=torch.float64, device=device)
     if info.bits == 8:
@@ -62,7 +62,7 @@ def draw(
     return normal.to(dtype).cpu()
 
 
-def nearly_same(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def perturb_values(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """A copy in which one element in sixteen, at random places, has its neighbour's value.
 
     A cache that recognises inputs by a sample of their elements takes the two for equal.

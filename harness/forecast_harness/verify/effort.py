@@ -12,12 +12,12 @@ import torch
 from forecast_harness.sandbox.confine import GPUS
 from forecast_harness.timing.device import device_count
 
-_LAUNCHES = 200
+_TYPICAL_LAUNCHES = 200
 """Launches of one workload in a duel that takes its time."""
-_WORTH_IT, _MOST_THREADS = 4, 8
+_FEWEST_THREADS, _MOST_THREADS = 4, 8
 
 
-class Effort:
+class SamplingBudget:
     """One kind of work whose cost is found out by doing it."""
 
     def __init__(self, seconds: float) -> None:
@@ -25,28 +25,28 @@ class Effort:
         self._allowed = seconds
         self._costs: dict[str, float] = {}
 
-    def share(self, name: str, usual: float) -> float:
+    def launch_share(self, name: str, usual: float) -> float:
         """The share of launches to do it at: `usual`, or less where it takes long.
 
         An independent coin per launch: a budget that could run out would tell when nothing is looked at any
         more.
         """
         cost = self._costs.get(name, 0.0)
-        return min(usual, self._allowed / (_LAUNCHES * cost)) if cost else usual
+        return min(usual, self._allowed / (_TYPICAL_LAUNCHES * cost)) if cost else usual
 
     def note(self, name: str, seconds: float) -> None:
         """It took so long the last time."""
         self._costs[name] = seconds
 
     @contextmanager
-    def spent(self, name: str) -> Iterator[None]:
+    def measure_cost(self, name: str) -> Iterator[None]:
         """Notice how long the body takes."""
         begin = time.perf_counter()
         yield
         self.note(name, time.perf_counter() - begin)
 
 
-class Spent:
+class PhaseTimer:
     """Seconds by kind of work."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Spent:
         self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
 
     @contextmanager
-    def on(self, kind: str) -> Iterator[None]:
+    def phase(self, kind: str) -> Iterator[None]:
         """Count what the body takes, however it ends."""
         begin = time.perf_counter()
         try:
@@ -71,7 +71,7 @@ class Spent:
 
 
 @contextmanager
-def more_cores() -> Iterator[None]:
+def use_more_cores() -> Iterator[None]:
     """Let torch use half of this device's share of the cores (at most 8) for a while: nobody is timed on it.
 
     Every other device of the machine may have a lane that does the same, or is timing. On few cores threads
@@ -79,7 +79,7 @@ def more_cores() -> Iterator[None]:
     """
     before = torch.get_num_threads()
     cores = len(os.sched_getaffinity(0)) // (2 * max(1, device_count(), len(list(GPUS.glob("*")))))
-    if cores >= _WORTH_IT:
+    if cores >= _FEWEST_THREADS:
         torch.set_num_threads(min(_MOST_THREADS, cores))
     try:
         yield

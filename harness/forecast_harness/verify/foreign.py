@@ -9,32 +9,32 @@ from typing import Any
 
 import torch
 
-from forecast_harness.packs.schema import Format, Pack
+from forecast_harness.packs.schema import Pack, PackFormat
 from forecast_harness.verify.casework import CaseProblem
 from forecast_harness.verify.draws import draw
 from forecast_harness.verify.problem import (
-    Case,
-    Draw,
-    Finding,
-    OwnProblem,
-    Problem,
-    compare,
+    CheckFinding,
+    DrawSpec,
+    LaunchCase,
+    NativeProblem,
+    VerificationProblem,
+    compare_outputs,
+    form_finding,
     load_module,
-    seeded,
-    shape_and_dtype,
+    seeded_generator,
 )
-from forecast_harness.verify.skeleton import filled, skeleton
-from forecast_harness.verify.tolerance import expected, outputs_of
-from forecast_harness.verify.verdict import Code
+from forecast_harness.verify.skeleton import decode_arguments, encode_arguments
+from forecast_harness.verify.tolerance import expected_outputs, tensors_of
+from forecast_harness.verify.verdict import ReasonCode
 
 
-def problem_of(pack: Pack, folder: Path) -> Problem:
+def problem_of(pack: Pack, folder: Path) -> VerificationProblem:
     """The problem that a pack describes; its code is imported from `folder`."""
-    kinds: dict[Format, Callable[[Pack, Path], Problem]] = {
-        Format.OWN: OwnProblem,
-        Format.KERNELBENCH: KernelBenchProblem,
-        Format.GPUMODE: GpuModeProblem,
-        Format.CASE: CaseProblem,
+    kinds: dict[PackFormat, Callable[[Pack, Path], VerificationProblem]] = {
+        PackFormat.OWN: NativeProblem,
+        PackFormat.KERNELBENCH: KernelBenchProblem,
+        PackFormat.GPUMODE: GpuModeProblem,
+        PackFormat.CASE: CaseProblem,
     }
     return kinds[pack.definition.format](pack, folder)
 
@@ -54,7 +54,7 @@ class KernelBenchProblem:
         self._models = 0
         self._state: dict[str, torch.Tensor] = {}
 
-    def case(self, axes: Mapping[str, Any] | None, how: Draw) -> Case:
+    def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
         """Inputs of `get_inputs()` with fresh values, and fresh parameters in every fourth case."""
         torch.manual_seed(int(torch.randint(0, 2**31, (), generator=how.generator)))
         init = list(self._module.get_init_inputs())
@@ -65,33 +65,33 @@ class KernelBenchProblem:
         state = self._state
         inputs = list(self._module.get_inputs())
         if how.regime != "normal":
-            inputs = [_redrawn(v, how) for v in inputs]
+            inputs = [_redraw_values(v, how) for v in inputs]
         tensors: dict[str, torch.Tensor] = {}
-        shapes = [skeleton(v, tensors) for v in inputs]
-        init_shapes = [skeleton(v, {}) for v in init]
+        shapes = [encode_arguments(v, tensors) for v in inputs]
+        init_shapes = [encode_arguments(v, {}) for v in init]
         model = self._module.Model(*init)
         model.load_state_dict(state)
         model.eval()
         with torch.no_grad():
-            plain = outputs_of(model(*(filled(s, tensors) for s in shapes)))
+            plain = tensors_of(model(*(decode_arguments(s, tensors) for s in shapes)))
         wanted = [(tuple(t.shape), t.dtype) for t in plain]
         model.double()
         seed = int(torch.randint(0, 2**31, (), generator=how.generator))
 
         def judge(
             given: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]
-        ) -> tuple[Finding, float]:
-            if finding := shape_and_dtype(outputs, wanted):
+        ) -> tuple[CheckFinding, float]:
+            if finding := form_finding(outputs, wanted):
                 return finding, 0.0
 
             def reference(**moved: torch.Tensor) -> Any:
                 with torch.no_grad():
-                    return model(*(filled(s, moved) for s in shapes))
+                    return model(*(decode_arguments(s, moved) for s in shapes))
 
-            draws = seeded(outputs, seed)
+            draws = seeded_generator(outputs, seed)
             try:
                 model.to(draws.device)
-                exact = expected(
+                exact = expected_outputs(
                     reference,
                     given,
                     [d for _, d in wanted],
@@ -103,10 +103,10 @@ class KernelBenchProblem:
                 )
             finally:
                 model.to("cpu")
-            return compare(outputs, exact)
+            return compare_outputs(outputs, exact)
 
         size = sum(t.numel() * t.element_size() for t in plain)
-        return Case(
+        return LaunchCase(
             f"task {how.regime}",
             {"args": shapes, "kwargs": {}, "init": init_shapes},
             tensors,
@@ -129,7 +129,7 @@ class GpuModeProblem:
         self._module = load_module(pack.reference, folder, "gpumode_task")
         self._drawn = 0
 
-    def case(self, axes: Mapping[str, Any] | None, how: Draw) -> Case:
+    def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
         """Inputs of `generate_input`; hidden cases take the public sizes in turn, with other seeds."""
         if axes is None:
             self._drawn += 1
@@ -140,32 +140,32 @@ class GpuModeProblem:
             spec["seed"] = int(torch.randint(1, 2**31, (), generator=how.generator))
         data = generate(**spec)
         tensors: dict[str, torch.Tensor] = {}
-        shape = skeleton(data, tensors)
+        shape = encode_arguments(data, tensors)
 
         def judge(
             given: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]
-        ) -> tuple[Finding, float]:
-            arguments = filled(shape, {n: t.clone() for n, t in given.items()})
+        ) -> tuple[CheckFinding, float]:
+            arguments = decode_arguments(shape, {n: t.clone() for n, t in given.items()})
             output = outputs[0] if len(outputs) == 1 else tuple(outputs)
             if any(t.is_floating_point() and t.isnan().any() for t in outputs) and not any(
                 t.is_floating_point() and t.isnan().any() for t in given.values()
             ):
-                return (Code.WRONG_VALUES, "the output has NaN, the inputs have none"), 0.0
-            if wanted and (finding := shape_and_dtype(outputs, wanted)):
+                return (ReasonCode.WRONG_VALUES, "the output has NaN, the inputs have none"), 0.0
+            if wanted and (finding := form_finding(outputs, wanted)):
                 return finding, 0.0
             said = self._module.check_implementation(arguments, output)
             # The tasks' checkers return a message, or (passed, message), in different years.
             passed, message = said if isinstance(said, tuple) else (not said, said)
-            return (None if passed else (Code.WRONG_VALUES, str(message)[:400])), 0.0
+            return (None if passed else (ReasonCode.WRONG_VALUES, str(message)[:400])), 0.0
 
         def right() -> list[torch.Tensor]:
             copies = {n: t.clone() for n, t in tensors.items()}
-            return outputs_of(self._module.ref_kernel(filled(shape, copies)))
+            return tensors_of(self._module.ref_kernel(decode_arguments(shape, copies)))
 
         known = hasattr(self._module, "ref_kernel")
         wanted = [(tuple(t.shape), t.dtype) for t in right()] if known else []
         moved = sum(t.numel() * t.element_size() for t in tensors.values())
-        return Case(
+        return LaunchCase(
             f"{' '.join(f'{k}={v}' for k, v in spec.items() if k != 'seed')}",
             {"args": [shape], "kwargs": {}},
             tensors,
@@ -176,7 +176,7 @@ class GpuModeProblem:
         )
 
 
-def _redrawn(value: Any, how: Draw) -> Any:
+def _redraw_values(value: Any, how: DrawSpec) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     return draw(value.shape, value.dtype, how.regime, how.generator)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from forecast_harness.sandbox.jobs import Array
+from forecast_harness.sandbox.jobs import TensorBytes
 from forecast_harness.verify.arena import Slot
-from forecast_harness.verify.drift import WHOLE
+from forecast_harness.verify.drift import INTEGER_DTYPES
 
 # Captured on import, before the candidate's code loads.
 _move = ctypes.memmove
@@ -30,29 +30,29 @@ _size, _stride = torch.Tensor.size, torch.Tensor.stride
 _put, _contiguous, _numel = torch.Tensor.index_copy_, torch.Tensor.is_contiguous, torch.Tensor.numel
 _uint8, _int64 = torch.uint8, torch.int64
 
-_ROOM = 1 << 26
+_DOUBLING_LIMIT = 1 << 26
 """Bytes up to which a block is made twice as large as asked for, so that it grows, and moves, less often."""
 
 
-def alias(tensor: torch.Tensor) -> torch.Tensor:
+def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of a tensor's storage, through another tensor: its own version counter must not tell."""
     return _set(_empty(0, dtype=_uint8, device=tensor.device), _storage(tensor))
 
 
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
+def address_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Address of a tensor's first element, and bytes from there to the end of its last one."""
     shape = list(_size(tensor))
     count = 0 if 0 in shape else 1 + sum((k - 1) * s for k, s in zip(shape, _stride(tensor), strict=True))
     return _pointer(tensor), count * tensor.dtype.itemsize
 
 
-def piece(owner: torch.Tensor, address: int, size: int) -> torch.Tensor:
+def bytes_at(owner: torch.Tensor, address: int, size: int) -> torch.Tensor:
     """So many bytes of a tensor's storage from an address on; what holds no element may have no address."""
-    whole = alias(owner)
+    whole = storage_bytes(owner)
     return _narrow(whole, 0, address - _pointer(whole) if size else 0, size)
 
 
-class Held:
+class BlockStore:
     """Blocks on one device."""
 
     def __init__(self, device: str) -> None:
@@ -63,7 +63,7 @@ class Held:
         self.size = 0
         """Bytes of the block that are in use."""
 
-    def put(self, name: str, array: Array) -> None:
+    def put(self, name: str, array: TensorBytes) -> None:
         """Take new contents for `name`."""
         source = _frombuffer(array.data, dtype=_uint8)
         kept = self._pristine.get(name)
@@ -72,31 +72,31 @@ class Held:
             kept = self._pristine[name] = _empty(_numel(source), dtype=_uint8, device=self._device)
         _copy(kept, source)
 
-    def patch(self, name: str, slot: Slot, where: Array, values: Array) -> None:
+    def patch(self, name: str, slot: Slot, where: TensorBytes, values: TensorBytes) -> None:
         """Change elements of one tensor of `name`, numbered as they lie in memory, to other bytes."""
         width = getattr(torch, slot.dtype).itemsize
         flat = _narrow(self._pristine[name], 0, slot.offset, slot.span * width)
         index = _to(_frombuffer(where.data, dtype=_int64), self._device)
-        fresh = _to(_frombuffer(values.data, dtype=WHOLE[width]), self._device)
-        _put(_view(flat, WHOLE[width]), 0, index, fresh)
+        fresh = _to(_frombuffer(values.data, dtype=INTEGER_DTYPES[width]), self._device)
+        _put(_view(flat, INTEGER_DTYPES[width]), 0, index, fresh)
 
     def restore(self, name: str) -> None:
         """Copy all of `name` over the block."""
         kept = self._pristine[name]
         size = self.size = int(_numel(kept))
         if _numel(self.block) < size:
-            room = max(size, 1 << 16) * 2 if size <= _ROOM else size
+            room = max(size, 1 << 16) * 2 if size <= _DOUBLING_LIMIT else size
             self._views.clear()
             self.block = _empty(0, dtype=_uint8, device=self._device)  # frees the old one first
             self.block = _empty(room, dtype=_uint8, device=self._device)
         if self._device == "cpu":
             _move(_pointer(self.block), _pointer(kept), size)
         else:
-            _copy(_narrow(alias(self.block), 0, 0, size), kept)
+            _copy(_narrow(storage_bytes(self.block), 0, 0, size), kept)
 
     def bytes(self) -> torch.Tensor:
         """The block's bytes in use, now."""
-        return _narrow(alias(self.block), 0, 0, self.size)
+        return _narrow(storage_bytes(self.block), 0, 0, self.size)
 
     def views(self, slots: Sequence[Slot]) -> Mapping[str, torch.Tensor]:
         """The tensors in the block, the same objects in every launch."""

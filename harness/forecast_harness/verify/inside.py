@@ -24,15 +24,15 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from forecast_harness.sandbox.inside import load
-from forecast_harness.sandbox.jobs import Answer, Array
-from forecast_harness.sandbox.tensors import unpack
-from forecast_harness.timing.device import DeviceTimer, Taken
+from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
+from forecast_harness.sandbox.tensors import tensor_from_bytes
+from forecast_harness.timing.device import DeviceTimer, LaunchTiming
 from forecast_harness.verify import tracing
-from forecast_harness.verify.arena import Slot, written
-from forecast_harness.verify.digest import Digest, all_of, gaps
-from forecast_harness.verify.held import Held, extent, piece
-from forecast_harness.verify.placed import Placed
-from forecast_harness.verify.skeleton import filled
+from forecast_harness.verify.arena import Slot, output_spans
+from forecast_harness.verify.digest import BlockHasher, complement_spans, digest_values
+from forecast_harness.verify.held import BlockStore, address_range, bytes_at
+from forecast_harness.verify.placed import BlockReplayBuffers
+from forecast_harness.verify.skeleton import decode_arguments
 
 _clock = time.perf_counter_ns
 _read = ctypes.string_at
@@ -115,7 +115,9 @@ def _setting(read: Callable[[], Any]) -> str:
         return "inconsistent"
 
 
-def prepare(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
+def prepare(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
     """Import the candidate. Raises whatever its code raises."""
     tempfile.tempdir = None  # the server's folder, remembered by the fork, is not ours
     torch.set_num_threads(max(1, int(payload.get("threads", 1))))
@@ -125,33 +127,35 @@ def prepare(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict
     state["before"] = set(_threads())
     if state["device"] != "cpu":
         state["timer"] = DeviceTimer(torch)
-    state["held"] = Held(state["device"])
+    state["held"] = BlockStore(state["device"])
     state["pages"] = int(payload.get("pages", 0))
-    state["digest"] = Digest(state["pages"], state["device"])
-    state["kernels"] = tracing.Kernels() if payload["language"] == "triton" else None
+    state["digest"] = BlockHasher(state["pages"], state["device"])
+    state["kernels"] = tracing.KernelCounter() if payload["language"] == "triton" else None
     module = load(payload["file"])
     state["entry"] = getattr(module, payload["entry"])
-    return Answer({"harness": _report(state)})
+    return CellAnswer({"harness": _report(state)})
 
 
-def place(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
+def place(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """Take the contents of the block called `name`: all of it (`block`), or changes of what it was.
 
     `patches` lists slots; arrays `at0` (numbers of elements) and `to0` (their new bits) belong to the first.
     """
-    held: Held = state["held"]
+    held: BlockStore = state["held"]
     if "block" in arrays:
         held.put(payload["name"], arrays["block"])
     for n, slot in enumerate(payload["patches"]):
         held.patch(payload["name"], Slot.from_json(slot), arrays[f"at{n}"], arrays[f"to{n}"])
-    return Answer({"harness": _report(state)})
+    return CellAnswer({"harness": _report(state)})
 
 
-def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
+def launch(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
     """Place the block, call the candidate once, read what it returned.
 
     The block is in the question, or it is what `place` was given under the name `held`. The value has
-    `seconds`, `whole` and `protocol` (see `Taken`), `outputs` (see `_described`), `operations`, `kernels` and
+    `seconds`, `whole` and `protocol` (see `LaunchTiming`), `outputs` (see `_described`), `operations`, `kernels` and
     `compiled` (see `tracing`) and `harness` (see `_report`); the arrays are `block`, as it is afterwards, and
     the bytes of every output. Where the question has a `seed`, there are no arrays, but `digests` instead
     (see `_digests`).
@@ -161,7 +165,7 @@ def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[
     _poison(int(payload["output_bytes"]), state)
     kernels = state["kernels"]
     before = (0, 0) if kernels is None else (kernels.launches, kernels.compilations)
-    with tracing.watch(payload["watch"], kernels) as seen:
+    with tracing.watch_launch(payload["watch"], kernels) as seen:
         taken = _timed(call, payload, slots, state)
     state["last"] = taken.result
     state["most"] = 4 * int(payload["output_bytes"]) + 4096
@@ -169,38 +173,40 @@ def launch(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[
     after = before if kernels is None else (kernels.launches, kernels.compilations)
     said = {
         "seconds": taken.seconds,
-        "whole": taken.whole,
+        "whole": taken.total_seconds,
         "protocol": taken.protocol,
         "operations": seen,
         "kernels": after[0] - before[0],
         "compiled": after[1] - before[1],
         "harness": _report(state),
     }
-    return Answer({**answer.value, **said}, answer.arrays)
+    return CellAnswer({**answer.value, **said}, answer.arrays)
 
 
-def again(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
+def again(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """Read the last outputs once more, and the `block` if that is asked for: nothing may have changed."""
     answer = _answered(payload, [], state)
-    return Answer({**answer.value, "harness": _report(state)}, answer.arrays)
+    return CellAnswer({**answer.value, "harness": _report(state)}, answer.arrays)
 
 
-def idle(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> Answer:
+def idle(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """All that `launch` does around the kernels, without them: the cost of asking, see `DeviceTimer.idle`."""
     slots = _restored(payload, arrays, state)
     _poison(int(payload["output_bytes"]), state)
     if state["device"] != "cpu":
         timer: DeviceTimer = state["timer"]
-        inputs = Placed(state["held"], payload.get("held", ""), slots)
+        inputs = BlockReplayBuffers(state["held"], payload.get("held", ""), slots)
         call = _bound(payload, arrays, state, slots) if "last" in state else None
         timer.idle(inputs, payload["output_bytes"], payload["protocol"], call)
-    answer = _answered(payload, slots, state) if "last" in state else Answer({})
-    return Answer({**answer.value, "harness": _report(state)}, answer.arrays)
+    answer = _answered(payload, slots, state) if "last" in state else CellAnswer({})
+    return CellAnswer({**answer.value, "harness": _report(state)}, answer.arrays)
 
 
-def _restored(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]) -> list[Slot]:
+def _restored(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> list[Slot]:
     """Put the question's block in place; its slots."""
-    held: Held = state["held"]
+    held: BlockStore = state["held"]
     name = payload.get("held", "")
     if not name:
         held.put(name, arrays["block"])
@@ -208,15 +214,15 @@ def _restored(payload: Mapping[str, Any], arrays: Mapping[str, Array], state: di
     return [Slot.from_json(s) for s in payload["slots"]]
 
 
-def _answered(payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]) -> Answer:
+def _answered(payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]) -> CellAnswer:
     """The last outputs' description and bytes, or their digests where `payload` has a `seed`."""
     found, spans = _described(state["last"], state)
     if "seed" in payload:
-        return Answer({"outputs": found, "digests": _digests(int(payload["seed"]), slots, spans, state)})
+        return CellAnswer({"outputs": found, "digests": _digests(int(payload["seed"]), slots, spans, state)})
     raw = {f"out{n}": _bytes_at(*span) for n, span in spans.items()}
     if payload.get("block", True):
         raw["block"] = _bytes_at(_pointer(state["held"].block), state["held"].size, state["held"].block)
-    return Answer({"outputs": found}, raw)
+    return CellAnswer({"outputs": found}, raw)
 
 
 def _digests(
@@ -229,51 +235,53 @@ def _digests(
     bounds nothing else: a candidate that replaces this very code, which lies in its own process, is held by
     nothing but those launches that are read.
     """
-    digest: Digest = state["digest"]
+    digest: BlockHasher = state["digest"]
     block = state["held"].bytes()
-    places = written(slots)
-    found = [digest.of(block, state["pages"], gaps(places, block.numel()))]
+    places = output_spans(slots)
+    found = [digest.of(block, state["pages"], complement_spans(places, block.numel()))]
     found += [digest.of(_narrow(block, 0, start, stop - start), seed) for start, stop in places]
-    found += [digest.of(piece(owner, at, size), seed) for at, size, owner in spans.values()]
-    return all_of(found)
+    found += [digest.of(bytes_at(owner, at, size), seed) for at, size, owner in spans.values()]
+    return digest_values(found)
 
 
 def _timed(
     call: Callable[[], Any], payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]
-) -> Taken:
+) -> LaunchTiming:
     """Time a launch. What is watched is not recorded."""
     if state["device"] == "cpu":
         begin = _clock()
         result = call()
         seconds = (_clock() - begin) * 1e-9
-        return Taken(seconds, seconds, "host", result)
+        return LaunchTiming(seconds, seconds, "host", result)
     timer: DeviceTimer = state["timer"]
-    inputs = None if payload["watch"] else Placed(state["held"], payload.get("held", ""), slots)
+    inputs = None if payload["watch"] else BlockReplayBuffers(state["held"], payload.get("held", ""), slots)
     return timer.time(call, inputs, payload["output_bytes"], payload["protocol"])
 
 
 def _bound(
-    payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any], slots: list[Slot]
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any], slots: list[Slot]
 ) -> Callable[[], Any]:
     """The candidate's call with the question's arguments."""
-    held: Held = state["held"]
+    held: BlockStore = state["held"]
     views, shape = held.views(slots), payload["call"]
-    positional = [filled(s, views) for s in shape["args"]]
-    named = {n: filled(s, views) for n, s in shape["kwargs"].items()}
+    positional = [decode_arguments(s, views) for s in shape["args"]]
+    named = {n: decode_arguments(s, views) for n, s in shape["kwargs"].items()}
     return partial(_callable(payload, arrays, state), *positional, **named)
 
 
 def _callable(
-    payload: Mapping[str, Any], arrays: Mapping[str, Array], state: dict[str, Any]
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> Callable[..., Any]:
     """The entry itself, or a module built from it with the judge's parameters in it."""
     entry: Callable[..., Any] = state["entry"]
     if state["format"] != "kernelbench":
         return entry
     if "init" in payload:
-        state["model"] = entry(*(filled(s, {}) for s in payload["init"])).to(state["device"])
+        state["model"] = entry(*(decode_arguments(s, {}) for s in payload["init"])).to(state["device"])
         state["model"].eval()
-    fresh = {n.removeprefix("state."): unpack(a) for n, a in arrays.items() if n.startswith("state.")}
+    fresh = {
+        n.removeprefix("state."): tensor_from_bytes(a) for n, a in arrays.items() if n.startswith("state.")
+    }
     if fresh:
         try:
             state["model"].load_state_dict(fresh, strict=True)
@@ -328,7 +336,7 @@ def _described(
             found.append({"problem": f"output {n} is not a plain {block.device.type} tensor"})
             continue
         shape, stride = list(_size(item)), list(_stride(item))
-        at, span = extent(item)
+        at, span = address_range(item)
         if span > state["most"]:
             found.append({"problem": f"output {n} spans {span} bytes, far more than asked for"})
             continue
@@ -339,13 +347,13 @@ def _described(
     return found, spans
 
 
-def _bytes_at(address: int, size: int, owner: torch.Tensor) -> Array:
+def _bytes_at(address: int, size: int, owner: torch.Tensor) -> TensorBytes:
     if size == 0:
-        return Array("uint8", (0,), b"")
+        return TensorBytes("uint8", (0,), b"")
     if owner.device.type == "cpu":
-        return Array("uint8", (size,), _read(address, size))
-    found = _cpu(piece(owner, address, size))
-    return Array("uint8", (size,), memoryview(found.numpy()))
+        return TensorBytes("uint8", (size,), _read(address, size))
+    found = _cpu(bytes_at(owner, address, size))
+    return TensorBytes("uint8", (size,), memoryview(found.numpy()))
 
 
 def _report(state: dict[str, Any]) -> dict[str, Any]:

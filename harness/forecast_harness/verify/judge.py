@@ -16,36 +16,42 @@ import torch
 
 from forecast_harness.packs.schema import Language, Pack, Workload
 from forecast_harness.sandbox.cell import CandidateFault
-from forecast_harness.timing.plausible import clocks_disagree, impossible, slow_at_first
-from forecast_harness.verify.effort import Effort, Spent
-from forecast_harness.verify.launches import Asked, Launcher, Reply, Times, large
-from forecast_harness.verify.operations import computes
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.problem import UNSAID, Case, Draw, Finding, Problem
-from forecast_harness.verify.verdict import Code, Reason
-from forecast_harness.verify.where import Where
+from forecast_harness.timing.plausible import clocks_disagree, impossible_time, slow_at_first
+from forecast_harness.verify.effort import PhaseTimer, SamplingBudget
+from forecast_harness.verify.launches import CellClient, Launcher, LaunchResult, LaunchTimes, is_large
+from forecast_harness.verify.operations import is_computation
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problem import (
+    OUTSIDE_DOMAIN,
+    CheckFinding,
+    DrawSpec,
+    LaunchCase,
+    VerificationProblem,
+)
+from forecast_harness.verify.verdict import Reason, ReasonCode
+from forecast_harness.verify.where import ComputeDevice
 
-_SILENT = 3
+_SUPPRESSED_LAUNCHES = 3
 """Launches without kernels that all have to be right, before kernels are called decoys."""
-_SURE = 6
+_ALWAYS_REREAD = 6
 """Launches whose outputs are read twice, before a coin says whose are."""
-_TELLING = 8
+_MOST_REDRAWS = 8
 """Draws among which should be one whose outputs a kernel has to write."""
-_CHECKING_S = 0.5
+_CHECKING_BUDGET_S = 0.5
 """What reading and checking a workload's timed launches may take in a duel, on average."""
-_DRAWING_S = 0.5
+_DRAWING_BUDGET_S = 0.5
 """The same for drawing its arguments anew and sending them."""
 
 
-class Judge:
+class SolutionJudge:
     """Asks one cell, holding all state of one candidate's examination."""
 
     def __init__(
         self,
         pack: Pack,
-        problem: Problem,
-        cell: Asked,
-        plan: Plan,
+        problem: VerificationProblem,
+        cell: CellClient,
+        plan: VerificationPlan,
         seed: bytes,
     ) -> None:
         self._definition, self._problem, self._workloads = pack.definition, problem, pack.checked_workloads
@@ -53,12 +59,15 @@ class Judge:
         self.plan = plan
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(self.rng.getrandbits(63))
-        self.worst = 0.0
-        self._history: list[Times] = []
+        self.worst_error_ratio = 0.0
+        self._history: list[LaunchTimes] = []
         self._language = Language.TORCH
-        self._where, self._spent = Where(plan.device), Spent()
-        self._launcher = Launcher(cell, pack.definition.format, self.rng, plan.device, self._spent)
-        self._checking, self._drawing = Effort(_CHECKING_S), Effort(_DRAWING_S)
+        self._compute_device, self._phase_timer = ComputeDevice(plan.device), PhaseTimer()
+        self._launcher = Launcher(cell, pack.definition.format, self.rng, plan.device, self._phase_timer)
+        self._checking_budget, self._drawing_budget = (
+            SamplingBudget(_CHECKING_BUDGET_S),
+            SamplingBudget(_DRAWING_BUDGET_S),
+        )
 
     @property
     def trials(self) -> int:
@@ -74,15 +83,15 @@ class Judge:
         cell: `prepare`, `place`, `launch`, `idle` and `again`. What a `launch` took beyond `inside` went into
         transfers, restoring and digests.
         """
-        found: dict[str, Any] = {"seconds": self._spent.to_json()}
-        return found | ({"host": self._where.refused} if self._where.refused else {})
+        found: dict[str, Any] = {"seconds": self._phase_timer.to_json()}
+        return found | ({"host": self._compute_device.failure} if self._compute_device.failure else {})
 
     def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
         """Have the candidate imported; reasons to go no further."""
         self._language = language
         reasons = self._launcher.prepare(file, entry, language)
         if not reasons and any(w.large for w in self._pack.timed_workloads(self.plan.device, language)):
-            self._where.begin()  # not sooner: a device that serves one process alone is the candidate's
+            self._compute_device.open_in_background()  # not sooner: a device that serves one process alone is the candidate's
         return reasons
 
     def examine(self, *, timed: bool = True) -> list[Reason]:
@@ -90,84 +99,84 @@ class Judge:
 
         Without `timed`, launches in a row are left out, and with them all that clocks show.
         """
-        for step in (self._variety, *([self._in_a_row] if timed else []), self._kernels):
+        for step in (self._varied_trials, *([self._timed_trials] if timed else []), self._kernel_trials):
             if reasons := step():
                 return reasons
         return []
 
-    def looks(self, work: Workload) -> bool:
+    def should_check(self, work: Workload) -> bool:
         """A coin: whether to check this timed launch of a workload. Large ones cost seconds each."""
         usual = self.plan.checked / (10 if work.large else 1)
-        return self.rng.random() < self._checking.share(work.name, usual)
+        return self.rng.random() < self._checking_budget.launch_share(work.name, usual)
 
-    def draws(self, work: Workload, usual: float) -> bool:
+    def should_redraw(self, work: Workload, usual: float) -> bool:
         """A coin: whether to draw this workload's arguments anew, instead of changing some values."""
-        return self.rng.random() < self._drawing.share(work.name, usual)
+        return self.rng.random() < self._drawing_budget.launch_share(work.name, usual)
 
     def new_case(
         self, axes: Mapping[str, Any] | None, regime: str = "normal", layout: str = "contiguous"
-    ) -> Case:
+    ) -> LaunchCase:
         """Fresh arguments; None draws hidden axes."""
-        with self._spent.on("draw"):
-            return self._problem.case(axes, Draw(regime, layout, self.generator, self._where))
+        with self._phase_timer.phase("draw"):
+            return self._problem.case(axes, DrawSpec(regime, layout, self.generator, self._compute_device))
 
-    def timed_case(self, work: Workload) -> Case:
+    def timed_case(self, work: Workload) -> LaunchCase:
         """Fresh arguments of a workload; those of large ones are sent at once, and changed in place later.
 
         Raises `CandidateFault` when the cell fails to take them.
         """
-        self._where.settle()
-        with self._drawing.spent(work.name):
+        self._compute_device.wait_until_open()
+        with self._drawing_budget.measure_cost(work.name):
             case = self.new_case(work.axes)
-            if large(case):
-                case = case.set_moving()
+            if is_large(case):
+                case = case.with_mutator()
                 self._launcher.place(case)
             return case
 
-    def next_case(self, case: Case) -> Case:
+    def next_case(self, case: LaunchCase) -> LaunchCase:
         """The same arguments, slightly changed."""
-        with self._spent.on("draw"):
+        with self._phase_timer.phase("draw"):
             return case.next(self.generator)
 
-    def launch(self, case: Case, *, shift: int = 0, watch: str = "") -> Reply:
+    def launch(self, case: LaunchCase, *, shift: int = 0, watch: str = "") -> LaunchResult:
         """One launch with every check that needs no reference; its outputs are read at once."""
         reply = self._launcher.launch(case, shift=shift, watch=watch)
         if not watch:
             self._history.append(reply.times)
         return reply
 
-    def timed(self, case: Case, protocol: str = "") -> Reply:
+    def timed(self, case: LaunchCase, protocol: str = "") -> LaunchResult:
         """One launch as it is timed: outputs of a large case are read only if it is `checked` next."""
         reply = self._launcher.timed(case, protocol)
         self._history.append(reply.times)
         return reply
 
-    def idle(self, case: Case, protocol: str = "") -> float:
+    def idle(self, case: LaunchCase, protocol: str = "") -> float:
         """Seconds of a question like that of `timed` that launches nothing."""
         return self._launcher.idle(case, protocol)
 
-    def checked(self, reply: Reply, work: Workload | None = None) -> list[Reason]:
+    def checked(self, reply: LaunchResult, work: Workload | None = None) -> list[Reason]:
         """The reasons of a launch, its values compared to the reference, too.
 
         `work` is what it was timed at. Raises `ValueError` where the launch has not been read and is not the
         latest one.
         """
-        with self._checking.spent("" if work is None else work.name):
+        with self._checking_budget.measure_cost("" if work is None else work.name):
             if not reply.reasons:
                 self._launcher.read(reply)
             if reply.reasons:
                 return reply.reasons
-            with self._spent.on("check"):
+            with self._phase_timer.phase("check"):
                 finding, ratio = self._checked(reply)
-        self.worst = max(self.worst, ratio)
+        self.worst_error_ratio = max(self.worst_error_ratio, ratio)
         return [Reason(*finding, reply.trial)] if finding else []
 
-    def _checked(self, reply: Reply) -> tuple[Finding, float]:
-        if large(reply.case):
-            return reply.case.check(reply.tensors, self._where)
+    def _checked(self, reply: LaunchResult) -> tuple[CheckFinding, float]:
+        if is_large(reply.case):
+            return reply.case.check(reply.tensors, self._compute_device)
         return reply.case.check(reply.tensors)  # sooner done than sent
 
-    def _variety(self) -> list[Reason]:
+    def _varied_trials(self) -> list[Reason]:
         inputs = self._definition.inputs.values()
         regimes = sorted({v for t in inputs for v in t.values}) or ["normal"]
         layouts = sorted({v for t in inputs for v in t.layouts}) or ["contiguous"]
@@ -189,22 +198,22 @@ class Judge:
             first = self.launch(case, shift=shift)
             if reasons := self.checked(first):
                 return reasons
-            if (n < _SURE or self.rng.random() < 0.5) and (reasons := self._later(first)):
+            if (n < _ALWAYS_REREAD or self.rng.random() < 0.5) and (reasons := self._late_writes(first)):
                 return reasons
             if n % 3 == 0 and (reasons := self.checked(self.launch(case.twin(self.generator), shift=shift))):
                 return reasons
-            if n % 3 == 1 and (reasons := self._repeated(first)):
+            if n % 3 == 1 and (reasons := self._repeated_trial(first)):
                 return reasons
         return []
 
-    def _later(self, reply: Reply) -> list[Reason]:
+    def _late_writes(self, reply: LaunchResult) -> list[Reason]:
         """Outputs are read when the solution returns, and once more: they must not have changed."""
         if not self._launcher.changed_since(reply):
             return []
         text = "an output changed after the solution had returned"
-        return [Reason(Code.LATE_WRITE, text, reply.trial)]
+        return [Reason(ReasonCode.LATE_WRITE, text, reply.trial)]
 
-    def _repeated(self, first: Reply) -> list[Reason]:
+    def _repeated_trial(self, first: LaunchResult) -> list[Reason]:
         """Equal inputs at other addresses, between other bytes: right again, and equal if so promised."""
         second = self.launch(first.case, shift=self.rng.randrange(1, 64))
         if reasons := self.checked(second):
@@ -212,12 +221,12 @@ class Judge:
         if not self._problem.deterministic or not self._definition.deterministic:
             return []
         pairs = zip(first.tensors, second.tensors, strict=True)
-        if all(torch.equal(_bits(a), _bits(b)) for a, b in pairs):
+        if all(torch.equal(_raw_bytes(a), _raw_bytes(b)) for a, b in pairs):
             return []
         text = "equal inputs gave different bits, and the definition promises equal ones"
-        return [Reason(Code.NONDETERMINISTIC, text, second.trial)]
+        return [Reason(ReasonCode.NONDETERMINISTIC, text, second.trial)]
 
-    def _kernels(self) -> list[Reason]:
+    def _kernel_trials(self) -> list[Reason]:
         """Who computes: the solution's own kernels, or the framework?"""
         if self._language is Language.TORCH:
             return []
@@ -226,25 +235,27 @@ class Judge:
         if reasons := self.checked(reply):
             return reasons
         largest = max((t.numel() for t in reply.tensors), default=0)
-        library = sorted(n for n, size in reply.operations.items() if computes(n, size, largest))
+        library = sorted(n for n, size in reply.operations.items() if is_computation(n, size, largest))
         if library:
             return [
-                Reason(Code.LIBRARY_COMPUTES, f"the framework computes: {', '.join(library)}", reply.trial)
+                Reason(
+                    ReasonCode.LIBRARY_COMPUTES, f"the framework computes: {', '.join(library)}", reply.trial
+                )
             ]
         if self._language is not Language.TRITON:
             return []
         # A base kernel that reads what is not its own may leave a result alone by chance, but not every time.
-        for _ in range(_SILENT):
-            if not (trial := self._right_in_silence()):
+        for _ in range(_SUPPRESSED_LAUNCHES):
+            if not (trial := self._right_without_kernels()):
                 return []
         text = "the result is right although no kernel ran, so the kernels are decoys"
-        return [Reason(Code.NO_KERNEL, text, trial)]
+        return [Reason(ReasonCode.NO_KERNEL, text, trial)]
 
-    def _right_in_silence(self) -> str:
+    def _right_without_kernels(self) -> str:
         """The launch whose result was right though no Triton kernel ran; empty where that cannot be said."""
-        for _ in range(_TELLING):
+        for _ in range(_MOST_REDRAWS):
             case = self.new_case(self._workloads[0].axes)
-            if not _idle(case):
+            if not _already_right(case):
                 break
         else:
             return ""  # nothing is left to do by what is drawn: no kernel need run
@@ -255,55 +266,55 @@ class Judge:
         if silent.reasons:
             return ""
         finding, ratio = silent.case.check(silent.tensors)
-        return silent.trial if finding is None and ratio != UNSAID else ""
+        return silent.trial if finding is None and ratio != OUTSIDE_DOMAIN else ""
 
-    def _in_a_row(self) -> list[Reason]:
+    def _timed_trials(self) -> list[Reason]:
         """Launches as they are timed, in a number the solution cannot know, and some of them checked."""
         timed = self._pack.timed_workloads(self.plan.device, self._language)
         work = timed[self.rng.randrange(len(timed))]
         count = self.plan.timed + self.rng.randrange(self.plan.timed + 1)
-        replies: list[Times] = []
+        replies: list[LaunchTimes] = []
         idle: list[float] = []
         case = self.timed_case(work)
         for n in range(count):
             if n:
-                case = self.timed_case(work) if self.draws(work, 0.25) else self.next_case(case)
+                case = self.timed_case(work) if self.should_redraw(work, 0.25) else self.next_case(case)
             if n % 2:
                 idle.append(self.idle(case))
             reply = self.timed(case)
-            looked = n == count - 1 or self.looks(work)
+            looked = n == count - 1 or self.should_check(work)
             if reasons := (self.checked(reply, work) if looked else reply.reasons):
                 return reasons
             if n:  # the first may compile
-                if reasons := self.possible(reply):
+                if reasons := self.plausibility_reasons(reply):
                     return reasons
                 replies.append(reply.times)
-        return self.believable(replies, idle)
+        return self.clock_reasons(replies, idle)
 
-    def possible(self, reply: Reply) -> list[Reason]:
+    def plausibility_reasons(self, reply: LaunchResult) -> list[Reason]:
         """A reason if one timed launch was faster than the device can be, or compiled."""
         case = reply.case
         if reply.compiled:
             text = f"compiled {reply.compiled} kernels during a launch that is timed"
-            return [Reason(Code.COMPILES_WHILE_TIMED, text, case.label)]
-        said = impossible(reply.seconds, case.moved_bytes, case.flops, self.plan.peaks)
-        return [Reason(Code.IMPOSSIBLE, said, case.label)] if said else []
+            return [Reason(ReasonCode.COMPILES_WHILE_TIMED, text, case.label)]
+        said = impossible_time(reply.seconds, case.moved_bytes, case.flops, self.plan.peaks)
+        return [Reason(ReasonCode.IMPOSSIBLE, said, case.label)] if said else []
 
-    def believable(self, replies: Sequence[Times], idle: Sequence[float]) -> list[Reason]:
+    def clock_reasons(self, replies: Sequence[LaunchTimes], idle: Sequence[float]) -> list[Reason]:
         """Reasons not to believe the times of launches of one workload."""
         label = f"{len(replies)} timed launches"
         if not replies:
             return []
-        said = clocks_disagree([r.whole for r in replies], [r.outside for r in replies], idle)
+        said = clocks_disagree([r.total_seconds for r in replies], [r.wall_seconds for r in replies], idle)
         alike = [t.seconds for t in self._history[1:] if t.protocol == replies[-1].protocol]
         said = said or slow_at_first(alike)
-        return [Reason(Code.CLOCK, said, label)] if said else []
+        return [Reason(ReasonCode.CLOCK, said, label)] if said else []
 
 
-def _idle(case: Case) -> bool:
+def _already_right(case: LaunchCase) -> bool:
     """Whether given outputs are right as they are."""
     return bool(case.outputs) and case.check(list(case.outputs.values()))[0] is None
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def _raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)

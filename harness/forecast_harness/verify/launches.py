@@ -15,69 +15,69 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs.schema import Format, Language
+from forecast_harness.packs.schema import Language, PackFormat
 from forecast_harness.sandbox.cell import CandidateFault
-from forecast_harness.sandbox.jobs import Answer, Array, Fault
-from forecast_harness.sandbox.tensors import pack
-from forecast_harness.timing.device import EVENTS
-from forecast_harness.verify.arena import Arena, build
-from forecast_harness.verify.effort import Spent
-from forecast_harness.verify.needs import MOST_BYTES, too_much
-from forecast_harness.verify.problem import Case
-from forecast_harness.verify.resident import Resident, name_of, whole
-from forecast_harness.verify.returned import Outputs, outputs_in, report, strayed
-from forecast_harness.verify.verdict import Code, Reason
+from forecast_harness.sandbox.jobs import CellAnswer, Fault, TensorBytes
+from forecast_harness.sandbox.tensors import tensor_to_bytes
+from forecast_harness.timing.device import EVENTS_PROTOCOL
+from forecast_harness.verify.arena import Arena, build_arena
+from forecast_harness.verify.effort import PhaseTimer
+from forecast_harness.verify.needs import MAX_LAUNCH_BYTES, oversize_message
+from forecast_harness.verify.problem import LaunchCase
+from forecast_harness.verify.resident import ResidentBlock, block_name, byte_array
+from forecast_harness.verify.returned import LaunchOutputs, process_findings, read_outputs, stray_writes
+from forecast_harness.verify.verdict import Reason, ReasonCode
 
 if TYPE_CHECKING:
     import torch
 
-INSIDE = "forecast_harness.verify.inside"
-SMALL = 1 << 20
+CELL_ENTRIES = "forecast_harness.verify.inside"
+MAX_INLINE_BYTES = 1 << 20
 """Bytes of arguments and outputs up to which all of them travel with every launch."""
 _SEED_BITS = 62
-_BLOCKS = 0.5
+_BLOCK_CHECK_SHARE = 0.5
 """Of the large launches whose outputs are read, the share whose inputs and canaries are, too."""
 
 
-class Asked(Protocol):
+class CellClient(Protocol):
     """What the judge needs of a `sandbox.Cell`: a process to ask."""
 
-    def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, Array]) -> Answer:
+    def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> CellAnswer:
         """Call `module:function` there. Raises `CandidateFault` when the candidate fails."""
 
 
 @dataclass(frozen=True)
-class Times:
+class LaunchTimes:
     """How long one launch took."""
 
     seconds: float
     """As the cell says."""
-    whole: float
+    total_seconds: float
     """Of all launches between question and answer, as the cell says."""
-    outside: float
+    wall_seconds: float
     """From question to answer, by the judge's clock."""
     protocol: str
     """How the cell timed it: `host`, or as `timing.device` does."""
 
 
 @dataclass
-class Reply:
+class LaunchResult:
     """One launch as the judge sees it."""
 
-    case: Case
+    case: LaunchCase
     number: int
     """Of the launch, from 1."""
     seconds: float
-    whole: float
-    outside: float
+    total_seconds: float
+    wall_seconds: float
     protocol: str
-    """All as in `Times`."""
+    """All as in `LaunchTimes`."""
     reasons: list[Reason]
     compiled: int = 0
     """Kernels compiled during the launch."""
     operations: Mapping[str, int] = field(default_factory=dict)
     """Of the framework, if they were watched: name -> most elements that one call touched."""
-    outputs: Outputs | None = None
+    outputs: LaunchOutputs | None = None
     """None until they are read."""
     digests: list[int] = field(default_factory=list)
     """Of the block but for its outputs, then of each output, as they were told at once."""
@@ -99,24 +99,29 @@ class Reply:
         return self.outputs.tensors
 
     @property
-    def times(self) -> Times:
+    def times(self) -> LaunchTimes:
         """What is kept of hundreds of launches."""
-        return Times(self.seconds, self.whole, self.outside, self.protocol)
+        return LaunchTimes(self.seconds, self.total_seconds, self.wall_seconds, self.protocol)
 
 
 class Launcher:
     """Puts launches to one cell."""
 
     def __init__(
-        self, cell: Asked, kind: Format, rng: random.Random, device: str, spent: Spent | None = None
+        self,
+        cell: CellClient,
+        kind: PackFormat,
+        rng: random.Random,
+        device: str,
+        spent: PhaseTimer | None = None,
     ) -> None:
         """`spent` is told what went into blocks, into launches, and into waiting for answers."""
         self._cell, self._format, self._rng, self._device = cell, kind, rng, device
-        self._spent = spent or Spent()
+        self._phase_timer = spent or PhaseTimer()
         self._language = Language.TORCH
         self._state: Mapping[str, torch.Tensor] | None = None
         self._built = False
-        self._residents: dict[str, Resident] = {}
+        self._residents: dict[str, ResidentBlock] = {}
         self._pages = rng.getrandbits(_SEED_BITS)
         self.trials = 0
 
@@ -132,10 +137,12 @@ class Launcher:
             "pages": self._pages,
         }
         answer, _ = self._ask("prepare", payload, {})
-        with _sensible():
-            return report(answer.value, "import")
+        with _malformed_answers_as_forgery():
+            return process_findings(answer.value, "import")
 
-    def launch(self, case: Case, *, shift: int = 0, watch: str = "", protocol: str = EVENTS) -> Reply:
+    def launch(
+        self, case: LaunchCase, *, shift: int = 0, watch: str = "", protocol: str = EVENTS_PROTOCOL
+    ) -> LaunchResult:
         """One launch with new contents; all outputs are read with the answer.
 
         `protocol` is how it is timed on a device; empty: as suits it. Raises `RecordError` for more bytes
@@ -143,22 +150,22 @@ class Launcher:
         """
         self._must_fit(case)
         arena = self._build(case, shift)
-        payload = {**_about(case, arena, protocol), "watch": watch}
-        reply, answer = self._asked(case, payload, {"block": whole(arena.data())})
-        with _sensible():
+        payload = {**_launch_payload(case, arena, protocol), "watch": watch}
+        reply, answer = self._asked(case, payload, {"block": byte_array(arena.data())})
+        with _malformed_answers_as_forgery():
             self._take(reply, answer, arena, stray=not watch)
         return reply
 
-    def timed(self, case: Case, protocol: str = "") -> Reply:
+    def timed(self, case: LaunchCase, protocol: str = "") -> LaunchResult:
         """One launch of which nothing is read yet but digests, where the case is large."""
-        if not large(case):
+        if not is_large(case):
             return self.launch(case, protocol=protocol)
         resident = self._resident(case)
         seed = self._rng.getrandbits(_SEED_BITS)
-        about = {**_about(case, resident.arena, protocol), "watch": ""}
+        about = {**_launch_payload(case, resident.arena, protocol), "watch": ""}
         payload = {**about, "held": resident.name, "seed": seed}
         reply, answer = self._asked(case, payload, {})
-        with _sensible():
+        with _malformed_answers_as_forgery():
             reply.described, reply.seed = answer.value["outputs"], seed
             reply.digests = [int(n) for n in answer.value["digests"]]
             untouched = reply.digests[0] == resident.digest
@@ -167,10 +174,10 @@ class Launcher:
             self.read(reply)
             if not untouched and not reply.reasons:
                 text = "what the block held when the solution returned is not what it holds now"
-                reply.reasons.append(Reason(Code.LATE_WRITE, text, reply.trial))
+                reply.reasons.append(Reason(ReasonCode.LATE_WRITE, text, reply.trial))
         return reply
 
-    def read(self, reply: Reply) -> None:
+    def read(self, reply: LaunchResult) -> None:
         """Read the outputs of the latest launch, unless they are known already.
 
         A coin says whether the block comes with them, where no output lies in it and its digest, which was
@@ -180,75 +187,77 @@ class Launcher:
             return
         if reply.number != self.trials:
             raise ValueError(f"launch {reply.number} cannot be read after launch {self.trials}")
-        resident = self._residents[name_of(reply.case)]
+        resident = self._residents[block_name(reply.case)]
         odd = bool(reply.case.outputs) or reply.digests[0] != resident.digest
-        block = odd or self._rng.random() < _BLOCKS
+        block = odd or self._rng.random() < _BLOCK_CHECK_SHARE
         answer, _ = self._ask("again", {"block": block}, {})
-        with _sensible():
+        with _malformed_answers_as_forgery():
             self._take(reply, answer, resident.arena, stray=block)
             same = reply.described == answer.value["outputs"]
             if not same or reply.digests[1:] != resident.digests(answer.arrays, reply.seed):
                 text = "an output changed after the solution had returned"
-                reply.reasons.append(Reason(Code.LATE_WRITE, text, reply.trial))
+                reply.reasons.append(Reason(ReasonCode.LATE_WRITE, text, reply.trial))
 
-    def changed_since(self, reply: Reply) -> bool:
+    def changed_since(self, reply: LaunchResult) -> bool:
         """Whether the bytes of the latest launch, all of them read, are others by now."""
         assert reply.outputs is not None
         answer, _ = self._ask("again", {"block": True}, {})
         return {n: a.data for n, a in answer.arrays.items()} != reply.outputs.raw
 
-    def place(self, case: Case) -> None:
+    def place(self, case: LaunchCase) -> None:
         """Let the cell hold a large case as it is now, so that its next launch need not wait for that."""
         self._resident(case)
 
-    def idle(self, case: Case, protocol: str = "") -> float:
+    def idle(self, case: LaunchCase, protocol: str = "") -> float:
         """Seconds of a question of the same size that launches nothing.
 
         To be asked where a launch would have been: a cell that was asked a moment ago answers sooner than
         one that has slept.
         """
-        if large(case):
+        if is_large(case):
             resident = self._resident(case)
             seed = self._rng.getrandbits(_SEED_BITS)
-            payload = {**_about(case, resident.arena, protocol), "held": resident.name, "seed": seed}
-            arrays: dict[str, Array] = {}
+            payload = {**_launch_payload(case, resident.arena, protocol), "held": resident.name, "seed": seed}
+            arrays: dict[str, TensorBytes] = {}
         else:
             arena = self._build(case)
-            payload, arrays = _about(case, arena, protocol), {"block": whole(arena.data())}
+            payload, arrays = _launch_payload(case, arena, protocol), {"block": byte_array(arena.data())}
         return self._ask("idle", payload, arrays)[1]
 
     def _ask(
-        self, question: str, payload: Mapping[str, Any], arrays: Mapping[str, Array]
-    ) -> tuple[Answer, float]:
+        self, question: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> tuple[CellAnswer, float]:
         """The answer, and how long it took to come."""
         begin = time.perf_counter()
-        with self._spent.on(question):
-            answer = self._cell.ask(f"{INSIDE}:{question}", payload, arrays)
+        with self._phase_timer.phase(question):
+            answer = self._cell.ask(f"{CELL_ENTRIES}:{question}", payload, arrays)
         return answer, time.perf_counter() - begin
 
-    def _build(self, case: Case, shift: int = 0) -> Arena:
-        with self._spent.on("build"):
-            return build(case.tensors, case.outputs, case.layouts, self._rng, shift=shift)
+    def _build(self, case: LaunchCase, shift: int = 0) -> Arena:
+        with self._phase_timer.phase("build"):
+            return build_arena(case.tensors, case.outputs, case.layouts, self._rng, shift=shift)
 
-    def _must_fit(self, case: Case) -> None:
+    def _must_fit(self, case: LaunchCase) -> None:
         # What a foreign task returns is not known beforehand, and `output_bytes` a generous guess.
-        size = case.input_bytes + (case.output_bytes if self._format is Format.OWN else 0)
-        if size > MOST_BYTES:
-            raise RecordError(too_much(case.label, size))
+        size = case.input_bytes + (case.output_bytes if self._format is PackFormat.OWN else 0)
+        if size > MAX_LAUNCH_BYTES:
+            raise RecordError(oversize_message(case.label, size))
 
-    def _asked(self, case: Case, payload: dict[str, Any], arrays: dict[str, Array]) -> tuple[Reply, Answer]:
+    def _asked(
+        self, case: LaunchCase, payload: dict[str, Any], arrays: dict[str, TensorBytes]
+    ) -> tuple[LaunchResult, CellAnswer]:
         """Ask for a launch; the reply without its outputs."""
-        if self._format is Format.KERNELBENCH and self._state is not case.state:
+        if self._format is PackFormat.KERNELBENCH and self._state is not case.state:
             if not self._built:
                 payload["init"] = case.call["init"]
                 self._built = True
-            arrays |= {f"state.{n}": pack(t) for n, t in case.state.items()}
+            arrays |= {f"state.{n}": tensor_to_bytes(t) for n, t in case.state.items()}
             self._state = case.state
         answer, outside = self._ask("launch", payload, arrays)
         self.trials += 1
-        with _sensible():
+        with _malformed_answers_as_forgery():
             value = answer.value
-            reply = Reply(
+            reply = LaunchResult(
                 case,
                 self.trials,
                 float(value["seconds"]),
@@ -259,31 +268,35 @@ class Launcher:
                 int(value["compiled"]),
                 {str(n): int(size) for n, size in value["operations"].items()},
             )
-            self._spent.add("inside", max(0.0, min(reply.whole, outside)))  # it may have said anything
-            reply.reasons += report(value, reply.trial)
+            self._phase_timer.add(
+                "inside", max(0.0, min(reply.total_seconds, outside))
+            )  # it may have said anything
+            reply.reasons += process_findings(value, reply.trial)
             shapes = [t.shape for t in case.outputs.values()]
             shapes = shapes or [d["shape"] for d in value["outputs"] if "shape" in d]
             idle = not int(value["kernels"]) and any(0 not in shape for shape in shapes)
             if self._language is Language.TRITON and idle:
-                reply.reasons.append(Reason(Code.NO_KERNEL, "it launches no Triton kernel", reply.trial))
+                reply.reasons.append(
+                    Reason(ReasonCode.NO_KERNEL, "it launches no Triton kernel", reply.trial)
+                )
         return reply, answer
 
-    def _take(self, reply: Reply, answer: Answer, arena: Arena, *, stray: bool) -> None:
+    def _take(self, reply: LaunchResult, answer: CellAnswer, arena: Arena, *, stray: bool) -> None:
         """Fill in outputs, and what is wrong with them and with the block."""
-        reply.outputs, said = outputs_in(answer, arena)
+        reply.outputs, said = read_outputs(answer, arena)
         reply.reasons += [Reason(code, text, reply.trial) for code, text in said]
         if stray:
-            found = strayed(arena, answer.arrays["block"].data)
+            found = stray_writes(arena, answer.arrays["block"].data)
             reply.reasons += [Reason(code, text, reply.trial) for code, text in found]
 
-    def _resident(self, case: Case) -> Resident:
+    def _resident(self, case: LaunchCase) -> ResidentBlock:
         """What the cell holds for this case, brought up to date. Raises `RecordError` if it is too large."""
         self._must_fit(case)
-        name = name_of(case)
-        with self._spent.on("build"):
+        name = block_name(case)
+        with self._phase_timer.phase("build"):
             resident = self._residents.get(name)
-            if resident is None or resident.case is not case or resident.forgotten:
-                resident = self._residents[name] = Resident(case, self._rng, self._pages)
+            if resident is None or resident.case is not case or resident.is_outdated:
+                resident = self._residents[name] = ResidentBlock(case, self._rng, self._pages)
             question = resident.update()
         if question:
             payload, arrays = question
@@ -291,22 +304,22 @@ class Launcher:
         return resident
 
 
-def large(case: Case) -> bool:
+def is_large(case: LaunchCase) -> bool:
     """Whether the case's bytes are not sent with every launch.
 
     Outputs with gaps between their elements always are: the gaps are nobody's, and have no digest.
     """
     gapless = all(case.layouts.get(n) != "padded" for n in case.outputs)
-    return gapless and case.input_bytes + case.output_bytes > SMALL
+    return gapless and case.input_bytes + case.output_bytes > MAX_INLINE_BYTES
 
 
-def _about(case: Case, arena: Arena, protocol: str) -> dict[str, Any]:
+def _launch_payload(case: LaunchCase, arena: Arena, protocol: str) -> dict[str, Any]:
     slots = [s.to_json() for s in arena.slots]
     return {"slots": slots, "output_bytes": case.output_bytes, "protocol": protocol, "call": case.call}
 
 
 @contextmanager
-def _sensible() -> Iterator[None]:
+def _malformed_answers_as_forgery() -> Iterator[None]:
     """Read an answer. The cell's own code never gives one that breaks the form: the candidate did."""
     try:
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_ALLOWED = [
+_DATA_MOVEMENT = [
     "empty",
     "zeros",
     "ones",
@@ -52,10 +52,10 @@ _ALLOWED = [
 """Operations that move or make data, but compute nothing: a launcher may use them on whole tensors."""
 
 
-def computes(name: str, size: int, largest: int) -> bool:
+def is_computation(name: str, size: int, largest: int) -> bool:
     """Whether a framework operation does arithmetic on tensors of the problem's size.
 
     `size` are the elements it touched, `largest` those of the largest output.
     """
     plain = name.partition("::")[2].partition(".")[0]
-    return plain not in _ALLOWED and size > 0 and size * 8 >= largest
+    return plain not in _DATA_MOVEMENT and size > 0 and size * 8 >= largest

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forecast_harness.timing.plausible import HOST, Peaks
+from forecast_harness.timing.plausible import HOST_PEAKS, DevicePeaks
 
 
 @dataclass(frozen=True)
-class Plan:
+class VerificationPlan:
     """How much to try. More trials find rarer faults; nothing here is told to the candidate."""
 
     cases: int = 18
@@ -20,13 +20,13 @@ class Plan:
     checked: float = 0.25
     device: str = "cpu"
     """torch's name of where candidates run: `cpu` or `cuda`."""
-    peaks: Peaks = HOST
+    peaks: DevicePeaks = HOST_PEAKS
     index: int = 0
     """The driver's number of the device."""
     uuid: str = ""
 
     @property
-    def place(self) -> str:
+    def device_lock(self) -> str:
         """A name that no other device of this machine has, for its timing lock; empty for the host.
 
         Devices whose UUID the driver does not tell have their numbers: one lock for all would have their
@@ -35,9 +35,9 @@ class Plan:
         return self.uuid or ("" if self.device == "cpu" else f"{self.device}-{self.index}")
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+    def from_json(cls, data: Mapping[str, Any]) -> VerificationPlan:
         """Read what `to_json` wrote."""
-        return cls(**{**data, "peaks": Peaks(**data["peaks"])})
+        return cls(**{**data, "peaks": DevicePeaks(**data["peaks"])})
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name."""

@@ -19,42 +19,42 @@ import torch
 
 from forecast_autotune.errors import RecordError
 from forecast_harness.packs.expressions import evaluate
-from forecast_harness.packs.parts import Tensor
+from forecast_harness.packs.parts import TensorSpec
 from forecast_harness.packs.schema import Definition, Pack
-from forecast_harness.verify.draws import draw, nearly_same
-from forecast_harness.verify.drift import Drift, drifts
-from forecast_harness.verify.tolerance import Expected, expected, mismatch, outputs_of
-from forecast_harness.verify.verdict import Code
-from forecast_harness.verify.where import HOST, Where
+from forecast_harness.verify.draws import draw, perturb_values
+from forecast_harness.verify.drift import InputMutator, can_mutate
+from forecast_harness.verify.tolerance import ExpectedOutput, expected_outputs, mismatch, tensors_of
+from forecast_harness.verify.verdict import ReasonCode
+from forecast_harness.verify.where import HOST_DEVICE, ComputeDevice
 
-Finding = tuple[Code, str] | None
+CheckFinding = tuple[ReasonCode, str] | None
 _MANY = 1 << 20
 """Elements from which on a tensor is drawn on the device."""
 
 
-UNSAID = -1.0
+OUTSIDE_DOMAIN = -1.0
 """Instead of an error over its limit: these arguments are none that the reference is made for."""
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawSpec:
     """How the arguments of one launch are chosen."""
 
     regime: str
     layout: str
     generator: torch.Generator
-    where: Where = HOST
+    where: ComputeDevice = HOST_DEVICE
     """Where large tensors are drawn; they are handed over on the host."""
 
 
 @dataclass(frozen=True)
-class Case:
+class LaunchCase:
     """The arguments of one launch. `call` is a skeleton in which `{"t": name}` stands for a tensor."""
 
     label: str
     call: Mapping[str, Any]
     tensors: Mapping[str, torch.Tensor]
-    judge: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], tuple[Finding, float]]
+    judge: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], tuple[CheckFinding, float]]
     """(input tensors, outputs) -> what is wrong, and the largest error over its limit."""
     outputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Unset outputs for a solution that writes into given ones."""
@@ -70,9 +70,9 @@ class Case:
 
     vary: Callable[[torch.Generator], Mapping[str, torch.Tensor]] | None = None
     """Nearly the same inputs, where changing them one by one could break what the pack promises."""
-    drifting: Callable[[], Drift | None] | None = None
+    drifting: Callable[[], InputMutator | None] | None = None
     """The same for inputs that are changed in place, where they can be."""
-    moving: Drift | None = None
+    mutator: InputMutator | None = None
     """What changes these tensors in place, once that has begun."""
     portable: bool = False
     """Whether `judge` works with tensors that are on a device, too."""
@@ -84,57 +84,60 @@ class Case:
         """Of all tensors that are handed over, given outputs included."""
         return sum(t.numel() * t.element_size() for t in (*self.tensors.values(), *self.outputs.values()))
 
-    def set_moving(self) -> Case:
+    def with_mutator(self) -> LaunchCase:
         """The same case, whose tensors `next` will change in place; unchanged where they must not be."""
         if self.drifting is not None:
-            return replace(self, moving=self.drifting())
-        if not drifts(self.tensors, self.tensors):
+            return replace(self, mutator=self.drifting())
+        if not can_mutate(self.tensors, self.tensors):
             return self
         fixed = () if self.vary is None else self.tensors
-        return replace(self, moving=Drift(self.tensors, self.tensors, fixed))
+        return replace(self, mutator=InputMutator(self.tensors, self.tensors, fixed))
 
-    def next(self, generator: torch.Generator) -> Case:
+    def next(self, generator: torch.Generator) -> LaunchCase:
         """The arguments of the next launch, nearly the same: a twin, or this case, changed in place."""
-        if self.moving is None:
+        if self.mutator is None:
             return self.twin(generator)
-        self.moving.step(generator)
+        self.mutator.step(generator)
         return self
 
-    def check(self, outputs: Sequence[torch.Tensor], where: Where = HOST) -> tuple[Finding, float]:
+    def check(
+        self, outputs: Sequence[torch.Tensor], where: ComputeDevice = HOST_DEVICE
+    ) -> tuple[CheckFinding, float]:
         """What is wrong with these outputs (None: nothing), and the largest error over its limit.
 
-        `UNSAID` instead, where it is not known what would be right.
+        `OUTSIDE_DOMAIN` instead, where it is not known what would be right.
         """
 
-        def judged(device: str) -> tuple[Finding, float]:
+        def judged(device: str) -> tuple[CheckFinding, float]:
             return self.judge(
                 {n: t.to(device) for n, t in self.tensors.items()}, [t.to(device) for t in outputs]
             )
 
         return where.run(judged, portable=self.portable)
 
-    def twin(self, generator: torch.Generator) -> Case:
+    def twin(self, generator: torch.Generator) -> LaunchCase:
         """The same launch with a few elements of its floating inputs changed."""
         values: Mapping[str, torch.Tensor]
         if self.vary is not None:
             values = self.vary(generator)
         else:
             values = {
-                n: nearly_same(t, generator) if t.is_floating_point() else t for n, t in self.tensors.items()
+                n: perturb_values(t, generator) if t.is_floating_point() else t
+                for n, t in self.tensors.items()
             }
         return replace(self, label=f"{self.label} nearly the same", tensors=values)
 
 
-class Problem(Protocol):
+class VerificationProblem(Protocol):
     """What the judge asks of a pack, whichever convention the pack follows."""
 
     deterministic: bool
 
-    def case(self, axes: Mapping[str, Any] | None, how: Draw) -> Case:
+    def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
         """Arguments at these axes; None draws hidden ones. Raises `RecordError` for a broken pack."""
 
 
-_NUMBER = itertools.count()
+_MODULE_COUNTER = itertools.count()
 
 
 def load_module(text: str, folder: Path, name: str) -> ModuleType:
@@ -143,7 +146,7 @@ def load_module(text: str, folder: Path, name: str) -> ModuleType:
     Text with `# --- file: NAME` lines is split into modules that can import each other.
     """
     parts = text.split("# --- file: ")
-    named = [p.partition("\n")[::2] for p in parts[1:]] or [(f"{name}_{next(_NUMBER)}", text)]
+    named = [p.partition("\n")[::2] for p in parts[1:]] or [(f"{name}_{next(_MODULE_COUNTER)}", text)]
     module = ModuleType(name)
     for title, body in named:
         file = folder / f"{title.strip()}.py"
@@ -163,37 +166,39 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def shape_and_dtype(
+def form_finding(
     outputs: Sequence[torch.Tensor], wanted: Sequence[tuple[tuple[int, ...], torch.dtype]]
-) -> Finding:
+) -> CheckFinding:
     """What is wrong with number, shapes and dtypes of outputs; None when they are as wanted."""
     if len(outputs) != len(wanted):
-        return Code.WRONG_STRUCTURE, f"{len(outputs)} outputs instead of {len(wanted)}"
+        return ReasonCode.WRONG_STRUCTURE, f"{len(outputs)} outputs instead of {len(wanted)}"
     for n, (got, (shape, dtype)) in enumerate(zip(outputs, wanted, strict=True)):
         if tuple(got.shape) != shape:
-            return Code.WRONG_SHAPE, f"output {n} has shape {list(got.shape)}, not {list(shape)}"
+            return ReasonCode.WRONG_SHAPE, f"output {n} has shape {list(got.shape)}, not {list(shape)}"
         if got.dtype != dtype:
-            return Code.WRONG_DTYPE, f"output {n} is {got.dtype}, not {dtype}"
+            return ReasonCode.WRONG_DTYPE, f"output {n} is {got.dtype}, not {dtype}"
     return None
 
 
-def seeded(outputs: Sequence[torch.Tensor], seed: int) -> torch.Generator:
+def seeded_generator(outputs: Sequence[torch.Tensor], seed: int) -> torch.Generator:
     """A generator for where these tensors are."""
     return torch.Generator(outputs[0].device if outputs else "cpu").manual_seed(seed)
 
 
-def compare(outputs: Sequence[torch.Tensor], wanted: Sequence[Expected]) -> tuple[Finding, float]:
+def compare_outputs(
+    outputs: Sequence[torch.Tensor], wanted: Sequence[ExpectedOutput]
+) -> tuple[CheckFinding, float]:
     """The first output that breaks its limits, and the largest error over its limit."""
     worst = 0.0
     for n, (got, one) in enumerate(zip(outputs, wanted, strict=True)):
         said, ratio = mismatch(got, one)
         worst = max(worst, ratio)
         if said:
-            return (Code.WRONG_VALUES, f"output {n}: {said}"), worst
+            return (ReasonCode.WRONG_VALUES, f"output {n}: {said}"), worst
     return None, worst
 
 
-class OwnProblem:
+class NativeProblem:
     """A pack of our own format."""
 
     def __init__(self, pack: Pack, folder: Path) -> None:
@@ -220,7 +225,7 @@ class OwnProblem:
                 found[name] = drawn * axis.multiple
         return found
 
-    def case(self, axes: Mapping[str, Any] | None, how: Draw) -> Case:
+    def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
         """Arguments at these axes; None draws hidden ones. Raises `RecordError` for a broken pack."""
         definition, sizes = self._definition, self._axes(axes, how.generator)
         values: dict[str, Any] = {}
@@ -245,17 +250,17 @@ class OwnProblem:
             changed = {
                 n: t
                 if definition.inputs[n].static or not t.is_floating_point()
-                else nearly_same(t, generator)
+                else perturb_values(t, generator)
                 for n, t in drawn.items()
             }
             return made(changed)
 
-        def drifting() -> Drift | None:
+        def drifting() -> InputMutator | None:
             inputs = {n: v for n, v in drawn.items() if isinstance(v, torch.Tensor)}
-            if not untouched or not drifts(inputs, tensors):
+            if not untouched or not can_mutate(inputs, tensors):
                 return None
             static = [n for n in drawn if definition.inputs[n].static]
-            return Drift(inputs, tensors, static, None if self._make is None else made)
+            return InputMutator(inputs, tensors, static, None if self._make is None else made)
 
         tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor)}
         self._check_inputs(tensors, sizes)
@@ -263,7 +268,7 @@ class OwnProblem:
         unset = {}
         if definition.destination:
             for (name, spec), (shape, dtype) in zip(definition.outputs.items(), wanted, strict=True):
-                unset[name] = _unset(shape, dtype)
+                unset[name] = _unset_output(shape, dtype)
                 if how.layout in spec.layouts:
                     layouts[name] = how.layout
         scalars = {n: v for n, v in values.items() if n not in tensors}
@@ -271,7 +276,7 @@ class OwnProblem:
         output_bytes = sum(_bytes(shape, dtype) for shape, dtype in wanted)
         given = sum(t.numel() * t.element_size() for t in tensors.values())
         named = {n: {"t": n} for n in (*tensors, *unset)} | {n: {"v": v} for n, v in scalars.items()}
-        return Case(
+        return LaunchCase(
             f"{' '.join(f'{n}={v}' for n, v in sizes.items())} {how.regime} {how.layout}",
             {"args": [], "kwargs": named},
             tensors,
@@ -288,7 +293,7 @@ class OwnProblem:
             sizes=sizes,
         )
 
-    def _drawn(self, name: str, spec: Tensor, shape: tuple[int, ...], how: Draw) -> torch.Tensor:
+    def _drawn(self, name: str, spec: TensorSpec, shape: tuple[int, ...], how: DrawSpec) -> torch.Tensor:
         """Fresh values, or the ones that a static input of this shape has got already."""
         if (name, shape) in self._static:
             return self._static[name, shape].clone()
@@ -309,7 +314,7 @@ class OwnProblem:
             n: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
             for n, v in values.items()
         }
-        found = outputs_of(self._reference(**exact))
+        found = tensors_of(self._reference(**exact))
         if len(found) != len(wanted):
             raise RecordError(
                 f"the reference returns {len(found)} outputs, the definition lists {len(wanted)}"
@@ -331,11 +336,11 @@ class OwnProblem:
         wanted: Sequence[tuple[tuple[int, ...], torch.dtype]],
         sizes: Mapping[str, int],
         seed: int,
-    ) -> tuple[Finding, float]:
-        if finding := shape_and_dtype(outputs, wanted):
+    ) -> tuple[CheckFinding, float]:
+        if finding := form_finding(outputs, wanted):
             return finding, 0.0
         rule = self._definition.tolerance
-        exact = expected(
+        exact = expected_outputs(
             self._reference,
             inputs,
             [dtype for _, dtype in wanted],
@@ -343,16 +348,16 @@ class OwnProblem:
             terms=evaluate(rule.reduction, sizes),
             safety=rule.safety,
             floor=rule.floor,
-            generator=seeded(outputs, seed),
+            generator=seeded_generator(outputs, seed),
         )
-        return compare(outputs, exact)
+        return compare_outputs(outputs, exact)
 
 
 def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     return math.prod(shape) * int(dtype.itemsize)
 
 
-def _unset(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def _unset_output(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """All bits set: a NaN in every floating dtype, so an element that is never written shows."""
     raw = torch.full((max(1, _bytes(shape, dtype)),), 255, dtype=torch.uint8)
     return raw[: _bytes(shape, dtype)].view(dtype).reshape(tuple(shape))

@@ -9,36 +9,36 @@ from typing import Any
 
 import torch
 
-from forecast_harness.sandbox.jobs import Array
-from forecast_harness.verify.arena import Slot, build, written
-from forecast_harness.verify.digest import Digest, all_of, gaps
-from forecast_harness.verify.drift import Change, bits
-from forecast_harness.verify.problem import Case
+from forecast_harness.sandbox.jobs import TensorBytes
+from forecast_harness.verify.arena import Slot, build_arena, output_spans
+from forecast_harness.verify.digest import BlockHasher, complement_spans, digest_values
+from forecast_harness.verify.drift import ElementChange, integer_view
+from forecast_harness.verify.problem import LaunchCase
 
-Question = tuple[dict[str, Any], dict[str, Array]]
+PlaceRequest = tuple[dict[str, Any], dict[str, TensorBytes]]
 """A payload and arrays for `inside.place`."""
 
 
-class Resident:
+class ResidentBlock:
     """One large case in one cell: its block, canaries included, as far as the cell has been told of it."""
 
-    def __init__(self, case: Case, rng: random.Random, pages: int) -> None:
+    def __init__(self, case: LaunchCase, rng: random.Random, pages: int) -> None:
         """`pages` is the seed of the factors of the block's digest, one for all blocks of a cell."""
-        self.case, self.name = case, name_of(case)
-        self.arena = build(case.tensors, case.outputs, case.layouts, rng)
-        self._version = 0 if case.moving is None else case.moving.version
+        self.case, self.name = case, block_name(case)
+        self.arena = build_arena(case.tensors, case.outputs, case.layouts, rng)
+        self._version = 0 if case.mutator is None else case.mutator.version
         self._sent = False
-        self._pages, self._digest = pages, Digest(pages)
-        kept = gaps(written(self.arena.slots), self.arena.block.numel())
-        (self.digest,) = all_of([self._digest.of(self.arena.block, pages, kept)])
+        self._pages, self._digest = pages, BlockHasher(pages)
+        kept = complement_spans(output_spans(self.arena.slots), self.arena.block.numel())
+        (self.digest,) = digest_values([self._digest.of(self.arena.block, pages, kept)])
         """Of all but the outputs, as it has to be after a launch."""
 
-    def update(self) -> Question | None:
+    def update(self) -> PlaceRequest | None:
         """What to tell the cell, so that it holds what the case holds now; None if it does already."""
-        moving = self.case.moving
+        moving = self.case.mutator
         if not self._sent:
             self._sent = True
-            return {"patches": []}, {"block": whole(self.arena.data())}
+            return {"patches": []}, {"block": byte_array(self.arena.data())}
         if moving is None or moving.version == self._version:
             return None
         changes = moving.since(self._version)
@@ -48,19 +48,19 @@ class Resident:
         slots, arrays = [], {}
         for n, change in enumerate(changes):
             slots.append(by_name[change.name].to_json())
-            arrays[f"at{n}"] = _array(change.where)
-            arrays[f"to{n}"] = _array(change.values)
+            arrays[f"at{n}"] = _tensor_array(change.where)
+            arrays[f"to{n}"] = _tensor_array(change.values)
             self._apply(by_name[change.name], change)
         return {"patches": slots}, arrays
 
     @property
-    def forgotten(self) -> bool:
+    def is_outdated(self) -> bool:
         """Whether the case has moved on too far to be followed."""
-        return self.case.moving is not None and self.case.moving.since(self._version) is None
+        return self.case.mutator is not None and self.case.mutator.since(self._version) is None
 
-    def digests(self, arrays: Mapping[str, Array], seed: int) -> list[int]:
+    def digests(self, arrays: Mapping[str, TensorBytes], seed: int) -> list[int]:
         """Of outputs that were read: first those in the block, then those returned, as the cell has them."""
-        places, parts = written(self.arena.slots), []
+        places, parts = output_spans(self.arena.slots), []
         if places:
             block = torch.frombuffer(arrays["block"].data, dtype=torch.uint8)
             parts = [block[start:stop] for start, stop in places]
@@ -68,30 +68,30 @@ class Resident:
         for data in (arrays[f"out{n}"].data for n in numbers):
             empty = torch.empty(0, dtype=torch.uint8)
             parts.append(torch.frombuffer(data, dtype=torch.uint8) if data else empty)
-        return all_of([self._digest.of(p, seed) for p in parts]) if parts else []
+        return digest_values([self._digest.of(p, seed) for p in parts]) if parts else []
 
-    def _apply(self, slot: Slot, change: Change) -> None:
+    def _apply(self, slot: Slot, change: ElementChange) -> None:
         block = self.arena.block
         width = getattr(torch, slot.dtype).itemsize
         numbers = torch.div(slot.offset + change.where * width, 8, rounding_mode="floor").unique()
         words = block.view(torch.int64)
         before = words[numbers]
-        bits(slot.view(block))[change.where] = change.values
+        integer_view(slot.view(block))[change.where] = change.values
         moved = (words[numbers] - before) * self._digest.factors(numbers, self._pages, block.numel())
         self.digest = int(torch.tensor(self.digest) + moved.sum())
 
 
-def name_of(case: Case) -> str:
+def block_name(case: LaunchCase) -> str:
     """Cases that take up the same place have the same name: the cell needs to keep one of them."""
     shapes = [(n, str(t.dtype), list(t.shape)) for n, t in (*case.tensors.items(), *case.outputs.items())]
     return hashlib.sha256(repr((shapes, sorted(case.layouts.items()))).encode()).hexdigest()[:16]
 
 
-def whole(data: memoryview) -> Array:
+def byte_array(data: memoryview) -> TensorBytes:
     """Bytes as an array."""
-    return Array("uint8", (len(data),), data)
+    return TensorBytes("uint8", (len(data),), data)
 
 
-def _array(tensor: torch.Tensor) -> Array:
+def _tensor_array(tensor: torch.Tensor) -> TensorBytes:
     kind = str(tensor.dtype).removeprefix("torch.")
-    return Array(kind, tuple(tensor.shape), memoryview(tensor.contiguous().view(torch.uint8).numpy()))
+    return TensorBytes(kind, tuple(tensor.shape), memoryview(tensor.contiguous().view(torch.uint8).numpy()))

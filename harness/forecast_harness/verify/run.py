@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from forecast_harness.packs.schema import Pack, Solution
-from forecast_harness.sandbox.api import Job, Lane, Limits, Result, Status
-from forecast_harness.verify.needs import limits_for
-from forecast_harness.verify.plan import Plan
-from forecast_harness.verify.screen import screen
-from forecast_harness.verify.verdict import Code, Reason, Verdict
+from forecast_harness.sandbox.api import JobResult, JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.verify.needs import cell_limits_for
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.screen import static_hints
+from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
 
-THOROUGH = Plan()
-LIMITS = Limits(wall_s=120.0, trusted_s=300.0)
+DEFAULT_PLAN = VerificationPlan()
+VERIFICATION_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=300.0)
 
 
 def verify(
     pack: Pack,
     solution: Solution,
-    lane: Lane,
+    lane: SandboxLane,
     *,
-    plan: Plan = THOROUGH,
-    limits: Limits = LIMITS,
+    plan: VerificationPlan = DEFAULT_PLAN,
+    limits: ResourceLimits = VERIFICATION_LIMITS,
     seed: str = "",
-) -> Verdict:
+) -> SolutionVerdict:
     """Judge `solution` with fresh hidden seeds.
 
     `seed` repeats an earlier verification (`facts.seed`); a candidate that knows it can cheat, so leave it
@@ -36,42 +36,46 @@ def verify(
     that is too large raises `RecordError`.
     """
     begin = time.perf_counter()
-    payload = job_payload(pack, solution, plan, seed)
-    job = Job(
+    payload = verification_payload(pack, solution, plan, seed)
+    job = SandboxJob(
         "forecast_harness.verify.worker:main", payload, {**solution.files, "solution.py": solution.source}
     )
-    result = lane.run(job, limits_for(pack, limits, plan.device))
+    result = lane.run(job, cell_limits_for(pack, limits, plan.device))
     facts: dict[str, Any] = {"harness": harness_hash(), "plan": plan.to_json(), "pack_id": pack.id}
     facts |= {"solution_id": solution.id, "language": str(solution.language)}
     facts["level"] = lane.level.name.lower()
     reasons: tuple[Reason, ...]
     trials = 0
-    if result.status is Status.OK:
-        reasons = tuple(Reason(Code(r["code"]), r["detail"], r["trial"]) for r in result.value["reasons"])
+    if result.status is JobStatus.OK:
+        reasons = tuple(
+            Reason(ReasonCode(r["code"]), r["detail"], r["trial"]) for r in result.value["reasons"]
+        )
         trials = int(result.value["trials"])
         facts |= result.value["facts"]
     else:
-        reasons = (lane_reason(result),)
-    return Verdict(
+        reasons = (reason_of_result(result),)
+    return SolutionVerdict(
         pack.definition.name,
         solution.name,
         reasons,
-        screen(solution.source),
+        static_hints(solution.source),
         trials,
         time.perf_counter() - begin,
         facts,
     )
 
 
-def refuse(pack: Pack, lane: Lane, limits: Limits = LIMITS) -> list[str]:
+def check_pack(pack: Pack, lane: SandboxLane, limits: ResourceLimits = VERIFICATION_LIMITS) -> list[str]:
     """Why a pack must not be used; empty if its checker rejects every wrong result tried."""
-    result = lane.run(Job("forecast_harness.verify.worker:admit", {"pack": pack.to_json()}), limits)
-    if result.status is not Status.OK:
+    result = lane.run(SandboxJob("forecast_harness.verify.worker:admit", {"pack": pack.to_json()}), limits)
+    if result.status is not JobStatus.OK:
         return [f"its reference could not be run: {result.fault} {result.detail}"]
     return [str(s) for s in result.value]
 
 
-def job_payload(pack: Pack, solution: Solution, plan: Plan, seed: str = "") -> Mapping[str, Any]:
+def verification_payload(
+    pack: Pack, solution: Solution, plan: VerificationPlan, seed: str = ""
+) -> Mapping[str, Any]:
     """What the judge is told; the candidate's own process gets none of it."""
     return {
         "pack": pack.to_json(),
@@ -82,13 +86,13 @@ def job_payload(pack: Pack, solution: Solution, plan: Plan, seed: str = "") -> M
     }
 
 
-def lane_reason(result: Result) -> Reason:
+def reason_of_result(result: JobResult) -> Reason:
     """The reason that a lane's result amounts to, where the judge gave none."""
-    code = Code.HARNESS
-    if result.status is Status.SUSPICIOUS:
-        code = Code.ESCAPE
-    elif result.status is Status.CANDIDATE_ERROR:
-        code = Code.TIMEOUT if "time" in str(result.fault) else Code.FAILS
+    code = ReasonCode.HARNESS
+    if result.status is JobStatus.SUSPICIOUS:
+        code = ReasonCode.ESCAPE
+    elif result.status is JobStatus.CANDIDATE_ERROR:
+        code = ReasonCode.TIMEOUT if "time" in str(result.fault) else ReasonCode.FAILS
     return Reason(code, f"{result.fault}: {result.detail}"[:2000])
 
 

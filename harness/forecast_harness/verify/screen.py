@@ -41,10 +41,10 @@ _ATTRIBUTES = {
 }
 
 
-def screen(source: str) -> tuple[str, ...]:
+def static_hints(source: str) -> tuple[str, ...]:
     """One sentence per thing worth a look, in the order of lines; a syntax error is one, too."""
     try:
-        tree = parsing.module(source)
+        tree = parsing.parse_module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         return (f"cannot be parsed: {error}",)
     found: list[tuple[int, str]] = []
@@ -62,13 +62,17 @@ def screen(source: str) -> tuple[str, ...]:
         elif isinstance(node, ast.Attribute) and node.attr in _ATTRIBUTES:
             found.append((line, f"line {line}: {node.attr} {_ATTRIBUTES[node.attr]}"))
         elif isinstance(node, ast.Assign):
-            found += [(line, f"line {line}: replaces {_dotted(t)}") for t in node.targets if _foreign(t)]
+            found += [
+                (line, f"line {line}: replaces {_dotted(t)}")
+                for t in node.targets
+                if _is_foreign_assignment(t)
+            ]
         elif isinstance(node, ast.Try):
             found.append((line, f"line {line}: has a fallback for exceptions"))
     return tuple(dict.fromkeys(text for _, text in sorted(found)))
 
 
-def _foreign(target: ast.expr) -> bool:
+def _is_foreign_assignment(target: ast.expr) -> bool:
     root = target
     while isinstance(root, ast.Attribute):
         root = root.value

@@ -26,22 +26,22 @@ from typing import Any
 import numpy as np
 import torch
 
-_STEP = 2.0**-24
+_PERTURBATION = 2.0**-24
 """Relative size of the moves; the float64 reference resolves their effect to 8 digits."""
-_MOVES = ((1 << 16, 8), (1 << 22, 4))
+_PERTURBATION_COUNTS = ((1 << 16, 8), (1 << 22, 4))
 """Moves for outputs of fewer elements; one for larger ones, as each row has thousands to average over. Where
 a result hangs on two inputs that cancel when they move against each other (softmax far from its maximum),
 all moves do so once in 2**moves elements, and its limit comes out too small."""
-_PART = {"cpu": 1 << 18, "cuda": 1 << 24}
+_ELEMENTS_PER_PART = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements that are compared at a time: what a cache holds, and what keeps a device busy."""
-_ENOUGH = 64
+_FEWEST_FOR_RMS = 64
 """Elements from which on a root mean square says something."""
 
-Inputs = Mapping[str, Any]
+ReferenceInputs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedOutput:
     """One exact output (float64, or integers), its dtype as asked for, and the limit of its error."""
 
     want: torch.Tensor
@@ -52,9 +52,9 @@ class Expected:
     """What the root mean square of the errors is held against."""
 
 
-def expected(
+def expected_outputs(
     reference: Callable[..., Any],
-    inputs: Inputs,
+    inputs: ReferenceInputs,
     dtypes: Sequence[torch.dtype],
     *,
     compute: torch.dtype,
@@ -62,35 +62,35 @@ def expected(
     safety: float,
     floor: float = 0.0,
     generator: torch.Generator,
-) -> list[Expected]:
+) -> list[ExpectedOutput]:
     """Exact outputs and limits. `reference` is called with every floating tensor in float64.
 
     All of it is computed where the tensors are, and `generator` has to be of that device.
     Raises `ValueError` when it returns another number of tensors than there are `dtypes`.
     """
-    exact = {name: _wide(value) for name, value in inputs.items()}
-    wants = outputs_of(reference(**_copies(exact)))
+    exact = {name: _as_float64(value) for name, value in inputs.items()}
+    wants = tensors_of(reference(**_cloned_inputs(exact)))
     if len(wants) != len(dtypes):
         raise ValueError(f"the reference returns {len(wants)} outputs, the definition lists {len(dtypes)}")
     wants = [w.double() if d.is_floating_point else w for w, d in zip(wants, dtypes, strict=True)]
     if not any(d.is_floating_point for d in dtypes):
-        return [Expected(want, dtype, None) for want, dtype in zip(wants, dtypes, strict=True)]
+        return [ExpectedOutput(want, dtype, None) for want, dtype in zip(wants, dtypes, strict=True)]
     squares = [torch.zeros_like(w) if w.is_floating_point() else None for w in wants]
     largest = max(w.numel() for w in wants)
-    moves = next((count for size, count in _MOVES if largest < size), 1)
+    moves = next((count for size, count in _PERTURBATION_COUNTS if largest < size), 1)
     for _ in range(moves):
-        moved = {n: _moved(v, generator) for n, v in exact.items()}
-        for square, want, other in zip(squares, wants, outputs_of(reference(**moved)), strict=True):
+        moved = {n: _perturbed(v, generator) for n, v in exact.items()}
+        for square, want, other in zip(squares, wants, tensors_of(reference(**moved)), strict=True):
             if square is not None:
-                off = (other.double() - want).mul_(1 / _STEP).nan_to_num_(0, 0, 0)
+                off = (other.double() - want).mul_(1 / _PERTURBATION).nan_to_num_(0, 0, 0)
                 square += off.square_().div_(moves)
     flushed = wants
     if any(_has_denormals(v, inputs[n]) for n, v in exact.items()):
-        flushed = outputs_of(reference(**{n: _flushed(v, inputs[n]) for n, v in exact.items()}))
+        flushed = tensors_of(reference(**{n: _flush_denormals(v, inputs[n]) for n, v in exact.items()}))
     found = []
     for want, dtype, square, flat in zip(wants, dtypes, squares, flushed, strict=True):
         if square is None:
-            found.append(Expected(want, dtype, None))
+            found.append(ExpectedOutput(want, dtype, None))
             continue
         # In place as far as possible: a fresh tensor of this size costs more than what is done to it.
         size, rows = want.abs(), _row_rms(square)
@@ -105,11 +105,11 @@ def expected(
             least = least + (flat.double() - want).abs().nan_to_num(0, 0, 0)
         limit = compute_error.add(rounding, alpha=0.75).add_(least)
         typical = compute_error.mul_(0.25).add_(rounding, alpha=0.5).add_(least)
-        found.append(Expected(want, dtype, limit, typical))
+        found.append(ExpectedOutput(want, dtype, limit, typical))
     return found
 
 
-def outputs_of(result: Any) -> list[torch.Tensor]:
+def tensors_of(result: Any) -> list[torch.Tensor]:
     """One tensor or a sequence of them, as a list. Raises `ValueError` for anything else."""
     if isinstance(result, torch.Tensor):
         return [result]
@@ -118,7 +118,7 @@ def outputs_of(result: Any) -> list[torch.Tensor]:
     raise ValueError(f"a reference must return tensors, not {type(result).__name__}")
 
 
-def mismatch(got: torch.Tensor, one: Expected) -> tuple[str, float]:
+def mismatch(got: torch.Tensor, one: ExpectedOutput) -> tuple[str, float]:
     """How `got` breaks its limits ('' if it does not), and the largest error over its limit."""
     want = one.want
     if want.numel() == 0:
@@ -133,29 +133,29 @@ def mismatch(got: torch.Tensor, one: Expected) -> tuple[str, float]:
     typical = None if one.typical is None else one.typical.reshape(-1)
     bad, worst, counted, squares, allowed = 0, 0.0, 0, 0.0, 0.0
     first = -1
-    step = _PART.get(want.device.type, want.numel())
+    step = _ELEMENTS_PER_PART.get(want.device.type, want.numel())
     for at in range(0, want.numel(), step):
         part = slice(at, at + step)
-        wrong, error, counts = _compared(whole[0][part], whole[1][part], whole[2][part], one.dtype)
+        wrong, error, counts = _compare_elements(whole[0][part], whole[1][part], whole[2][part], one.dtype)
         if wrong.any():
             first = first if bad else at + int(wrong.nonzero()[0])
             bad += int(wrong.sum())
         error, limit = error[counts], whole[2][part][counts]
         if error.numel():
-            worst = _larger(worst, float((error / limit).max()))
+            worst = _larger_or_nan(worst, float((error / limit).max()))
             counted += error.numel()
             squares += float(error.square().sum())
             allowed += 0.0 if typical is None else float(typical[part][counts].square().sum())
     if bad:
         text = _first(bad, first, got, want, one.limit)
         return text, math.inf if math.isnan(worst) else worst
-    if typical is not None and counted >= _ENOUGH and squares > allowed:
+    if typical is not None and counted >= _FEWEST_FOR_RMS and squares > allowed:
         found, most = math.sqrt(squares / counted), math.sqrt(allowed / counted)
         return f"root mean square error {found:.3g}, allowed {most:.3g}: biased", worst
     return "", worst
 
 
-def _compared(
+def _compare_elements(
     got: torch.Tensor, want: torch.Tensor, limit: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Which elements are wrong, how far all are off, and which of these errors count."""
@@ -173,7 +173,7 @@ def _compared(
     return wrong, error, ~(same | edge) & limit.isfinite()
 
 
-def _larger(one: float, other: float) -> float:
+def _larger_or_nan(one: float, other: float) -> float:
     """The larger number; a NaN, if there is one."""
     return one if math.isnan(one) or other <= one else other
 
@@ -195,21 +195,21 @@ def _row_rms(square: torch.Tensor) -> torch.Tensor:
     return square.mean(-1, keepdim=True).sqrt().expand_as(square)
 
 
-def _wide(value: Any) -> Any:
+def _as_float64(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _copies(inputs: Inputs) -> dict[str, Any]:
+def _cloned_inputs(inputs: ReferenceInputs) -> dict[str, Any]:
     return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
 
 
-def _moved(value: Any, generator: torch.Generator) -> Any:
+def _perturbed(value: Any, generator: torch.Generator) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if not value.is_floating_point():
         return value.clone()
     up = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.int8, device=value.device)
-    return up.double().mul_(2 * _STEP).add_(1 - _STEP).mul_(value)
+    return up.double().mul_(2 * _PERTURBATION).add_(1 - _PERTURBATION).mul_(value)
 
 
 def _has_denormals(value: Any, original: Any) -> bool:
@@ -219,7 +219,7 @@ def _has_denormals(value: Any, original: Any) -> bool:
     return bool(((size > 0) & (size < torch.finfo(original.dtype).smallest_normal)).any())
 
 
-def _flushed(value: Any, original: Any) -> Any:
+def _flush_denormals(value: Any, original: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if not value.is_floating_point():

@@ -15,13 +15,13 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Kernels:
+class KernelCounter:
     """Counts launches and compilations of Triton kernels in this process."""
 
     def __init__(self) -> None:
         self.launches = 0
         self.compilations = 0
-        self.silent = False
+        self.suppressed = False
         """Launches do nothing, so that a result which does not need them shows."""
         from triton import knobs
         from triton.runtime.jit import JITFunction
@@ -40,12 +40,12 @@ class Kernels:
 
         def call(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             self.launches += 1
-            return None if self.silent else original(kernel, *args, **kwargs)
+            return None if self.suppressed else original(kernel, *args, **kwargs)
 
         setattr(place, name, call)
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[misc]
+class _OperationRecorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, seen: dict[str, int]) -> None:
         super().__init__()
         self._seen = seen
@@ -60,20 +60,20 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
 
 
 @contextmanager
-def watch(mode: str, kernels: Kernels | None) -> Iterator[dict[str, int]]:
+def watch_launch(mode: str, kernels: KernelCounter | None) -> Iterator[dict[str, int]]:
     """Yield what is seen of framework operations: name -> most elements that one call of it touched.
 
     mode "": nothing is watched; "operations": framework operations are; "off": Triton kernels do nothing.
     """
     seen: dict[str, int] = {}
     if mode == "operations":
-        with _Operations(seen):
+        with _OperationRecorder(seen):
             yield seen
         return
     if kernels is not None:
-        kernels.silent = mode == "off"
+        kernels.suppressed = mode == "off"
     try:
         yield seen
     finally:
         if kernels is not None:
-            kernels.silent = False
+            kernels.suppressed = False

@@ -22,7 +22,7 @@ class Judgement(StrEnum):
     """Nothing can be said about the candidate: never a label."""
 
 
-class Code(StrEnum):
+class ReasonCode(StrEnum):
     """Reasons, one word per cause."""
 
     WRONG_STRUCTURE = "wrong_structure"
@@ -64,23 +64,30 @@ class Code(StrEnum):
     """The harness itself failed."""
 
 
-_SUSPICIOUS = {Code.PATCHED, Code.CLOCK, Code.IMPOSSIBLE, Code.ESCAPE, Code.LATE_WRITE, Code.THREADS}
+_SUSPICIOUS_CODES = {
+    ReasonCode.PATCHED,
+    ReasonCode.CLOCK,
+    ReasonCode.IMPOSSIBLE,
+    ReasonCode.ESCAPE,
+    ReasonCode.LATE_WRITE,
+    ReasonCode.THREADS,
+}
 
 
 @dataclass(frozen=True)
 class Reason:
     """One finding: its code, a sentence, and the trial in which it was made."""
 
-    code: Code
+    code: ReasonCode
     detail: str
     trial: str = ""
 
     @property
     def judgement(self) -> Judgement:
         """What this finding alone leads to."""
-        if self.code is Code.HARNESS:
+        if self.code is ReasonCode.HARNESS:
             return Judgement.INFRASTRUCTURE
-        return Judgement.SUSPICIOUS if self.code in _SUSPICIOUS else Judgement.REJECTED
+        return Judgement.SUSPICIOUS if self.code in _SUSPICIOUS_CODES else Judgement.REJECTED
 
     def to_json(self) -> dict[str, str]:
         """All fields by name."""
@@ -88,7 +95,7 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SolutionVerdict:
     """The judgement on one solution of one pack, with all that led to it."""
 
     pack: str
@@ -127,9 +134,9 @@ class Verdict:
         if self.judgement is not Judgement.REJECTED:
             return Outcome.INFRASTRUCTURE
         codes = {r.code for r in self.reasons}
-        if Code.TIMEOUT in codes:
+        if ReasonCode.TIMEOUT in codes:
             return Outcome.TIMEOUT
-        return Outcome.RUNTIME_ERROR if Code.FAILS in codes else Outcome.INCORRECT
+        return Outcome.RUNTIME_ERROR if ReasonCode.FAILS in codes else Outcome.INCORRECT
 
     def to_json(self) -> dict[str, Any]:
         """The trace line of a verification."""

@@ -13,34 +13,34 @@ from typing import TypeVar
 
 import torch
 
-from forecast_harness.verify.effort import more_cores
+from forecast_harness.verify.effort import use_more_cores
 
 _T = TypeVar("_T")
-_REASONS = (RuntimeError, AssertionError)
+_DEVICE_ERRORS = (RuntimeError, AssertionError)
 """What torch raises for want of memory, of an operation, of a device, or of all CUDA code."""
 
 
-class Where:
+class ComputeDevice:
     """The device of one judge, named as in torch."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._opening: threading.Thread | None = None
-        self.refused = ""
+        self.failure = ""
         """Why the device is not used any more; empty as long as it is."""
 
     @property
     def device(self) -> str:
         """Where the next work is done."""
-        return "cpu" if self.refused else self._device
+        return "cpu" if self.failure else self._device
 
-    def begin(self) -> None:
+    def open_in_background(self) -> None:
         """Open the device in the background: a context takes up to seconds."""
         if self._device != "cpu" and self._opening is None:
             self._opening = threading.Thread(target=self._open, daemon=True)
             self._opening.start()
 
-    def settle(self) -> None:
+    def wait_until_open(self) -> None:
         """Wait until nothing that was begun is under way: somebody is going to be timed."""
         if self._opening is not None:
             self._opening.join()
@@ -51,24 +51,24 @@ class Where:
         Tensors that `work` makes without saying where are made there. Nothing may be left on the device in
         its result: afterwards all work there is done, and all memory given back.
         """
-        self.settle()
+        self.wait_until_open()
         if portable and self.device != "cpu":
             try:
                 with torch.device(self._device):
                     return work(self._device)
-            except _REASONS as error:
+            except _DEVICE_ERRORS as error:
                 self._refuse(error)
             finally:
                 self._leave()
         # A host's cores belong to whoever is timed on them next.
-        with nullcontext() if self._device == "cpu" else more_cores():
+        with nullcontext() if self._device == "cpu" else use_more_cores():
             return work("cpu")
 
     def _open(self) -> None:
         try:
             ones = torch.ones(64, 64, dtype=torch.float64, device=self._device)
             float((ones @ ones).sum())
-        except _REASONS as error:
+        except _DEVICE_ERRORS as error:
             self._refuse(error)
 
     def _leave(self) -> None:
@@ -76,11 +76,11 @@ class Where:
             try:
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
-            except _REASONS as error:
+            except _DEVICE_ERRORS as error:
                 self._refuse(error)
 
     def _refuse(self, error: BaseException) -> None:
-        self.refused = f"{type(error).__name__}: {error}"[:200]
+        self.failure = f"{type(error).__name__}: {error}"[:200]
 
 
-HOST = Where("cpu")
+HOST_DEVICE = ComputeDevice("cpu")

@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.output import Failure, Output
+from forecast_autotune.commands.output import CommandError, Output
 
 if TYPE_CHECKING:
     from forecast_integrations.demo import Comparison
@@ -17,11 +17,11 @@ def demo(options: argparse.Namespace, output: Output) -> int:
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
     instead = "`forecast-autotune replay` shows the same on recorded tables, without a GPU"
     if missing:
-        raise Failure(f"the demo needs {' and '.join(missing)}, not installed here; {instead}")
+        raise CommandError(f"the demo needs {' and '.join(missing)}, not installed here; {instead}")
     from forecast_integrations.device import has_device
 
     if not has_device():
-        raise Failure(f"the demo needs a GPU, and torch sees none; {instead}")
+        raise CommandError(f"the demo needs a GPU, and torch sees none; {instead}")
     from forecast_integrations.demo import compare
 
     with output.errors.status("") as status:
@@ -43,7 +43,7 @@ def _show(found: Comparison, output: Output) -> None:
     from rich.text import Text
 
     from forecast_autotune.report.chart import bar, milliseconds, percent, seconds
-    from forecast_autotune.report.table import table
+    from forecast_autotune.report.table import plain_table
 
     output.console.print(
         Text(
@@ -51,7 +51,7 @@ def _show(found: Comparison, output: Output) -> None:
             "bold",
         )
     )
-    made = table("", ">measured", "tuning", ">", "chosen", ">its time")
+    made = plain_table("", ">measured", "tuning", ">", "chosen", ">its time")
     longest = max(found.forecast.seconds, found.exhaustive.seconds)
     plain = output.console.options.ascii_only
     for name, side, colour in (

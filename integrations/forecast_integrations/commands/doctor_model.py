@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from forecast_autotune.commands.checks import Check
+from forecast_autotune.commands.checks import DoctorCheck
 from forecast_autotune.errors import ForecastAutotuneError, SettingsError
 from forecast_autotune.settings import Settings
 
-NAME, KEY, WORTH = "language model", "language model's key", "language model's calibration"
+MODEL_ROW, KEY_ROW, CALIBRATION_ROW = "language model", "language model's key", "language model's calibration"
 VARIABLE = "FORECAST_AUTOTUNE_LLM"
 NETWORK_S = 5.0
 """Most seconds that the server is waited for, with `--network`."""
-_NEEDED = {
+_REQUIRED_PACKAGES = {
     "transformers": ("jinja2", "torch", "transformers", "safetensors"),
     "vllm": ("jinja2", "torch", "vllm"),
 }
@@ -25,41 +25,45 @@ _REMEDY = {
 _CALIBRATE = f'forecast-autotune train calibrate-llm --llm "${VARIABLE}"'
 
 
-def checks(settings: Settings, network: bool) -> list[Check]:
+def checks(settings: Settings, network: bool) -> list[DoctorCheck]:
     """The rows; a specification that breaks the examination is a finding, not its end."""
     try:
-        return list(language_model(settings, network=network))
+        return list(language_model_checks(settings, network=network))
     except Exception as error:
         remedy = "decisions are made without it: correct FORECAST_AUTOTUNE_LLM"
-        return [Check(NAME, "warn", f"{type(error).__name__}: {error}"[:300], remedy)]
+        return [DoctorCheck(MODEL_ROW, "warn", f"{type(error).__name__}: {error}"[:300], remedy)]
 
 
-def language_model(settings: Settings, *, network: bool = False) -> Iterator[Check]:
+def language_model_checks(settings: Settings, *, network: bool = False) -> Iterator[DoctorCheck]:
     """The rows. Nothing is loaded, and no server contacted but with `network`; no key is ever shown."""
     if not settings.llm:
-        yield Check(NAME, "ok", f"none: {VARIABLE} names one")
+        yield DoctorCheck(MODEL_ROW, "ok", f"none: {VARIABLE} names one")
         return
     from forecast_autotune.llm.spec import parsed
 
     try:
         spec = parsed(settings.llm)
     except SettingsError as error:
-        yield Check(NAME, "warn", str(error), f"decisions are made without it: correct {VARIABLE}")
+        yield DoctorCheck(MODEL_ROW, "warn", str(error), f"decisions are made without it: correct {VARIABLE}")
         return
-    served = spec.kind not in _NEEDED
-    missing = [p for p in _NEEDED.get(spec.kind, ("jinja2",)) if not _installed(p)]
+    served = spec.kind not in _REQUIRED_PACKAGES
+    missing = [p for p in _REQUIRED_PACKAGES.get(spec.kind, ("jinja2",)) if not _installed(p)]
     if spec.options.get("adapter") and spec.kind == "transformers" and not _installed("peft"):
         missing.append("peft")
-    what = f"{spec.options['model']} at {spec.place} ({spec.kind})" if served else f"{spec.kind}:{spec.place}"
+    what = (
+        f"{spec.options['model']} at {spec.location} ({spec.kind})"
+        if served
+        else f"{spec.kind}:{spec.location}"
+    )
     if missing:
         remedy = _REMEDY.get(spec.kind, "pip install 'forecast-autotune[llm]'")
-        yield Check(NAME, "warn", f"{what}; not installed: {', '.join(missing)}", remedy)
+        yield DoctorCheck(MODEL_ROW, "warn", f"{what}; not installed: {', '.join(missing)}", remedy)
     elif served:
-        yield _server(what, spec.place, str(spec.options["model"]), network)
+        yield _server(what, spec.location, str(spec.options["model"]), network)
     else:
-        yield _weights(what, spec.place, str(spec.options.get("adapter") or ""), spec.kind)
+        yield _weights(what, spec.location, str(spec.options.get("adapter") or ""), spec.kind)
     if served:
-        yield _key(spec.place)
+        yield _key(spec.location)
     yield _calibration(settings)
 
 
@@ -69,34 +73,36 @@ def _installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def _server(what: str, place: str, model: str, network: bool) -> Check:
+def _server(what: str, place: str, model: str, network: bool) -> DoctorCheck:
     if not network:
-        return Check(NAME, "ok", f"{what}; not contacted: --network does")
+        return DoctorCheck(MODEL_ROW, "ok", f"{what}; not contacted: --network does")
     from urllib.parse import urlsplit
 
-    from forecast_integrations.models.http.client import Broken, exchange, key_for
+    from forecast_integrations.models.http.client import ConnectionFailed, api_key_for, send_request
     from forecast_integrations.models.http.guards import Deadline
 
     url = f"{place}/models"
     try:
-        key = key_for(urlsplit(url))
+        key = api_key_for(urlsplit(url))
         headers = {"Accept": "application/json", "Connection": "close"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
-        reply = exchange("GET", url, None, headers, Deadline(NETWORK_S))
-    except (Broken, ForecastAutotuneError) as error:
-        return Check(NAME, "warn", f"{what}: {error}", "start the server, or correct its address")
+        reply = send_request("GET", url, None, headers, Deadline(NETWORK_S))
+    except (ConnectionFailed, ForecastAutotuneError) as error:
+        return DoctorCheck(MODEL_ROW, "warn", f"{what}: {error}", "start the server, or correct its address")
     if reply.status in (401, 403):
         remedy = "give its key in FORECAST_AUTOTUNE_LLM_KEY (or OPENAI_API_KEY)"
-        return Check(NAME, "warn", f"{what}: HTTP {reply.status}", remedy)
-    listed = _listed(reply.body) if reply.status == 200 else []
+        return DoctorCheck(MODEL_ROW, "warn", f"{what}: HTTP {reply.status}", remedy)
+    listed = _model_names(reply.body) if reply.status == 200 else []
     if listed and model not in listed:
         there = ", ".join(listed[:5])
-        return Check(NAME, "warn", f"{what}: it answers, but serves {there}", "correct ?model=NAME")
+        return DoctorCheck(
+            MODEL_ROW, "warn", f"{what}: it answers, but serves {there}", "correct ?model=NAME"
+        )
     how = "it serves this model" if listed else f"it answers (HTTP {reply.status}), and lists no models"
-    return Check(NAME, "ok", f"{what}: {how}")
+    return DoctorCheck(MODEL_ROW, "ok", f"{what}: {how}")
 
 
-def _listed(body: bytes) -> list[str]:
+def _model_names(body: bytes) -> list[str]:
     """Names of the models in an answer of `/models`; none where it is no such answer."""
     import json
 
@@ -106,7 +112,7 @@ def _listed(body: bytes) -> list[str]:
         return []
 
 
-def _weights(what: str, place: str, adapter: str, kind: str) -> Check:
+def _weights(what: str, place: str, adapter: str, kind: str) -> DoctorCheck:
     for name, part in ((place, "model"), (adapter, "adapter")):
         if not name:
             continue
@@ -116,16 +122,18 @@ def _weights(what: str, place: str, adapter: str, kind: str) -> Check:
             config = "config.json" if part == "model" else "adapter_config.json"
             if not whole or not (folder / config).is_file():
                 remedy = f"give a folder with {config} and weights as safetensors"
-                return Check(NAME, "warn", f"{what}; {name} holds no {part}", remedy)
+                return DoctorCheck(MODEL_ROW, "warn", f"{what}; {name} holds no {part}", remedy)
         elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            return Check(NAME, "warn", f"{what}; no {part} at {name}", f"correct {VARIABLE}")
-        elif not _fetched(name):
+            return DoctorCheck(MODEL_ROW, "warn", f"{what}; no {part} at {name}", f"correct {VARIABLE}")
+        elif not _is_in_hub_cache(name):
             there = f"{what}; {name} is not in the hub's cache: it is fetched at its first use"
-            return Check(NAME, "warn", there, f"fetch it beforehand: hf download {name}")
-    return Check(NAME, "ok", f"{what}; {'weights are' if not adapter else 'weights and adapter are'} here")
+            return DoctorCheck(MODEL_ROW, "warn", there, f"fetch it beforehand: hf download {name}")
+    return DoctorCheck(
+        MODEL_ROW, "ok", f"{what}; {'weights are' if not adapter else 'weights and adapter are'} here"
+    )
 
 
-def _fetched(name: str) -> bool:
+def _is_in_hub_cache(name: str) -> bool:
     """Whether the hub's cache has it; asks no network."""
     from forecast_integrations.models.transformers.loading import snapshot
 
@@ -135,39 +143,45 @@ def _fetched(name: str) -> bool:
         return False
 
 
-def _key(place: str) -> Check:
+def _key(place: str) -> DoctorCheck:
     import os
     from urllib.parse import urlsplit
 
-    from forecast_integrations.models.http.client import key_for
+    from forecast_integrations.models.http.client import api_key_for
 
     names = ("FORECAST_AUTOTUNE_LLM_KEY", "OPENAI_API_KEY")
     name = next((n for n in names if os.environ.get(n, "").strip()), "")
     if not name:
-        return Check(KEY, "ok", f"none is set; a server that needs one gets it from {' or '.join(names)}")
+        return DoctorCheck(
+            KEY_ROW, "ok", f"none is set; a server that needs one gets it from {' or '.join(names)}"
+        )
     try:
-        sent = bool(key_for(urlsplit(place)))
+        sent = bool(api_key_for(urlsplit(place)))
     except ForecastAutotuneError as error:
-        return Check(KEY, "warn", str(error), f"correct {name}")
-    return Check(KEY, "ok", f"set by {name}{'' if sent else '; this server does not get it'}")
+        return DoctorCheck(KEY_ROW, "warn", str(error), f"correct {name}")
+    return DoctorCheck(KEY_ROW, "ok", f"set by {name}{'' if sent else '; this server does not get it'}")
 
 
-def _calibration(settings: Settings) -> Check:
-    from forecast_autotune.llm.calibration import find
-    from forecast_autotune.llm.prompt import FORECAST
-    from forecast_autotune.surrogates.selection import opened, places
+def _calibration(settings: Settings) -> DoctorCheck:
+    from forecast_autotune.llm.calibration import find_calibration
+    from forecast_autotune.llm.prompt import FORECAST_VERSION
+    from forecast_autotune.surrogates.selection import calibration_paths, open_backend
 
     try:
-        name = opened(settings.llm, settings.cache_dir).name
-        where = places(settings.llm, name, settings.cache_dir)
-        found = find(name, FORECAST, where)
+        name = open_backend(settings.llm, settings.cache_dir).name
+        where = calibration_paths(settings.llm, name, settings.cache_dir)
+        found = find_calibration(name, FORECAST_VERSION, where)
     except (ForecastAutotuneError, ImportError, OSError) as error:
-        return Check(WORTH, "warn", str(error), _CALIBRATE)
+        return DoctorCheck(CALIBRATION_ROW, "warn", str(error), _CALIBRATE)
     path = next((p for p in where if p.is_file()), None)
     if path is None:
-        return Check(WORTH, "warn", "none: the model is not asked before it has one", _CALIBRATE)
+        return DoctorCheck(
+            CALIBRATION_ROW, "warn", "none: the model is not asked before it has one", _CALIBRATE
+        )
     if not found.skilled:
         said = f"{path}: no skill was found in it, so it is not asked"
-        return Check(WORTH, "warn", said, "train it: forecast-autotune train llm")
+        return DoctorCheck(CALIBRATION_ROW, "warn", said, "train it: forecast-autotune train llm")
     where_to = ", ".join(found.scope.devices) or "any device"
-    return Check(WORTH, "ok", f"{path}: saves {found.saved:.0%} of the measurements on {where_to}")
+    return DoctorCheck(
+        CALIBRATION_ROW, "ok", f"{path}: saves {found.saved:.0%} of the measurements on {where_to}"
+    )

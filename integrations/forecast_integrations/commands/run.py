@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from forecast_autotune import activate
-from forecast_autotune.commands.output import Failure, Output, Usage
+from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.records import Decision
-from forecast_autotune.settings import Settings, user_directory
+from forecast_autotune.settings import Settings, parse_user_directory
 
 _VARIABLES = {
     "mode": "FORECAST_AUTOTUNE_MODE",
@@ -33,7 +33,7 @@ _VARIABLES = {
 
 
 @dataclass
-class Tally:
+class RunSummary:
     """What was decided in this process."""
 
     decisions: int = 0
@@ -46,7 +46,7 @@ class Tally:
     saved_s: float = 0.0
     _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def hear(self, kernel: str, decision: Decision) -> None:
+    def add_decision(self, kernel: str, decision: Decision) -> None:
         """Count one decision; a listener of `forecast_integrations.triton.engine`."""
         with self._mutex:
             self.decisions += 1
@@ -82,7 +82,7 @@ class Tally:
 def run(options: argparse.Namespace, output: Output) -> int:
     """Run the program; returns its exit status, or lets its SystemExit through."""
     if all(importlib.util.find_spec(name) is None for name in ("triton", "torch")):
-        raise Failure(
+        raise CommandError(
             "neither triton nor torch is installed in this environment, so there is nothing to serve: "
             "pip install 'forecast-autotune[triton]'"
         )
@@ -90,9 +90,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
     Settings.from_environment()
     prepare, execute = _program(options)
     stdout = _divert_stdout() if output.as_json else None
-    tally = Tally()
+    tally = RunSummary()
     # At exit, and not behind the program's last line: its threads and exit handlers may tune, too.
-    atexit.register(_report, tally, stdout, os.getpid())
+    atexit.register(_print_summary, tally, stdout, os.getpid())
     activate.install(lambda: _listen(tally))
     _listen_to_compilations(tally)
     prepare()
@@ -107,25 +107,25 @@ def _set_environment(options: argparse.Namespace) -> None:
             os.environ[variable] = value
     if options.store is not None:
         # The program may change its directory.
-        os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(user_directory(options.store).absolute())
+        os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(parse_user_directory(options.store).absolute())
     if options.summary:
         os.environ["FORECAST_AUTOTUNE_SUMMARY"] = "1"
 
 
-def _listen(tally: Tally) -> None:
+def _listen(tally: RunSummary) -> None:
     from forecast_integrations.triton.engine import LISTENERS
 
-    LISTENERS.append(tally.hear)
+    LISTENERS.append(tally.add_decision)
 
 
-def _listen_to_compilations(tally: Tally) -> None:
+def _listen_to_compilations(tally: RunSummary) -> None:
     # Loads neither torch nor triton, so there is nothing to wait for.
     from forecast_integrations.inductor.tally import LISTENERS
 
-    LISTENERS.append(tally.hear)
+    LISTENERS.append(tally.add_decision)
 
 
-def _report(tally: Tally, stdout: IO[str] | None, owner: int) -> None:
+def _print_summary(tally: RunSummary, stdout: IO[str] | None, owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child took our exit handlers along
     try:
@@ -152,7 +152,7 @@ def _program(options: argparse.Namespace) -> tuple[Callable[[], None], Callable[
     if options.run_module is not None:
         name = options.run_module
         if _missing(name):
-            raise Failure(f"no module named {name}: `run -m` takes what `python -m` takes")
+            raise CommandError(f"no module named {name}: `run -m` takes what `python -m` takes")
 
         def execute_module() -> None:
             import runpy
@@ -162,13 +162,13 @@ def _program(options: argparse.Namespace) -> tuple[Callable[[], None], Callable[
         return lambda: _set_up("-m", options.rest, Path.cwd()), execute_module
     path = Path(options.script)
     if not path.exists():
-        raise Usage(f"can't open file {str(path)!r}: no such file or directory")
+        raise UsageError(f"can't open file {str(path)!r}: no such file or directory")
     if not path.is_dir() and not zipfile.is_zipfile(path):
         first = path.resolve().parent
         return lambda: _set_up(options.script, options.rest, first), lambda: _run_file(path.absolute())
     spec = PathFinder.find_spec("__main__", [str(path.absolute())])
     if spec is None or not isinstance(spec.loader, InspectLoader):
-        raise Failure(f"can't find '__main__' module in {str(path)!r}")
+        raise CommandError(f"can't find '__main__' module in {str(path)!r}")
     found, loader = spec, spec.loader
 
     def execute_archive() -> None:
@@ -179,13 +179,13 @@ def _program(options: argparse.Namespace) -> tuple[Callable[[], None], Callable[
 
 def _set_up(name: str, rest: list[str], first: Path) -> None:
     sys.argv = [name, *rest]
-    _first_on_path(str(first))
+    _replace_first_path(str(first))
 
 
 def _missing(module: str) -> bool:
     before = list(sys.path)
     try:
-        _first_on_path(str(Path.cwd()))
+        _replace_first_path(str(Path.cwd()))
         return importlib.util.find_spec(module) is None
     except ModuleNotFoundError:
         return True
@@ -193,7 +193,7 @@ def _missing(module: str) -> bool:
         sys.path[:] = before
 
 
-def _first_on_path(directory: str) -> None:
+def _replace_first_path(directory: str) -> None:
     """Replace the entry that Python made for us by the one it would have made for the program."""
     if not sys.flags.safe_path:
         sys.path[:1] = [directory]
@@ -225,12 +225,12 @@ def _as_python_would(execute: Callable[[], None]) -> int:
         raise
     except BaseException as error:
         sys.stdout.flush()
-        sys.excepthook(type(error), error.with_traceback(_own_frames_off(error)), error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(_without_own_frames(error)), error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
-def _own_frames_off(error: BaseException) -> TracebackType | None:
+def _without_own_frames(error: BaseException) -> TracebackType | None:
     ours = {
         __file__,
         "<frozen runpy>",

@@ -15,32 +15,32 @@ from forecast_autotune.policy import Policy
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.task import now
-from forecast_integrations.inductor.hooks.assembler import Assembler
-from forecast_integrations.inductor.hooks.patches import Patches
-from forecast_integrations.inductor.serving import FORECAST_LIMIT_S, ROUNDS, Serving, open_store
-from forecast_integrations.inductor.tally import Tally
+from forecast_autotune.tuning.task import utc_now
+from forecast_integrations.inductor.hooks.assembler import SharedAssembler
+from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.serving import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
+from forecast_integrations.inductor.tally import TorchCompileSummary
 
 _MUTEX = threading.RLock()
-_state: dict[str, Serving | None] = {"serving": None, "last": None}
-_patches: dict[str, Patches] = {}
-_exit: list[Tally] = []
+_state: dict[str, TuningSession | None] = {"serving": None, "last": None}
+_patches: dict[str, PatchSet] = {}
+_exit_tallies: list[TorchCompileSummary] = []
 """Of everything that was in force in this process; its caches need not be kept for it."""
 
 
-def current() -> Serving | None:
+def current() -> TuningSession | None:
     """What torch.compile is served with; None while it is not."""
     return _state["serving"]
 
 
-class Enabled:
+class TorchCompileHandle:
     """What `enable_torch_compile` returns: as a context manager it ends with what was in force before."""
 
-    def __init__(self, serving: Serving, before: Serving | None) -> None:
+    def __init__(self, serving: TuningSession, before: TuningSession | None) -> None:
         self.serving = serving
         self._before = before
 
-    def __enter__(self) -> Enabled:
+    def __enter__(self) -> TorchCompileHandle:
         return self
 
     def __exit__(
@@ -64,10 +64,10 @@ def enable_torch_compile(
     risk: float | None = None,
     budget: Budget | None = None,
     policy: Policy | None = None,
-    rounds: int = ROUNDS,
+    rounds: int = MAX_ROUNDS,
     frozen_at: str | None = None,
     forecast_timeout_s: float = FORECAST_LIMIT_S,
-) -> Enabled:
+) -> TorchCompileHandle:
     """Serve `torch.compile(mode="max-autotune")` in this process: compile fewer choices, keep every timing.
 
     The library's own choice (ATen, cuBLAS, MKL) and at least one more are always measured; what the store
@@ -113,11 +113,11 @@ def enable_torch_compile(
         raise SettingsError(
             f"forecast_timeout_s must be a positive number of seconds, got {forecast_timeout_s}"
         )
-    serving = Serving.of(
+    serving = TuningSession.of(
         settings,
         surrogate,
         open_store(store, settings),
-        frozen_at or now(),
+        frozen_at or utc_now(),
         policy=policy,
         rounds=rounds,
         limit_s=forecast_timeout_s,
@@ -133,14 +133,14 @@ def enable_torch_compile(
         if settings.inductor_pointwise and "generated" not in _patches:
             _patches["generated"] = generated.install(current)
         if settings.mode is not Mode.LISTEN and "assembler" not in _patches:
-            _patches["assembler"] = assembler = Assembler()
+            _patches["assembler"] = assembler = SharedAssembler()
             assembler.share()
         _state["serving"] = serving
-        if not _exit:
+        if not _exit_tallies:
             atexit.register(_report, os.getpid())
-        _exit.append(serving.tally)
+        _exit_tallies.append(serving.tally)
         _state["last"] = serving
-    return Enabled(serving, before)
+    return TorchCompileHandle(serving, before)
 
 
 def autoload_torch_compile() -> None:
@@ -160,7 +160,7 @@ def autoload_generated() -> None:
             return
         _patches["generated"] = generated.install(current)
         if current() is None:
-            _state["serving"] = Serving.of(settings, default(), open_store(None, settings), now())
+            _state["serving"] = TuningSession.of(settings, default(), open_store(None, settings), utc_now())
 
 
 def disable_torch_compile() -> None:
@@ -181,8 +181,8 @@ def _report(owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child took our exit handlers along
     try:
-        total, last = Tally.total(_exit), _state["last"]
-        if (total.operations or total.timings) and last is not None and last.says():
+        total, last = TorchCompileSummary.total(_exit_tallies), _state["last"]
+        if (total.operations or total.timings) and last is not None and last.prints_lines():
             print(total.line(), file=sys.stderr, flush=True)
     except (BrokenPipeError, ValueError):
         return  # the program closed the stream

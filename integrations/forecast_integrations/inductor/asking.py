@@ -7,25 +7,25 @@ import threading
 import warnings
 from typing import Any
 
-from forecast_autotune.numerics import one_thread
+from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-from forecast_autotune.tuning.task import checked
+from forecast_autotune.tuning.task import validate_forecasts
 
-_KEPT = 256
+_CACHE_SIZE = 256
 """Answers remembered: the layers of a model ask the same question over and over."""
 
 
-class Complaint:
+class WarnOnce:
     """Says once that something of ours failed; a compilation is not the place to say it often."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         """Everything that went wrong, for tests and `doctor`."""
 
     def __call__(self, what: str, error: object) -> None:
         """Note a failure; the first one is issued as a warning."""
-        self.said.append(f"{what}: {error!r}")
-        if len(self.said) > 1:
+        self.messages.append(f"{what}: {error!r}")
+        if len(self.messages) > 1:
             return
         text = (
             f"forecast_autotune failed to {what} ({error!r}): Inductor goes on with all of its own "
@@ -38,13 +38,13 @@ class Complaint:
             print(text, file=sys.stderr)
 
 
-class Asker:
+class SafeSurrogate:
     """A surrogate that cannot harm: it answers None instead of raising, hanging or talking nonsense.
 
     One that exceeded its limit is not asked again: every further operation of the model would wait as long.
     """
 
-    def __init__(self, surrogate: Surrogate, limit_s: float, complain: Complaint) -> None:
+    def __init__(self, surrogate: Surrogate, limit_s: float, complain: WarnOnce) -> None:
         self.surrogate = surrogate
         self.limit_s = limit_s
         self._complain = complain
@@ -68,7 +68,7 @@ class Asker:
                 return self._answers[key]
         found = self._ask(query)
         with self._mutex:
-            if len(self._answers) >= _KEPT:
+            if len(self._answers) >= _CACHE_SIZE:
                 self._answers.clear()
             self._answers[key] = found
         return found
@@ -81,8 +81,8 @@ class Asker:
 
         def work() -> None:
             try:
-                with one_thread():
-                    found.append(checked(self.surrogate.forecast(query), query.candidates))
+                with single_threaded_blas():
+                    found.append(validate_forecasts(self.surrogate.forecast(query), query.candidates))
             except Exception as error:
                 failed.append(error)
 

@@ -8,33 +8,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.records import Measurement, Outcome, Problem
-from forecast_autotune.tuning.task import now
-from forecast_integrations.inductor.choices.features import describe
+from forecast_autotune.tuning.task import utc_now
+from forecast_integrations.inductor.choices.features import describe_choice
 from forecast_integrations.inductor.choices.records import candidate_of, problem_of
-from forecast_integrations.inductor.pruning import Operation, search_of
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.pruning import SelectionCall, search_of
+from forecast_integrations.inductor.serving import TuningSession
 
 PROTOCOL = "inductor"
 """Timed by Inductor's own benchmarker, with its own number of repetitions."""
-_LONGEST = 2000
+_MAX_MESSAGE_CHARS = 2000
 """Characters kept of a failure's message."""
 
 
-class Clock(threading.local):
+class PendingTimings(threading.local):
     """What Inductor's benchmark has returned in this thread and no saver has taken yet."""
 
     def __init__(self) -> None:
-        self.timed: dict[Any, float] = {}
+        self.times: dict[Any, float] = {}
         self.errors: dict[Any, str] = {}
         """Why a choice failed: type and text of the exception, which itself would keep tensors alive."""
-        self.deaf = 0
+        self.paused = 0
         """Above zero while times are taken of sizes other than the operation's own."""
 
 
-CLOCK = Clock()
+PENDING = PendingTimings()
 
 
-def outcome_of(message: str) -> Outcome:
+def failure_outcome(message: str) -> Outcome:
     """What became of a choice that failed, by its exception's type and text."""
     if message.startswith("TimeoutError"):
         return Outcome.TIMEOUT
@@ -45,7 +45,7 @@ def outcome_of(message: str) -> Outcome:
     return Outcome.RUNTIME_ERROR
 
 
-def measurement(
+def make_measurement(
     problem: Problem,
     choice: Any,
     ms: float,
@@ -60,31 +60,33 @@ def measurement(
     extra: dict[str, Any] = {"choice": str(getattr(choice, "name", ""))}
     if features := _features(choice):
         extra["features"] = features
-    filed: dict[str, Any] = {"protocol": PROTOCOL, "at": now(), "extra": extra}
+    filed: dict[str, Any] = {"protocol": PROTOCOL, "at": utc_now(), "extra": extra}
     candidate = candidate_of(choice)
     # A clock that says zero has not measured anything.
     if math.isfinite(ms) and ms > 0:
         seconds = compile_s if compile_s is not None and 0 <= compile_s < math.inf else None
         return Measurement(problem.id, candidate, Outcome.OK, ms, compile_s=seconds, **filed)
     if message:
-        extra["message"] = message[:_LONGEST]
+        extra["message"] = message[:_MAX_MESSAGE_CHARS]
     if math.isfinite(ms):
         outcome = Outcome.INFRASTRUCTURE
-    return Measurement(problem.id, candidate, outcome or outcome_of(message), **filed)
+    return Measurement(problem.id, candidate, outcome or failure_outcome(message), **filed)
 
 
 def _features(choice: Any) -> dict[str, Any]:
     """What can be told of a choice, as JSON has it. A timing is worth keeping without it, too."""
     try:
-        return {k: v for k, v in describe(choice).items() if not isinstance(v, float) or math.isfinite(v)}
+        return {
+            k: v for k, v in describe_choice(choice).items() if not isinstance(v, float) or math.isfinite(v)
+        }
     except Exception:
         return {}
 
 
-def save(
-    serving: Serving,
+def save_timings(
+    serving: TuningSession,
     timings: Mapping[Any, float],
-    operation: Operation,
+    operation: SelectionCall,
     compile_s: Mapping[Any, float],
     *,
     all_measured: bool = False,
@@ -99,19 +101,19 @@ def save(
     fresh: list[Measurement] = []
     replayed: list[Measurement] = []
     for choice, ms in timings.items():
-        measured = all_measured or choice in CLOCK.timed
-        m = measurement(problem, choice, ms, compile_s.get(choice), CLOCK.errors.pop(choice, ""))
+        measured = all_measured or choice in PENDING.times
+        m = make_measurement(problem, choice, ms, compile_s.get(choice), PENDING.errors.pop(choice, ""))
         (fresh if measured else replayed).append(m)
-        CLOCK.timed.pop(choice, None)
+        PENDING.times.pop(choice, None)
     if search is not None:
         search.compile_s += sum(compile_s.get(choice, 0.0) for choice in choices)
         search.compiled.update(m.candidate for m in fresh)
-        search.hear(fresh)
-        search.hear(replayed, replayed=True)
-    _file(serving, problem, fresh)
+        search.add_measurements(fresh)
+        search.add_measurements(replayed, replayed=True)
+    _add_rows(serving, problem, fresh)
 
 
-def save_failures(serving: Serving, choices: Sequence[Any]) -> None:
+def save_failures(serving: TuningSession, choices: Sequence[Any]) -> None:
     """File what failed in a round that Inductor reports no times of.
 
     It leaves choices that do not compile out of its timings, and reports none at all when nothing ran.
@@ -121,21 +123,21 @@ def save_failures(serving: Serving, choices: Sequence[Any]) -> None:
         return
     rows = []
     for choice in choices:
-        message = CLOCK.errors.pop(choice, "")
+        message = PENDING.errors.pop(choice, "")
         if getattr(choice, "failed", False):
-            guess = outcome_of(message) if message else Outcome.COMPILE_ERROR
+            guess = failure_outcome(message) if message else Outcome.COMPILE_ERROR
             outcome = Outcome.COMPILE_ERROR if guess is Outcome.RUNTIME_ERROR else guess
-            rows.append(measurement(search.problem, choice, math.inf, None, message, outcome))
-        elif math.isinf(CLOCK.timed.pop(choice, 0.0)):
-            rows.append(measurement(search.problem, choice, math.inf, None, message))
+            rows.append(make_measurement(search.problem, choice, math.inf, None, message, outcome))
+        elif math.isinf(PENDING.times.pop(choice, 0.0)):
+            rows.append(make_measurement(search.problem, choice, math.inf, None, message))
     rows = [m for m in rows if m.candidate not in search.tried]
-    search.hear(rows)
-    _file(serving, search.problem, rows)
+    search.add_measurements(rows)
+    _add_rows(serving, search.problem, rows)
 
 
-def _file(serving: Serving, problem: Problem, rows: Sequence[Measurement]) -> None:
+def _add_rows(serving: TuningSession, problem: Problem, rows: Sequence[Measurement]) -> None:
     for m in rows:
-        serving.view.add(problem, m)
+        serving.snapshot.add(problem, m)
     if rows:
-        serving.view.store.sync()
+        serving.snapshot.store.sync()
         serving.tally.stored(len(rows))

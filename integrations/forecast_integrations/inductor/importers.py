@@ -32,14 +32,14 @@ from forecast_autotune.records import (
     Problem,
     Scalar,
 )
-from forecast_autotune.records.table import Table, filed
+from forecast_autotune.records.table import Table, table_of_problem
 
 CACHE_PROTOCOL = "inductor-cache"
 """Timing protocol of the cache: Inductor's benchmarker, whatever it was then."""
 METRICS_PROTOCOL = "inductor-metrics"
 
-_HEAD = 4096
-_CACHE = re.compile(r'\A\s*\{\s*"system"\s*:')
+_HEAD_CHARS = 4096
+_CACHE_START = re.compile(r'\A\s*\{\s*"system"\s*:')
 _COLUMNS = ("kernel_path", "kernel_name", "triton_config", "latency_ms")
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError, OSError)
 _LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -47,7 +47,7 @@ _LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 def is_inductor_cache(path: Path) -> bool:
     """Whether a file looks like Inductor's GEMM timing cache; False if unreadable."""
-    return _CACHE.match(_head(path)) is not None
+    return _CACHE_START.match(_head(path)) is not None
 
 
 def is_kernel_autotune(path: Path) -> bool:
@@ -60,7 +60,7 @@ def _head(path: Path) -> str:
         return ""  # what is read from a pipe is gone for whoever reads it next
     try:
         with path.open("rb") as stream:
-            return stream.read(_HEAD).decode("utf-8-sig", "replace")
+            return stream.read(_HEAD_CHARS).decode("utf-8-sig", "replace")
     except OSError:
         return ""
 
@@ -93,7 +93,7 @@ def import_cache(path: Path, device_name: str | None = None) -> list[Table]:
         if not isinstance(cache, Mapping):
             raise RecordError(f"cache must be an object, not {cache!r:.60}")
     except _MALFORMED as error:
-        raise RecordError(f"{path}: no timing cache of Inductor's ({_said(error)})") from error
+        raise RecordError(f"{path}: no timing cache of Inductor's ({_error_text(error)})") from error
     tables: dict[str, Table] = {}
     for op, by_inputs in cache.items():
         for inputs, by_precision in _items(by_inputs, path, op):
@@ -102,9 +102,9 @@ def import_cache(path: Path, device_name: str | None = None) -> list[Table]:
                 try:
                     problem = _problem(op, inputs, precision, named, system)
                     rows = [_measurement(problem.id, choice, ms, at) for choice, ms in listed]
-                    filed(tables, problem).measurements.extend(rows)
+                    table_of_problem(tables, problem).measurements.extend(rows)
                 except _MALFORMED as error:
-                    raise RecordError(f"{path}: {op} {inputs:.80}: {_said(error)}") from error
+                    raise RecordError(f"{path}: {op} {inputs:.80}: {_error_text(error)}") from error
     return list(tables.values())
 
 
@@ -114,7 +114,7 @@ def _items(value: object, path: Path, what: str) -> list[tuple[str, Any]]:
     return list(value.items())
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     shown = str(error)[:160]
     return shown if isinstance(error, RecordError) else f"{type(error).__name__}: {shown}"
 
@@ -190,9 +190,9 @@ def _candidate(choice: str) -> Candidate:
         raise RecordError(f"a choice is called name-hash, not {choice!r:.60}")
     source = parts.pop()
     if name.startswith("triton_"):
-        return _plain(f"triton::{name.removeprefix('triton_')}", {"source": source})
+        return _make_candidate(f"triton::{name.removeprefix('triton_')}", {"source": source})
     if name.lower().startswith("cpp"):
-        return _plain(f"cpp::{name}", {"source": source})
+        return _make_candidate(f"cpp::{name}", {"source": source})
     pairs: list[str] = []
     for part in parts:
         if "=" in part or not pairs:
@@ -201,10 +201,10 @@ def _candidate(choice: str) -> Candidate:
             pairs[-1] += f"-{part}"
     given = dict(pair.partition("=")[::2] for pair in pairs)
     kwargs = {k: v for k, text in given.items() if (v := _literal(text)) is not None}
-    return _plain(f"aten::{name}", kwargs)
+    return _make_candidate(f"aten::{name}", kwargs)
 
 
-def _plain(variant: str, kwargs: Mapping[str, Scalar]) -> Candidate:
+def _make_candidate(variant: str, kwargs: Mapping[str, Scalar]) -> Candidate:
     return Candidate(Config.of(kwargs, num_warps=1, num_stages=1), variant)
 
 
@@ -248,14 +248,14 @@ def import_kernel_autotune(path: Path, device_name: str | None = None) -> list[T
             problem = replace(
                 problem, extra={"imported_from": METRICS_PROTOCOL, "model": row.get("model_name")}
             )
-            measurement = _metric(problem.id, row["triton_config"], float(row["latency_ms"]), at)
-            filed(tables, problem).measurements.append(measurement)
+            measurement = _metric_measurement(problem.id, row["triton_config"], float(row["latency_ms"]), at)
+            table_of_problem(tables, problem).measurements.append(measurement)
         except _MALFORMED as error:
-            raise RecordError(f"{path}:{reader.line_num}: {_said(error)}") from error
+            raise RecordError(f"{path}:{reader.line_num}: {_error_text(error)}") from error
     return list(tables.values())
 
 
-def _metric(problem: str, config: str, ms: float, at: str) -> Measurement:
+def _metric_measurement(problem: str, config: str, ms: float, at: str) -> Measurement:
     parts = [part.partition(": ") for part in config.split(", ")]
     if not all(name.isidentifier() and sign for name, sign, _ in parts):
         raise RecordError(f"a config reads `XBLOCK: 128, num_warps: 4, ...`, not {config!r:.80}")

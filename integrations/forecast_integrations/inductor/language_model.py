@@ -1,7 +1,7 @@
 """FORECAST_AUTOTUNE_LLM inside torch.compile: a language model beside the surrogate, where ranks still agree.
 
 What Inductor compiles must follow from features and the frozen view alone wherever processes have to agree.
-When a model answers is no such thing, so a process that is one of several (`several`) asks nobody: it hears
+When a model answers is no such thing, so a process that is one of several (`is_distributed`) asks nobody: it hears
 what was answered and kept before the view's moment, as every rank that shares the directory does. In
 deterministic mode, which knows no files, there is no model at all. Elsewhere it is asked live; the gate of
 `llm.gate` decides whether that is worth it, and the answer, given while Inductor compiles, counts from the
@@ -23,48 +23,50 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune.records import digest
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.surrogates.default import Default, default
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_integrations.inductor.choices import surrogate as inductor
 
 if TYPE_CHECKING:
-    from forecast_autotune.llm.gate import Situation, Worth
-    from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+    from forecast_autotune.llm.gate import GateDecision, GateInputs
+    from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 
-GENERATED = "inductor_"
+GENERATED_KERNEL_PREFIX = "inductor_"
 """How the names of generated kernels begin. Compile workers choose their configs too, and have no model."""
-_SHARE = 0.5
+_TIME_SHARE = 0.5
 """Of the time that a forecast may take: the model's part. Beyond all of it, the surrogate counts as hung."""
-_KEPT = 16
+_CACHE_SIZE = 16
 """Queries whose objects are remembered."""
 
 
-def for_operations(settings: Settings, until: str, limit_s: float) -> Surrogate:
+def surrogate_for_operations(settings: Settings, until: str, limit_s: float) -> Surrogate:
     """The surrogate for Inductor's own choices under these settings; nothing is loaded before its use.
 
     `until` is the view's moment (UTC, ISO 8601), `limit_s` the seconds that a forecast may take.
     """
     plain = inductor.default()
-    if not settings.llm or not isinstance(plain, inductor.Templates):
+    if not settings.llm or not isinstance(plain, inductor.TemplateSurrogate):
         return plain
-    return Operations(plain, Beside(Alone(_another(plain)), settings, until, limit_s))
+    return OperationSurrogate(
+        plain, LLMAssistedSurrogate(SingleSurrogate(_fresh_copy(plain)), settings, until, limit_s)
+    )
 
 
-def for_kernels(settings: Settings, until: str, limit_s: float) -> Surrogate:
+def surrogate_for_kernels(settings: Settings, until: str, limit_s: float) -> Surrogate:
     """The surrogate for a user's kernel in a graph; the same one for the same settings."""
-    plain = default(settings.model)
+    plain = default_surrogate(settings.model)
     if not settings.llm:
         return plain
     place, workers = settings.cache_dir, settings.worker_count()
-    return _for_kernels(
+    return _cached_surrogate_for_kernels(
         plain, settings.llm, place, settings.llm_timeout_s, workers, settings.mode, until, limit_s
     )
 
 
 @lru_cache(maxsize=4)
-def _for_kernels(
-    plain: Default,
+def _cached_surrogate_for_kernels(
+    plain: DefaultSurrogate,
     spec: str,
     cache: Path | None,
     timeout_s: float,
@@ -74,17 +76,17 @@ def _for_kernels(
     limit_s: float,
 ) -> Surrogate:
     settings = Settings(llm=spec, cache_dir=cache, llm_timeout_s=timeout_s, workers=workers, mode=mode)
-    return Beside(plain, settings, until, limit_s)
+    return LLMAssistedSurrogate(plain, settings, until, limit_s)
 
 
-def named(settings: Settings) -> str:
+def model_cache_key(settings: Settings) -> str:
     """What of a language model belongs into the keys of compiled graphs; empty where there is none."""
     if not settings.llm or settings.mode is Mode.DETERMINISTIC:
         return ""
-    return digest(settings.llm, several())
+    return digest(settings.llm, is_distributed())
 
 
-def several() -> bool:
+def is_distributed() -> bool:
     """Whether this process is one of several that must decide alike."""
     import torch.distributed as dist
 
@@ -94,10 +96,10 @@ def several() -> bool:
     return os.environ.get("WORLD_SIZE", "1").strip() not in ("", "0", "1")
 
 
-class Alone(Default):
+class SingleSurrogate(DefaultSurrogate):
     """One analytic surrogate for every query: tables of other devices are not pooled here."""
 
-    def __init__(self, single: Analytic) -> None:
+    def __init__(self, single: AnalyticSurrogate) -> None:
         super().__init__(single)
         self.name, self.version = single.name, single.version
 
@@ -105,21 +107,21 @@ class Alone(Default):
         """What `single` says."""
         return self.single.forecast(query)
 
-    def pools(self, query: Query) -> bool:
+    def pools_relatives(self, query: Query) -> bool:
         """Never."""
         return False
 
 
-class Beside:
+class LLMAssistedSurrogate:
     """`plain` with a language model beside it, under the rules of this module. Never raises for the model."""
 
-    def __init__(self, plain: Default, settings: Settings, until: str, limit_s: float) -> None:
+    def __init__(self, plain: DefaultSurrogate, settings: Settings, until: str, limit_s: float) -> None:
         self.plain, self.settings, self.until = plain, settings, until
         self.name = plain.name
-        self.timeout_s = min(settings.llm_timeout_s, _SHARE * limit_s)
+        self.timeout_s = min(settings.llm_timeout_s, _TIME_SHARE * limit_s)
         self._mutex = threading.Lock()
         self._said: set[str] = set()
-        self._objects: deque[tuple[Hashable, Query]] = deque(maxlen=_KEPT)
+        self._objects: deque[tuple[Hashable, Query]] = deque(maxlen=_CACHE_SIZE)
         self._pair = None if settings.mode is Mode.DETERMINISTIC else self._made()
         # Ensembles have the plain one's version until a calibration has found their model of use.
         self.version = plain.version if self._pair is None else self._pair[0].version
@@ -133,19 +135,19 @@ class Beside:
             return self.plain.forecast(query)  # its answer would be discarded
         try:
             live, kept = self._pair
-            return (kept if several() else live).forecast(self._known(query))
+            return (kept if is_distributed() else live).forecast(self._known(query))
         except Exception as error:
             self._say(f"the language model failed ({error!r}): forecasts go on without it")
             return self.plain.forecast(query)
 
-    def _made(self) -> tuple[Ensemble, Ensemble] | None:
+    def _made(self) -> tuple[EnsembleSurrogate, EnsembleSurrogate] | None:
         """The model as it is asked, and as it was heard before `until`; None where it cannot be used."""
-        from forecast_autotune.surrogates.selection import asking, opened
-        from forecast_integrations.models.cache import Kept
+        from forecast_autotune.surrogates.selection import open_backend, with_language_model
+        from forecast_integrations.models.cache import CacheOnlyBackend
 
         s = self.settings
         asked = partial(
-            asking,
+            with_language_model,
             self.plain,
             s.llm,
             cache=s.cache_dir,
@@ -153,8 +155,8 @@ class Beside:
             workers=s.worker_count(),
         )
         try:
-            kept = Kept(opened(s.llm, s.cache_dir), self.until)
-            return asked(), asked(patient=True, gate=_at_hand, backend=kept)
+            kept = CacheOnlyBackend(open_backend(s.llm, s.cache_dir), self.until)
+            return asked(), asked(patient=True, gate=_free_answer_gate, backend=kept)
         except Exception as error:
             self._say(f"FORECAST_AUTOTUNE_LLM: {error}: compiling without it")
             return None
@@ -188,29 +190,29 @@ class Beside:
             print(text, file=sys.stderr)
 
 
-class Operations:
+class OperationSurrogate:
     """`plain` for Inductor's choices; for those of an operation with a language model beside it."""
 
-    def __init__(self, plain: inductor.Templates, beside: Beside) -> None:
+    def __init__(self, plain: inductor.TemplateSurrogate, beside: LLMAssistedSurrogate) -> None:
         self.name, self.version, self.plain = plain.name, beside.version, plain
-        self._asking = _another(plain)
-        self._asking.inside = beside
+        self._asking = _fresh_copy(plain)
+        self._asking.delegate = beside
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all choices of one operation, or all configs of a generated kernel."""
-        generated = query.problem.kernel.name.startswith(GENERATED)
+        generated = query.problem.kernel.name.startswith(GENERATED_KERNEL_PREFIX)
         return (self.plain if generated else self._asking).forecast(query)
 
 
-def _another(plain: inductor.Templates) -> inductor.Templates:
+def _fresh_copy(plain: inductor.TemplateSurrogate) -> inductor.TemplateSurrogate:
     """One of the same kind, which remembers for itself."""
-    if isinstance(plain, inductor.LearnedTemplates):
-        return inductor.LearnedTemplates(plain.model, plain.hyper)
-    return inductor.Templates(plain.hyper)
+    if isinstance(plain, inductor.LearnedTemplateSurrogate):
+        return inductor.LearnedTemplateSurrogate(plain.model, plain.hyper)
+    return inductor.TemplateSurrogate(plain.hyper)
 
 
-def _at_hand(situation: Situation) -> Worth:
+def _free_answer_gate(situation: GateInputs) -> GateDecision:
     """The gate where an answer costs nothing: what is not there already is not waited for."""
-    from forecast_autotune.llm.gate import judge
+    from forecast_autotune.llm.gate import decide_asking
 
-    return judge(replace(situation, per_token_s=0.0, load_s=0.0))
+    return decide_asking(replace(situation, per_token_s=0.0, load_s=0.0))

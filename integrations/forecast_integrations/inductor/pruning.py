@@ -10,152 +10,159 @@ from typing import Any
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor.choices.records import (
-    bare,
     candidate_of,
     is_extern,
     problem_of,
     template_choice,
+    unwrap_choice,
 )
-from forecast_integrations.inductor.search import LEAST, Search
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.search import MIN_CHOICES, OperationSearch
+from forecast_integrations.inductor.serving import TuningSession
 
-MARK = "forecast_autotune"
+SEARCH_ATTRIBUTE = "forecast_autotune"
 """Attribute of a choice that leads to its search, and annotation of a template choice that leads to its
 group."""
 
 
 @dataclass
-class Group:
+class ReservedChoices:
     """Template choices of one list that were kept from code generation, for later rounds."""
 
     reserve: dict[Candidate, Any] = field(default_factory=dict)
 
 
-def annotate(choice: Any, group: Group) -> None:
+def annotate_choice(choice: Any, group: ReservedChoices) -> None:
     """Leave word at a template choice; its `ChoiceCaller` has the same annotations, where there are any."""
     if (annotations := getattr(choice, "annotations", None)) is not None:
-        annotations[MARK] = group
+        annotations[SEARCH_ATTRIBUTE] = group
 
 
 @dataclass
-class Operation:
+class SelectionCall:
     """One call of Inductor's selection, as far as it has come."""
 
     name: str
     input_nodes: Sequence[Any]
     layout: Any
-    leave_alone: bool = False
+    tuned_by_all_ranks: bool = False
     """Ranks measure this one together: they must not be given different lists."""
 
 
-class Unplanned(Exception):
+class UnplannedSpaceError(Exception):
     """A list from a widened space has no plan: nobody may go on with all of it."""
 
 
-class Stack(threading.local):
+class SelectionState(threading.local):
     """The selections this thread is in, innermost last: a choice may be a graph with its own operations."""
 
     def __init__(self) -> None:
-        self.operations: list[Operation] = []
+        self.operations: list[SelectionCall] = []
         self.widened = False
         """Templates are being listed from a larger space than the user's."""
 
 
-STACK = Stack()
+SELECTION_STATE = SelectionState()
 
 
-def search_of(choices: Sequence[Any]) -> Search | None:
+def search_of(choices: Sequence[Any]) -> OperationSearch | None:
     """The search that these choices belong to."""
     for choice in choices:
-        if (found := getattr(choice, MARK, None)) is not None:
+        if (found := getattr(choice, SEARCH_ATTRIBUTE, None)) is not None:
             return found
     return None
 
 
-def before_code_generation(
-    serving: Serving, op_name: str, kernel_inputs: Any, choices: list[Any]
+def prune_before_codegen(
+    serving: TuningSession, op_name: str, kernel_inputs: Any, choices: list[Any]
 ) -> list[Any]:
     """The template choices of one list worth generating code for, in their order.
 
     Further choices of the operation (C++, CUTLASS, subgraphs) come later, so this is a draft: what is
-    left out stays in reserve, and `before_compilation` plans again over everything.
+    left out stays in reserve, and `prune_before_compilation` plans again over everything.
     """
-    if not serving.prunes or len(choices) <= LEAST or several_sizes():
+    if not serving.prunes or len(choices) <= MIN_CHOICES or has_multiple_size_hints():
         return choices
     named: dict[Candidate, list[Any]] = {}
     for choice in choices:
         named.setdefault(candidate_of(choice), []).append(choice)
-    if len(named) <= LEAST:
+    if len(named) <= MIN_CHOICES:
         return choices
     # Inductor appends `-ah` where AutoHeuristic asks for more configs of the same operation.
     problem = problem_of(op_name.removesuffix("-ah"), kernel_inputs.nodes(), choices[0].layout)
     externs = [c for c, members in named.items() if is_extern(members[0])]
-    search = Search(problem, list(named), externs, serving)
+    search = OperationSearch(problem, list(named), externs, serving)
     kept = set(search.first(draft=True))
-    if search.failed and STACK.widened:
-        raise Unplanned
-    group = Group({c: members[0] for c, members in named.items() if c not in kept})
+    if search.failed and SELECTION_STATE.widened:
+        raise UnplannedSpaceError
+    group = ReservedChoices({c: members[0] for c, members in named.items() if c not in kept})
     found = []
     for candidate, members in named.items():
         if candidate in kept:
             for choice in members:
-                annotate(choice, group)
+                annotate_choice(choice, group)
                 found.append(choice)
     order = {id(choice): i for i, choice in enumerate(choices)}
     return sorted(found, key=lambda choice: order[id(choice)])
 
 
-def before_compilation(serving: Serving, operation: Operation, choices: list[Any]) -> list[Any]:
+def prune_before_compilation(
+    serving: TuningSession, operation: SelectionCall, choices: list[Any]
+) -> list[Any]:
     """The choices worth compiling, in their order; a single one if that needs no measurement at all."""
     from torch._inductor import config
 
     # Deterministic mode takes the first extern choice, and collective operations are timed by all ranks
     # together; a single choice is not timed.
-    if operation.leave_alone or len(choices) < LEAST or config.deterministic or several_sizes():
+    if (
+        operation.tuned_by_all_ranks
+        or len(choices) < MIN_CHOICES
+        or config.deterministic
+        or has_multiple_size_hints()
+    ):
         return choices
-    pool = Pool(choices)
+    pool = ChoicePool(choices)
     problem = problem_of(operation.name, operation.input_nodes, operation.layout)
-    search = Search(problem, list(pool), pool.externs(), serving)
+    search = OperationSearch(problem, list(pool), pool.externs(), serving)
     kept = search.first()
     if search.failed and serving.exhaustive_space:
         # What is in reserve is not what Inductor would have compiled.
         kept = [c for c in kept if id(pool[c][0]) in pool.order]
-    if search.settled is not None and _ranks_count():
+    if search.predecided is not None and _ranks_tune_together():
         # All ranks number the operations that are tuned: this one has to stay among them.
-        kept = search.with_company(kept, None)
+        kept = search.with_baselines(kept, None)
     found = pool.choices(kept, search)
-    if len(found) < min(LEAST, len(kept)):
-        found = pool.choices(search.ranked(), search, enough=LEAST)
+    if len(found) < min(MIN_CHOICES, len(kept)):
+        found = pool.choices(search.ranked(), search, enough=MIN_CHOICES)
     if not found:
         return choices
     for choice in found:
-        setattr(choice, MARK, search)
+        setattr(choice, SEARCH_ATTRIBUTE, search)
     search.pool = pool
     if len(found) == 1:
         # Inductor takes it without a measurement, so nothing more is heard of this operation.
-        search.settled = candidate_of(found[0])
-        conclude(serving, search)
+        search.predecided = candidate_of(found[0])
+        record_decision(serving, search)
     return found
 
 
-def conclude(serving: Serving, search: Search) -> None:
+def record_decision(serving: TuningSession, search: OperationSearch) -> None:
     """Decide, count and say what was decided; nothing is, while we only listen. Never raises."""
     try:
         decision = None if serving.settings.mode is Mode.LISTEN else search.decide()
         if decision is not None:
-            serving.tally.hear(search.label(), decision, serving.says())
+            serving.tally.add_decision(search.label(), decision, serving.prints_lines())
     except Exception as error:
-        serving.complain("keep what was decided of an operation", error)
+        serving.warn_once("keep what was decided of an operation", error)
 
 
-def several_sizes() -> bool:
+def has_multiple_size_hints() -> bool:
     """Whether Inductor picks a choice per size hint: every hint needs choices of its own."""
     from torch._inductor import config
 
     return bool(getattr(config, "multi_kernel_hints", None))
 
 
-def _ranks_count() -> bool:
+def _ranks_tune_together() -> bool:
     from torch._inductor import config
 
     if not getattr(config, "distributed_max_autotune_gemm", False):
@@ -165,7 +172,7 @@ def _ranks_count() -> bool:
     return bool(dist.is_available() and dist.is_initialized())
 
 
-class Pool(dict[Candidate, list[Any]]):
+class ChoicePool(dict[Candidate, list[Any]]):
     """Choices by candidate, those whose code has not been generated yet included."""
 
     def __init__(self, choices: Sequence[Any]) -> None:
@@ -173,12 +180,12 @@ class Pool(dict[Candidate, list[Any]]):
         self.order = {id(choice): i for i, choice in enumerate(choices)}
         self.siblings: dict[int, Any] = {}
         """A choice of the same list as a reserved one, by the reserved one's id: it has the final layout."""
-        self.kinds = {type(bare(choice)) for choice in choices}
-        groups: dict[int, tuple[Group, Any]] = {}
+        self.kinds = {type(unwrap_choice(choice)) for choice in choices}
+        groups: dict[int, tuple[ReservedChoices, Any]] = {}
         for choice in choices:
             self.setdefault(candidate_of(choice), []).append(choice)
             ktc = template_choice(choice)
-            if ktc is not None and (group := ktc.annotations.get(MARK)) is not None:
+            if ktc is not None and (group := ktc.annotations.get(SEARCH_ATTRIBUTE)) is not None:
                 groups.setdefault(id(group), (group, ktc))
         for group, sibling in groups.values():
             for candidate, reserved in group.reserve.items():
@@ -190,7 +197,9 @@ class Pool(dict[Candidate, list[Any]]):
         """The vendor library's candidates."""
         return [candidate for candidate, members in self.items() if is_extern(members[0])]
 
-    def choices(self, wanted: Sequence[Candidate], search: Search, enough: int | None = None) -> list[Any]:
+    def choices(
+        self, wanted: Sequence[Candidate], search: OperationSearch, enough: int | None = None
+    ) -> list[Any]:
         """The choices of these candidates; code is generated where it is missing.
 
         Candidates that Inductor cannot make code for are dropped from the search. With `enough`, it

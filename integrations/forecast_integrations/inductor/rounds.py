@@ -10,20 +10,22 @@ from typing import Any
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
-from forecast_integrations.inductor.choices.records import bare, candidate_of
-from forecast_integrations.inductor.pruning import MARK, Pool, conclude, search_of
-from forecast_integrations.inductor.search import Search
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.choices.records import candidate_of, unwrap_choice
+from forecast_integrations.inductor.pruning import SEARCH_ATTRIBUTE, ChoicePool, record_decision, search_of
+from forecast_integrations.inductor.search import OperationSearch
+from forecast_integrations.inductor.serving import TuningSession
 
-Timings = dict[Any, float]
+ChoiceTimings = dict[Any, float]
 """Milliseconds by choice; inf for a failure."""
-Measure = Callable[[list[Any], Any], Timings]
+Measure = Callable[[list[Any], Any], ChoiceTimings]
 Prepare = Callable[[list[Any]], Any]
-_GRAPHS = "_benchmark_with_cudagraphs"
+_CUDAGRAPH_OPTION = "_benchmark_with_cudagraphs"
 """Attribute of choices that are timed in CUDA graphs."""
 
 
-def tune(serving: Serving, measure: Measure, prepare: Prepare, choices: list[Any], prepared: Any) -> Timings:
+def tune_in_rounds(
+    serving: TuningSession, measure: Measure, prepare: Prepare, choices: list[Any], prepared: Any
+) -> ChoiceTimings:
     """Times of these choices in milliseconds, and of those that further rounds add; failures are inf.
 
     `measure(choices, prepared)` is Inductor's own round and `prepare(choices)` starts their compilation,
@@ -35,30 +37,30 @@ def tune(serving: Serving, measure: Measure, prepare: Prepare, choices: list[Any
     start = time.perf_counter()
     try:
         search.refresh()
-        if (decided := _as_decided(search, choices)) is not None:
-            conclude(serving, search)
+        if (decided := _decided_timings(search, choices)) is not None:
+            record_decision(serving, search)
             return decided
-        known = _known(search, choices)
+        known = _known_timings(search, choices)
     except Exception as error:
-        serving.complain("look up what is known of an operation", error)
+        serving.warn_once("look up what is known of an operation", error)
         return measure(choices, prepared)
-    timings = _first(search, measure, prepare, choices, prepared, known)
+    timings = _first_round(search, measure, prepare, choices, prepared, known)
     if not timings:
         return timings
     try:
         # Without our saver (others may clear all of them) no round would ever teach anything.
-        while search.heard.issuperset(map(candidate_of, timings)) and (extra := _extra(search)):
+        while search.resolved.issuperset(map(candidate_of, timings)) and (extra := _next_choices(search)):
             search.measure_s += time.perf_counter() - start
             start = time.perf_counter()
-            timings.update(_attempt(measure, extra, prepare))
+            timings.update(_measure_round(measure, extra, prepare))
     except Exception as error:
-        serving.complain("measure another round", error)
+        serving.warn_once("measure another round", error)
     search.measure_s += time.perf_counter() - start
-    conclude(serving, search)
+    record_decision(serving, search)
     return timings
 
 
-def _known(search: Search, choices: list[Any]) -> Timings:
+def _known_timings(search: OperationSearch, choices: list[Any]) -> ChoiceTimings:
     """Times that need not be taken again, failures included."""
     if search.serving.settings.mode is not Mode.TUNE or search.failed:
         return {}
@@ -67,13 +69,18 @@ def _known(search: Search, choices: list[Any]) -> Timings:
     return {} if len(known) == len(choices) and all(map(math.isinf, known.values())) else known
 
 
-def _first(
-    search: Search, measure: Measure, prepare: Prepare, choices: list[Any], prepared: Any, known: Timings
-) -> Timings:
+def _first_round(
+    search: OperationSearch,
+    measure: Measure,
+    prepare: Prepare,
+    choices: list[Any],
+    prepared: Any,
+    known: ChoiceTimings,
+) -> ChoiceTimings:
     unknown = [c for c in choices if c not in known]
     try:
         return {**known, **(measure(unknown, prepared) if unknown else {})}
-    except _nothing_works() as error:
+    except _no_valid_choices_error() as error:
         if any(map(math.isfinite, known.values())):
             return {**known, **dict.fromkeys(unknown, math.inf)}
         seen = set(map(candidate_of, choices))
@@ -84,12 +91,12 @@ def _first(
         return {**dict.fromkeys(choices, math.inf), **measure(rest, prepare(rest))}
 
 
-def _time(search: Search, choice: Any) -> float:
+def _time(search: OperationSearch, choice: Any) -> float:
     m = search.measured.get(candidate_of(choice))
     return m.ms if m is not None and m.ok else math.inf
 
 
-def _as_decided(search: Search, choices: Sequence[Any]) -> Timings | None:
+def _decided_timings(search: OperationSearch, choices: Sequence[Any]) -> ChoiceTimings | None:
     """Times that make Inductor take what is decided, without a clock; None while nothing is decided.
 
     Between the listing of this operation and now, its like may have been measured elsewhere in the graph.
@@ -107,29 +114,29 @@ def _as_decided(search: Search, choices: Sequence[Any]) -> Timings | None:
     return {**timings, **dict.fromkeys(winners, best)}
 
 
-def _extra(search: Search) -> list[Any]:
+def _next_choices(search: OperationSearch) -> list[Any]:
     """The choices of the next round."""
-    while wanted := search.more():
+    while wanted := search.next_round():
         if found := _choices(search, wanted):
             return found
         # Inductor has no code for any of them: the plan is made again, without them.
     return []
 
 
-def _choices(search: Search, wanted: Sequence[Candidate]) -> list[Any]:
+def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[Any]:
     """Choices of a kind that Inductor has seen of this operation: it has decided by their kinds how to go
     on."""
-    pool: Pool | None = search.pool
+    pool: ChoicePool | None = search.pool
     if pool is None or not wanted:
         return []
     with _outside_the_scheduler():
-        found = [c for c in pool.choices(wanted, search) if type(bare(c)) in pool.kinds]
+        found = [c for c in pool.choices(wanted, search) if type(unwrap_choice(c)) in pool.kinds]
     # What is compared has to be timed alike; Inductor has told only the choices of its first round.
-    graphs = any(getattr(choice, _GRAPHS, False) for members in pool.values() for choice in members)
+    graphs = any(getattr(choice, _CUDAGRAPH_OPTION, False) for members in pool.values() for choice in members)
     for choice in found:
-        setattr(choice, MARK, search)
+        setattr(choice, SEARCH_ATTRIBUTE, search)
         if graphs:
-            setattr(choice, _GRAPHS, True)
+            setattr(choice, _CUDAGRAPH_OPTION, True)
     return found
 
 
@@ -149,15 +156,15 @@ def _outside_the_scheduler() -> Iterator[None]:
         V.graph.scheduler = before
 
 
-def _attempt(measure: Measure, extra: list[Any], prepare: Prepare) -> Timings:
+def _measure_round(measure: Measure, extra: list[Any], prepare: Prepare) -> ChoiceTimings:
     """One more round; that none of its choices works is an answer, not an error."""
     try:
         return measure(extra, prepare(extra))
-    except _nothing_works():
+    except _no_valid_choices_error():
         return dict.fromkeys(extra, math.inf)
 
 
-def _nothing_works() -> type[Exception]:
+def _no_valid_choices_error() -> type[Exception]:
     from torch._inductor.select_algorithm import NoValidChoicesError
 
     return NoValidChoicesError

@@ -6,26 +6,26 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from forecast_autotune.features.listing import Listed
-from forecast_autotune.numerics import one_thread
-from forecast_autotune.policy import REFUSED, State
+from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.numerics import single_threaded_blas
+from forecast_autotune.policy import REFUSED, TuningState
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, Plan, Problem
-from forecast_autotune.records.table import latest
+from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_autotune.tuning.task import Task, now
-from forecast_integrations.inductor.serving import Serving
+from forecast_autotune.tuning.task import TuningTask, utc_now
+from forecast_integrations.inductor.serving import TuningSession
 
-LEAST = 2
+MIN_CHOICES = 2
 """Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""
-BATCH, MANY, WIDEST = 4, 100, 16
+MIN_BATCH, LONG_LIST, MAX_BATCH = 4, 100, 16
 """Candidates of a further round; among more than so many, one for each compile worker, up to the last number.
 Inductor compiles them in parallel and then times them, so that what the policy would only compile ahead costs
 no more than its timing."""
 _UNTIMED = (Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC)
 
 
-class Search:
+class OperationSearch:
     """What is known of one operation's candidates, and what to measure next.
 
     Inductor compiles what it is given and times it in one go: `first` says what that is. Afterwards
@@ -38,15 +38,15 @@ class Search:
         problem: Problem,
         candidates: Sequence[Candidate],
         externs: Collection[Candidate],
-        serving: Serving,
+        serving: TuningSession,
     ) -> None:
         self.problem, self.serving = problem, serving
-        self.candidates = Listed.of(list(candidates))
+        self.candidates = CandidateList.of(list(candidates))
         self.externs = [c for c in self.candidates if c in set(externs)]
         self.tried: dict[Candidate, Measurement] = {}
         self.replayed: set[Candidate] = set()
         """Candidates whose time Inductor had in its own cache."""
-        self.settled: Candidate | None = None
+        self.predecided: Candidate | None = None
         """Decided before anything was measured: nothing is left for the clock."""
         self.failed = False
         """There are no forecasts: Inductor goes on by itself."""
@@ -64,11 +64,11 @@ class Search:
 
     def refresh(self) -> None:
         """Read again what this process has measured of the same problem elsewhere in the graph."""
-        row = self.candidates.row
+        row = self.candidates.row_of
         blind = self.serving.settings.mode is Mode.DETERMINISTIC
-        stored = [] if blind else [m for m in self.serving.view.rows(self.problem) if m.candidate in row]
+        stored = [] if blind else [m for m in self.serving.snapshot.rows(self.problem) if m.candidate in row]
         self.rows = [*stored, *(m for m in self._own if m not in stored)]
-        self.measured = latest(self.rows)
+        self.measured = latest_labels(self.rows)
 
     # --- before anything is measured ---
 
@@ -93,27 +93,29 @@ class Search:
         incumbent = self._incumbent()
         if not plan.measure and incumbent is not None:
             return self._settle(incumbent, plan.reason, draft)
-        return self.with_company([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
+        return self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
 
     def _stored(self, draft: bool) -> Candidate | None:
         serving = self.serving
         if serving.settings.mode is Mode.DETERMINISTIC:
             return None
-        decision = serving.view.decision(self.problem)
-        if decision is None or decision.chosen not in self.candidates.row:
+        decision = serving.snapshot.decision(self.problem)
+        if decision is None or decision.chosen not in self.candidates.row_of:
             return None
         lenient = draft or serving.settings.mode in (Mode.SKIP, Mode.FROZEN)
-        return decision.chosen if lenient or decision.settings == self.mark() else None
+        return decision.chosen if lenient or decision.settings == self.decision_key() else None
 
-    def mark(self) -> str:
+    def decision_key(self) -> str:
         """Names what a decision depends on besides the problem."""
-        return Task(self.problem, self.candidates).settings_digest(self.serving.settings, self.serving.policy)
+        return TuningTask(self.problem, self.candidates).settings_digest(
+            self.serving.settings, self.serving.policy
+        )
 
     def _settle(self, chosen: Candidate, reason: str, draft: bool) -> list[Candidate]:
         self.rounds.append(reason)
         if draft:
-            return self.with_company([chosen], self._forecasts)
-        self.settled = chosen
+            return self.with_baselines([chosen], self._forecasts)
+        self.predecided = chosen
         return [chosen]
 
     def _best_guess(self, forecasts: Forecasts | None) -> Candidate:
@@ -127,13 +129,13 @@ class Search:
 
     def _incumbent(self) -> Candidate | None:
         ran = [m for m in self.measured.values() if m.ok]
-        return min(ran, key=lambda m: (m.ms, self.candidates.row[m.candidate])).candidate if ran else None
+        return min(ran, key=lambda m: (m.ms, self.candidates.row_of[m.candidate])).candidate if ran else None
 
-    def with_company(self, wanted: Iterable[Candidate], forecasts: Forecasts | None) -> list[Candidate]:
+    def with_baselines(self, wanted: Iterable[Candidate], forecasts: Forecasts | None) -> list[Candidate]:
         """The wanted ones and the externs, filled up to the least number with the best of the rest."""
         kept = {*wanted, *self.externs}
         for candidate in self.ranked(forecasts):
-            if len(kept) >= LEAST:
+            if len(kept) >= MIN_CHOICES:
                 break
             kept.add(candidate)
         return [c for c in self.candidates if c in kept]
@@ -145,13 +147,13 @@ class Search:
 
     def decided(self) -> Candidate | None:
         """What is decided by now, if anything: the same problem may have had its turn in the meantime."""
-        if self.settled is None and self.serving.settings.mode is Mode.TUNE and not self.tried:
-            self.settled = self._stored(draft=False)
-        return self.settled
+        if self.predecided is None and self.serving.settings.mode is Mode.TUNE and not self.tried:
+            self.predecided = self._stored(draft=False)
+        return self.predecided
 
     # --- after a round ---
 
-    def hear(self, measurements: Sequence[Measurement], *, replayed: bool = False) -> None:
+    def add_measurements(self, measurements: Sequence[Measurement], *, replayed: bool = False) -> None:
         """Take in what Inductor has timed; `replayed`: long ago, and read from its own cache."""
         for m in measurements:
             self.tried[m.candidate] = m
@@ -161,32 +163,32 @@ class Search:
         self.refresh()
 
     @property
-    def heard(self) -> set[Candidate]:
+    def resolved(self) -> set[Candidate]:
         """Candidates of which it is known by now what became of them."""
         return {*self.measured, *self.tried}
 
-    def more(self) -> list[Candidate]:
+    def next_round(self) -> list[Candidate]:
         """What to measure in another round; empty when the risk is accepted or nothing is left."""
-        stop = self.failed or self.settled is not None or self.serving.settings.mode is not Mode.TUNE
+        stop = self.failed or self.predecided is not None or self.serving.settings.mode is not Mode.TUNE
         if stop or len(self.rounds) >= self.serving.rounds:
             return []
         forecasts = self._ask()
         if forecasts is None:
             return []
-        plan = self._next(forecasts, _batch(len(self.candidates)))
+        plan = self._next(forecasts, _batch_size(len(self.candidates)))
         limit = self.serving.settings.max_measurements
         room = len(self.candidates) if limit is None else max(0, limit - len(self.tried))
         return [*plan.measure, *plan.prefetch][:room] if plan.measure else []
 
     def drop(self, candidate: Candidate) -> None:
         """Inductor cannot make code for this one: plan on without it."""
-        self.candidates = Listed.of([c for c in self.candidates if c != candidate])
+        self.candidates = CandidateList.of([c for c in self.candidates if c != candidate])
         self.refresh()
 
     def _ask(self, *, draft: bool = False) -> Forecasts | None:
         start = time.perf_counter()
         mode = self.serving.settings.mode
-        relatives = [] if mode is Mode.DETERMINISTIC else self.serving.view.relatives(self.problem)
+        relatives = [] if mode is Mode.DETERMINISTIC else self.serving.snapshot.relatives(self.problem)
         query = Query(
             self.problem,
             self.candidates,
@@ -201,7 +203,7 @@ class Search:
 
     def _next(self, forecasts: Forecasts, workers: int = 1) -> Plan:
         settings = self.serving.settings
-        state = State(
+        state = TuningState(
             forecasts,
             {**self.tried, **self.measured},
             new=len(self.tried),
@@ -213,7 +215,7 @@ class Search:
             seed=settings.seed,
             problem=self.problem.id,
         )
-        with one_thread():
+        with single_threaded_blas():
             self._plan = self.serving.policy.plan(state)
         self.rounds.append(self._plan.reason)
         return self._plan
@@ -223,8 +225,8 @@ class Search:
     def decide(self) -> Decision | None:
         """What came of it; None when nothing ran. Committed where it rests on measurements."""
         settings = self.serving.settings
-        if self.settled is not None:
-            chosen = self.settled
+        if self.predecided is not None:
+            chosen = self.predecided
         elif (incumbent := self._incumbent()) is not None:
             chosen = incumbent
         else:
@@ -233,7 +235,9 @@ class Search:
         fresh = [c for c in self.tried if c not in self.replayed]
         refused = 0
         if self._forecasts is not None and len(self._forecasts) == len(self.candidates):
-            refused = int(((self._forecasts.p_fail >= REFUSED) & ~self.candidates.among(self.measured)).sum())
+            refused = int(
+                ((self._forecasts.p_fail >= REFUSED) & ~self.candidates.mask_of(self.measured)).sum()
+            )
         untimed = len(self.candidates) - len(self.measured) - refused
         each = (self.compile_s + self.measure_s) / len(fresh) if fresh else 0.0
         evidence = Evidence.MEASURED if chosen in fresh else Evidence.STORED if timed else Evidence.FORECAST
@@ -258,17 +262,17 @@ class Search:
                 self.measure_s,
                 len(self.compiled),
             ),
-            settings=self.mark(),
-            at=now(),
+            settings=self.decision_key(),
+            at=utc_now(),
             rounds=tuple(self.rounds),
         )
         if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE) and self.tried:
-            self.serving.view.decide(self.problem, decision)
+            self.serving.snapshot.decide(self.problem, decision)
         return decision
 
     def _risk(self, untimed: int) -> float:
-        stored = self.serving.view.decision(self.problem) if self.settled is not None else None
-        if stored is not None and stored.chosen == self.settled:
+        stored = self.serving.snapshot.decision(self.problem) if self.predecided is not None else None
+        if stored is not None and stored.chosen == self.predecided:
             return stored.stated_risk
         return self._plan.risk if untimed > 0 else 0.0
 
@@ -278,10 +282,10 @@ class Search:
         return f"{self.problem.kernel.name}({', '.join(shapes)})"
 
 
-def _batch(count: int) -> int:
+def _batch_size(count: int) -> int:
     """Candidates of a further round, of so many."""
-    if count <= MANY:
-        return BATCH
+    if count <= LONG_LIST:
+        return MIN_BATCH
     from torch._inductor import config
 
-    return max(BATCH, min(WIDEST, int(config.compile_threads or 1)))
+    return max(MIN_BATCH, min(MAX_BATCH, int(config.compile_threads or 1)))

@@ -13,54 +13,54 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_integrations.inductor import language_model
-from forecast_integrations.inductor.asking import Asker, Complaint
-from forecast_integrations.inductor.tally import Tally
-from forecast_integrations.inductor.view import View
+from forecast_integrations.inductor.asking import SafeSurrogate, WarnOnce
+from forecast_integrations.inductor.tally import TorchCompileSummary
+from forecast_integrations.inductor.view import StoreSnapshot
 
 FORECAST_LIMIT_S = 10.0
 """Seconds for the forecasts of one operation; they take milliseconds, the first call also its imports."""
-ROUNDS = 8
+MAX_ROUNDS = 8
 """Plans per operation at most. The policy's cap on measurements ends it sooner."""
-FIRST, SHARE = 0.085, 0.12
+FIRST_SHARE, MAX_SHARE = 0.085, 0.12
 """Shares of an operation's choices in its first round, and at most. Inductor compiles those of a round side
 by side, in one or two seconds for as many as there are cores, and times one in 0.02 s (torch 2.11, H200): it
 is rounds that cost. So there are few and wide ones."""
-TOGETHER, OF_FEW = 8, 0.35
+SHORT_LIST_FIRST, SHORT_LIST_SHARE = 8, 0.35
 """Of short lists, so many choices go into the first round, but no more than that share. Inductor compiles
 them while it lowers the rest of the graph; a second round has to be waited for, 0.3 to 1.3 s each: 11 of the
 13 s that a ConvNet of 30 operations took to tune (H200)."""
 
 
 @dataclass(frozen=True)
-class Sparing(RiskBounded):
+class FewRoundsPolicy(RiskBounded):
     """Few choices, most of them in one round."""
 
-    first: float = FIRST
-    share: float = SHARE
+    first: float = FIRST_SHARE
+    share: float = MAX_SHARE
 
     def of(self, share: float, candidates: int) -> int:
         """As otherwise, but for short lists."""
-        few = min(TOGETHER, math.ceil(OF_FEW * candidates))
+        few = min(SHORT_LIST_FIRST, math.ceil(SHORT_LIST_SHARE * candidates))
         return max(few, super().of(share, candidates))
 
 
-def sparing() -> RiskBounded:
+def default_policy() -> RiskBounded:
     """The policy for Inductor's own choices."""
-    return Sparing()
+    return FewRoundsPolicy()
 
 
 @dataclass
-class Serving:
+class TuningSession:
     """State of one `enable_torch_compile`; every hook has it, and gives up when it is no longer current."""
 
     settings: Settings
-    view: View
-    asker: Asker
-    complain: Complaint
-    policy: Policy = field(default_factory=sparing)
-    rounds: int = ROUNDS
-    tally: Tally = field(default_factory=Tally)
-    consults: bool = False
+    snapshot: StoreSnapshot
+    safe_surrogate: SafeSurrogate
+    warn_once: WarnOnce
+    policy: Policy = field(default_factory=default_policy)
+    rounds: int = MAX_ROUNDS
+    tally: TorchCompileSummary = field(default_factory=TorchCompileSummary)
+    uses_language_model: bool = False
     """Whether the settings' language model is heard, where they name one."""
 
     @classmethod
@@ -72,16 +72,24 @@ class Serving:
         until: str,
         *,
         policy: Policy | None = None,
-        rounds: int = ROUNDS,
+        rounds: int = MAX_ROUNDS,
         limit_s: float = FORECAST_LIMIT_S,
-    ) -> Serving:
+    ) -> TuningSession:
         """Put together what `enable_torch_compile` was given; without a surrogate, the settings say which."""
-        complain = Complaint()
+        complain = WarnOnce()
         own = surrogate is None
-        surrogate = surrogate or language_model.for_operations(settings, until, limit_s)
-        asker = Asker(surrogate, limit_s, complain)
-        chosen = policy or sparing()
-        return cls(settings, View(store, until), asker, complain, chosen, max(1, rounds), consults=own)
+        surrogate = surrogate or language_model.surrogate_for_operations(settings, until, limit_s)
+        asker = SafeSurrogate(surrogate, limit_s, complain)
+        chosen = policy or default_policy()
+        return cls(
+            settings,
+            StoreSnapshot(store, until),
+            asker,
+            complain,
+            chosen,
+            max(1, rounds),
+            uses_language_model=own,
+        )
 
     @property
     def exhaustive_space(self) -> bool:
@@ -90,7 +98,7 @@ class Serving:
 
     def ask(self, query: Query) -> Forecasts | None:
         """Forecasts, or None when the surrogate fails."""
-        return self.asker(query)
+        return self.safe_surrogate(query)
 
     @property
     def prunes(self) -> bool:
@@ -108,10 +116,10 @@ class Serving:
         s = self.settings
         rules = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(self.policy), self.rounds)
         more = (self.exhaustive_space, s.inductor_pointwise)
-        model = language_model.named(s) if self.consults else ""
-        return f"forecast_autotune:{digest(__version__, self.asker.label, rules, more, model)}"
+        model = language_model.model_cache_key(s) if self.uses_language_model else ""
+        return f"forecast_autotune:{digest(__version__, self.safe_surrogate.label, rules, more, model)}"
 
-    def says(self) -> bool:
+    def prints_lines(self) -> bool:
         """Whether a line per operation is printed: where Inductor prints its own, or when asked to."""
         if self.settings.summary:
             return True

@@ -14,7 +14,7 @@ LISTENERS: list[Callable[[str, Decision], None]] = []
 
 
 @dataclass
-class Tally:
+class TorchCompileSummary:
     """Sums over the operations of this process."""
 
     operations: int = 0
@@ -29,7 +29,7 @@ class Tally:
     """Measurements stored, of runs in which we only listened, too."""
     _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def hear(self, label: str, decision: Decision, say: bool) -> None:
+    def add_decision(self, label: str, decision: Decision, say: bool) -> None:
         """Count a decision, tell the listeners, and print its line if wanted."""
         with self._mutex:
             self.operations += 1
@@ -41,9 +41,9 @@ class Tally:
         for listener in list(LISTENERS):
             listener(label, decision)
         if say:
-            from forecast_autotune.report.line import summary
+            from forecast_autotune.report.line import summary_line
 
-            print(summary(label, decision), file=sys.stderr)
+            print(summary_line(label, decision), file=sys.stderr)
 
     def stored(self, count: int) -> None:
         """Count measurements that went into the store."""
@@ -51,7 +51,7 @@ class Tally:
             self.timings += count
 
     @classmethod
-    def total(cls, tallies: Iterable[Tally]) -> Tally:
+    def total(cls, tallies: Iterable[TorchCompileSummary]) -> TorchCompileSummary:
         """The sum of several."""
         found = cls()
         for tally in tallies:

@@ -9,12 +9,12 @@ from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Relative
 
-_RELATIVES = 8
-_ASKED = 64
+_MAX_RELATIVES = 8
+_CACHE_SIZE = 64
 """Related problems read before those that are too new are left out."""
 
 
-class View:
+class StoreSnapshot:
     """What a store knew at `until` (UTC, ISO 8601 to the second), plus what this process has added.
 
     Processes that are given the same store and the same `until` see the same, whatever the others measure
@@ -43,11 +43,11 @@ class View:
         with self._mutex:
             if problem.id not in self._relatives:
                 found = []
-                for relative in self.store.relatives(problem, limit=_ASKED):
+                for relative in self.store.relatives(problem, limit=_CACHE_SIZE):
                     rows = tuple(m for m in relative.measurements if m.at <= self.until)
                     if any(m.ok for m in rows):
                         found.append(replace(relative, measurements=rows))
-                self._relatives[problem.id] = found[:_RELATIVES]
+                self._relatives[problem.id] = found[:_MAX_RELATIVES]
             return list(self._relatives[problem.id])
 
     def decision(self, problem: Problem) -> Decision | None:

@@ -21,24 +21,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage
-from forecast_autotune.llm.bins import Label
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage
+from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.records import digest
 
 Array = npt.NDArray[np.float64]
-Known = dict[str, tuple[list[float], float, str]]
+CachedRows = dict[str, tuple[list[float], float, str]]
 """Probabilities, mass and since when (UTC, ISO 8601; empty: not noted) by the suffix's hash."""
 
 SCHEMA = 1
-LIMIT = 64 * 2**20
+MAX_CACHE_BYTES = 64 * 2**20
 """Most bytes of kept answers; those not written to for longest go first."""
-LARGEST = 8 * 2**20
+MAX_FILE_BYTES = 8 * 2**20
 """A file beyond this is not ours."""
 _SWEEP = 64
 """Files written between two looks at how much is kept."""
 
 
-class Cached(Backend):
+class CachingBackend(Backend):
     """A backend whose answers are kept below a directory. Safe to share between threads and processes.
 
     Args:
@@ -48,7 +48,9 @@ class Cached(Backend):
         limit_bytes: most bytes kept below the directory.
     """
 
-    def __init__(self, inner: Backend, directory: Path, *, salt: str = "", limit_bytes: int = LIMIT) -> None:
+    def __init__(
+        self, inner: Backend, directory: Path, *, salt: str = "", limit_bytes: int = MAX_CACHE_BYTES
+    ) -> None:
         self.inner = inner
         self.name = inner.name
         self._directory = directory
@@ -59,11 +61,11 @@ class Cached(Backend):
         self._warned = False
 
     def forecast(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
-    ) -> Answer:
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
         """See `Backend`. Where a part is known and asking for the rest fails, the part is the answer."""
         path = self._path(prefix, labels)
-        known = _read(path, len(labels))
+        known = _read_file(path, len(labels))
         keys = [digest(suffix) for suffix in suffixes]
         asked = [index for index, key in enumerate(keys) if key not in known]
         usage = Usage()
@@ -79,17 +81,19 @@ class Cached(Backend):
                 trouble = (str(error),)
             else:
                 usage, trouble = answer.usage, answer.trouble
-                fresh = _rows(answer, [keys[i] for i in asked])
+                fresh = _cacheable_rows(answer, [keys[i] for i in asked])
                 known |= fresh
                 if fresh:
                     self._write(path, fresh, len(labels))
-        return _answer(known, keys, len(labels), usage, trouble)
+        return _response(known, keys, len(labels), usage, trouble)
 
-    def kept(self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], until: str) -> Answer:
+    def answered_until(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], until: str
+    ) -> BackendResponse:
         """What was answered at `until` (UTC, ISO 8601, to the second) or before; asks nobody."""
-        found = _read(self._path(prefix, labels), len(labels))
+        found = _read_file(self._path(prefix, labels), len(labels))
         known = {key: row for key, row in found.items() if row[2] and row[2] <= until}
-        return _answer(known, [digest(suffix) for suffix in suffixes], len(labels))
+        return _response(known, [digest(suffix) for suffix in suffixes], len(labels))
 
     def ready(self) -> bool:
         """See `Backend`."""
@@ -103,14 +107,14 @@ class Cached(Backend):
         """See `Backend`. What was kept stays."""
         self.inner.close()
 
-    def _path(self, prefix: str, labels: Sequence[Label]) -> Path:
+    def _path(self, prefix: str, labels: Sequence[AnswerLabel]) -> Path:
         meanings = [[label.token, label.meaning] for label in labels]
         return self._directory / f"{digest(SCHEMA, self.name, self._salt, meanings, prefix)}.json"
 
-    def _write(self, path: Path, fresh: Known, labels: int) -> None:
+    def _write(self, path: Path, fresh: CachedRows, labels: int) -> None:
         with self._mutex:
             # Another thread or process may have added rows; a row lost in between is only asked again.
-            everything = _read(path, labels) | fresh
+            everything = _read_file(path, labels) | fresh
             data = {"schema": SCHEMA, "model": self.name, "rows": everything}
             part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
             try:
@@ -119,7 +123,7 @@ class Cached(Backend):
                 part.replace(path)
                 self._written += 1
                 if self._written % _SWEEP == 1:
-                    _sweep(self._directory, self._limit)
+                    _evict(self._directory, self._limit)
             except OSError as error:
                 with contextlib.suppress(OSError):
                     part.unlink(missing_ok=True)
@@ -133,7 +137,7 @@ class Cached(Backend):
                     )
 
 
-class Kept(Backend):
+class CacheOnlyBackend(Backend):
     """A backend that asks nobody: it knows what another one has been told and kept by a moment.
 
     Processes that are given the same directory and the same `until` get the same answers, whatever is asked
@@ -145,15 +149,15 @@ class Kept(Backend):
         self.inner, self.name, self.until = inner, inner.name, until
 
     def forecast(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
-    ) -> Answer:
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
         """See `Backend`. Never raises: what was not answered by then is a row of zeros."""
-        if isinstance(self.inner, Cached):
-            found = self.inner.kept(prefix, suffixes, labels, self.until)
+        if isinstance(self.inner, CachingBackend):
+            found = self.inner.answered_until(prefix, suffixes, labels, self.until)
         else:
-            found = _answer({}, list(suffixes), len(labels))
+            found = _response({}, list(suffixes), len(labels))
         trouble = () if found.answered.all() else ("not among the kept answers",)
-        return Answer(found.probabilities, found.mass, trouble=trouble)
+        return BackendResponse(found.probabilities, found.mass, trouble=trouble)
 
     def ready(self) -> bool:
         """There is nothing to load."""
@@ -166,21 +170,25 @@ class Kept(Backend):
         """Nothing is held; what `inner` holds is its owner's."""
 
 
-_FREE = Usage()
+_NO_USAGE = Usage()
 
 
-def _answer(
-    known: Known, keys: Sequence[str], labels: int, usage: Usage = _FREE, trouble: tuple[str, ...] = ()
-) -> Answer:
+def _response(
+    known: CachedRows,
+    keys: Sequence[str],
+    labels: int,
+    usage: Usage = _NO_USAGE,
+    trouble: tuple[str, ...] = (),
+) -> BackendResponse:
     """Rows in the order of the keys, zeros where one is not known."""
     probabilities, mass = np.zeros((len(keys), labels)), np.zeros(len(keys))
     for index, key in enumerate(keys):
         if key in known:
             probabilities[index], mass[index] = known[key][:2]
-    return Answer(probabilities, mass, usage, trouble)
+    return BackendResponse(probabilities, mass, usage, trouble)
 
 
-def _rows(answer: Answer, keys: Sequence[str]) -> Known:
+def _cacheable_rows(answer: BackendResponse, keys: Sequence[str]) -> CachedRows:
     """What of an answer may be kept: rows that are distributions, with a mass."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     sums = np.abs(answer.probabilities.sum(axis=1) - 1.0) < 1e-6
@@ -192,27 +200,27 @@ def _rows(answer: Answer, keys: Sequence[str]) -> Known:
     }
 
 
-def _read(path: Path, labels: int) -> Known:
+def _read_file(path: Path, labels: int) -> CachedRows:
     """Rows of a file; none if it is absent, damaged, or not of this kind."""
     try:
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > MAX_FILE_BYTES:
             return {}
         data = json.loads(path.read_bytes())
         if data["schema"] != SCHEMA:
             return {}
-        return {str(key): one for key, value in data["rows"].items() if (one := _row(value, labels))}
+        return {str(key): one for key, value in data["rows"].items() if (one := _parse_row(value, labels))}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return {}
 
 
-def _row(value: Any, labels: int) -> tuple[list[float], float, str] | None:
+def _parse_row(value: Any, labels: int) -> tuple[list[float], float, str] | None:
     probabilities, mass = [float(p) for p in value[0]], float(value[1])
     at = str(value[2]) if len(value) > 2 else ""
     fine = len(probabilities) == labels and all(p >= 0.0 for p in probabilities) and math.isfinite(mass)
     return (probabilities, mass, at) if fine and abs(math.fsum(probabilities) - 1.0) < 1e-6 else None
 
 
-def _sweep(directory: Path, limit_bytes: int) -> None:
+def _evict(directory: Path, limit_bytes: int) -> None:
     """Remove what was not written to for longest, down to three quarters of the limit."""
     found = []
     for path in directory.glob("*.json"):

@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage, turn
-from forecast_autotune.llm.bins import Label
-from forecast_autotune.llm.tokens import Tokens
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage, exclusive
+from forecast_autotune.llm.bins import AnswerLabel
+from forecast_autotune.llm.tokens import ForecastTokenizer
 
-SHARE = 0.3
+DEFAULT_MEMORY_SHARE = 0.3
 """Of the GPU's memory: vLLM's own default, 0.9, leaves nothing for the program whose kernels are tuned."""
-_IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_MULTIPROCESSING_VARIABLE = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
 
-class VLLM(Backend):
+class VLLMBackend(Backend):
     """See `backend.Backend`. Threads may share one: they take turns.
 
     Args:
@@ -45,7 +45,7 @@ class VLLM(Backend):
         adapter: str | None = None,
         *,
         dtype: str | None = None,
-        memory: float = SHARE,
+        memory: float = DEFAULT_MEMORY_SHARE,
         length: int | None = None,
     ) -> None:
         self.name = f"vllm:{model}" + (f"+{adapter}" if adapter else "")
@@ -53,7 +53,7 @@ class VLLM(Backend):
         self._options = {"dtype": dtype or "auto", "gpu_memory_utilization": memory, "max_model_len": length}
         self._lock = Lock()
         self._engine: Any = None
-        self._tokens: Tokens | None = None
+        self._tokens: ForecastTokenizer | None = None
         self._failed: LLMError | None = None
         self._numbers = itertools.count()
 
@@ -74,14 +74,14 @@ class VLLM(Backend):
             self._engine = self._tokens = self._failed = None
 
     def forecast(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
-    ) -> Answer:
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
         """See `backend.Backend.forecast`; loads first where `prepare` has not been called."""
         begin = time.monotonic()
         if not suffixes:
-            return Answer(np.zeros((0, len(labels))), np.zeros(0))
+            return BackendResponse(np.zeros((0, len(labels))), np.zeros(0))
         busy = f"the model was busy for {timeout_s:.3g} s: allow more time, or ask less at a time"
-        with turn(self._lock, timeout_s, busy):
+        with exclusive(self._lock, timeout_s, busy):
             engine, tokens = self._opened()
             ids = tokens.labels(suffixes, labels)
             start = [int(i) for i in tokens.prefix(prefix)]
@@ -93,9 +93,9 @@ class VLLM(Backend):
                     f"vLLM failed on {self.name} ({type(error).__name__}: {str(error)[:300]}): shorten the "
                     "prompt, or use another backend"
                 ) from error
-        return _answer(outputs, ids, time.monotonic() - begin)
+        return _response(outputs, ids, time.monotonic() - begin)
 
-    def _opened(self) -> tuple[Any, Tokens]:
+    def _opened(self) -> tuple[Any, ForecastTokenizer]:
         if self._failed is not None:
             raise self._failed
         if self._engine is None or self._tokens is None:
@@ -106,7 +106,7 @@ class VLLM(Backend):
                 raise
         return self._engine, self._tokens
 
-    def _loaded(self) -> tuple[Any, Tokens]:
+    def _loaded(self) -> tuple[Any, ForecastTokenizer]:
         try:
             import vllm
         except ImportError as error:
@@ -115,20 +115,24 @@ class VLLM(Backend):
                 "give the server's URL"
             ) from error
         more: dict[str, Any] = {}
-        before = os.environ.get(_IN_PROCESS)
+        before = os.environ.get(_MULTIPROCESSING_VARIABLE)
         # Its engine in a process of its own would start the user's main module anew.
-        os.environ[_IN_PROCESS] = "0"
+        os.environ[_MULTIPROCESSING_VARIABLE] = "0"
         try:
             if self._adapter:
                 config = json.loads((Path(self._adapter) / "adapter_config.json").read_text(encoding="utf-8"))
-                more = {"enable_lora": True, "max_loras": 1, "max_lora_rank": _rank(int(config["r"]))}
+                more = {
+                    "enable_lora": True,
+                    "max_loras": 1,
+                    "max_lora_rank": _supported_rank(int(config["r"])),
+                }
             # Forecasts are prefills, which CUDA graphs do not serve: capturing them would only take time.
             made = vllm.LLM(
                 self._model, enable_prefix_caching=True, enforce_eager=True, **self._options, **more
             )
             # The first request compiles, on some machines for seconds.
             self._run(made.llm_engine, [[0, 1]], list(range(16)), math.inf)
-            return made.llm_engine, Tokens(made.get_tokenizer())
+            return made.llm_engine, ForecastTokenizer(made.get_tokenizer())
         except Exception as error:
             raise LLMError(
                 f"vLLM cannot load {self.name} ({type(error).__name__}: {str(error)[:300]}): see its log "
@@ -136,9 +140,9 @@ class VLLM(Backend):
             ) from error
         finally:
             if before is None:
-                del os.environ[_IN_PROCESS]
+                del os.environ[_MULTIPROCESSING_VARIABLE]
             else:
-                os.environ[_IN_PROCESS] = before
+                os.environ[_MULTIPROCESSING_VARIABLE] = before
 
     def _run(self, engine: Any, prompts: Sequence[list[int]], ids: list[int], deadline: float) -> list[Any]:
         """One output per prompt, None where the time was over."""
@@ -164,12 +168,12 @@ class VLLM(Backend):
         return outputs
 
 
-def _rank(needed: int) -> int:
+def _supported_rank(needed: int) -> int:
     """The smallest rank that vLLM has kernels for."""
     return next((rank for rank in (8, 16, 32, 64, 128, 256, 320, 512) if rank >= needed), needed)
 
 
-def _answer(outputs: Sequence[Any], ids: Sequence[int], seconds: float) -> Answer:
+def _response(outputs: Sequence[Any], ids: Sequence[int], seconds: float) -> BackendResponse:
     """Shares of the labels. Raises `LLMError` if no candidate has any."""
     probabilities, mass = np.zeros((len(outputs), len(ids))), np.zeros(len(outputs))
     prompt = cached = 0
@@ -187,4 +191,6 @@ def _answer(outputs: Sequence[Any], ids: Sequence[int], seconds: float) -> Answe
     trouble = (f"vLLM read {len(outputs) - missing} of {len(outputs)} candidates in time",) if missing else ()
     if missing == len(outputs):
         raise LLMError(f"no candidate was read within {seconds:.3g} s: allow more time")
-    return Answer(probabilities, mass, Usage(1, prompt, cached, len(outputs) - missing, seconds), trouble)
+    return BackendResponse(
+        probabilities, mass, Usage(1, prompt, cached, len(outputs) - missing, seconds), trouble
+    )

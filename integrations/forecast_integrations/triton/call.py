@@ -11,7 +11,7 @@ from forecast_autotune.records import Candidate, Outcome
 
 
 @dataclass
-class Call:
+class KernelCall:
     """The arguments of one call, and the tuner whose hooks surround every launch of it."""
 
     tuner: Any
@@ -28,32 +28,32 @@ class Call:
         """The kernel that runs a candidate."""
         return self.functions.get(candidate.variant, self.tuner.fn)
 
-    def named(self) -> dict[str, Any]:
+    def named_arguments(self) -> dict[str, Any]:
         """Every argument of the call by name, `grid` and `warmup` included."""
         return {**dict(zip(self.tuner.arg_names, self.args, strict=False)), **self.kwargs}
 
     def arguments(self) -> dict[str, Any]:
         """The kernel's arguments by name."""
-        named = self.named()
+        named = self.named_arguments()
         named.pop("grid", None)
         named.pop("warmup", None)
         return named
 
-    def per_call(self, candidate: Candidate) -> bool:
+    def depends_on_call(self, candidate: Candidate) -> bool:
         """Whether what it compiles to depends on more of this call than the kind of its arguments."""
-        return candidate.variant in self.functions and bool(self.functions[candidate.variant].per_call)
+        return candidate.variant in self.functions and bool(self.functions[candidate.variant].depends_on_call)
 
-    def current(self, candidate: Candidate) -> dict[str, Any]:
+    def launch_keywords(self, candidate: Candidate) -> dict[str, Any]:
         """Keyword arguments of a launch of this candidate."""
         return {**self.kwargs, **self.configs[candidate].all_kwargs()}
 
     def compile(self, candidate: Candidate) -> Any:
         """Compile without launching; returns Triton's CompiledKernel."""
-        current = self.current(candidate)
+        current = self.launch_keywords(candidate)
         current.pop("warmup", None)
         return self.function(candidate).warmup(*self.args, **current)
 
-    def hooked(self, candidate: Candidate) -> bool:
+    def has_hooks(self, candidate: Candidate) -> bool:
         """Whether anything has to run before or after a timed launch of this candidate."""
         tuner = self.tuner
         return bool(
@@ -64,10 +64,10 @@ class Call:
             or tuner.restore_value
         )
 
-    def before(self, candidate: Candidate) -> dict[str, Any]:
+    def run_before_hooks(self, candidate: Candidate) -> dict[str, Any]:
         """Run the hooks that precede a launch; returns what the hooks after it want."""
         config = self.configs[candidate]
-        full = {**self.named(), **self.current(candidate)}
+        full = {**self.named_arguments(), **self.launch_keywords(candidate)}
         if config.pre_hook is not None:
             config.pre_hook(full)
         self.tuner.pre_hook(full)
@@ -75,19 +75,19 @@ class Call:
 
     def launcher(self, candidate: Candidate) -> Callable[[], Any]:
         """A function that launches once, without hooks, and with as little work on the host as possible."""
-        return partial(self.function(candidate).run, *self.args, **self.current(candidate))
+        return partial(self.function(candidate).run, *self.args, **self.launch_keywords(candidate))
 
-    def once(self, candidate: Candidate) -> None:
+    def launch_once(self, candidate: Candidate) -> None:
         """Launch once, with the hooks around it."""
-        full = self.before(candidate)
+        full = self.run_before_hooks(candidate)
         try:
             self.launcher(candidate)()
         except Exception as error:
-            self.after(full, error)
+            self.run_after_hook(full, error)
             raise
-        self.after(full)
+        self.run_after_hook(full)
 
-    def after(self, full: dict[str, Any], exception: BaseException | None = None) -> None:
+    def run_after_hook(self, full: dict[str, Any], exception: BaseException | None = None) -> None:
         """Run the hook that follows a launch."""
         self.tuner.post_hook(full, exception=exception)
 

@@ -15,15 +15,15 @@ from forecast_autotune.settings import Budget, Mode
 from forecast_autotune.space import Space
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_integrations.triton.engine import Engine, Options
+from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
 from forecast_integrations.triton.key import Bucket, KeyMaker
-from forecast_integrations.triton.variants.loading import VariantConfig, launch_varied
-from forecast_integrations.triton.variants.sources import Given, Sources
+from forecast_integrations.triton.variants.loading import VariantConfig, launch_variant
+from forecast_integrations.triton.variants.sources import VariantsArgument, VariantSources
 
 _UPSTREAM_RUN = Autotuner.run if Autotuner.run.__module__ == "triton.runtime.autotuner" else None
 
 
-class _Unexpanded:
+class _DeferredConfigs:
     """A list of configs and a `Space`, not yet joined into one list."""
 
     def __init__(self, listed: Sequence[Any], space: Space) -> None:
@@ -55,17 +55,17 @@ class ForecastAutotuner(Autotuner):
         arg_names: Sequence[str],
         configs: Any,
         *args: Any,
-        options: Options,
+        options: DecoratorOptions,
         space: Space | None = None,
         **kwargs: Any,
     ) -> None:
         self._local = threading.local()
         self._configs: Any = None
         super().__init__(fn, arg_names, configs, *args, **kwargs)
-        self._engine = Engine(options)
+        self._engine = TuningEngine(options)
         self._make_key = KeyMaker(self.arg_names, options.bucket or options.settings().bucket)
         if space is not None:
-            self._configs = _Unexpanded(tuple(configs or ()), space)
+            self._configs = _DeferredConfigs(tuple(configs or ()), space)
 
     @property
     def nargs(self) -> Any:
@@ -79,7 +79,7 @@ class ForecastAutotuner(Autotuner):
     @property
     def configs(self) -> Any:
         """The candidates as a list; a `Space` is expanded when this is first read."""
-        if isinstance(self._configs, _Unexpanded):
+        if isinstance(self._configs, _DeferredConfigs):
             self._configs = self._configs.expand()
         return self._configs
 
@@ -102,16 +102,16 @@ class ForecastAutotuner(Autotuner):
         if configs.__class__ is not list:
             configs = self.configs
         engine = self._engine
-        if len(configs) > 1 or engine.varied:
+        if len(configs) > 1 or engine.has_variants:
             key = self._make_key(self.keys, args, kwargs)
             config = self.cache.get(key)
             if config is None:
                 # Busy: a hook of this very decision launches the kernel again.
-                config = configs[0] if engine.busy() else engine.resolve(self, key, args, kwargs)
+                config = configs[0] if engine.is_deciding() else engine.resolve(self, key, args, kwargs)
         else:
             config = configs[0]
-        if engine.varied and config.__class__ is VariantConfig:
-            return launch_varied(self, config, args, kwargs)
+        if engine.has_variants and config.__class__ is VariantConfig:
+            return launch_variant(self, config, args, kwargs)
         self.best_config = config
         if config.pre_hook is not None:
             config.pre_hook(
@@ -141,7 +141,7 @@ def autotune(
     store: Store | Path | str | bool | None = None,
     policy: Policy | None = None,
     space: Space | None = None,
-    variants: Given = None,
+    variants: VariantsArgument = None,
     bucket: Bucket | None = None,
     mode: Mode | str | None = None,
 ) -> Callable[[Any], ForecastAutotuner]:
@@ -181,7 +181,7 @@ def autotune(
         SettingsError: a value outside its rule.
         ValueError: names in `key`, `reset_to_zero` or `restore_value` that are no arguments (3.9+).
     """
-    options = Options(
+    options = DecoratorOptions(
         tolerance=tolerance,
         risk=risk,
         budget=budget,
@@ -193,7 +193,7 @@ def autotune(
         variants=variants,
     )
     options.settings()  # a wrong value fails here, where it was written, not at the first launch
-    Sources.of(variants)
+    VariantSources.of(variants)
     wide, listed = (configs, []) if isinstance(configs, Space) else (space, configs)
 
     def decorator(fn: Any) -> ForecastAutotuner:

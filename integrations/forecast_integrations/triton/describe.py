@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from forecast_autotune.records import HOOKED, Argument, Candidate, Config, Kernel, Problem, digest, plain
+from forecast_autotune.records import (
+    HOOK_VARIANT_PREFIX,
+    Argument,
+    Candidate,
+    Config,
+    Kernel,
+    Problem,
+    digest,
+    to_scalar,
+)
 from forecast_autotune.variants.entry import signature
 from forecast_integrations.device import current_device, device_index, toolchain
 from forecast_integrations.triton.source import innermost, source_hash, source_of
 
-_LAUNCH = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"))
+_LAUNCH_OPTIONS = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"))
 
 
 def to_config(config: Any) -> Config:
     """Our twin of a `triton.Config`."""
-    return _twin(config, {})
+    return _to_config_shared(config, {})
 
 
-def _twin(config: Any, shared: dict[Hashable, Config]) -> Config:
+def _to_config_shared(config: Any, shared: dict[Hashable, Config]) -> Config:
     """The twin; those of one assignment share their pairs, by `shared`.
 
     Thousands of new containers at a time set off full garbage collections, which take a third of a
@@ -44,7 +53,7 @@ def _twin(config: Any, shared: dict[Hashable, Config]) -> Config:
     )
 
 
-def candidates(configs: Sequence[Any]) -> dict[Candidate, Any]:
+def configs_by_candidate(configs: Sequence[Any]) -> dict[Candidate, Any]:
     """Candidate -> `triton.Config`, without duplicates, in order.
 
     Configs that differ only in their `pre_hook` are different to Triton; they get variants of their own.
@@ -52,16 +61,16 @@ def candidates(configs: Sequence[Any]) -> dict[Candidate, Any]:
     found: dict[Candidate, Any] = {}
     shared: dict[Hashable, Config] = {}
     for config in configs:
-        twin = _twin(config, shared)
+        twin = _to_config_shared(config, shared)
         candidate, number = Candidate(twin), 1
         while candidate in found and found[candidate].pre_hook is not config.pre_hook:
             number += 1
-            candidate = Candidate(twin, f"{HOOKED}{number}")
+            candidate = Candidate(twin, f"{HOOK_VARIANT_PREFIX}{number}")
         found.setdefault(candidate, config)
     return found
 
 
-def arguments(fn: Any, named: Mapping[str, Any]) -> list[Argument]:
+def call_arguments(fn: Any, named: Mapping[str, Any]) -> list[Argument]:
     """The call's arguments in the kernel's order; those that the config supplies are left out."""
     constexprs = signature(innermost(fn))[1]
     return [_argument(name, named[name], name in constexprs) for name in fn.arg_names if name in named]
@@ -69,7 +78,7 @@ def arguments(fn: Any, named: Mapping[str, Any]) -> list[Argument]:
 
 def _argument(name: str, value: Any, constexpr: bool) -> Argument:
     if constexpr:
-        return Argument(name, "constexpr", value=plain(getattr(value, "value", value)))
+        return Argument(name, "constexpr", value=to_scalar(getattr(value, "value", value)))
     if value is None:
         return Argument(name, "none")
     if hasattr(value, "data_ptr") and hasattr(value, "shape"):
@@ -91,11 +100,11 @@ def _argument(name: str, value: Any, constexpr: bool) -> Argument:
     if isinstance(value, int):
         return Argument(name, "scalar", dtype="i32" if -(2**31) <= value < 2**31 else "i64", value=value)
     if isinstance(value, float):
-        return Argument(name, "scalar", dtype="fp32", value=plain(value))
-    return Argument(name, "scalar", dtype=type(value).__name__, value=plain(value))
+        return Argument(name, "scalar", dtype="fp32", value=to_scalar(value))
+    return Argument(name, "scalar", dtype=type(value).__name__, value=to_scalar(value))
 
 
-def identity(given: Sequence[Argument], key: Sequence[object]) -> list[object]:
+def problem_identity(given: Sequence[Argument], key: Sequence[object]) -> list[object]:
     """What tells two problems apart: the key exactly, and of the rest what code and speed depend on.
 
     A scalar that is not in the key counts by its specialisation (1, multiple of 16, other): a seed
@@ -109,23 +118,23 @@ def identity(given: Sequence[Argument], key: Sequence[object]) -> list[object]:
         elif a.kind == "constexpr":
             shown.append([a.name, a.value])
         elif isinstance(a.value, int) and not isinstance(a.value, bool):
-            shown.append([a.name, a.dtype, _special(a.value)])
+            shown.append([a.name, a.dtype, _specialisation(a.value)])
         else:
             shown.append([a.name, a.kind, a.dtype])
     return shown
 
 
-def _special(value: int) -> str:
+def _specialisation(value: int) -> str:
     """How Triton specialises on an integer argument: 1, a multiple of 16, or any other."""
     return "1" if value == 1 else "16" if value % 16 == 0 else "n"
 
 
-def kind(problem: Problem, fn: Any) -> str:
+def call_kind(problem: Problem, fn: Any) -> str:
     """Digest of what the generated code depends on: calls of one kind share binaries and TTIR.
 
     Heuristics may turn any argument into a constexpr, so with them every value counts.
     """
-    exact = layers_of(fn) != []
+    exact = heuristic_layers(fn) != []
     shown: list[object] = [problem.device.slug, device_index()]
     for a in problem.arguments:
         if exact:
@@ -133,13 +142,13 @@ def kind(problem: Problem, fn: Any) -> str:
         elif a.kind == "tensor":
             shown.append([a.name, a.dtype, a.aligned, dict(a.extra)])
         elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.kind == "scalar":
-            shown.append([a.name, a.dtype, _special(a.value)])
+            shown.append([a.name, a.dtype, _specialisation(a.value)])
         else:
             shown.append([a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None])
     return digest(shown)
 
 
-def grid_of(grid: Any, named: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[int, ...] | None:
+def launch_grid(grid: Any, named: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The launch grid under these parameters; None when the grid function cannot say."""
     if not callable(grid):
         return tuple(int(n) for n in grid) if isinstance(grid, Sequence) else None
@@ -168,8 +177,8 @@ def describe(
     grid: Any,
 ) -> Problem:
     """The problem of one call. `named` holds positional and keyword arguments by name."""
-    given = arguments(fn, named)
-    fixed = None if callable(grid) else grid_of(grid, named, {})
+    given = call_arguments(fn, named)
+    fixed = None if callable(grid) else launch_grid(grid, named, {})
     return Problem.of(
         kernel,
         given,
@@ -177,11 +186,11 @@ def describe(
         key=[str(k) for k in key],
         grid=fixed,
         toolchain=toolchain(),
-        identity=identity(given, key),
+        identity=problem_identity(given, key),
     )
 
 
-def grids(
+def launch_grids(
     found: Mapping[Candidate, Any],
     grid: Any,
     named: Mapping[str, Any],
@@ -195,19 +204,19 @@ def grids(
     if not callable(grid):
         return {}
     heuristics = heuristic_values(fn)
-    alone = bool(layers_of(fn)) or not _LAUNCH.isdisjoint(getattr(fn, "arg_names", ()))
+    alone = bool(heuristic_layers(fn)) or not _LAUNCH_OPTIONS.isdisjoint(getattr(fn, "arg_names", ()))
     asked: dict[Hashable, tuple[int, ...] | None] = {}
     shown: dict[Candidate, tuple[int, ...]] = {}
     for candidate, config in found.items():
         key = candidate if alone else candidate.config.kwargs
         if key not in asked:
-            asked[key] = grid_of(grid, named, heuristics({**named, **config.all_kwargs()}))
+            asked[key] = launch_grid(grid, named, heuristics({**named, **config.all_kwargs()}))
         if (extent := asked[key]) is not None:
             shown[candidate] = extent
     return shown
 
 
-def layers_of(fn: Any) -> list[dict[str, Callable[[dict[str, Any]], Any]]]:
+def heuristic_layers(fn: Any) -> list[dict[str, Callable[[dict[str, Any]], Any]]]:
     """The `values` of every `@heuristics` under a tuner, outermost first."""
     layers = []
     while hasattr(fn, "fn"):
@@ -219,7 +228,7 @@ def layers_of(fn: Any) -> list[dict[str, Callable[[dict[str, Any]], Any]]]:
 
 def heuristic_values(fn: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A function that adds what the `@heuristics` under a tuner compute to a dict of arguments."""
-    layers = layers_of(fn)
+    layers = heuristic_layers(fn)
 
     def apply(named: dict[str, Any]) -> dict[str, Any]:
         for layer in layers:

@@ -10,24 +10,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.errors import CaptureError, FrozenMiss
+from forecast_autotune.errors import CaptureError, FrozenMissError
 from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Measurement, Problem
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.surrogates.selection import serving
-from forecast_autotune.tuning.loop import Task, fingerprint, tune
+from forecast_autotune.surrogates.selection import surrogate_for
+from forecast_autotune.tuning.loop import TuningTask, fingerprint, tune
 from forecast_integrations.device import has_device
 from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.key import Bucket
-from forecast_integrations.triton.lazily import LazyGrids, LazyList, LazySources, grids_of
+from forecast_integrations.triton.lazily import LazyCandidates, LazyGrids, LazySources, candidate_grids
 from forecast_integrations.triton.source import innermost
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
-from forecast_integrations.triton.trace import tracer
-from forecast_integrations.triton.variants.loading import Function, VariantConfig, widen
-from forecast_integrations.triton.variants.sources import Given, Sources
+from forecast_integrations.triton.trace import make_tracer
+from forecast_integrations.triton.variants.loading import AlternativeKernel, VariantConfig, add_variants
+from forecast_integrations.triton.variants.sources import VariantsArgument, VariantSources
 
 LOCK = threading.RLock()
 """One decision at a time per process: two would share the device and spoil each other's times. Being
@@ -40,7 +40,7 @@ _depth = threading.local()
 
 
 @dataclass
-class Options:
+class DecoratorOptions:
     """What the keyword-only arguments of the decorator set; None leaves it to the environment."""
 
     tolerance: float | None = None
@@ -51,7 +51,7 @@ class Options:
     policy: Policy | None = None
     mode: Mode | str | None = None
     bucket: Bucket | None = None
-    variants: Given = None
+    variants: VariantsArgument = None
 
     def settings(self) -> Settings:
         """The environment's settings with these on top. Raises `SettingsError` for bad values."""
@@ -81,17 +81,17 @@ class Options:
 
 def default_surrogate() -> Surrogate:
     """The surrogate that ships with this release, or what the environment asks for in its place."""
-    return serving(Settings.from_environment())
+    return surrogate_for(Settings.from_environment())
 
 
 @dataclass
-class Engine:
+class TuningEngine:
     """Per-tuner state: the kernel's record, its candidates, its options.
 
     Raises `SettingsError` for `variants` that it cannot read.
     """
 
-    options: Options
+    options: DecoratorOptions
     last: Decision | None = None
     """The latest decision, for `explain` and for users."""
     _kernel: Kernel | None = None
@@ -103,11 +103,11 @@ class Engine:
     """TTIR texts by the kind of arguments, then by assignment."""
 
     def __post_init__(self) -> None:
-        self._sources = Sources.of(self.options.variants, self.options.settings().variants)
-        self.varied = self._sources is not None
+        self._sources = VariantSources.of(self.options.variants, self.options.settings().variants)
+        self.has_variants = self._sources is not None
         """Whether a key may be served by another source than the tuner's own."""
 
-    def busy(self) -> bool:
+    def is_deciding(self) -> bool:
         """Whether this thread is inside a decision of this very tuner (a hook called it again)."""
         return bool(getattr(self._running, "on", False))
 
@@ -130,14 +130,14 @@ class Engine:
         self, tuner: Any, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         pruned = list(tuner.prune_configs(kwargs))
-        if len(pruned) == 1 and not self.varied:
+        if len(pruned) == 1 and not self.has_variants:
             # Nothing to decide, as Triton 3.8 and later have it.
             tuner.cache[key] = pruned[0]
             return pruned[0]
         _check_conflicts(pruned, kwargs)
         settings = self.options.settings()
         store = self.options.open_store(settings)
-        call = Call(tuner, args, kwargs, {})
+        call = KernelCall(tuner, args, kwargs, {})
         problem = self._problem(call, key)
         if self._sources is not None:
             deterministic = settings.mode is Mode.DETERMINISTIC
@@ -148,10 +148,10 @@ class Engine:
                 tuner.cache[key] = pruned[0]
                 return pruned[0]
         call.configs, mark = self._candidates(pruned, call.functions)
-        settings = _without_clock(settings, tuner)
-        if capturing() and settings.mode is not Mode.SKIP:
+        settings = _untimed_settings(settings, tuner)
+        if capturing_graph() and settings.mode is not Mode.SKIP:
             settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
-        task, kind = self._task(call, problem, mark, _children(settings))
+        task, kind = self._task(call, problem, mark, _trace_workers(settings))
         if getattr(_depth, "value", 1) > 1:
             # Inside another decision of this process: never wait for another process here.
             settings = settings.with_(lock_timeout_s=0.0)
@@ -171,8 +171,8 @@ class Engine:
                 settings=settings,
                 policy=self.options.policy,
             )
-        except FrozenMiss as miss:
-            if capturing():
+        except FrozenMissError as miss:
+            if capturing_graph():
                 raise CaptureError(
                     f"kernel {problem.kernel.name} met a new key {key} inside a CUDA-graph capture, where "
                     "nothing can be timed. Call it once with these arguments before capturing, or set "
@@ -180,7 +180,7 @@ class Engine:
                 ) from miss
             raise
         if measurers:
-            again = {c for c in measurers[0].built if not call.per_call(c)}
+            again = {c for c in measurers[0].built if not call.depends_on_call(c)}
             self._compiled.setdefault(kind, set()).update(again)
         self.last = decision
         config = call.configs[decision.chosen]
@@ -189,49 +189,49 @@ class Engine:
             config.fallback = _fastest_of_base(call, store.measurements(problem))
         tuner.cache[key] = config
         seconds = time.perf_counter() - begin
-        _publish(tuner, key, call, store, problem, decision, measurers, seconds, settings.summary)
+        _publish_decision(tuner, key, call, store, problem, decision, measurers, seconds, settings.summary)
         return config
 
     def _candidates(
-        self, pruned: list[Any], functions: Mapping[str, Function]
+        self, pruned: list[Any], functions: Mapping[str, AlternativeKernel]
     ) -> tuple[dict[Candidate, Any], str]:
         # Configs are mutable: what they said when they were listed is compared, not their identity.
         said = [(c, c.all_kwargs(), c.pre_hook) for c in pruned], list(functions.values())
         if self._listed is None or self._listed[0] != said:
-            found = describe.candidates(pruned)
+            found = describe.configs_by_candidate(pruned)
             if functions:
-                found = widen(found, functions)
+                found = add_variants(found, functions)
             self._listed = (said, found, fingerprint(list(found)))
         return self._listed[1], self._listed[2]
 
-    def _problem(self, call: Call, key: tuple[Any, ...]) -> Problem:
+    def _problem(self, call: KernelCall, key: tuple[Any, ...]) -> Problem:
         if self._kernel is None:
             self._kernel = describe.kernel_record(call.tuner.fn)
         return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.kwargs.get("grid"))
 
-    def _task(self, call: Call, problem: Problem, mark: str, workers: int) -> tuple[Task, str]:
+    def _task(self, call: KernelCall, problem: Problem, mark: str, workers: int) -> tuple[TuningTask, str]:
         tuner, named, grid = call.tuner, call.arguments(), call.kwargs.get("grid")
-        kind = describe.kind(problem, tuner.fn)
+        kind = describe.call_kind(problem, tuner.fn)
         known = self._traced.setdefault(kind, {})
-        trace = None if _interpreting() else tracer(call, known, workers)
-        task = Task(problem, LazyList(call.configs), trace=trace, fingerprint=mark)
-        task.grids = LazyGrids(lambda: grids_of(call, grid, named))
+        trace = None if _is_interpreted() else make_tracer(call, known, workers)
+        task = TuningTask(problem, LazyCandidates(call.configs), trace=trace, fingerprint=mark)
+        task.grids = LazyGrids(lambda: candidate_grids(call, grid, named))
         task.sources = LazySources(problem.kernel.source, call.functions)
         return task, kind
 
 
-def _fastest_of_base(call: Call, rows: Sequence[Measurement]) -> Any:
+def _fastest_of_base(call: KernelCall, rows: Sequence[Measurement]) -> Any:
     """The base's fastest config as far as measured; None where none was."""
-    known = [m for m in rows if m.ok and m.candidate.of_base and m.candidate in call.configs]
+    known = [m for m in rows if m.ok and m.candidate.is_base_variant and m.candidate in call.configs]
     return call.configs[min(known, key=lambda m: m.ms).candidate] if known else None
 
 
-def _children(settings: Settings) -> int:
+def _trace_workers(settings: Settings) -> int:
     """How many children may trace at once; one means none."""
     return 1 if settings.compiler == "threads" else settings.worker_count()
 
 
-def capturing() -> bool:
+def capturing_graph() -> bool:
     """Whether the current stream is recording a CUDA graph."""
     import torch
 
@@ -248,7 +248,7 @@ def _check_conflicts(configs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def _own_bench(tuner: Any) -> bool:
+def _has_own_benchmark(tuner: Any) -> bool:
     """Whether the user (or a subclass) brought a benchmark function of their own."""
     from triton.runtime.autotuner import Autotuner
 
@@ -259,15 +259,15 @@ def _own_bench(tuner: Any) -> bool:
     )
 
 
-def _interpreting() -> bool:
+def _is_interpreted() -> bool:
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
 
 
-def _without_clock(settings: Settings, tuner: Any) -> Settings:
+def _untimed_settings(settings: Settings, tuner: Any) -> Settings:
     """Where nothing can be timed (the interpreter, a stub driver) the best forecast is used."""
-    if _own_bench(tuner) or (has_device() and not _interpreting()):
+    if _has_own_benchmark(tuner) or (has_device() and not _is_interpreted()):
         return settings
     if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN):
         return settings.with_(mode=Mode.SKIP)
@@ -275,9 +275,9 @@ def _without_clock(settings: Settings, tuner: Any) -> Settings:
 
 
 def _measurer(
-    call: Call, problem: Problem, settings: Settings, store: Store, compiled: Collection[Candidate]
+    call: KernelCall, problem: Problem, settings: Settings, store: Store, compiled: Collection[Candidate]
 ) -> Any:
-    bench = _own_bench(call.tuner)
+    bench = _has_own_benchmark(call.tuner)
 
     def say(candidate: Candidate) -> None:
         from triton import knobs
@@ -296,17 +296,17 @@ def _measurer(
         timeout_s=settings.timeout_s,
         guard=guard,
         say=say,
-        compiler=settings.compiler if has_device() and not _interpreting() else "none",
+        compiler=settings.compiler if has_device() and not _is_interpreted() else "none",
         compiled=[c for c in compiled if c in call.configs],
         patient=settings.mode is Mode.EXHAUSTIVE,
         bench=bench,
     )
 
 
-def _publish(
+def _publish_decision(
     tuner: Any,
     key: tuple[Any, ...],
-    call: Call,
+    call: KernelCall,
     store: Store,
     problem: Problem,
     decision: Decision,
@@ -317,14 +317,14 @@ def _publish(
     """Set the attributes and call the listeners that Triton would, and say what was done."""
     from triton import knobs
 
-    from forecast_autotune.report.line import summary
+    from forecast_autotune.report.line import summary_line
 
     fresh = bool(measurers)
     config = tuner.cache[key]
     if fresh:
         timings = _timings(call, store, problem, measurers[0].raw)
         tuner.bench_time = seconds
-        named = call.named()
+        named = call.named_arguments()
         tuner.pre_hook({**named, **config.all_kwargs()}, reset_only=True)
     elif decision.median_ms is not None:
         timings = {config: [decision.median_ms] * 3}
@@ -351,14 +351,16 @@ def _publish(
     if knobs.autotuning.print or say:
         import sys
 
-        print(summary(problem.kernel.name, decision), file=sys.stderr)
+        print(summary_line(problem.kernel.name, decision), file=sys.stderr)
 
 
-def _timings(call: Call, store: Store, problem: Problem, raw: Mapping[Candidate, Any]) -> dict[Any, Any]:
+def _timings(
+    call: KernelCall, store: Store, problem: Problem, raw: Mapping[Candidate, Any]
+) -> dict[Any, Any]:
     """`configs_timings` as Triton has it: [median, 20 %, 80 %] in ms, inf for what did not run."""
-    from forecast_autotune.records.table import latest
+    from forecast_autotune.records.table import latest_labels
 
-    measured = latest(store.measurements(problem))
+    measured = latest_labels(store.measurements(problem))
     shown: dict[Any, Any] = {}
     for candidate, config in call.configs.items():
         m = measured.get(candidate)

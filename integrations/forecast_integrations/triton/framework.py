@@ -10,7 +10,7 @@ from forecast_integrations import device
 from forecast_integrations.device import current_device, has_device, toolchain
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.source import innermost
-from forecast_integrations.triton.standalone import module_text
+from forecast_integrations.triton.standalone import standalone_source
 
 __all__ = [
     "accelerators",
@@ -21,7 +21,7 @@ __all__ = [
     "has_device",
     "innermost",
     "kernel_record",
-    "module_text",
+    "standalone_source",
     "toolchain",
 ]
 
@@ -33,7 +33,7 @@ def device_at(index: int) -> Device:
 
 def accelerators() -> str:
     """Names of all accelerators, with commas between; empty where there is none."""
-    return device.describe().get("accelerator", "")
+    return device.describe_environment().get("accelerator", "")
 
 
 def kernel_record(fn: Any) -> Kernel:
@@ -48,4 +48,4 @@ def config_of(config: Any) -> Config:
 
 def arguments_of(fn: Any, named: Mapping[str, Any]) -> tuple[Argument, ...]:
     """Records of a call's arguments, given by name."""
-    return tuple(describe.arguments(fn, dict(named)))
+    return tuple(describe.call_arguments(fn, dict(named)))

@@ -7,10 +7,10 @@ from typing import Any
 
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton import describe
-from forecast_integrations.triton.call import Call
+from forecast_integrations.triton.call import KernelCall
 
 
-class LazyList(Sequence[Candidate]):
+class LazyCandidates(Sequence[Candidate]):
     """The candidates as a sequence that costs nothing until it is read."""
 
     def __init__(self, configs: Mapping[Candidate, Any]) -> None:
@@ -76,10 +76,12 @@ class LazySources(Mapping[str, str]):
         return sum(1 for _ in self)
 
 
-def grids_of(call: Call, grid: Any, named: Mapping[str, Any]) -> dict[Candidate, tuple[int, ...]]:
+def candidate_grids(
+    call: KernelCall, grid: Any, named: Mapping[str, Any]
+) -> dict[Candidate, tuple[int, ...]]:
     """Launch grids of all candidates, as far as they depend on the config or are a variant's own."""
     own = {c: config for c, config in call.configs.items() if c.variant not in call.functions}
-    found = describe.grids(own, grid, named, call.tuner.fn)
+    found = describe.launch_grids(own, grid, named, call.tuner.fn)
     for candidate, config in call.configs.items():
         if candidate.variant in call.functions:
             extent = call.functions[candidate.variant].grid(grid, named, config)

@@ -14,11 +14,11 @@ from triton.backends.compiler import GPUTarget
 
 from forecast_autotune.records import Device
 
-Clock = Callable[[Any], float]
+TimeModel = Callable[[Any], float]
 """Metadata of a compiled kernel -> milliseconds of one launch."""
 
 
-def by_shape(metadata: Any) -> float:
+def time_by_shape(metadata: Any) -> float:
     """A smooth made-up time: best at 64 KiB of shared memory and 8 warps."""
     shared = (metadata.shared + 1024) / 65536
     return 0.1 * (shared + 1 / shared) + 0.01 * abs(metadata.num_warps - 8)
@@ -27,12 +27,12 @@ def by_shape(metadata: Any) -> float:
 class NullDevice:
     """Stands in for `triton.runtime.driver.active`; see `null_device()`."""
 
-    def __init__(self, clock: Clock, arch: int = 90, shared_memory_bytes: int = 232448) -> None:
+    def __init__(self, clock: TimeModel, arch: int = 90, shared_memory_bytes: int = 232448) -> None:
         self.now_ms = 0.0
         self.launches = 0
         self.clock = clock
         self.target = GPUTarget("cuda", arch, 32)
-        self.utils = _Utils(shared_memory_bytes)
+        self.utils = _NullUtils(shared_memory_bytes)
         self.launcher_cls = self._launcher
         self._arch, self._shared = arch, shared_memory_bytes
 
@@ -73,9 +73,9 @@ class NullDevice:
     def synchronize(self, device: Any = None) -> None:
         """Everything is always done."""
 
-    def Event(self, enable_timing: bool = True) -> _Event:
+    def Event(self, enable_timing: bool = True) -> _NullEvent:
         """An event on the made-up clock."""
-        return _Event(self)
+        return _NullEvent(self)
 
     def _launcher(self, src: Any, metadata: Any) -> Any:
         def launch(*args: Any) -> None:
@@ -85,7 +85,7 @@ class NullDevice:
         return launch
 
 
-class _Utils:
+class _NullUtils:
     def __init__(self, shared_memory_bytes: int) -> None:
         self._shared = shared_memory_bytes
 
@@ -105,7 +105,7 @@ class _Utils:
         return None, 1, 64, 0, 1024
 
 
-class _Event:
+class _NullEvent:
     def __init__(self, device: NullDevice) -> None:
         self._device = device
         self.at = 0.0
@@ -123,12 +123,14 @@ class _Event:
     def synchronize(self) -> None:
         return None
 
-    def elapsed_time(self, other: _Event) -> float:
+    def elapsed_time(self, other: _NullEvent) -> float:
         return max(other.at - self.at, 1e-6)
 
 
 @contextmanager
-def null_device(clock: Clock = by_shape, *, shared_memory_bytes: int = 232448) -> Iterator[NullDevice]:
+def null_device(
+    clock: TimeModel = time_by_shape, *, shared_memory_bytes: int = 232448
+) -> Iterator[NullDevice]:
     """Make a null device Triton's active driver for the length of a `with` block."""
     from triton.compiler import compiler
     from triton.runtime.driver import driver

@@ -12,9 +12,9 @@ from typing import Any
 from triton.runtime.autotuner import Autotuner
 
 from forecast_integrations.triton.decorator import ForecastAutotuner
-from forecast_integrations.triton.engine import Engine, Options
+from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
 from forecast_integrations.triton.key import KeyMaker
-from forecast_integrations.triton.variants.loading import VariantConfig, launch_varied
+from forecast_integrations.triton.variants.loading import VariantConfig, launch_variant
 
 _original: Any = None
 _serving = False
@@ -31,20 +31,20 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
         key = make_key(self.keys, args, kwargs)
         config = self.cache.get(key)
         if config is None:
-            config = configs[0] if engine.busy() else engine.resolve(self, key, args, kwargs)
+            config = configs[0] if engine.is_deciding() else engine.resolve(self, key, args, kwargs)
     else:
         config = configs[0]
     if config.__class__ is VariantConfig:
-        return launch_varied(self, config, args, kwargs)
+        return launch_variant(self, config, args, kwargs)
     self.best_config = config
     if config.pre_hook is not None:
         config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
     return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
-def _adopt(tuner: Any) -> tuple[Engine, KeyMaker]:
-    options = Options()
-    parts = Engine(options), KeyMaker(tuner.arg_names, options.settings().bucket)
+def _adopt(tuner: Any) -> tuple[TuningEngine, KeyMaker]:
+    options = DecoratorOptions()
+    parts = TuningEngine(options), KeyMaker(tuner.arg_names, options.settings().bucket)
     tuner.__dict__["_forecast"] = parts
     return parts
 

@@ -55,7 +55,7 @@ def _collect(jit: Any, parts: list[str], seen: set[int]) -> None:
     python = getattr(jit, "fn", jit)
     scope = scope_of(python)
     try:
-        tree = parsing.module(text)
+        tree = parsing.parse_module(text)
     except SyntaxError:
         return
     for name, value in sorted(_references(tree, scope).items()):

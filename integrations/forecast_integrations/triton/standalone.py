@@ -17,23 +17,23 @@ from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
 from forecast_integrations.triton.source import innermost, scope_of, source_of
 
-_PLAIN = (int, float, str, bool, type(None))
-_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug")
+_CONSTANT_TYPES = (int, float, str, bool, type(None))
+_JIT_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug")
 """Attributes of a JIT function that change its code."""
 
 
-def module_text(fn: Any) -> str:
+def standalone_source(fn: Any) -> str:
     """The module of a kernel, with its entry last.
 
     Raises `RecordError` for a kernel without readable source, or one that reads a global which is neither
     part of triton, nor a JIT function, nor a constant.
     """
-    made = _Module()
+    made = _ModuleBuilder()
     made.add(innermost(fn), "")
     return made.text()
 
 
-class _Module:
+class _ModuleBuilder:
     def __init__(self) -> None:
         self._imports = {"import triton": None}
         self._constants: dict[str, str] = {}
@@ -61,7 +61,7 @@ class _Module:
         text = self._resolved(text, jit)
         if name != own:
             text = text.replace(own, name, 1)
-        options = [f"{o}={getattr(jit, o)!r}" for o in _OPTIONS if getattr(jit, o, None)]
+        options = [f"{o}={getattr(jit, o)!r}" for o in _JIT_OPTIONS if getattr(jit, o, None)]
         del self._functions[name]
         decorator = f"@triton.jit({', '.join(options)})" if options else "@triton.jit"
         self._functions[name] = f"{decorator}\n{text.rstrip()}"
@@ -69,7 +69,7 @@ class _Module:
     def _resolved(self, text: str, jit: Any) -> str:
         """The text with all that it refers to put into the module."""
         scope = scope_of(getattr(jit, "fn", jit))
-        tree = parsing.module(text)
+        tree = parsing.parse_module(text)
         nodes = list(ast.walk(tree))
         local = {node.arg for node in nodes if isinstance(node, ast.arg)}
         local |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -104,9 +104,9 @@ class _Module:
             self._imports[f"from {home} import {title}" + ("" if title == name else f" as {name}")] = None
         elif hasattr(inner, "src") or type(inner).__name__ == "InterpretedFunction":
             self.add(inner, name)
-        elif type(value).__name__ == "constexpr" and isinstance(value.value, _PLAIN):
+        elif type(value).__name__ == "constexpr" and isinstance(value.value, _CONSTANT_TYPES):
             self._constant(name, f"triton.language.constexpr({value.value!r})", user)
-        elif isinstance(value, _PLAIN):
+        elif isinstance(value, _CONSTANT_TYPES):
             self._constant(name, f"triton.language.constexpr({value!r})", user)
         elif type(value).__name__ == "dtype" and hasattr(value, "primitive_bitwidth"):
             self._constant(name, f"triton.language.{_dtype_name(value)}", user)

@@ -10,19 +10,19 @@ from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.records import Candidate
-from forecast_integrations.triton.call import Call
-from forecast_integrations.triton.compile.children import answers
+from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.compile.children import run_in_children
 from forecast_integrations.triton.compile.pool import can_fork, without_device
 
-Trace = Callable[[Sequence[Candidate]], Mapping[str, str]]
+TraceFunction = Callable[[Sequence[Candidate]], Mapping[str, str]]
 
-_WORTH = 6
+_MIN_FOR_CHILDREN = 6
 """Fewer assignments than this are traced here: a fork costs about as much as a trace."""
 _TIMEOUT_S = 20.0
 """Children that take longer are given up, and their share is traced here."""
 
 
-def tracer(call: Call, known: dict[str, str], workers: int) -> Trace:
+def make_tracer(call: KernelCall, known: dict[str, str], workers: int) -> TraceFunction:
     """A function from candidates to TTIR by assignment key.
 
     Texts are remembered in `known`: another shape of the same kind has the same ones. An assignment that
@@ -35,7 +35,7 @@ def tracer(call: Call, known: dict[str, str], workers: int) -> Trace:
         values = [dict(call.configs[c].kwargs) for c in own]
         texts = [text for _, text in trace_many(call.tuner.fn, call.args, kwargs, values)]
         others = [c for c in candidates if c.variant in call.functions]
-        texts += [_other(call, c) for c in others]
+        texts += [_trace_variant(call, c) for c in others]
         return {
             assignment_of(c): text if isinstance(text, str) else None
             for c, text in zip([*own, *others], texts, strict=True)
@@ -44,41 +44,41 @@ def tracer(call: Call, known: dict[str, str], workers: int) -> Trace:
     def trace(wanted: Sequence[Candidate]) -> dict[str, str]:
         keyed = {assignment_of(c): c for c in wanted}
         for key, c in keyed.items():
-            if call.per_call(c):
+            if call.depends_on_call(c):
                 known.pop(key, None)
         missing = {key: c for key, c in keyed.items() if key not in known}
-        if len(missing) >= _WORTH and workers > 1 and can_fork():
+        if len(missing) >= _MIN_FOR_CHILDREN and workers > 1 and can_fork():
             if not known:
                 # The first one here warms what every child would otherwise warm for itself.
                 key, first = next(iter(missing.items()))
                 del missing[key]
-                _remember(known, some([first]))
-            for texts in _in_children(some, list(missing.values()), workers):
-                _remember(known, texts)
+                _store_texts(known, some([first]))
+            for texts in _trace_in_children(some, list(missing.values()), workers):
+                _store_texts(known, texts)
                 missing = {k: c for k, c in missing.items() if k not in texts}
         # What no child could answer for is traced here.
-        _remember(known, some(list(missing.values())))
+        _store_texts(known, some(list(missing.values())))
         return {key: known[key] for key in keyed if key in known}
 
     return trace
 
 
-def _other(call: Call, candidate: Candidate) -> str | FeatureError:
+def _trace_variant(call: KernelCall, candidate: Candidate) -> str | FeatureError:
     """The text of another source's candidate, or why there is none."""
     try:
         function = call.functions[candidate.variant]
-        kernel, args, kwargs, meta = function.traced(call.args, call.kwargs, call.configs[candidate])
+        kernel, args, kwargs, meta = function.trace_inputs(call.args, call.kwargs, call.configs[candidate])
     except Exception as error:
         return FeatureError(f"{candidate} cannot be bound: {error!r}")
     ((_, text),) = trace_many(kernel, args, kwargs, [meta])
     return text
 
 
-def _remember(known: dict[str, str], texts: Mapping[str, str | None]) -> None:
+def _store_texts(known: dict[str, str], texts: Mapping[str, str | None]) -> None:
     known.update((key, text) for key, text in texts.items() if text is not None)
 
 
-def _in_children(
+def _trace_in_children(
     some: Callable[[Sequence[Candidate]], Any], candidates: Sequence[Candidate], workers: int
 ) -> Iterator[dict[str, str | None]]:
     try:
@@ -86,4 +86,4 @@ def _in_children(
     except RuntimeError:  # no driver here: a child could not know the target
         return
     shares = min(workers, -(-len(candidates) // 2))
-    yield from answers([partial(apart, candidates[i::shares]) for i in range(shares)], _TIMEOUT_S)
+    yield from run_in_children([partial(apart, candidates[i::shares]) for i in range(shares)], _TIMEOUT_S)

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_REMEDY = "pip install playwright, and `playwright install chromium` or your system's package of it"
+_BROWSER_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_INSTALL_HINT = "pip install playwright, and `playwright install chromium` or your system's package of it"
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A headless browser; skips the test where there is none."""
-    sync = pytest.importorskip("playwright.sync_api", reason=f"needs a browser: {_REMEDY}")
+    sync = pytest.importorskip("playwright.sync_api", reason=f"needs a browser: {_INSTALL_HINT}")
     with sync.sync_playwright() as playwright:
         own = playwright.chromium.executable_path
-        found = own if Path(own).is_file() else next(filter(None, map(shutil.which, _NAMES)), None)
+        found = own if Path(own).is_file() else next(filter(None, map(shutil.which, _BROWSER_NAMES)), None)
         if found is None:
-            pytest.skip(f"needs a Chromium: {_REMEDY}")
+            pytest.skip(f"needs a Chromium: {_INSTALL_HINT}")
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         try:
             yield browser
@@ -30,18 +30,18 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
-class Visit:
+class PageVisit:
     """A page that was opened, with everything it said and asked for."""
 
     def __init__(self, browser: Any, url: str, *, dark: bool = False) -> None:
         self.tab = browser.new_page(
             viewport={"width": 1280, "height": 800}, color_scheme="dark" if dark else "light"
         )
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.tab.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        self.tab.on("pageerror", lambda error: self.said.append(f"error: {error}"))
-        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.messages: list[str] = []
+        self.requested_urls: list[str] = []
+        self.tab.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
+        self.tab.on("pageerror", lambda error: self.messages.append(f"error: {error}"))
+        self.tab.on("request", lambda request: self.requested_urls.append(request.url))
         self.tab.goto(url)
 
     def chosen(self) -> str:
@@ -57,7 +57,7 @@ class Visit:
         return str(self.tab.inner_text("#node h3"))
 
 
-DIM_TEXT = """
+LOW_CONTRAST_SCRIPT = """
 () => {
   const lit = (c) => { const x = c / 255; return x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; };
   const of = (rgb) => 0.2126 * lit(rgb[0]) + 0.7152 * lit(rgb[1]) + 0.0722 * lit(rgb[2]);

@@ -9,28 +9,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.search_table import CONTEXT, SEEDS, TARGET, TableForecaster, TableJudge, TableProposer
-from forecast_harness.search.decide import pending
+from benchmarks.search_table import (
+    CONTEXT,
+    SEEDS,
+    TARGET,
+    LandscapeForecaster,
+    LandscapeJudge,
+    LandscapeProposer,
+)
+from forecast_harness.search.decide import pending_actions
 from forecast_harness.search.events import (
     Action,
-    Choose,
-    Confirm,
+    ConfirmationJob,
     Event,
-    Job,
-    Question,
-    Request,
+    NodeForecastRequest,
+    NodeJob,
+    ProposalRequest,
+    RecordChoice,
     Started,
-    Stop,
     Stopped,
+    StopSearch,
 )
-from forecast_harness.search.interfaces import Forecaster, Judge, LaneLost, Proposer
-from forecast_harness.search.log import decoded, encode
-from forecast_harness.search.records import Judged, Node, Settings
-from forecast_harness.search.state import State, apply, fold
-from forecast_harness.search.work import asked, booked, lost, received
+from forecast_harness.search.interfaces import Forecaster, LaneFailure, NodeJudge, Proposer
+from forecast_harness.search.log import decode, encode
+from forecast_harness.search.records import Node, NodeResult, SearchSettings
+from forecast_harness.search.state import SearchState, apply_event, replay_events
+from forecast_harness.search.work import answer_event, ask_plugin, judge_answer, lane_failure_event
 
 
-class Spy(TableJudge):
+class CountingJudge(LandscapeJudge):
     """Counts, and may do otherwise for some jobs."""
 
     def __init__(self) -> None:
@@ -38,31 +45,31 @@ class Spy(TableJudge):
         self.judged: Counter[str] = Counter()
         self.confirmed: list[list[str]] = []
 
-    def judge(self, job: Job) -> Judged:
+    def judge(self, job: NodeJob) -> NodeResult:
         self.judged[job.node.id] += 1
         return super().judge(job)
 
-    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         self.confirmed.append([n.id for n in confirm.nodes])
         return super().confirm(confirm)
 
 
-class World:
+class SimulatedSearch:
     """The plug-ins, and how often a lane fails."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: SearchSettings,
         *,
         proposer: Proposer | None = None,
-        judge: Judge | None = None,
+        judge: NodeJudge | None = None,
         forecaster: Forecaster | None = None,
         forecasts: bool = True,
         seeds: tuple[Node, ...] = SEEDS,
     ) -> None:
-        self.proposers = {"table": proposer or TableProposer()}
-        self.judge = judge or TableJudge()
-        self.forecaster = forecaster or (TableForecaster() if forecasts else None)
+        self.proposers = {"table": proposer or LandscapeProposer()}
+        self.judge = judge or LandscapeJudge()
+        self.forecaster = forecaster or (LandscapeForecaster() if forecasts else None)
         arms = tuple(f"table/{s}" for s in self.proposers["table"].styles)
         context = replace(
             CONTEXT,
@@ -75,32 +82,32 @@ class World:
 
     def answer(self, action: Action) -> Event:
         """What comes of an action."""
-        if isinstance(action, Choose):
+        if isinstance(action, RecordChoice):
             return action.event
-        if isinstance(action, Stop):
+        if isinstance(action, StopSearch):
             return Stopped(action.reason)
-        if isinstance(action, Request | Question):
-            return booked(action, asked(action, self.proposers, self.forecaster))
+        if isinstance(action, ProposalRequest | NodeForecastRequest):
+            return answer_event(action, ask_plugin(action, self.proposers, self.forecaster))
         try:
-            if isinstance(action, Confirm):
-                return booked(action, received(action, self.judge.confirm(action)))
-            return booked(action, received(action, self.judge.judge(action)))
-        except LaneLost as error:
-            return lost(action, error)
+            if isinstance(action, ConfirmationJob):
+                return answer_event(action, judge_answer(action, self.judge.confirm(action)))
+            return answer_event(action, judge_answer(action, self.judge.judge(action)))
+        except LaneFailure as error:
+            return lane_failure_event(action, error)
 
-    def drive(
+    def run(
         self, order: random.Random, events: Sequence[Event] = (), most: int = 100_000
-    ) -> tuple[list[Event], State]:
+    ) -> tuple[list[Event], SearchState]:
         """Go on from `events` until nothing is due, or there are `most`; answers come in random order."""
         log = list(events) or [self.started]
-        state = fold(log)
-        while len(log) < most and (due := pending(state)):
-            log.append(decoded(encode(self.answer(order.choice(due)))))
-            apply(state, log[-1])
+        state = replay_events(log)
+        while len(log) < most and (due := pending_actions(state)):
+            log.append(decode(encode(self.answer(order.choice(due)))))
+            apply_event(state, log[-1])
         return log, state
 
 
-def outcome(state: State) -> dict[str, Any]:
+def comparable_outcome(state: SearchState) -> dict[str, Any]:
     """All of a state that does not depend on when answers came."""
     batches = {
         b.number: [
@@ -113,7 +120,7 @@ def outcome(state: State) -> dict[str, Any]:
     }
     return {
         "nodes": list(state.nodes),
-        "refused": sorted(r.node.id for r in state.refused),
+        "refused": sorted(r.node.id for r in state.duplicates),
         "batches": batches,
         "scores": dict(sorted(state.scores.items())),
         "requests": sorted(state.answers),
@@ -124,11 +131,11 @@ def outcome(state: State) -> dict[str, Any]:
     }
 
 
-def same(events: Iterable[Event]) -> str:
+def log_text(events: Iterable[Event]) -> str:
     """Events as one text, to compare logs by."""
     return json.dumps([encode(e).decode() for e in events])
 
 
-def jobs(actions: Iterable[Action]) -> list[Job]:
+def jobs(actions: Iterable[Action]) -> list[NodeJob]:
     """The jobs among actions."""
-    return [a for a in actions if isinstance(a, Job)]
+    return [a for a in actions if isinstance(a, NodeJob)]

@@ -20,15 +20,15 @@ from forecast_harness.search.events import (
     Stopped,
 )
 from forecast_harness.search.records import (
-    Belief,
-    Budget,
-    Context,
-    Judged,
-    Kind,
     Node,
-    Settings,
-    Spent,
-    Target,
+    NodeForecast,
+    NodeResult,
+    SearchBudget,
+    SearchContext,
+    SearchCost,
+    SearchSettings,
+    SearchTarget,
+    TargetKind,
 )
 
 DEVICE = "GPU-5f1c9d2e"
@@ -44,7 +44,7 @@ _WORDS = ("block", "tile", "warp", "stage", "mask", "offset", "lane", "pointer",
 
 
 @dataclass
-class Example:
+class ExampleSearch:
     """What a made-up search does; each field says how much of it."""
 
     batches: int = 12
@@ -65,8 +65,8 @@ class Example:
     def events(self) -> Iterator[Event]:
         """The log, first line to last; the same every time."""
         self.draw, self.scores = random.Random(self.seed), {}
-        target = Target(
-            Kind.PACK,
+        target = SearchTarget(
+            TargetKind.PACK,
             self.name,
             digest(self.name),
             "torch",
@@ -74,14 +74,14 @@ class Example:
             "out = silu(gate) * up, for float32 of 2048 x 5632",
         )
         first = self._node(target, (), "the pack's own solution", "", 0, "")
-        settings = Settings(
-            Budget(measurements=200, device_seconds=4000.0, tokens=2_000_000, money=5.0),
+        settings = SearchSettings(
+            SearchBudget(measurements=200, device_seconds=4000.0, tokens=2_000_000, money=5.0),
             proposers=("llm:coder", "mechanical"),
             parents=self.parents,
             samples=self.samples,
             k=self.k,
         )
-        context = Context(
+        context = SearchContext(
             target.id,
             (first.id,),
             "cpu",
@@ -103,7 +103,7 @@ class Example:
         if self.stopped:
             yield Stopped("measurements 200 of 200 spent", at="2026-11-20T12:40:00Z")
 
-    def _batch(self, target: Target, batch: int) -> Iterator[Event]:
+    def _batch(self, target: SearchTarget, batch: int) -> Iterator[Event]:
         best = min(self.scores, key=self.scores.__getitem__)
         fresh: list[Node] = []
         ranked = sorted(self.scores, key=self.scores.__getitem__)
@@ -116,13 +116,13 @@ class Example:
             )
             paid = arm.startswith("llm")
             tokens = self.draw.randrange(8_000, 20_000) if paid else 0
-            cost = Spent(tokens=tokens, money=3e-6 * tokens, wall_seconds=9.0 * paid)
+            cost = SearchCost(tokens=tokens, money=3e-6 * tokens, wall_seconds=9.0 * paid)
             yield Proposed(request, nodes, cost, batch=batch, arm=arm, parent=parent)
             fresh += nodes
         merits = {n.id: self.scores[n.parents[0]] + self.draw.gauss(0.05, 0.14) for n in fresh}
         beliefs = {n.id: self._belief(merits[n.id] - self.scores[best]) for n in fresh}
         if self.forecasts:
-            yield Forecasted(batch, best, beliefs, Spent(wall_seconds=0.2))
+            yield Forecasted(batch, best, beliefs, SearchCost(wall_seconds=0.2))
             fresh.sort(key=lambda n: -beliefs[n.id].p_better)
         chosen = fresh[: self.k * self.parents]
         reasons = tuple(self._reason(i) for i in range(len(chosen)))
@@ -143,7 +143,7 @@ class Example:
         return "audit" if i % 7 == 6 else "uncertain" if i % 4 == 3 else "top"
 
     def _node(
-        self, target: Target, parents: tuple[str, ...], note: str, arm: str, batch: int, request: str
+        self, target: SearchTarget, parents: tuple[str, ...], note: str, arm: str, batch: int, request: str
     ) -> Node:
         words = self.draw.sample(_WORDS, 2)
         source = _SOURCE.format(
@@ -151,7 +151,7 @@ class Example:
         )
         if self.line:
             source += f"\n{self.line}\n"
-        origin = Origin.LLM if arm.startswith("llm") else Origin.MECHANICAL if arm else Origin.HAND
+        origin = Origin.LLM if arm.startswith("llm") else Origin.REWRITE if arm else Origin.HAND
         provenance = Provenance(
             origin,
             arm.split("/", maxsplit=1)[0],
@@ -160,16 +160,16 @@ class Example:
         )
         return Node(digest(target.id, source), source, "torch", parents, provenance, arm, batch, request)
 
-    def _belief(self, merit: float) -> Belief:
+    def _belief(self, merit: float) -> NodeForecast:
         mean, sd = merit + self.draw.gauss(0.0, 0.12), 0.14
         # A logistic curve is near enough to the normal one for an example.
         p = 0.8 / (1.0 + 2.718 ** (1.7 * mean / sd))
-        return Belief(mean, sd, 0.2, p, abstains=self.draw.random() < 0.05)
+        return NodeForecast(mean, sd, 0.2, p, abstains=self.draw.random() < 0.05)
 
-    def _judged(self, against: str, ratio: float) -> Judged:
+    def _judged(self, against: str, ratio: float) -> NodeResult:
         if self.draw.random() < self.failing:
             outcome, stage, why = self.draw.choice(_FAILURES)
-            return Judged(
+            return NodeResult(
                 outcome,
                 against,
                 device_seconds=1.5,
@@ -180,8 +180,8 @@ class Example:
             )
         return self._ran(against, ratio + self.draw.gauss(0.0, 0.01), "time")
 
-    def _ran(self, against: str, ratio: float, stage: str) -> Judged:
-        return Judged(
+    def _ran(self, against: str, ratio: float, stage: str) -> NodeResult:
+        return NodeResult(
             Outcome.OK,
             against,
             ratio,

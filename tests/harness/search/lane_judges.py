@@ -9,21 +9,21 @@ from pathlib import Path
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.events import Confirm, Job
-from forecast_harness.search.interfaces import LaneLost
-from forecast_harness.search.records import Judged, Kind, Node, Target
+from forecast_harness.search.events import ConfirmationJob, NodeJob
+from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
 
-TARGET = Target(Kind.PACK, "table", "table-id", "torch", "run", "")
+TARGET = SearchTarget(TargetKind.PACK, "table", "table-id", "torch", "run", "")
 SEED = Node("seed", "", "torch", (), Provenance(Origin.HAND))
 
 
-def job(name: str, source: str = "") -> Job:
-    """`source` is a command for `TableJudge`."""
+def job(name: str, source: str = "") -> NodeJob:
+    """`source` is a command for `ScriptedJudge`."""
     node = Node(f"node-{name}", source, "torch", ("seed",), Provenance(Origin.HAND))
-    return Job(f"job-{name}", node, SEED, {}, TARGET, 0, 1)
+    return NodeJob(f"job-{name}", node, SEED, {}, TARGET, 0, 1)
 
 
-class TableJudge:
+class ScriptedJudge:
     """Does what a node's source says: `sleep S`, `pid S` (telling its process), `lose N`, `raise`, `exit`.
 
     Every job that was judged to its end is a line of `folder/ledger`.
@@ -32,7 +32,7 @@ class TableJudge:
     def __init__(self, number: int, folder: Path) -> None:
         self.number, self.folder, self.closed = number, folder, False
 
-    def judge(self, job: Job) -> Judged:
+    def judge(self, job: NodeJob) -> NodeResult:
         assert not self.closed
         word, _, value = job.node.source.partition(" ")
         if word in ("sleep", "pid"):
@@ -44,15 +44,15 @@ class TableJudge:
         elif word == "exit":
             os._exit(1)
         elif word == "lose" and self._count(job.id) <= int(value):
-            raise LaneLost("the device fell off the bus", f"table-{self.number}")
+            raise LaneFailure("the device fell off the bus", f"table-{self.number}")
         with (self.folder / "ledger").open("a") as file:
             file.write(f"{job.id} {self.number}\n")
-        return Judged(Outcome.OK, job.against.id, 0.5, device=f"table-{self.number}", stage="time")
+        return NodeResult(Outcome.OK, job.against.id, 0.5, device=f"table-{self.number}", stage="time")
 
-    def confirm(self, confirm: Confirm) -> Mapping[str, Judged]:
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         with (self.folder / "ledger").open("a") as file:
             file.write(f"confirm {self.number}\n")
-        return {n.id: Judged(Outcome.OK, confirm.seed_node.id, 0.25) for n in confirm.nodes}
+        return {n.id: NodeResult(Outcome.OK, confirm.seed_node.id, 0.25) for n in confirm.nodes}
 
     def close(self) -> None:
         self.closed = True
@@ -65,7 +65,7 @@ class TableJudge:
             return len(file.read())
 
 
-def ledger(folder: Path) -> list[str]:
+def judged_jobs(folder: Path) -> list[str]:
     """Ids of jobs in the order in which they ended."""
     file = folder / "ledger"
     return [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []

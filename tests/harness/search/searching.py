@@ -11,40 +11,40 @@ from benchmarks.search_table import (
     CONTEXT,
     SEEDS,
     TARGET,
-    Ledger,
-    TableForecaster,
-    TableJudge,
-    TableProposer,
+    CallLedger,
+    LandscapeForecaster,
+    LandscapeJudge,
+    LandscapeProposer,
 )
-from forecast_harness.search.interfaces import Judge
-from forecast_harness.search.lanes import LocalLanes
-from forecast_harness.search.records import Settings
+from forecast_harness.search.interfaces import NodeJudge
+from forecast_harness.search.lanes import LocalJudgePool
+from forecast_harness.search.records import SearchSettings
 from forecast_harness.search.run import search
-from forecast_harness.search.state import State
+from forecast_harness.search.state import SearchState
 
 
-def go(
+def run_search(
     folder: Path,
-    chosen: Settings,
+    chosen: SearchSettings,
     *,
-    make_judge: Callable[[int], Judge] | None = None,
-    proposer: TableProposer | None = None,
-    forecaster: TableForecaster | None = None,
-    ledger: Ledger | None = None,
-    watch: Callable[[State], None] | None = None,
+    make_judge: Callable[[int], NodeJudge] | None = None,
+    proposer: LandscapeProposer | None = None,
+    forecaster: LandscapeForecaster | None = None,
+    ledger: CallLedger | None = None,
+    watch: Callable[[SearchState], None] | None = None,
     lanes: int = 2,
     forecasts: bool = True,
     **context: Any,
-) -> State:
-    made = LocalLanes(make_judge or (lambda _: TableJudge(ledger, 0.002)), lanes)
+) -> SearchState:
+    made = LocalJudgePool(make_judge or (lambda _: LandscapeJudge(ledger, 0.002)), lanes)
     try:
         return search(
             TARGET,
             SEEDS,
             settings=chosen,
             context=replace(CONTEXT, **context),
-            proposers={"table": proposer or TableProposer(ledger, 0.002)},
-            forecaster=(forecaster or TableForecaster(ledger)) if forecasts else None,
+            proposers={"table": proposer or LandscapeProposer(ledger, 0.002)},
+            forecaster=(forecaster or LandscapeForecaster(ledger)) if forecasts else None,
             lanes=made,
             folder=folder,
             watch=watch,

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from forecast_harness.search.bandit import allot
+from forecast_harness.search.bandit import allocate
 from forecast_harness.search.batches import ArmStats
-from forecast_harness.search.choose import choose, expected_improvement, first
-from forecast_harness.search.records import Belief, Spent
+from forecast_harness.search.choose import choose_by_forecast, choose_first, expected_improvement
+from forecast_harness.search.records import NodeForecast, SearchCost
 
 
-def belief(mean: float, sd: float = 0.05, p_fail: float = 0.0, abstains: bool = False) -> Belief:
+def belief(mean: float, sd: float = 0.05, p_fail: float = 0.0, abstains: bool = False) -> NodeForecast:
     better = 0.5 * math.erfc(mean / sd / math.sqrt(2)) if sd else float(mean < 0)
-    return Belief(mean, sd, p_fail, (1 - p_fail) * better, abstains)
+    return NodeForecast(mean, sd, p_fail, (1 - p_fail) * better, abstains)
 
 
 beliefs = st.lists(
@@ -55,20 +55,22 @@ def test_the_best_and_the_uncertain_are_chosen() -> None:
         "unsure": belief(0.05, 0.3),
         "silent": belief(-1.0, abstains=True),
     }
-    found = choose(3, list(known), known, slots=5, audit=0.0, seed=0, worth=0.01)
+    found = choose_by_forecast(3, list(known), known, slots=5, audit=0.0, seed=0, worth=0.01)
     assert found.nodes == ("better", "good", "fine", "silent", "unsure")
     assert found.reasons == ("top", "top", "top", "uncertain", "top")
     assert found.propensities == (1.0,) * 5
 
 
 def test_a_candidate_without_a_belief_is_as_good_as_an_abstention() -> None:
-    found = choose(1, ["a", "b"], {"a": belief(0.5)}, slots=1, audit=0.0, seed=0, worth=1e-6)
+    found = choose_by_forecast(1, ["a", "b"], {"a": belief(0.5)}, slots=1, audit=0.0, seed=0, worth=1e-6)
     assert (found.nodes, found.reasons) == (("b",), ("uncertain",))
 
 
 def test_the_hopeless_get_no_slot_but_an_audit() -> None:
     known = {f"n{i}": belief(1.0) for i in range(10)}
-    chosen = [choose(b, list(known), known, slots=4, audit=0.25, seed=0, worth=1e-3) for b in range(20)]
+    chosen = [
+        choose_by_forecast(b, list(known), known, slots=4, audit=0.25, seed=0, worth=1e-3) for b in range(20)
+    ]
     assert all(c.reasons == ("audit",) and c.propensities == (0.1,) for c in chosen)
     assert len({c.nodes for c in chosen}) > 5
 
@@ -76,15 +78,15 @@ def test_the_hopeless_get_no_slot_but_an_audit() -> None:
 @hypothesis_settings(max_examples=200)
 @given(beliefs, st.integers(0, 15), st.floats(0, 1), st.integers())
 def test_a_choice_is_within_its_slots_and_its_propensities_are_probabilities(
-    given_beliefs: list[Belief], slots: int, audit: float, seed: int
+    given_beliefs: list[NodeForecast], slots: int, audit: float, seed: int
 ) -> None:
     known = {f"n{i}": b for i, b in enumerate(given_beliefs)}
-    found = choose(0, list(known), known, slots=slots, audit=audit, seed=seed)
+    found = choose_by_forecast(0, list(known), known, slots=slots, audit=audit, seed=seed)
     assert len(found.nodes) == len(set(found.nodes)) == len(found.reasons) == len(found.propensities) <= slots
     assert set(found.nodes) <= set(known)
     assert all(0.0 < p <= 1.0 for p in found.propensities)
     assert set(found.reasons) <= {"top", "uncertain", "audit"}
-    assert found == choose(0, list(known), known, slots=slots, audit=audit, seed=seed)
+    assert found == choose_by_forecast(0, list(known), known, slots=slots, audit=audit, seed=seed)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 8, 12])
@@ -98,7 +100,7 @@ def test_propensities_are_the_frequencies_of_being_measured(slots: int, audit: f
     stated: dict[str, float] = {}
     sizes = 0
     for number in range(runs):
-        found = choose(number, list(known), known, slots=slots, audit=audit, seed=1, worth=worth)
+        found = choose_by_forecast(number, list(known), known, slots=slots, audit=audit, seed=1, worth=worth)
         counted.update(found.nodes)
         sizes += len(found.nodes)
         for node, odds in zip(found.nodes, found.propensities, strict=True):
@@ -116,7 +118,7 @@ def test_inverse_propensities_undo_the_selection() -> None:
     truth = {n: b.mean + chance.gauss(0.0, 0.1) for n, b in known.items()}
     estimates, naive = [], []
     for number in range(4000):
-        found = choose(number, list(known), known, slots=6, audit=0.3, seed=7)
+        found = choose_by_forecast(number, list(known), known, slots=6, audit=0.3, seed=7)
         pairs = list(zip(found.nodes, found.propensities, strict=True))
         estimates.append(sum(truth[n] / p for n, p in pairs) / len(known))
         naive.append(sum(truth[n] for n, _ in pairs) / len(pairs))
@@ -126,11 +128,11 @@ def test_inverse_propensities_undo_the_selection() -> None:
 
 
 def test_without_forecasts_the_first_of_each_parent_are_measured() -> None:
-    found = first(2, [["a1", "a2", "a3"], ["b1"], ["c1", "c2"]], k=2, slots=4)
+    found = choose_first(2, [["a1", "a2", "a3"], ["b1"], ["c1", "c2"]], k=2, slots=4)
     assert found.nodes == ("a1", "a2", "b1", "c1")
     assert set(found.reasons) == {"unforecast"}
     assert set(found.propensities) == {1.0}
-    assert first(2, [["a"]], k=2, slots=0).nodes == ()
+    assert choose_first(2, [["a"]], k=2, slots=0).nodes == ()
 
 
 # --- the bandit ---
@@ -141,7 +143,7 @@ ARMS = ["m/one", "m/two", "m/three"]
 def stats(proposals: int, gain: float, squares: float, seconds: float = 0.0) -> ArmStats:
     measured = max(1, proposals // 4)
     return ArmStats(
-        5, proposals, proposals, measured, 0, gain, squares, 1.0 * measured, Spent(wall_seconds=seconds)
+        5, proposals, proposals, measured, 0, gain, squares, 1.0 * measured, SearchCost(wall_seconds=seconds)
     )
 
 
@@ -149,24 +151,24 @@ def stats(proposals: int, gain: float, squares: float, seconds: float = 0.0) -> 
     st.integers(0, 40), st.integers(), st.dictionaries(st.sampled_from(ARMS), st.just(stats(40, 0.4, 0.1)))
 )
 def test_all_slots_are_given_to_arms_that_there_are(n: int, seed: int, known: dict[str, ArmStats]) -> None:
-    found = allot(ARMS, known, n, seed)
+    found = allocate(ARMS, known, n, seed)
     assert sum(found.values()) == n
     assert set(found) <= set(ARMS)
     assert all(c > 0 for c in found.values())
-    assert found == allot(ARMS, known, n, seed)
-    assert allot([], known, n, seed) == {}
+    assert found == allocate(ARMS, known, n, seed)
+    assert allocate([], known, n, seed) == {}
 
 
 def test_an_untried_arm_gets_its_share() -> None:
     known = {"m/one": stats(200, 10.0, 2.0)}
-    found = allot(ARMS, known, 12, 0)
+    found = allocate(ARMS, known, 12, 0)
     assert found["m/two"] >= 4
     assert found["m/three"] >= 4
-    assert all(c >= 4 for c in allot(ARMS, {}, 12, 0).values())
+    assert all(c >= 4 for c in allocate(ARMS, {}, 12, 0).values())
 
 
 def share(known: dict[str, ArmStats], arm: str) -> float:
-    return sum(allot(ARMS, known, 16, seed).get(arm, 0) for seed in range(40)) / (16 * 40)
+    return sum(allocate(ARMS, known, 16, seed).get(arm, 0) for seed in range(40)) / (16 * 40)
 
 
 def test_the_arm_that_gains_gets_the_slots_and_the_others_are_not_forgotten() -> None:

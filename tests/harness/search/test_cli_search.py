@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from forecast_autotune.commands import grammar, main
-from forecast_harness.commands.search import again
+from forecast_harness.commands.search import resume_command
 from forecast_harness.search.events import Finished, Resumed, Stopped
-from forecast_harness.search.log import encode, read
+from forecast_harness.search.log import encode, read_log
 from tests.core.commands import Capture, shown
-from tests.harness.search.example_log import Example
+from tests.harness.search.example_log import ExampleSearch
 from tests.harness.small import small_folder
 
 SMALL = ("--device", "cpu", "--gpu-budget", "4", "--samples", "2")
@@ -88,7 +88,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(capsys: Capture, tmp_p
 )
 def test_the_command_that_goes_on_means_the_same_search(line: str) -> None:
     options = grammar.build().parse_args(["search", *shlex.split(line), "--out", "elsewhere"])
-    words = shlex.split(again(options, Path("my searches/a")))
+    words = shlex.split(resume_command(options, Path("my searches/a")))
     assert words[0] == "forecast-autotune"
     repeated = vars(grammar.build().parse_args(words[1:]))
     assert repeated.pop("resume") is True
@@ -98,7 +98,7 @@ def test_the_command_that_goes_on_means_the_same_search(line: str) -> None:
 
 
 def test_a_folder_is_shown_and_its_report_brought_up_to_date(capsys: Capture, tmp_path: Path) -> None:
-    events = list(Example(stopped=False).events())  # as after a kill: no report, no end
+    events = list(ExampleSearch(stopped=False).events())  # as after a kill: no report, no end
     (tmp_path / "log.jsonl").write_bytes(b"".join(map(encode, events)))
     assert main(["search", "--show", str(tmp_path)]) == 0
     out = " ".join(capsys.readouterr().out.split())  # lines are broken where the terminal ends
@@ -112,7 +112,7 @@ def test_a_folder_is_shown_and_its_report_brought_up_to_date(capsys: Capture, tm
 
 
 def test_a_folder_is_served_until_ctrl_c(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_bytes(b"".join(map(encode, Example(batches=2).events())))
+    (tmp_path / "log.jsonl").write_bytes(b"".join(map(encode, ExampleSearch(batches=2).events())))
     words = [sys.executable, "-m", "forecast_autotune", "search", "--show", str(tmp_path), "--serve"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
@@ -154,7 +154,7 @@ def test_a_pack_that_cannot_tell_right_from_wrong_is_not_searched(
 
 
 def jobs_of(folder: Path) -> list[str]:
-    return [e.job for e in read(folder / "log.jsonl") if isinstance(e, Finished)]
+    return [e.job for e in read_log(folder / "log.jsonl") if isinstance(e, Finished)]
 
 
 def test_one_command_from_nothing_to_a_result(
@@ -205,7 +205,7 @@ def test_an_interrupted_search_says_how_to_go_on_and_goes_on(tmp_path: Path, pac
     assert process.returncode == 130, said
     last = said.strip().splitlines()[-1]
     assert last.startswith(f"interrupted. To go on: forecast-autotune search {pack}")
-    ended = read(log)[-1]
+    ended = read_log(log)[-1]
     assert isinstance(ended, Stopped)
     assert ended.interrupted
     assert (tmp_path / "mine" / "report.html").is_file()
@@ -218,4 +218,4 @@ def test_an_interrupted_search_says_how_to_go_on_and_goes_on(tmp_path: Path, pac
     assert after[: len(before)] == before
     assert len(after) == len(set(after)) == data["measured"]
     assert not data["interrupted"]
-    assert any(isinstance(e, Resumed) for e in read(log))
+    assert any(isinstance(e, Resumed) for e in read_log(log))

@@ -14,28 +14,28 @@ from hypothesis import strategies as st
 
 from benchmarks.search_table import (
     SEEDS,
-    TableForecaster,
+    LandscapeForecaster,
     settings,
 )
 from forecast_autotune.records import Outcome
-from forecast_harness.search.decide import key, pending
+from forecast_harness.search.decide import action_key, pending_actions
 from forecast_harness.search.events import (
-    Choose,
     Chosen,
-    Confirm,
+    ConfirmationJob,
     Confirmed,
     Expired,
     Finished,
     Forecasted,
-    Job,
+    NodeForecastRequest,
+    NodeJob,
+    ProposalRequest,
     Proposed,
-    Question,
-    Request,
-    Stop,
+    RecordChoice,
+    StopSearch,
 )
-from forecast_harness.search.records import Budget, Judged
-from forecast_harness.search.state import apply, fold
-from tests.harness.search.driving import Spy, World, jobs
+from forecast_harness.search.records import NodeResult, SearchBudget
+from forecast_harness.search.state import apply_event, replay_events
+from tests.harness.search.driving import CountingJudge, SimulatedSearch, jobs
 
 # --- budgets ---
 
@@ -52,11 +52,11 @@ from tests.harness.search.driving import Spy, World, jobs
 def test_never_more_measurements_than_the_budget(
     limit: int, k: int, parents: int, depth: int, forecasts: bool, order: random.Random
 ) -> None:
-    spy = Spy()
-    world = World(
+    spy = CountingJudge()
+    world = SimulatedSearch(
         settings(limit, k=k, parents=parents, depth=depth, samples=6), judge=spy, forecasts=forecasts
     )
-    _, state = world.drive(order)
+    _, state = world.run(order)
     assert state.spent.measurements == sum(spy.judged.values()) == limit
     assert set(spy.judged.values()) <= {1}
     assert state.stopped is not None
@@ -68,16 +68,18 @@ def test_never_more_measurements_than_the_budget(
 @pytest.mark.parametrize("forecasts", [True, False])
 def test_a_budget_of_device_seconds_is_kept_up_to_the_batches_under_way(forecasts: bool) -> None:
     """Judging takes 0.5 to 1.5 seconds: a batch of four that is chosen by the mean can be off by two."""
-    limits = Budget(measurements=None, device_seconds=30.0)
-    world = World(replace(settings(), budget=limits), forecasts=forecasts)
-    _, state = world.drive(random.Random(0))
+    limits = SearchBudget(measurements=None, device_seconds=30.0)
+    world = SimulatedSearch(replace(settings(), budget=limits), forecasts=forecasts)
+    _, state = world.run(random.Random(0))
     assert state.stopped is not None
     assert state.stopped.reason.startswith("device seconds")
     assert 24.0 < state.spent_on["measurements"].device_seconds < 33.0
 
 
 def test_other_budgets_are_looked_at_before_each_batch() -> None:
-    _, state = World(replace(settings(), budget=Budget(None, tokens=2000))).drive(random.Random(0))
+    _, state = SimulatedSearch(replace(settings(), budget=SearchBudget(None, tokens=2000))).run(
+        random.Random(0)
+    )
     assert state.stopped is not None
     assert state.stopped.reason.startswith("tokens")
     most = max(b.spent.tokens for b in state.batches.values())
@@ -85,22 +87,24 @@ def test_other_budgets_are_looked_at_before_each_batch() -> None:
 
 
 def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -> None:
-    limits = Budget(12, wall_seconds=60.0)
-    _, whole = World(replace(settings(), budget=limits)).drive(random.Random(0))
+    limits = SearchBudget(12, wall_seconds=60.0)
+    _, whole = SimulatedSearch(replace(settings(), budget=limits)).run(random.Random(0))
     assert whole.best != whole.seeds[0]
     whole.stopped, whole.confirmed, whole.confirmations = None, {}, 0
-    apply(whole, Expired(46.0))
-    (due,) = pending(whole)
-    assert isinstance(due, Confirm)
+    apply_event(whole, Expired(46.0))
+    (due,) = pending_actions(whole)
+    assert isinstance(due, ConfirmationJob)
     assert whole.best in {n.id for n in due.nodes}
     assert due.seconds == 15.0, "a quarter is kept"
-    apply(whole, Confirmed({n.id: Judged(Outcome.INCORRECT) for n in due.nodes}))
-    assert pending(whole) == (Stop("the time is up: 46 s"),), "refuted ones are not replaced any more"
+    apply_event(whole, Confirmed({n.id: NodeResult(Outcome.INCORRECT) for n in due.nodes}))
+    assert pending_actions(whole) == (StopSearch("the time is up: 46 s"),), (
+        "refuted ones are not replaced any more"
+    )
 
 
 def test_proposals_are_not_paid_for_where_the_batch_before_may_use_up_the_budget() -> None:
-    world = World(settings(10))
-    log, state = world.drive(random.Random(4))
+    world = SimulatedSearch(settings(10))
+    log, state = world.run(random.Random(4))
     batches = [b for b in state.batches.values() if b.answers]
     assert all(b.chosen is not None and b.chosen.nodes for b in batches)
     assert max(e.batch for e in log if isinstance(e, Proposed)) == max(b.number for b in batches)
@@ -109,54 +113,54 @@ def test_proposals_are_not_paid_for_where_the_batch_before_may_use_up_the_budget
 # --- order ---
 
 
-def until(world: World, kind: type, order: int = 0) -> Any:
+def until(world: SimulatedSearch, kind: type, order: int = 0) -> Any:
     """The state before the first action of a kind is due, everything else answered."""
     log = [world.started]
-    state = fold(log)
+    state = replay_events(log)
     while True:
-        due = [a for a in pending(state) if not isinstance(a, kind)]
-        if not due or any(isinstance(a, kind) for a in pending(state)):
+        due = [a for a in pending_actions(state) if not isinstance(a, kind)]
+        if not due or any(isinstance(a, kind) for a in pending_actions(state)):
             return state
-        apply(state, world.answer(due[order % len(due)]))
+        apply_event(state, world.answer(due[order % len(due)]))
 
 
 def test_the_first_seed_is_judged_beside_itself_and_the_others_beside_it() -> None:
-    world = World(settings())
-    state = fold([world.started])
-    (first,) = jobs(pending(state))
+    world = SimulatedSearch(settings())
+    state = replay_events([world.started])
+    (first,) = jobs(pending_actions(state))
     assert (first.node, first.against, first.against_config) == (SEEDS[0], SEEDS[0], {})
-    judged = Judged(Outcome.OK, SEEDS[0].id, -0.5, config={"BLOCK": 128})
-    apply(state, Finished(first.id, SEEDS[0].id, 0, judged))
+    judged = NodeResult(Outcome.OK, SEEDS[0].id, -0.5, config={"BLOCK": 128})
+    apply_event(state, Finished(first.id, SEEDS[0].id, 0, judged))
     assert state.scores == {SEEDS[0].id: 0.0}, "the first seed is what scores are relative to"
-    (second,) = jobs(pending(state))
+    (second,) = jobs(pending_actions(state))
     assert (second.node, second.against, second.against_config) == (SEEDS[1], SEEDS[0], {"BLOCK": 128})
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_as_many_batches_are_under_way_as_the_depth(depth: int) -> None:
     """Answering everything but jobs leads up to jobs of `depth` batches, and no further."""
-    world = World(settings(200, depth=depth))
-    state = fold([world.started])
+    world = SimulatedSearch(settings(200, depth=depth))
+    state = replay_events([world.started])
     while not state.batch(0).ended:
-        apply(state, world.answer(pending(state)[0]))
-    while due := [a for a in pending(state) if not isinstance(a, Job)]:
-        apply(state, world.answer(due[0]))
-    assert {j.batch for j in jobs(pending(state))} == set(range(1, depth + 1))
-    for job in [j for j in jobs(pending(state)) if j.batch == 1][1:]:
-        apply(state, world.answer(job))
-    assert all(isinstance(a, Job) for a in pending(state)), "one job of batch 1 is still open"
-    (last,) = [j for j in jobs(pending(state)) if j.batch == 1]
-    apply(state, world.answer(last))
-    assert {a.batch for a in pending(state) if isinstance(a, Request)} == {depth + 1}
+        apply_event(state, world.answer(pending_actions(state)[0]))
+    while due := [a for a in pending_actions(state) if not isinstance(a, NodeJob)]:
+        apply_event(state, world.answer(due[0]))
+    assert {j.batch for j in jobs(pending_actions(state))} == set(range(1, depth + 1))
+    for job in [j for j in jobs(pending_actions(state)) if j.batch == 1][1:]:
+        apply_event(state, world.answer(job))
+    assert all(isinstance(a, NodeJob) for a in pending_actions(state)), "one job of batch 1 is still open"
+    (last,) = [j for j in jobs(pending_actions(state)) if j.batch == 1]
+    apply_event(state, world.answer(last))
+    assert {a.batch for a in pending_actions(state) if isinstance(a, ProposalRequest)} == {depth + 1}
 
 
 def test_requests_tell_all_that_a_proposer_needs() -> None:
-    world = World(settings(60, archive="greedy"))
-    log, _ = world.drive(random.Random(0))
-    state, asked = fold(log[:1]), dict[str, Request]()
+    world = SimulatedSearch(settings(60, archive="greedy"))
+    log, _ = world.run(random.Random(0))
+    state, asked = replay_events(log[:1]), dict[str, ProposalRequest]()
     for event in log[1:]:
-        asked |= {a.id: a for a in pending(state) if isinstance(a, Request)}
-        apply(state, event)
+        asked |= {a.id: a for a in pending_actions(state) if isinstance(a, ProposalRequest)}
+        apply_event(state, event)
     due = list(asked.values())
     late = [r for r in due if r.batch > 5]
     assert {r.arm for r in due} == {"table/near", "table/far"}
@@ -175,14 +179,14 @@ def test_requests_tell_all_that_a_proposer_needs() -> None:
 
 
 def test_questions_hold_the_new_and_the_best_of_the_deferred() -> None:
-    asked: list[Question] = []
+    asked: list[NodeForecastRequest] = []
 
-    class Noting(TableForecaster):
-        def forecast(self, question: Question) -> Forecasted:
+    class Noting(LandscapeForecaster):
+        def forecast(self, question: NodeForecastRequest) -> Forecasted:
             asked.append(question)
             return super().forecast(question)
 
-    _, state = World(settings(80), forecaster=Noting()).drive(random.Random(0))
+    _, state = SimulatedSearch(settings(80), forecaster=Noting()).run(random.Random(0))
     last = asked[-1]
     new = set(state.batches[last.batch].nodes)
     old = [n.id for n in last.nodes if n.id not in new]
@@ -196,18 +200,18 @@ def test_questions_hold_the_new_and_the_best_of_the_deferred() -> None:
 
 
 def test_without_forecasts_every_arm_gets_its_measurements() -> None:
-    _, state = World(settings(60), forecasts=False).drive(random.Random(0))
+    _, state = SimulatedSearch(settings(60), forecasts=False).run(random.Random(0))
     arms = Counter(state.nodes[n].arm for n in state.judged if state.nodes[n].arm)
     assert min(arms["table/near"], arms["table/far"]) > 10
     assert {state.reason(n) for n in state.judged} == {"seed", "unforecast"}
 
 
 def test_a_forecaster_that_fails_leaves_the_choice_to_the_order() -> None:
-    class Broken(TableForecaster):
-        def forecast(self, question: Question) -> Forecasted:
+    class Broken(LandscapeForecaster):
+        def forecast(self, question: NodeForecastRequest) -> Forecasted:
             raise OSError("no route to the model")
 
-    _, state = World(settings(20), forecaster=Broken()).drive(random.Random(0))
+    _, state = SimulatedSearch(settings(20), forecaster=Broken()).run(random.Random(0))
     assert state.spent.measurements == 20
     assert {state.reason(n) for n in state.judged} == {"seed", "unforecast"}
     problems = {b.forecasted.problem for b in state.batches.values() if b.forecasted}
@@ -215,28 +219,28 @@ def test_a_forecaster_that_fails_leaves_the_choice_to_the_order() -> None:
 
 
 def test_keys_name_what_is_asked() -> None:
-    world = World(settings(20))
-    log, _ = world.drive(random.Random(0))
-    state, keys = fold(log[:1]), set[str]()
+    world = SimulatedSearch(settings(20))
+    log, _ = world.run(random.Random(0))
+    state, keys = replay_events(log[:1]), set[str]()
     for event in log[1:]:
-        waiting = [a for a in pending(state) if not isinstance(a, Choose | Stop)]
-        assert len({key(a) for a in waiting}) == len(waiting)
-        keys |= {key(a) for a in waiting}
-        apply(state, event)
+        waiting = [a for a in pending_actions(state) if not isinstance(a, RecordChoice | StopSearch)]
+        assert len({action_key(a) for a in waiting}) == len(waiting)
+        keys |= {action_key(a) for a in waiting}
+        apply_event(state, event)
     assert len(keys) == sum(not isinstance(e, Chosen) for e in log[1:-1])
     with pytest.raises(TypeError, match="no answer"):
-        key(Stop(""))
+        action_key(StopSearch(""))
 
 
 def test_while_nothing_can_be_forecast_every_arm_gets_its_measurements() -> None:
     """A forecaster that learns abstains at first: equal candidates are taken in turn from all answers."""
 
-    class Silent(TableForecaster):
-        def forecast(self, question: Question) -> Forecasted:
+    class Silent(LandscapeForecaster):
+        def forecast(self, question: NodeForecastRequest) -> Forecasted:
             found = super().forecast(question)
             return replace(found, beliefs={n: replace(b, abstains=True) for n, b in found.beliefs.items()})
 
-    _, state = World(settings(40, archive="greedy"), forecaster=Silent()).drive(random.Random(0))
+    _, state = SimulatedSearch(settings(40, archive="greedy"), forecaster=Silent()).run(random.Random(0))
     for batch in state.batches.values():
         chosen = [state.nodes[n] for n in (batch.chosen.nodes if batch.number and batch.chosen else ())]
         new = [n for n in chosen if n.batch == batch.number and state.reason(n.id) == "uncertain"]

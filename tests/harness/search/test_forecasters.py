@@ -14,22 +14,29 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.llm.backend import Answer, LLMError, Usage
-from forecast_autotune.llm.bins import BINS, Label
+from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
+from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.codec import to_json
-from forecast_harness.search.events import Question
+from forecast_harness.search.events import NodeForecastRequest
 from forecast_harness.search.forecasters import open_forecaster
-from forecast_harness.search.forecasters.describing import edit
-from forecast_harness.search.forecasters.lineage import LEAST, Lineage, Posterior, answer
-from forecast_harness.search.forecasters.llm import Model, blend, prompt
-from forecast_harness.search.forecasters.process import fit
-from forecast_harness.search.forecasters.timings import REMEMBERED, Timing, measurement, remember
-from forecast_harness.search.racing import level
-from forecast_harness.search.records import Belief, Judged, Kind, Node, Target
+from forecast_harness.search.forecasters.describing import edit_embedding
+from forecast_harness.search.forecasters.lineage import (
+    MIN_RESULTS,
+    LineageForecaster,
+    ScorePosterior,
+    relative_forecasts,
+)
+from forecast_harness.search.forecasters.llm import LLMNodeForecaster, blend_forecast, question_prompt
+from forecast_harness.search.forecasters.process import fit_mixture
+from forecast_harness.search.forecasters.timings import MAX_TIMINGS, Timing, add_timings, to_measurement
+from forecast_harness.search.racing import drift_corrected_seconds
+from forecast_harness.search.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
 
-PACK = Target(Kind.PACK, "sums", "id", "torch", "run", "Sums of rows.\nRules for a source:\n- none")
+PACK = SearchTarget(
+    TargetKind.PACK, "sums", "id", "torch", "run", "Sums of rows.\nRules for a source:\n- none"
+)
 REWRITES = [f"rewrite_{c}" for c in "abcdefgh"]
 FAILING = "rewrite_h"
 
@@ -40,7 +47,7 @@ def source(rewrites: Sequence[str], block: int) -> str:
 
 
 SEED = Node("seed", source([], 64), "torch", (), Provenance(Origin.HAND))
-Result = tuple[Node, Judged, float]
+Result = tuple[Node, NodeResult, float]
 
 
 def family(n: int, seed: int = 0) -> list[Result]:
@@ -48,31 +55,31 @@ def family(n: int, seed: int = 0) -> list[Result]:
     rng = random.Random(seed)
     gain = {name: rng.gauss(0.0, 0.4) for name in REWRITES}
     ran: list[tuple[Node, list[str], int]] = [(SEED, [], 64)]
-    found: list[Result] = [(SEED, Judged(Outcome.OK, "seed", 0.0, seconds={"a": 1e-3}), 0.0)]
+    found: list[Result] = [(SEED, NodeResult(Outcome.OK, "seed", 0.0, seconds={"a": 1e-3}), 0.0)]
     for number in range(n):
         parent, rewrites, block = rng.choice(ran)
         note = rng.choice([*REWRITES, "tile", "tile"])
         rewrites = rewrites if note == "tile" else [*rewrites, note]
         block = rng.choice([16, 32, 128, 256]) if note == "tile" else block
         score = sum(gain[r] for r in rewrites) + 0.1 * abs(math.log2(block / 128)) - 0.1 + rng.gauss(0, 0.02)
-        origin = Provenance(Origin.MECHANICAL, note=note)
+        origin = Provenance(Origin.REWRITE, note=note)
         node = Node(
             f"n{number}", source(rewrites, block), "torch", (parent.id,), origin, arm=f"mechanical/{note}"
         )
         if note == FAILING:
-            found.append((node, Judged(Outcome.INCORRECT), 0.0))
+            found.append((node, NodeResult(Outcome.INCORRECT), 0.0))
         else:
             ran.append((node, rewrites, block))
-            found.append((node, Judged(Outcome.OK, "seed", score, sd=0.02), score))
+            found.append((node, NodeResult(Outcome.OK, "seed", score, sd=0.02), score))
     return found
 
 
-def asked(known: Sequence[Result], nodes: Sequence[Node]) -> Question:
+def asked(known: Sequence[Result], nodes: Sequence[Node]) -> NodeForecastRequest:
     lineage = {n.id: n.parents for n, _, _ in known}
-    return Question(1, SEED, tuple(nodes), tuple(known), lineage, PACK)
+    return NodeForecastRequest(1, SEED, tuple(nodes), tuple(known), lineage, PACK)
 
 
-def split(n: int, seed: int) -> tuple[Question, list[Result]]:
+def split(n: int, seed: int) -> tuple[NodeForecastRequest, list[Result]]:
     """A question after `n` results, and what became of the nodes asked about."""
     rows = family(3 * n, seed)
     known = rows[: n + 1]
@@ -85,7 +92,7 @@ def test_children_are_forecast_better_than_by_their_parents() -> None:
     gained, standard = [], []
     for seed in range(5):
         question, later = split(35, seed)
-        found = Lineage().forecast(question)
+        found = LineageForecaster().forecast(question)
         ran = [r for r in later if r[1].log2_ratio is not None]
         scores = {n.id: s for n, _, s in question.judged}
         truth = np.array([s for _, _, s in ran])
@@ -104,7 +111,7 @@ def test_a_rewrite_that_fails_is_expected_to_fail() -> None:
     failed, ran = [], []
     for seed in range(4):
         question, later = split(40, seed)
-        beliefs = Lineage().forecast(question).beliefs
+        beliefs = LineageForecaster().forecast(question).beliefs
         failed += [beliefs[n.id].p_fail for n, j, _ in later if j.log2_ratio is None]
         ran += [beliefs[n.id].p_fail for n, j, _ in later if j.log2_ratio is not None]
     assert np.mean(failed) > 4 * np.mean(ran)
@@ -113,15 +120,15 @@ def test_a_rewrite_that_fails_is_expected_to_fail() -> None:
 
 def test_what_rewrites_do_together_is_what_they_do_alone() -> None:
     def by(author: str) -> Node:
-        origin = Provenance(Origin.MECHANICAL, author=author)
+        origin = Provenance(Origin.REWRITE, author=author)
         return Node(author, SEED.source, "torch", (SEED.id,), origin, arm="mechanical/single")
 
     rng = random.Random(0)
     gain = {name: rng.gauss(0.0, 0.4) for name in REWRITES}
-    known: list[Result] = [(SEED, Judged(Outcome.OK, "seed", 0.0), 0.0)]
-    known += [(by(r), Judged(Outcome.OK, "seed", gain[r], sd=0.01), gain[r]) for r in REWRITES]
+    known: list[Result] = [(SEED, NodeResult(Outcome.OK, "seed", 0.0), 0.0)]
+    known += [(by(r), NodeResult(Outcome.OK, "seed", gain[r], sd=0.01), gain[r]) for r in REWRITES]
     pairs = [(a, b) for i, a in enumerate(REWRITES) for b in REWRITES[i + 1 :]]
-    beliefs = Lineage().forecast(asked(known, [by(f"{a}+{b}") for a, b in pairs])).beliefs
+    beliefs = LineageForecaster().forecast(asked(known, [by(f"{a}+{b}") for a, b in pairs])).beliefs
     mean = np.array([beliefs[f"{a}+{b}"].mean for a, b in pairs])
     truth = np.array([gain[a] + gain[b] for a, b in pairs])
     assert np.corrcoef(mean, truth)[0, 1] > 0.9
@@ -131,8 +138,8 @@ def test_what_rewrites_do_together_is_what_they_do_alone() -> None:
 def test_only_rewrites_are_parts_of_a_change_and_no_model_s_name() -> None:
     one = replace(SEED, id="a", source=source(["rewrite_a"], 64), parents=("seed",))
     changes = [
-        edit(replace(one, provenance=Provenance(origin, author="x")), SEED)
-        for origin in (Origin.LLM, Origin.MECHANICAL)
+        edit_embedding(replace(one, provenance=Provenance(origin, author="x")), SEED)
+        for origin in (Origin.LLM, Origin.REWRITE)
     ]
     assert changes[0] @ changes[0] == pytest.approx(2.0)
     assert changes[1] @ changes[1] == pytest.approx(3.0)
@@ -142,13 +149,15 @@ def test_scales_that_explain_results_as_well_are_all_believed() -> None:
     ones = {"a": np.eye(2)}
     targets, noise = np.array([0.2, -0.2]), np.full(2, 0.01)
     cross, prior = {"a": np.zeros((1, 2))}, {"a": np.ones(1)}
-    narrow, wide, both = (fit(ones, targets, noise, {"a": grid}) for grid in ((0.03,), (0.06,), (0.03, 0.06)))
+    narrow, wide, both = (
+        fit_mixture(ones, targets, noise, {"a": grid}) for grid in ((0.03,), (0.06,), (0.03, 0.06))
+    )
     sd = [float(found.predict(cross, prior)[1][0]) for found in (narrow, both, wide)]
     assert sd == sorted(sd)
     assert sd[0] < sd[1] < sd[2]
     assert sum(weight for weight, _ in both.parts) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="grid"):
-        fit(ones, targets, noise, {"a": ()})
+        fit_mixture(ones, targets, noise, {"a": ()})
 
 
 def test_what_the_harness_broke_blames_no_rewrite() -> None:
@@ -158,18 +167,18 @@ def test_what_the_harness_broke_blames_no_rewrite() -> None:
         for n, j, s in question.judged
     ]
     assert any(j.outcome is Outcome.INFRASTRUCTURE for _, j, _ in broken)
-    beliefs = Lineage().forecast(replace(question, judged=tuple(broken))).beliefs
+    beliefs = LineageForecaster().forecast(replace(question, judged=tuple(broken))).beliefs
     assert max(b.p_fail for b in beliefs.values()) < 0.05
 
 
 def test_few_results_abstain_and_say_so() -> None:
     rows = [r for r in family(30) if r[1].log2_ratio is not None]
     nodes = [r[0] for r in rows[12:]]
-    for count, abstains in ((0, True), (LEAST - 1, True), (LEAST + 2, False)):
-        beliefs = Lineage().forecast(asked(rows[:count], nodes)).beliefs.values()
+    for count, abstains in ((0, True), (MIN_RESULTS - 1, True), (MIN_RESULTS + 2, False)):
+        beliefs = LineageForecaster().forecast(asked(rows[:count], nodes)).beliefs.values()
         assert {b.abstains for b in beliefs} == {abstains}
         assert all(math.isfinite(b.mean) and b.sd > 0 and 0 <= b.p_better <= 1 - b.p_fail for b in beliefs)
-    assert "2 results of" in Lineage().forecast(asked(rows[:2], nodes)).beliefs[nodes[0].id].note
+    assert "2 results of" in LineageForecaster().forecast(asked(rows[:2], nodes)).beliefs[nodes[0].id].note
 
 
 def test_what_is_like_nothing_measured_abstains() -> None:
@@ -177,7 +186,7 @@ def test_what_is_like_nothing_measured_abstains() -> None:
     text = "__global__ void sums(const float* x, float* y) { y[blockIdx.x] = warp_reduce(x); }"
     alien = Node("alien", text, "cuda", (), Provenance(Origin.LLM, author="m"), arm="llm/rewrite")
     kin = rows[-1][0]
-    beliefs = Lineage().forecast(asked(rows[:-1], [alien, kin])).beliefs
+    beliefs = LineageForecaster().forecast(asked(rows[:-1], [alien, kin])).beliefs
     assert (beliefs["alien"].abstains, beliefs[kin.id].abstains) == (True, False)
     assert beliefs["alien"].sd > beliefs[kin.id].sd
 
@@ -186,8 +195,8 @@ def test_beliefs_are_relative_to_the_reference() -> None:
     question, later = split(30, 2)
     node = later[0][0].id
     best = min((r for r in question.judged if r[1].log2_ratio is not None), key=lambda r: r[2])
-    plain = Lineage().forecast(question).beliefs[node]
-    moved = Lineage().forecast(replace(question, reference=best[0]))
+    plain = LineageForecaster().forecast(question).beliefs[node]
+    moved = LineageForecaster().forecast(replace(question, reference=best[0]))
     assert moved.reference == best[0].id
     assert moved.beliefs[node].mean == pytest.approx(plain.mean - best[2])
     assert moved.beliefs[node].p_better <= plain.p_better
@@ -209,7 +218,7 @@ def test_the_same_question_has_the_same_answer_in_another_process() -> None:
         text=True,
         check=True,
     )
-    there, here = json.loads(done.stdout), to_json(Lineage().forecast(question))
+    there, here = json.loads(done.stdout), to_json(LineageForecaster().forecast(question))
     assert there["beliefs"] == here["beliefs"]
 
 
@@ -218,7 +227,7 @@ def test_specifications() -> None:
     for spec in ("auto", "lineage"):
         made = open_forecaster(spec, PACK)
         assert made is not None
-        assert made.name == Lineage.name
+        assert made.name == LineageForecaster.name
     with pytest.raises(SettingsError, match="use lineage"):
         open_forecaster("triton", PACK)
     with pytest.raises(SettingsError, match="there are auto, none"):
@@ -228,7 +237,7 @@ def test_specifications() -> None:
 # --- a language model's word ---
 
 
-class Says:
+class StubBackend:
     """A backend that puts all probability on one bin per suffix; the tests' stand-in for a model."""
 
     name = "says"
@@ -238,14 +247,14 @@ class Says:
         self.asked: list[tuple[str, tuple[str, ...]]] = []
 
     def forecast(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
-    ) -> Answer:
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
         self.asked.append((prefix, tuple(suffixes)))
         if self._error is not None:
             raise self._error
-        rows = BINS.soft(np.full(len(suffixes), self._ratio), 0.1)
+        rows = BINS.soft_targets(np.full(len(suffixes), self._ratio), 0.1)
         usage = Usage(1, prompt_tokens=900, output_tokens=10, seconds=0.5, money=0.01)
-        return Answer(rows, np.full(len(suffixes), self._mass), usage)
+        return BackendResponse(rows, np.full(len(suffixes), self._mass), usage)
 
     def ready(self) -> bool:
         return True
@@ -257,9 +266,9 @@ class Says:
 
 def test_a_model_moves_beliefs_and_never_makes_them() -> None:
     question, _ = split(30, 4)
-    before = Lineage().forecast(question)
+    before = LineageForecaster().forecast(question)
     for ratio in (-1.0, 1.0):
-        found = Model(Says(ratio), Lineage()).forecast(question)
+        found = LLMNodeForecaster(StubBackend(ratio), LineageForecaster()).forecast(question)
         for node, belief in found.beliefs.items():
             old = before.beliefs[node]
             assert min(old.mean, ratio) - 0.1 <= belief.mean <= max(old.mean, ratio) + 0.1
@@ -272,12 +281,12 @@ def test_a_model_moves_beliefs_and_never_makes_them() -> None:
 
 def test_a_model_that_is_out_or_lost_changes_nothing() -> None:
     question, _ = split(30, 4)
-    before = Lineage().forecast(question)
+    before = LineageForecaster().forecast(question)
     for model, said in (
-        (Says(0.0, error=LLMError("no answer within 300 s")), "no answer within"),
-        (Says(-1.0, mass=0.01), "too little probability"),
+        (StubBackend(0.0, error=LLMError("no answer within 300 s")), "no answer within"),
+        (StubBackend(-1.0, mass=0.01), "too little probability"),
     ):
-        found = Model(model, Lineage()).forecast(question)
+        found = LLMNodeForecaster(model, LineageForecaster()).forecast(question)
         assert found.beliefs == before.beliefs
         assert said in found.problem
 
@@ -287,7 +296,7 @@ def test_a_model_is_asked_against_the_incumbent() -> None:
     best = min((r for r in question.judged if r[1].log2_ratio is not None), key=lambda r: r[2])
     timed = replace(best[1], seconds={"a": 2e-3, "b": 8e-3})
     judged = tuple((n, timed if n.id == best[0].id else j, s) for n, j, s in question.judged)
-    text = prompt(replace(question, reference=best[0], judged=judged))
+    text = question_prompt(replace(question, reference=best[0], judged=judged))
     assert "4 ms (measured)" in text.prefix
     assert best[0].source.strip() in text.prefix
     assert len(text.suffixes) == len(later)
@@ -296,30 +305,30 @@ def test_a_model_is_asked_against_the_incumbent() -> None:
 
 def test_a_model_is_told_of_the_device_that_is_searched_on() -> None:
     question, _ = split(30, 5)
-    on_host = prompt(question).prefix
+    on_host = question_prompt(question).prefix
     assert "a processor of the host" in on_host
     assert not [w for w in ("GPU kernel", "multiprocessors", "TFLOP/s", "capability") if w in on_host]
     h200 = {"name": "NVIDIA H200", "arch": "90", "multiprocessors": 132}
-    target = Target(Kind.PACK, "p", "id", "triton", "run", "", {"device": h200})
-    on_device = prompt(replace(question, target=target)).prefix
+    target = SearchTarget(TargetKind.PACK, "p", "id", "triton", "run", "", {"device": h200})
+    on_device = question_prompt(replace(question, target=target)).prefix
     assert "NVIDIA H200, compute capability 90: 132 multiprocessors" in on_device
     assert "GPU kernel" in on_device
 
 
 def test_a_blend_is_a_product_of_normals() -> None:
-    belief = Belief(0.4, 0.5, 0.1, 0.2)
-    sure = blend(belief, 0.0, 0.0, 0.1)
+    belief = NodeForecast(0.4, 0.5, 0.1, 0.2)
+    sure = blend_forecast(belief, 0.0, 0.0, 0.1)
     assert sure.mean == pytest.approx(0.2)  # the model's own error is as large as the belief's spread
     assert sure.sd == pytest.approx(0.5 / math.sqrt(2))
     assert sure.p_fail == pytest.approx(0.1)
-    assert blend(belief, 0.0, 0.0, 0.9).p_fail > 0.15
+    assert blend_forecast(belief, 0.0, 0.0, 0.9).p_fail > 0.15
 
 
 def test_a_posterior_with_a_reason_abstains() -> None:
     question, _ = split(10, 6)
     n = len(question.nodes)
-    found = Posterior(np.zeros(n), np.ones(n), np.ones(n), "for a test")
-    beliefs = answer(question, found, np.full(n, 0.25), "x").beliefs.values()
+    found = ScorePosterior(np.zeros(n), np.ones(n), np.ones(n), "for a test")
+    beliefs = relative_forecasts(question, found, np.full(n, 0.25), "x").beliefs.values()
     assert all(b.abstains and b.note == "for a test" for b in beliefs)
     assert all(b.p_better == pytest.approx(0.375) for b in beliefs)
 
@@ -329,13 +338,13 @@ def test_a_posterior_with_a_reason_abstains() -> None:
 
 def test_the_latest_timings_are_remembered() -> None:
     memory: dict[str, Timing] = {}
-    for n in range(REMEMBERED + 10):
-        remember(memory, {f"{n}": [1.0, 2.0], "again": [float(n + 1), 1.0]}, 2)
-    assert len(memory) == REMEMBERED
+    for n in range(MAX_TIMINGS + 10):
+        add_timings(memory, {f"{n}": [1.0, 2.0], "again": [float(n + 1), 1.0]}, 2)
+    assert len(memory) == MAX_TIMINGS
     assert list(memory)[-1] == "again"
-    assert memory["again"] == [float(REMEMBERED + 10), 1.0]
+    assert memory["again"] == [float(MAX_TIMINGS + 10), 1.0]
     assert "0" not in memory
-    remember(memory, {"again": Outcome.OUT_OF_RESOURCES}, 2)
+    add_timings(memory, {"again": Outcome.OUT_OF_RESOURCES}, 2)
     assert list(memory.items())[-1] == ("again", Outcome.OUT_OF_RESOURCES)
 
 
@@ -345,18 +354,18 @@ def test_the_latest_timings_are_remembered() -> None:
 )
 def test_what_is_no_timing_is_not_remembered(timing: Timing) -> None:
     memory: dict[str, Timing] = {"a": [1.0, 1.0]}
-    remember(memory, {"a": timing, "b": timing}, 2)
+    add_timings(memory, {"a": timing, "b": timing}, 2)
     assert memory == {"a": [1.0, 1.0]}
 
 
 def test_a_failure_has_no_time() -> None:
     candidate = Candidate(Config.of({"BLOCK": 16}), "other")
-    failed = measurement("p", candidate, Outcome.OUT_OF_RESOURCES, 0)
+    failed = to_measurement("p", candidate, Outcome.OUT_OF_RESOURCES, 0)
     assert (failed.outcome, failed.median_ms) == (Outcome.OUT_OF_RESOURCES, None)
-    assert measurement("p", candidate, [1e-3, 2e-3], 1).ms == pytest.approx(2.0)
+    assert to_measurement("p", candidate, [1e-3, 2e-3], 1).ms == pytest.approx(2.0)
 
 
 def test_times_of_a_race_are_levelled_by_the_rival_that_all_met() -> None:
     # The device was twice as slow while this one ran.
     samples = {(0, "a"): [4.0, 4.0, 9.0], (1, "a"): [2.0, 2.0, 2.0], (0, "b"): [2.0], (1, "b"): [6.0]}
-    assert level(samples, {"a": 2.0, "b": 1.0}) == {"a": 1.0, "b": 3.0}
+    assert drift_corrected_seconds(samples, {"a": 2.0, "b": 1.0}) == {"a": 1.0, "b": 3.0}

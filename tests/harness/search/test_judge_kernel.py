@@ -15,24 +15,24 @@ pytest.importorskip("triton")
 
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.events import Confirm, Job, Question
-from forecast_harness.search.forecasters.lineage import WIDE
+from forecast_harness.search.events import ConfirmationJob, NodeForecastRequest, NodeJob
+from forecast_harness.search.forecasters.lineage import UNINFORMED_SD
 from forecast_harness.search.forecasters.timings import Timing
-from forecast_harness.search.forecasters.tracing import Tracer, suits
-from forecast_harness.search.forecasters.triton import UNPROVED, Traced
+from forecast_harness.search.forecasters.tracing import VariantTracer, is_compatible
+from forecast_harness.search.forecasters.triton import UNTESTED_DIFFERENCE_SD, TritonForecaster
 from forecast_harness.search.judge_kernel import KernelJudge
-from forecast_harness.search.novelty import identity
-from forecast_harness.search.racing import Rules
-from forecast_harness.search.records import Judged, Kind, Node, Target
+from forecast_harness.search.novelty import node_identity
+from forecast_harness.search.racing import RaceRules
+from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.targets import configs_for, open_target
-from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.variant_kernels import CONFIGS, SOFTMAX, rows, softmax_call, subject
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 
 SUBJECT = subject(SOFTMAX, softmax_call(9, 70), softmax_call(4, 33), grid=rows)
-TARGET = Target(
-    Kind.KERNEL,
+TARGET = SearchTarget(
+    TargetKind.KERNEL,
     "kernel",
     "id",
     "triton",
@@ -56,7 +56,11 @@ SIBLING = TUNABLE.replace(*CHANGE)
 
 def node(source: str) -> Node:
     return Node(
-        identity(TARGET.id, "triton", source), source, "triton", (SEED_ID,), Provenance(Origin.HAND, note="x")
+        node_identity(TARGET.id, "triton", source),
+        source,
+        "triton",
+        (SEED_ID,),
+        Provenance(Origin.HAND, note="x"),
     )
 
 
@@ -66,15 +70,15 @@ SEED_ID = SEED.id
 SEED = replace(SEED, parents=())
 
 
-def job(source: str, trials: int = 3) -> Job:
-    return Job(f"job-{identity('', 'triton', source)}", node(source), SEED, {}, TARGET, 0, trials)
+def job(source: str, trials: int = 3) -> NodeJob:
+    return NodeJob(f"job-{node_identity('', 'triton', source)}", node(source), SEED, {}, TARGET, 0, trials)
 
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelJudge]:
-    rules = Rules(first=99, least=2, most=2)
+    rules = RaceRules(first=99, least=2, most=2)
     folder = tmp_path_factory.mktemp("kernel")
-    opened = KernelJudge(TARGET, Plan(cases=2, timed=2), folder, rules=rules, thorough=rules)
+    opened = KernelJudge(TARGET, VerificationPlan(cases=2, timed=2), folder, rules=rules, thorough=rules)
     yield opened
     opened.close()
 
@@ -116,7 +120,7 @@ def test_a_variants_fault_is_its_outcome(
 def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge) -> None:
     config = {"kwargs": {"BLOCK": 512}}
     chosen = Config.from_json({**CONFIGS[0].to_json(), **config}).to_json()
-    found = judge.confirm(Confirm((node(TUNABLE),), {node(TUNABLE).id: chosen}, SEED, TARGET))
+    found = judge.confirm(ConfirmationJob((node(TUNABLE),), {node(TUNABLE).id: chosen}, SEED, TARGET))
     assert list(found) == [SEED.id, node(TUNABLE).id]
     assert found[SEED.id].log2_ratio == 0
     assert found[node(TUNABLE).id].config == chosen
@@ -127,13 +131,13 @@ def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge) -> None:
 
 
 @pytest.fixture(scope="module")
-def tracer() -> Iterator[Tracer]:
-    made = Tracer(TARGET)
+def tracer() -> Iterator[VariantTracer]:
+    made = VariantTracer(TARGET)
     yield made
     made.close()
 
 
-def test_ir_is_traced_without_a_device_and_forecast(tracer: Tracer) -> None:
+def test_ir_is_traced_without_a_device_and_forecast(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
     found = tracer.forecast(TUNABLE, configs)
     assert found is not None
@@ -143,41 +147,41 @@ def test_ir_is_traced_without_a_device_and_forecast(tracer: Tracer) -> None:
     assert tracer.forecast("import triton\n", configs) is None
 
 
-def test_what_is_timed_is_what_promises_most_and_one_more(tracer: Tracer) -> None:
+def test_what_is_timed_is_what_promises_most_and_one_more(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
     found = tracer.forecast(TUNABLE, configs)
     assert found is not None
-    chosen = tracer.best(TUNABLE, configs, 4)
+    chosen = tracer.best_configs(TUNABLE, configs, 4)
     assert chosen[:3] == [found.configs[i] for i in found.order[:3]]
     assert len(set(chosen)) == 4
-    assert tracer.best(TUNABLE, configs, 99) == configs
+    assert tracer.best_configs(TUNABLE, configs, 99) == configs
 
 
 def sizes(configs: Sequence[Config]) -> list[object]:
     return [dict(c.kwargs)["BLOCK"] for c in configs]
 
 
-def test_the_rivals_config_is_timed_first_where_a_source_can_run_it(tracer: Tracer) -> None:
+def test_the_rivals_config_is_timed_first_where_a_source_can_run_it(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
     found = tracer.forecast(TUNABLE, configs)
     assert found is not None
     worst = found.configs[found.order[-1]]
-    chosen = tracer.best(TUNABLE, configs, 4, worst)
+    chosen = tracer.best_configs(TUNABLE, configs, 4, worst)
     assert chosen[:3] == [worst, *(found.configs[i] for i in found.order[:2])]
     assert len(set(chosen)) == 4
-    assert tracer.best(TUNABLE, configs, 1, worst) == [worst]
-    assert tracer.best(TUNABLE, configs, 9, worst) == [worst, *(c for c in configs if c != worst)]
+    assert tracer.best_configs(TUNABLE, configs, 1, worst) == [worst]
+    assert tracer.best_configs(TUNABLE, configs, 9, worst) == [worst, *(c for c in configs if c != worst)]
     for other in (replace(worst, num_warps=32), Config.of({"BLOCK": 2})):
-        assert tracer.best(TUNABLE, configs, 4, other) == tracer.best(TUNABLE, configs, 4)
-    assert suits(Config.of({"BLOCK": 16}), Config.of({"BLOCK": 16, "SPLIT": 2}))
+        assert tracer.best_configs(TUNABLE, configs, 4, other) == tracer.best_configs(TUNABLE, configs, 4)
+    assert is_compatible(Config.of({"BLOCK": 16}), Config.of({"BLOCK": 16, "SPLIT": 2}))
 
 
-def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: Tracer) -> None:
+def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
     before = tracer.forecast(TUNABLE, configs)
     assert before is not None
     first, last = configs[before.order[0]], configs[before.order[-1]]
-    taught = Tracer(TARGET)
+    taught = VariantTracer(TARGET)
     try:
         # What is no time, of a source that cannot be read, or of another number of calls, teaches nothing.
         odd: dict[Config, Timing] = {first: [math.nan], last: [1.0, 1.0], configs[1]: Outcome.INFRASTRUCTURE}
@@ -194,8 +198,8 @@ def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: Tracer) -> None:
         assert sizes([configs[i] for i in after.order]) == sorted(sizes(configs), key=lambda n: int(str(n)))
         assert sizes([first]) != [16]
         assert after.mean[0] == pytest.approx(math.log2(1e-2), abs=1.0)
-        assert taught.best(TUNABLE, configs, 2) == configs[:2]
-        assert taught.best(TUNABLE, configs, 2, first) == [first, configs[0]]
+        assert taught.best_configs(TUNABLE, configs, 2) == configs[:2]
+        assert taught.best_configs(TUNABLE, configs, 2, first) == [first, configs[0]]
         taught.learn(SIBLING, {configs[0]: Outcome.COMPILE_ERROR})
         failing = taught.forecast(TUNABLE, configs)
         assert failing is not None
@@ -218,19 +222,19 @@ def test_a_forecast_of_variants_needs_no_results() -> None:
     )
     broken = SOFTMAX.replace("tl.max(top, axis=0)", "tl.no_such_thing(top)")
     nodes = (node(NAIVE), node(heavy), node(broken))
-    seed = (SEED, Judged(Outcome.OK, SEED.id, 0.0), 0.0)
-    forecaster = Traced(TARGET)
+    seed = (SEED, NodeResult(Outcome.OK, SEED.id, 0.0), 0.0)
+    forecaster = TritonForecaster(TARGET)
     try:
-        found = forecaster.forecast(Question(1, SEED, nodes, (seed,), {}, TARGET)).beliefs
+        found = forecaster.forecast(NodeForecastRequest(1, SEED, nodes, (seed,), {}, TARGET)).beliefs
     finally:
         forecaster.close()
     same, slow, bad = (found[n.id] for n in nodes)
     assert not same.abstains
-    assert same.sd == UNPROVED
+    assert same.sd == UNTESTED_DIFFERENCE_SD
     assert abs(same.mean) < 0.3
     assert slow.mean > same.mean + 0.2
     assert bad.abstains
-    assert bad.sd >= WIDE
+    assert bad.sd >= UNINFORMED_SD
 
 
 OWN_FILE = """import torch
@@ -259,23 +263,23 @@ def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path, monkeypatch
     file = tmp_path / "own_kernels.py"
     file.write_text(OWN_FILE)
     target, (seed,) = open_target(f"{file}:double", device="cuda")
-    assert (target.kind, target.entry, target.language) == (Kind.KERNEL, "double", "triton")
+    assert (target.kind, target.entry, target.language) == (TargetKind.KERNEL, "double", "triton")
     assert "def double" in target.statement
     assert [dict(c.kwargs) for c in configs_for(target, seed.source)] == [{"BLOCK": 32}, {"BLOCK": 64}]
-    quick = Rules(first=99, least=2, most=2)
-    judge = KernelJudge(target, Plan(cases=2), tmp_path / "scratch", rules=quick)
+    quick = RaceRules(first=99, least=2, most=2)
+    judge = KernelJudge(target, VerificationPlan(cases=2), tmp_path / "scratch", rules=quick)
     try:
         better = replace(seed, id="better", source=seed.source.replace("2 * tl.load", "2.0 * tl.load"))
-        found = judge.judge(Job("j", better, seed, {}, target, 0, 1))
+        found = judge.judge(NodeJob("j", better, seed, {}, target, 0, 1))
         wrong = replace(seed, id="wrong", source=seed.source.replace("2 *", "3 *"))
         learnt: list[tuple[str, Mapping[Config, Timing]]] = []
-        monkeypatch.setattr(Tracer, "learn", lambda self, *told: learnt.append(told))
-        refused = judge.judge(Job("k", wrong, seed, {}, target, 0, 1))
+        monkeypatch.setattr(VariantTracer, "learn", lambda self, *told: learnt.append(told))
+        refused = judge.judge(NodeJob("k", wrong, seed, {}, target, 0, 1))
         assert learnt == [], "a wrong source is not timed"
         own = configs_for(target, better.source)
         beside = own[1].to_json()
-        first = judge.judge(Job("l", better, seed, beside, target, 0, 1))
-        both = judge.judge(Job("m", better, seed, beside, target, 0, 2))
+        first = judge.judge(NodeJob("l", better, seed, beside, target, 0, 1))
+        both = judge.judge(NodeJob("m", better, seed, beside, target, 0, 2))
     finally:
         judge.close()
     assert (found.outcome, found.measurements) == (Outcome.OK, 1)

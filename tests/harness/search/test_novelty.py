@@ -8,7 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.novelty import Novelty, canonical, identity, shingles, signature
+from forecast_harness.search.novelty import (
+    NoveltyFilter,
+    canonical_tokens,
+    node_identity,
+    shingles,
+    signature,
+)
 from forecast_harness.search.records import Node
 
 KERNEL = '''
@@ -82,7 +88,7 @@ __global__ void add(const float* __restrict__ x, float* y, int n) {
 
 
 def node(source: str, language: str = "triton") -> Node:
-    return Node(identity("t", language, source), source, language, (), Provenance(Origin.LLM))
+    return Node(node_identity("t", language, source), source, language, (), Provenance(Origin.LLM))
 
 
 def similarity(a: Sequence[str], b: Sequence[str]) -> float:
@@ -98,19 +104,19 @@ def changed(old: str, new: str, text: str = KERNEL) -> str:
 
 def test_comments_docstrings_and_layout_make_no_new_id() -> None:
     other = changed("    # load\n", "\n\n").replace("  # the tail", "").replace('"""Adds one."""', '"""!"""')
-    assert identity("t", "triton", KERNEL) == identity("t", "triton", other)
-    assert identity("t", "triton", KERNEL) == identity("t", "triton", KERNEL.replace("128", "0x80"))
+    assert node_identity("t", "triton", KERNEL) == node_identity("t", "triton", other)
+    assert node_identity("t", "triton", KERNEL) == node_identity("t", "triton", KERNEL.replace("128", "0x80"))
 
 
 def test_the_target_and_the_language_are_part_of_an_id() -> None:
-    ids = {identity(t, language, KERNEL) for t in ("t", "u") for language in ("triton", "torch", "cuda")}
+    ids = {node_identity(t, language, KERNEL) for t in ("t", "u") for language in ("triton", "torch", "cuda")}
     assert len(ids) == 6
 
 
 def test_local_names_make_a_new_id_but_nothing_new() -> None:
     """Both halves of the rule: an id is exact, novelty is not fooled by a paraphrase."""
-    assert identity("t", "triton", KERNEL) != identity("t", "triton", RENAMED)
-    novelty = Novelty()
+    assert node_identity("t", "triton", KERNEL) != node_identity("t", "triton", RENAMED)
+    novelty = NoveltyFilter()
     assert novelty.add(node(KERNEL)) is None
     assert novelty.add(node(KERNEL)) == (node(KERNEL).id, "the same program")
     assert novelty.add(node(RENAMED)) == (node(KERNEL).id, "the same up to names and order of definitions")
@@ -118,7 +124,7 @@ def test_local_names_make_a_new_id_but_nothing_new() -> None:
 
 @pytest.mark.parametrize("what", NEW)
 def test_one_change_that_a_compiler_sees_is_new(what: str) -> None:
-    novelty = Novelty()
+    novelty = NoveltyFilter()
     assert novelty.add(node(KERNEL)) is None
     assert novelty.add(node(changed(*NEW[what]))) is None
 
@@ -133,9 +139,9 @@ def test_no_threshold_below_one_tells_a_changed_constant_from_a_paraphrase(lines
     """The reason for the rule: the longer the source, the closer to 1 a real experiment comes."""
     body = "".join(f"    a = a * {i} + tl.load(p + {i})\n" for i in range(lines))
     source = f"def kernel(p, a):\n{body}    return a\n"
-    one, two = (canonical("triton", s) for s in (source, source.replace("* 3 +", "* 999 +")))
+    one, two = (canonical_tokens("triton", s) for s in (source, source.replace("* 3 +", "* 999 +")))
     assert 1.0 - 20 / len(one) < similarity(one, two) < 1.0
-    assert similarity(one, canonical("triton", source.replace("a", "b").replace("lob", "loa"))) == 1.0
+    assert similarity(one, canonical_tokens("triton", source.replace("a", "b").replace("lob", "loa"))) == 1.0
     assert signature("triton", source) != signature("triton", source.replace("* 3 +", "* 999 +"))
 
 
@@ -153,11 +159,11 @@ def test_names_that_callers_use_are_not_renamed() -> None:
 
 def test_cuda_text_without_comments_and_with_other_variables_is_the_same() -> None:
     bare = changed("// adds\n", "", CUDA).replace("/* one each */", "").replace("    ", " ")
-    assert identity("t", "cuda", bare) == identity("t", "cuda", CUDA)
+    assert node_identity("t", "cuda", bare) == node_identity("t", "cuda", CUDA)
     renamed = CUDA.replace("sum", "total").replace("int i ", "int at ").replace("[i]", "[at]")
     renamed = renamed.replace("(i <", "(at <")
-    assert identity("t", "cuda", renamed) != identity("t", "cuda", CUDA)
-    novelty = Novelty()
+    assert node_identity("t", "cuda", renamed) != node_identity("t", "cuda", CUDA)
+    novelty = NoveltyFilter()
     assert novelty.add(node(CUDA, "cuda")) is None
     assert novelty.add(node(renamed, "cuda")) is not None
 
@@ -175,20 +181,20 @@ def test_cuda_text_without_comments_and_with_other_variables_is_the_same() -> No
     ],
 )
 def test_cuda_text_that_differs_for_the_compiler_is_new(old: str, new: str) -> None:
-    novelty = Novelty()
+    novelty = NoveltyFilter()
     assert novelty.add(node(CUDA, "cuda")) is None
     assert novelty.add(node(changed(old, new, CUDA), "cuda")) is None
 
 
 def test_strings_that_look_like_comments_are_none() -> None:
     source = 'void f() { char* s = "// not a comment /* nor this */"; }'
-    assert identity("t", "cuda", source) != identity("t", "cuda", 'void f() { char* s = "' + '"; }')
+    assert node_identity("t", "cuda", source) != node_identity("t", "cuda", 'void f() { char* s = "' + '"; }')
 
 
 @pytest.mark.parametrize("language", ["torch", "triton", "cuda", "tilelang"])
 @pytest.mark.parametrize("source", ["def f(:\n  oops", "", "\x00", "f(" * 3000, "'unterminated"])
 def test_text_that_is_no_program_has_an_id_all_the_same(source: str, language: str) -> None:
-    novelty = Novelty()
+    novelty = NoveltyFilter()
     assert novelty.add(node(source, language)) is None
     assert novelty.add(node(source + "\n ", language)) is not None
     assert novelty.add(node(source + " more", language)) is None

@@ -26,19 +26,19 @@ from forecast_harness.search.events import (
     Started,
     Stopped,
 )
-from forecast_harness.search.output import keep_variants, summary, write_output
-from forecast_harness.search.records import Judged, Kind, Node, Target
-from forecast_harness.search.state import State, fold
-from tests.harness.search.searching import go
+from forecast_harness.search.output import store_variants, summary, write_output
+from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
+from forecast_harness.search.state import SearchState, replay_events
+from tests.harness.search.searching import run_search
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
+def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SearchState]:
     folder = tmp_path_factory.mktemp("left")
-    return folder, go(folder, settings(30, audit=0.4))
+    return folder, run_search(folder, settings(30, audit=0.4))
 
 
-def test_the_best_source_can_be_imported_and_says_where_it_is_from(left: tuple[Path, State]) -> None:
+def test_the_best_source_can_be_imported_and_says_where_it_is_from(left: tuple[Path, SearchState]) -> None:
     folder, state = left
     spec = importlib.util.spec_from_file_location("best", folder / "best.py")
     assert spec is not None
@@ -53,14 +53,14 @@ def test_the_best_source_can_be_imported_and_says_where_it_is_from(left: tuple[P
     assert "# toolchain: table 1\n" in text
 
 
-def test_every_measured_source_is_a_file(left: tuple[Path, State]) -> None:
+def test_every_measured_source_is_a_file(left: tuple[Path, SearchState]) -> None:
     folder, state = left
     assert {p.stem: p.read_text() for p in (folder / "nodes").iterdir()} == {
         n: state.nodes[n].source for n in state.judged
     }
 
 
-def test_the_summary_adds_up(left: tuple[Path, State]) -> None:
+def test_the_summary_adds_up(left: tuple[Path, SearchState]) -> None:
     folder, state = left
     data = json.loads((folder / "summary.json").read_text())
     assert data == summary(state)
@@ -78,10 +78,10 @@ def test_the_summary_adds_up(left: tuple[Path, State]) -> None:
 def test_the_best_file_follows_the_search(tmp_path: Path) -> None:
     seen: list[tuple[str, bool]] = []
 
-    def watch(state: State) -> None:
+    def watch(state: SearchState) -> None:
         seen.append((state.best, f"# id: {state.best}\n" in (tmp_path / "best.py").read_text()))
 
-    go(tmp_path, settings(20), watch=watch)
+    run_search(tmp_path, settings(20), watch=watch)
     assert all(current for _, current in seen)
     assert len({best for best, _ in seen}) > 2
 
@@ -100,10 +100,12 @@ def run(x, n, BLOCK: tl.constexpr):
 """
 
 
-def kernel_search(confirmed: Mapping[str, float | None]) -> State:
+def kernel_search(confirmed: Mapping[str, float | None]) -> SearchState:
     """Five variants beside a base kernel, the later the faster; `confirmed` by number."""
-    target = Target(Kind.KERNEL, "run", "kernel-1", "triton", "run", "", {"source_sha256": "0" * 64})
-    made = Provenance(Origin.MECHANICAL, note="other tiles")
+    target = SearchTarget(
+        TargetKind.KERNEL, "run", "kernel-1", "triton", "run", "", {"source_sha256": "0" * 64}
+    )
+    made = Provenance(Origin.REWRITE, note="other tiles")
     sources = [KERNEL.replace("NUMBER", str(n)) for n in range(6)]
     nodes = [
         Node(f"n{i}", s, "triton", ("n0",) if i else (), made, batch=i > 0) for i, s in enumerate(sources)
@@ -111,10 +113,10 @@ def kernel_search(confirmed: Mapping[str, float | None]) -> State:
     check = Check("h200", "signature", True, "12 launches").to_json()
     best = {"kwargs": {"BLOCK": 128}, "num_warps": 8}
 
-    def judged(ratio: float | None) -> Judged:
+    def judged(ratio: float | None) -> NodeResult:
         if ratio is None:
-            return Judged(Outcome.INCORRECT)
-        return Judged(Outcome.OK, "n0", ratio, config=best, facts={"checks_passed": [check]})
+            return NodeResult(Outcome.INCORRECT)
+        return NodeResult(Outcome.OK, "n0", ratio, config=best, facts={"checks_passed": [check]})
 
     context = replace(CONTEXT, target=target.id, seeds=("n0",), settings=settings(20), arms=("a/b",))
     ids = tuple(f"n{i}" for i in range(1, 6))
@@ -127,13 +129,13 @@ def kernel_search(confirmed: Mapping[str, float | None]) -> State:
     ]
     if confirmed:
         events.append(Confirmed({n: judged(r) for n, r in confirmed.items()}))
-    return fold([*events, Stopped("done")])
+    return replay_events([*events, Stopped("done")])
 
 
 def test_confirmed_variants_go_into_the_store_with_their_checks(tmp_path: Path) -> None:
     store = Store(tmp_path)
     state = kernel_search({"n0": 0.0, "n5": None, "n4": -0.2, "n3": 0.01})
-    (kept,) = keep_variants(state, store)
+    (kept,) = store_variants(state, store)
     (held,) = store.variants("0" * 64)
     assert held.source == kept.source == state.nodes["n4"].source
     assert [c.signature for c in held.checks] == ["signature"]
@@ -143,10 +145,10 @@ def test_confirmed_variants_go_into_the_store_with_their_checks(tmp_path: Path) 
 
 def test_the_fastest_go_into_the_store_where_none_could_be_confirmed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    kept = keep_variants(kernel_search({}), store)
+    kept = store_variants(kernel_search({}), store)
     assert [v.source for v in kept] == [KERNEL.replace("NUMBER", str(n)) for n in (5, 4, 3)]
     assert len(store.variants()) == 3
-    assert keep_variants(kernel_search({"n5": None, "n4": None, "n3": None}), store) == []
+    assert store_variants(kernel_search({"n5": None, "n4": None, "n3": None}), store) == []
 
 
 def test_a_kernels_finished_search_fills_the_default_store(
@@ -174,4 +176,4 @@ def test_only_what_was_shown_to_be_faster_is_confirmed(
     ratio: float | None, sd: float, facts: dict[str, str], evidence: str
 ) -> None:
     outcome = Outcome.OK if ratio is not None else Outcome.INCORRECT
-    assert Judged(outcome, log2_ratio=ratio, sd=sd, facts=facts).evidence == evidence
+    assert NodeResult(outcome, log2_ratio=ratio, sd=sd, facts=facts).evidence == evidence

@@ -12,11 +12,11 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from forecast_autotune.records import Outcome
-from forecast_harness.search.events import Question
+from forecast_harness.search.events import NodeForecastRequest
 from forecast_harness.search.forecasters import open_forecaster
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
-from forecast_harness.search.forecasters.triton import UNPROVED, Traced
-from forecast_harness.search.records import Judged, Node, Target
+from forecast_harness.search.forecasters.triton import UNTESTED_DIFFERENCE_SD, TritonForecaster
+from forecast_harness.search.records import Node, NodeResult, SearchTarget
 from forecast_harness.search.targets import open_target
 from forecast_harness.search.tuned import configs_of
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 H200 = {"name": "NVIDIA H200", "backend": "cuda", "arch": "90"}
 
 
-def opened(name: str) -> tuple[Target, Node]:
+def opened(name: str) -> tuple[SearchTarget, Node]:
     target, (seed,) = open_target(name, device="cuda")
     return replace(target, payload={**target.payload, "device": H200}), seed
 
@@ -55,7 +55,7 @@ def tracer() -> Iterator[PackTracer]:
 
 
 def test_what_a_solution_launches_is_forecast(tracer: PackTracer) -> None:
-    base, slow = tracer.best_of(SEED), tracer.best_of(node("slow", SLOW))
+    base, slow = tracer.best_forecast(SEED), tracer.best_forecast(node("slow", SLOW))
     assert base is not None
     assert slow is not None
     # 8192 x 4096 float32, read and written once: 56 us at an H200's peak.
@@ -68,14 +68,14 @@ def test_outputs_that_are_given_are_arguments_too() -> None:
     target, seed = opened("swiglu")
     made = PackTracer(target)
     try:
-        found = made.best_of(seed)
+        found = made.best_forecast(seed)
     finally:
         made.close()
     assert found is not None
 
 
 def test_the_best_config_speaks_for_a_source(tracer: PackTracer) -> None:
-    found, slow = tracer.best_of(node("tunable", TUNABLE)), tracer.best_of(node("slow", SLOW))
+    found, slow = tracer.best_forecast(node("tunable", TUNABLE)), tracer.best_forecast(node("slow", SLOW))
     assert found is not None
     assert slow is not None
     assert found[0] < slow[0] - 0.2
@@ -83,11 +83,11 @@ def test_the_best_config_speaks_for_a_source(tracer: PackTracer) -> None:
 
 def test_configs_to_time_are_the_promising_ones_and_one_more(tracer: PackTracer) -> None:
     configs = configs_of(TUNABLE)
-    assert tracer.best(TUNABLE, configs, 2) == ({"N": 1}, {"N": 16})
-    chosen = tracer.best(TUNABLE, configs, 3)
+    assert tracer.best_configs(TUNABLE, configs, 2) == ({"N": 1}, {"N": 16})
+    chosen = tracer.best_configs(TUNABLE, configs, 3)
     assert chosen[:2] == ({"N": 1}, {"N": 16})
     assert len(chosen) == 3
-    assert tracer.best(TUNABLE, configs, 9) == configs
+    assert tracer.best_configs(TUNABLE, configs, 9) == configs
 
 
 def test_what_was_timed_of_a_sibling_outdoes_a_forecast() -> None:
@@ -99,12 +99,12 @@ def test_what_was_timed_of_a_sibling_outdoes_a_forecast() -> None:
     double = TUNABLE.replace(launch, f"{launch}\n{launch}")
     made = PackTracer(TARGET)
     try:
-        before = made.best(TUNABLE, configs, 2)
+        before = made.best_configs(TUNABLE, configs, 2)
         made.learn(sibling, [(c, [*s, 1.0]) for c, s in backwards])
-        assert made.best(TUNABLE, configs, 2) == before, "another number of calls"
+        assert made.best_configs(TUNABLE, configs, 2) == before, "another number of calls"
         made.learn(sibling, backwards)
-        assert made.best(TUNABLE, configs, 2) == ({"N": 96}, {"N": 48})
-        assert made.best(double, configs, 2) == before
+        assert made.best_configs(TUNABLE, configs, 2) == ({"N": 96}, {"N": 48})
+        assert made.best_configs(double, configs, 2) == before
     finally:
         made.close()
 
@@ -119,18 +119,18 @@ def test_what_was_timed_of_a_sibling_outdoes_a_forecast() -> None:
     ],
 )
 def test_what_cannot_be_traced_has_no_forecast(tracer: PackTracer, source: str) -> None:
-    assert tracer.best_of(node(f"bad-{hash(source)}", source)) is None
+    assert tracer.best_forecast(node(f"bad-{hash(source)}", source)) is None
 
 
 def test_packs_on_a_device_are_forecast_from_their_ir() -> None:
     made = open_forecaster("auto", TARGET)
-    assert isinstance(made, Traced)
-    seed = (SEED, Judged(Outcome.OK, SEED.id, 0.0), 0.0)
+    assert isinstance(made, TritonForecaster)
+    seed = (SEED, NodeResult(Outcome.OK, SEED.id, 0.0), 0.0)
     slow, torch = node("slow", SLOW), replace(node("torch", "def run(x):\n    return x\n"), language="torch")
     try:
-        found = made.forecast(Question(1, SEED, (slow, torch), (seed,), {}, TARGET)).beliefs
+        found = made.forecast(NodeForecastRequest(1, SEED, (slow, torch), (seed,), {}, TARGET)).beliefs
     finally:
         made.close()
-    assert (found["slow"].abstains, found["slow"].sd) == (False, UNPROVED)
+    assert (found["slow"].abstains, found["slow"].sd) == (False, UNTESTED_DIFFERENCE_SD)
     assert found["slow"].mean > 0.15
     assert found["torch"].abstains

@@ -16,8 +16,8 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin
 from forecast_harness.search.proposers import open_proposer
-from forecast_harness.search.proposers.external import External
-from forecast_harness.search.records import Judged
+from forecast_harness.search.proposers.external import ExternalProposer
+from forecast_harness.search.records import NodeResult
 from tests.harness.search.proposing import node, plain_target, request
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -29,8 +29,8 @@ def command(mode: str, *more: str | Path) -> str:
     return shlex.join([sys.executable, str(AGENT), mode, *map(str, more)])
 
 
-def opened(mode: str, *more: str | Path, timeout_s: float = 30.0) -> External:
-    return External(command(mode, *more), TARGET, timeout_s=timeout_s)
+def opened(mode: str, *more: str | Path, timeout_s: float = 30.0) -> ExternalProposer:
+    return ExternalProposer(command(mode, *more), TARGET, timeout_s=timeout_s)
 
 
 def gone(pid: int) -> bool:
@@ -61,7 +61,7 @@ def test_answers_become_nodes_with_their_cost(tmp_path: Path) -> None:
 
 def test_the_request_holds_what_an_agent_needs() -> None:
     failed = node(TARGET, "def run(x):\n    return y\n", parents=[SEED])
-    told = Judged(Outcome.RUNTIME_ERROR, stage="verify", feedback="NameError: y")
+    told = NodeResult(Outcome.RUNTIME_ERROR, stage="verify", feedback="NameError: y")
     proposer = opened("echo")
     try:
         answer = proposer.propose(
@@ -191,6 +191,6 @@ def test_closing_ends_a_request_under_way(tmp_path: Path) -> None:
 
 def test_commands_that_cannot_be_run_are_told() -> None:
     with pytest.raises(SettingsError, match="no command line"):
-        External("python 'unclosed", TARGET)
-    answer = External(os.fspath(Path("/nowhere/agent")), TARGET).propose(request(TARGET, SEED))
+        ExternalProposer("python 'unclosed", TARGET)
+    answer = ExternalProposer(os.fspath(Path("/nowhere/agent")), TARGET).propose(request(TARGET, SEED))
     assert "cannot be started" in answer.problem

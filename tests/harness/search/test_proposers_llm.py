@@ -15,17 +15,24 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin
-from forecast_harness.search.events import Request
+from forecast_harness.search.events import ProposalRequest
 from forecast_harness.search.proposers import open_proposer, prompting
-from forecast_harness.search.proposers.llm import LLM, open_llm
-from forecast_harness.search.records import Judged, Kind, Target
-from tests.harness.search.proposing import NATIVE, block, edit, node, pack, request
+from forecast_harness.search.proposers.llm import LLMProposer, open_llm_proposer
+from forecast_harness.search.records import NodeResult, SearchTarget, TargetKind
+from tests.harness.search.proposing import (
+    NATIVE_SOFTMAX,
+    code_block,
+    node,
+    pack_target,
+    request,
+    search_replace_blocks,
+)
 from tests.llm.faulty_server import FaultyServer, Handler
 
-TARGET, SEED = pack("softmax")
+TARGET, SEED = pack_target("softmax")
 
 
-class Model:
+class StubModel:
     """Answers prompts with the given texts in turn, the last one again and again; None is an HTTP 500."""
 
     def __init__(self, *answers: str | None) -> None:
@@ -49,22 +56,27 @@ class Model:
         return say
 
 
-def ask(model: Model, folder: Path, *asked: Request, target: Target = TARGET, **settings: Any) -> list[Any]:
+def ask(
+    model: StubModel, folder: Path, *asked: ProposalRequest, target: SearchTarget = TARGET, **settings: Any
+) -> list[Any]:
     """What a proposer answers to requests in turn, one text at a time."""
     with FaultyServer(model) as server:
         proposer = opened(server, folder, target, **settings)
         return [proposer.propose(one) for one in asked]
 
 
-def opened(server: FaultyServer, folder: Path, target: Target = TARGET, **settings: Any) -> LLM:
+def opened(server: FaultyServer, folder: Path, target: SearchTarget = TARGET, **settings: Any) -> LLMProposer:
     spec = f"{server.url}?model=m&kind=chat&attempts=1&concurrency=1&price_prompt=10&price_output=100"
-    return open_llm(spec, target, settings=Settings(cache_dir=folder, **settings))
+    return open_llm_proposer(spec, target, settings=Settings(cache_dir=folder, **settings))
 
 
 def test_answers_become_nodes_with_author_note_and_cost(tmp_path: Path) -> None:
-    model = Model(block(NATIVE.format(-1)), block(NATIVE.format(1), "The same\n by another axis."))
+    model = StubModel(
+        code_block(NATIVE_SOFTMAX.format(-1)),
+        code_block(NATIVE_SOFTMAX.format(1), "The same\n by another axis."),
+    )
     (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="rewrite", n=2))
-    assert [n.source for n in answer.nodes] == [NATIVE.format(-1), NATIVE.format(1)]
+    assert [n.source for n in answer.nodes] == [NATIVE_SOFTMAX.format(-1), NATIVE_SOFTMAX.format(1)]
     assert [n.provenance.note for n in answer.nodes] == ["One native operation.", "The same by another axis."]
     assert all(n.parents == (SEED.id,) and n.arm == "it/rewrite" for n in answer.nodes)
     made = answer.nodes[0].provenance
@@ -79,20 +91,23 @@ def test_answers_become_nodes_with_author_note_and_cost(tmp_path: Path) -> None:
     ("first", "complaint"),
     [
         ("I would rather not.", "it holds no code block that defines run"),
-        (block("import torch\n\ndef softmax(x):\n    return x\n"), "it holds no code block that defines run"),
-        (block("def run(x:\n    return x\n"), "the source is not Python"),
         (
-            block(NATIVE.replace("run(x)", "run(x, out)")),
+            code_block("import torch\n\ndef softmax(x):\n    return x\n"),
+            "it holds no code block that defines run",
+        ),
+        (code_block("def run(x:\n    return x\n"), "the source is not Python"),
+        (
+            code_block(NATIVE_SOFTMAX.replace("run(x)", "run(x, out)")),
             "run is called with the arguments x by name; it has x, out",
         ),
-        (block(SEED.source), "the source is the one that was given"),
+        (code_block(SEED.source), "the source is the one that was given"),
         ("```python\ndef run(x):\n    return x.exp(", "is not closed"),
     ],
 )
 def test_a_broken_rule_is_told_once(first: str, complaint: str, tmp_path: Path) -> None:
-    model = Model(first, block(NATIVE.format(-1)))
+    model = StubModel(first, code_block(NATIVE_SOFTMAX.format(-1)))
     (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="rewrite", n=1))
-    assert [n.source for n in answer.nodes] == [NATIVE.format(-1)]
+    assert [n.source for n in answer.nodes] == [NATIVE_SOFTMAX.format(-1)]
     assert answer.spent.tokens == 2 * 120
     told = model.prompts[1]
     assert told.startswith(model.prompts[0].rstrip()), "the whole first turn stands before it"
@@ -101,7 +116,7 @@ def test_a_broken_rule_is_told_once(first: str, complaint: str, tmp_path: Path) 
 
 
 def test_a_model_that_never_learns_is_given_up(tmp_path: Path) -> None:
-    model = Model("No.")
+    model = StubModel("No.")
     (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="rewrite", n=3))
     assert answer.nodes == ()
     assert len(model.prompts) == 6, "three texts and one second turn each"
@@ -111,7 +126,7 @@ def test_a_model_that_never_learns_is_given_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [None, ""])
 def test_errors_and_empty_texts_are_problems(bad: str | None, tmp_path: Path) -> None:
-    model = Model(bad)
+    model = StubModel(bad)
     (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="rewrite", n=2))
     assert (answer.nodes, answer.exhausted) == ((), False)
     assert ("HTTP 500" if bad is None else "an empty answer") in answer.problem
@@ -120,7 +135,7 @@ def test_errors_and_empty_texts_are_problems(bad: str | None, tmp_path: Path) ->
 
 def test_an_error_is_asked_again_and_an_answer_is_not(tmp_path: Path) -> None:
     asked = request(TARGET, SEED, style="rewrite", n=1)
-    model = Model(None, block(NATIVE.format(-1)), None)
+    model = StubModel(None, code_block(NATIVE_SOFTMAX.format(-1)), None)
     with FaultyServer(model) as server:
         answers = [opened(server, tmp_path).propose(asked) for _ in range(3)]
     assert [len(a.nodes) for a in answers] == [0, 1, 1]
@@ -131,7 +146,7 @@ def test_an_error_is_asked_again_and_an_answer_is_not(tmp_path: Path) -> None:
 
 def test_what_is_missing_of_an_answer_is_asked_for_later(tmp_path: Path) -> None:
     asked = request(TARGET, SEED, style="rewrite", n=2)
-    model = Model(block(NATIVE.format(-1)), None, block(NATIVE.format(1)))
+    model = StubModel(code_block(NATIVE_SOFTMAX.format(-1)), None, code_block(NATIVE_SOFTMAX.format(1)))
     first, second = ask(model, tmp_path, asked, asked)
     assert [len(first.nodes), len(second.nodes)] == [1, 2]
     assert len(model.prompts) == 3
@@ -139,7 +154,7 @@ def test_what_is_missing_of_an_answer_is_asked_for_later(tmp_path: Path) -> None
 
 
 def test_another_request_gets_texts_of_its_own(tmp_path: Path) -> None:
-    model = Model(block(NATIVE.format(-1)), block(NATIVE.format(1)))
+    model = StubModel(code_block(NATIVE_SOFTMAX.format(-1)), code_block(NATIVE_SOFTMAX.format(1)))
     one, two = (request(TARGET, SEED, style="rewrite", n=1, seed=s) for s in (1, 2))
     first, second = ask(model, tmp_path, one, two)
     assert first.nodes[0].id != second.nodes[0].id
@@ -147,22 +162,22 @@ def test_another_request_gets_texts_of_its_own(tmp_path: Path) -> None:
 
 
 def test_known_sources_are_left_out(tmp_path: Path) -> None:
-    known = node(TARGET, NATIVE.format(-1))
+    known = node(TARGET, NATIVE_SOFTMAX.format(-1))
     asked = request(TARGET, SEED, style="rewrite", n=1, known=[known])
-    (answer,) = ask(Model(block(NATIVE.format(-1))), tmp_path, asked)
+    (answer,) = ask(StubModel(code_block(NATIVE_SOFTMAX.format(-1))), tmp_path, asked)
     assert (answer.nodes, "nothing new" in answer.problem) == ((), True)
 
 
 def test_a_budget_holds(tmp_path: Path) -> None:
     asked = request(TARGET, SEED, style="rewrite", n=1)
-    model = Model(block(NATIVE.format(-1)))
+    model = StubModel(code_block(NATIVE_SOFTMAX.format(-1)))
     (answer,) = ask(model, tmp_path, asked, llm_max_tokens=1)
     assert "FORECAST_AUTOTUNE_LLM_MAX_TOKENS" in answer.problem
     assert not model.prompts
 
 
 def test_requests_may_come_side_by_side(tmp_path: Path) -> None:
-    model = Model(*(block(NATIVE.format(i)) for i in range(2, 10)))
+    model = StubModel(*(code_block(NATIVE_SOFTMAX.format(i)) for i in range(2, 10)))
     found: list[Any] = []
     with FaultyServer(model) as server:
         proposer = opened(server, tmp_path)
@@ -191,8 +206,8 @@ def test_specifications_are_checked() -> None:
 # --- styles ---
 
 
-def judged(outcome: Outcome, feedback: str = "", **more: Any) -> Judged:
-    return Judged(outcome, feedback=feedback, **more)
+def judged(outcome: Outcome, feedback: str = "", **more: Any) -> NodeResult:
+    return NodeResult(outcome, feedback=feedback, **more)
 
 
 def failing(text: str, note: str = "tried tiles") -> Any:
@@ -200,7 +215,7 @@ def failing(text: str, note: str = "tried tiles") -> Any:
 
 
 def test_every_prompt_states_the_problem_and_the_parent() -> None:
-    partner, broken = node(TARGET, NATIVE.format(-1), note="native"), failing("y")
+    partner, broken = node(TARGET, NATIVE_SOFTMAX.format(-1), note="native"), failing("y")
     told = {
         SEED.id: judged(Outcome.OK, log2_ratio=0.0),
         broken.id: judged(Outcome.INCORRECT, "element 3 is wrong"),
@@ -219,7 +234,7 @@ def test_every_prompt_states_the_problem_and_the_parent() -> None:
 
 def test_a_launch_is_offered_where_it_belongs_to_the_source() -> None:
     triton = replace(TARGET, language="triton")
-    kernel = replace(triton, kind=Kind.KERNEL)
+    kernel = replace(triton, kind=TargetKind.KERNEL)
     for target, offered in ((triton, True), (kernel, False), (TARGET, False)):
         text = prompting.prompt(request(target, SEED), "rewrite")
         assert ("num_warps=WARPS at the launch" in text) == offered
@@ -260,7 +275,7 @@ def test_the_newest_refused_child_is_repaired() -> None:
         slow.id: judged(Outcome.OK, log2_ratio=1.0),
     }
     asked = request(TARGET, SEED, failures=[old, wrong, slow], judged=told)
-    assert prompting.failure_of(asked) == wrong
+    assert prompting.failure_to_repair(asked) == wrong
     text = prompting.prompt(asked, "repair")
     assert "- old (failed when it ran)" in text
     assert "- slow (took 2 times as long as the best)" in text
@@ -268,15 +283,15 @@ def test_the_newest_refused_child_is_repaired() -> None:
 
 
 def test_a_style_that_cannot_be_asked_is_a_rewrite(tmp_path: Path) -> None:
-    model = Model(block(NATIVE.format(-1)))
+    model = StubModel(code_block(NATIVE_SOFTMAX.format(-1)))
     ask(model, tmp_path, *(request(TARGET, SEED, style=s, n=1) for s in ("repair", "crossover", "rewrite")))
     assert len(set(model.prompts)) == 1
 
 
 def test_children_of_two_name_both(tmp_path: Path) -> None:
-    partner, broken = node(TARGET, NATIVE.format(0)), failing("y")
+    partner, broken = node(TARGET, NATIVE_SOFTMAX.format(0)), failing("y")
     told = {broken.id: judged(Outcome.INCORRECT)}
-    model = Model(block(NATIVE.format(-1)), block(NATIVE.format(1)))
+    model = StubModel(code_block(NATIVE_SOFTMAX.format(-1)), code_block(NATIVE_SOFTMAX.format(1)))
     crossed, repaired = ask(
         model,
         tmp_path,
@@ -288,7 +303,7 @@ def test_children_of_two_name_both(tmp_path: Path) -> None:
 
 
 def test_a_profile_shows_figures() -> None:
-    target, seed = pack("rms_norm")
+    target, seed = pack_target("rms_norm")
     sizes = target.payload["pack"]["workloads"][0]
     m, n = sizes["axes"]["M"], sizes["axes"]["N"]
     told = judged(
@@ -304,7 +319,7 @@ def test_a_profile_shows_figures() -> None:
 
 def test_diffs_are_asked_and_applied(tmp_path: Path) -> None:
     line = SEED.source.strip().splitlines()[-1]
-    model = Model("No edit.", edit((line, "    return torch.softmax(x, -1)")))
+    model = StubModel("No edit.", search_replace_blocks((line, "    return torch.softmax(x, -1)")))
     (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="diff", n=1))
     assert answer.nodes[0].source == SEED.source.replace(line, "    return torch.softmax(x, -1)")
     assert answer.nodes[0].provenance.note == "A change."

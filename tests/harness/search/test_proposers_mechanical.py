@@ -6,29 +6,29 @@ import random
 
 import pytest
 
-from forecast_autotune.variants.contract import contract
-from forecast_harness.packs.load import load
+from forecast_autotune.variants.contract import read_contract
+from forecast_harness.packs.load import load_pack
 from forecast_harness.rewrites.torch import rewrites_of
-from forecast_harness.rewrites.torch.protocol import Facts
-from forecast_harness.sandbox.api import Lane, Limits
+from forecast_harness.rewrites.torch.protocol import InputFacts
+from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
 from forecast_harness.search.proposers import open_proposer
 from forecast_harness.search.proposers.cuda_rewrites import constants_of
-from forecast_harness.search.proposers.facts import facts_of_pack
-from forecast_harness.search.records import Kind, Target
+from forecast_harness.search.proposers.facts import pack_facts
+from forecast_harness.search.records import SearchTarget, TargetKind
 from forecast_harness.search.targets import solution_of
-from forecast_harness.verify.plan import Plan
+from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
-from tests.harness.search.proposing import node, pack, plain_target, request
+from tests.harness.search.proposing import node, pack_target, plain_target, request
 from tests.harness.small import checked_only
 
-SMALL = Plan(cases=3, timed=4)
+SMALL = VerificationPlan(cases=3, timed=4)
 
 
 def test_definitions_say_what_has_rows() -> None:
-    assert facts_of_pack(load("rms_norm")) == Facts(("x",), 1)
-    assert facts_of_pack(load("swiglu")) == Facts(("gate", "up", "y"), 0)
-    assert facts_of_pack(load("matmul")) == Facts(("a",), 1)
-    assert facts_of_pack(load("fp8_quant")).outputs == 2
+    assert pack_facts(load_pack("rms_norm")) == InputFacts(("x",), 1)
+    assert pack_facts(load_pack("swiglu")) == InputFacts(("gate", "up", "y"), 0)
+    assert pack_facts(load_pack("matmul")) == InputFacts(("a",), 1)
+    assert pack_facts(load_pack("fp8_quant")).outputs == 2
 
 
 SAMPLED = ("softmax", "rms_norm", "swiglu", "embedding_sum", "row_argmax", "fp8_quant", "gdn_recompute_w_u")
@@ -36,11 +36,11 @@ SAMPLED = ("softmax", "rms_norm", "swiglu", "embedding_sum", "row_argmax", "fp8_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED)
-def test_rewrites_of_a_pack_pass_verification(name: str, judging: Lane) -> None:
+def test_rewrites_of_a_pack_pass_verification(name: str, judging: SandboxLane) -> None:
     """Drawn from what is made of the pack's torch solution without lowering its precision."""
-    target, seed = pack(name)
-    problem = checked_only(load(name))
-    every = rewrites_of(seed.source, "run", facts_of_pack(problem))
+    target, seed = pack_target(name)
+    problem = checked_only(load_pack(name))
+    every = rewrites_of(seed.source, "run", pack_facts(problem))
     sample = random.Random(name).sample([m for m in every if "narrow" not in m.names], 5)
     refused = {}
     for one in sample:
@@ -49,7 +49,7 @@ def test_rewrites_of_a_pack_pass_verification(name: str, judging: Lane) -> None:
             solution_of(target, node(target, one.text)),
             judging,
             plan=SMALL,
-            limits=Limits(wall_s=30, trusted_s=60),
+            limits=ResourceLimits(wall_s=30, trusted_s=60),
         )
         if not verdict.accepted:
             refused[one.names] = str(verdict.reasons[0].detail)
@@ -57,7 +57,7 @@ def test_rewrites_of_a_pack_pass_verification(name: str, judging: Lane) -> None:
 
 
 def test_draws_repeat_and_styles_come_first() -> None:
-    target, seed = pack("rms_norm")
+    target, seed = pack_target("rms_norm")
     for style, count in (("single", 1), ("combined", 2)):
         asked = request(target, seed, style=style, n=6)
         one, two = (open_proposer("mechanical", target).propose(asked) for _ in range(2))
@@ -69,7 +69,7 @@ def test_draws_repeat_and_styles_come_first() -> None:
 
 
 def test_a_parent_is_exhausted_when_all_is_known() -> None:
-    target, seed = pack("softmax")
+    target, seed = pack_target("softmax")
     proposer = open_proposer("mechanical", target)
     every = proposer.propose(request(target, seed, n=999))
     assert every.exhausted
@@ -143,7 +143,7 @@ def test_cuda_texts_vary_in_numbers_and_hints() -> None:
 
 
 def test_triton_solutions_keep_their_launch() -> None:
-    problem = load("softmax")
+    problem = load_pack("softmax")
     source = problem.solution("triton_rows").source
     target = plain_target("triton")
     answer = open_proposer("mechanical", target).propose(request(target, node(target, source), n=999))
@@ -155,9 +155,11 @@ def test_triton_solutions_keep_their_launch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.slow
-def test_a_triton_solution_passes_after_a_rewrite(judging: Lane) -> None:
-    problem = checked_only(load("softmax"))
-    target = Target(Kind.PACK, "softmax", problem.id, "triton", "run", "", {"pack": problem.to_json()})
+def test_a_triton_solution_passes_after_a_rewrite(judging: SandboxLane) -> None:
+    problem = checked_only(load_pack("softmax"))
+    target = SearchTarget(
+        TargetKind.PACK, "softmax", problem.id, "triton", "run", "", {"pack": problem.to_json()}
+    )
     parent = node(target, problem.solution("triton_rows").source)
     answer = open_proposer("mechanical", target).propose(request(target, parent, n=3))
     for one in answer.nodes:
@@ -180,8 +182,8 @@ def scale(x, y, n, BLOCK: tl.constexpr):
 
 def test_a_kernels_variants_keep_its_contract() -> None:
     payload = {"subjects": [], "source_sha256": "s" * 64}
-    target = Target(Kind.KERNEL, "scale", "k" * 24, "triton", "scale", "", payload)
+    target = SearchTarget(TargetKind.KERNEL, "scale", "k" * 24, "triton", "scale", "", payload)
     answer = open_proposer("mechanical", target).propose(request(target, node(target, KERNEL), n=99))
     assert answer.nodes
-    wanted = contract(KERNEL, "scale").parameters
-    assert all(contract(n.source, "scale").parameters == wanted for n in answer.nodes)
+    wanted = read_contract(KERNEL, "scale").parameters
+    assert all(read_contract(n.source, "scale").parameters == wanted for n in answer.nodes)

@@ -7,11 +7,18 @@ from collections.abc import Sequence
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.search.proposers.reading import edited, note_of, whole
-from forecast_harness.search.records import Kind, Target
-from tests.harness.search.proposing import NATIVE, block, edit, node, pack, plain_target
+from forecast_harness.search.proposers.reading import apply_edits, extract_note, extract_source
+from forecast_harness.search.records import SearchTarget, TargetKind
+from tests.harness.search.proposing import (
+    NATIVE_SOFTMAX,
+    code_block,
+    node,
+    pack_target,
+    plain_target,
+    search_replace_blocks,
+)
 
-TARGET, SEED = pack("softmax")
+TARGET, SEED = pack_target("softmax")
 
 
 PARENT = """
@@ -29,7 +36,7 @@ def run(x):
 
 def applied(*pairs: tuple[str, str]) -> str:
     target = plain_target()
-    return edited(edit(*pairs), target, node(target, PARENT))
+    return apply_edits(search_replace_blocks(*pairs), target, node(target, PARENT))
 
 
 def test_edits_are_applied_in_turn() -> None:
@@ -72,48 +79,61 @@ def test_an_ambiguous_edit_is_refused() -> None:
     target = plain_target()
     twice = node(target, PARENT.replace("z = x + 1", "y = x + 1"))
     with pytest.raises(RecordError, match="occur 2 times: copy more of them"):
-        edited(edit(("    y = x + 1", "    y = 0")), target, twice)
+        apply_edits(search_replace_blocks(("    y = x + 1", "    y = 0")), target, twice)
 
 
 # --- reading ---
 
 
 def test_the_last_block_that_defines_the_entry_counts() -> None:
-    drafts = block(NATIVE.format(1)) + block("def helper(x):\n    return x\n") + block(NATIVE.format(-1))
-    assert whole(f"<think>{block(NATIVE.format(7))}</think>{drafts}", TARGET, SEED) == NATIVE.format(-1)
-    assert whole(NATIVE.format(-1), TARGET, SEED) == NATIVE.format(-1), "code and nothing else"
-    assert whole(block(NATIVE.format(-1)).replace("\n", "\r\n"), TARGET, SEED) == NATIVE.format(-1)
+    drafts = (
+        code_block(NATIVE_SOFTMAX.format(1))
+        + code_block("def helper(x):\n    return x\n")
+        + code_block(NATIVE_SOFTMAX.format(-1))
+    )
+    assert extract_source(
+        f"<think>{code_block(NATIVE_SOFTMAX.format(7))}</think>{drafts}", TARGET, SEED
+    ) == NATIVE_SOFTMAX.format(-1)
+    assert extract_source(NATIVE_SOFTMAX.format(-1), TARGET, SEED) == NATIVE_SOFTMAX.format(-1), (
+        "code and nothing else"
+    )
+    assert extract_source(
+        code_block(NATIVE_SOFTMAX.format(-1)).replace("\n", "\r\n"), TARGET, SEED
+    ) == NATIVE_SOFTMAX.format(-1)
 
 
 def test_a_block_may_begin_behind_the_sentence() -> None:
-    code = NATIVE.format(-1)
-    assert whole(f"One native operation. ```python\n{code}```\n", TARGET, SEED) == code
+    code = NATIVE_SOFTMAX.format(-1)
+    assert extract_source(f"One native operation. ```python\n{code}```\n", TARGET, SEED) == code
     inline = f"It calls ```run```\n\n```python\n{code}```\n"
-    assert whole(inline, TARGET, SEED) == code, "what ends a line is not always an opening"
+    assert extract_source(inline, TARGET, SEED) == code, "what ends a line is not always an opening"
     with pytest.raises(RecordError, match="is not closed"):
-        whole(f"One native operation. ```python\n{code}", TARGET, SEED)
+        extract_source(f"One native operation. ```python\n{code}", TARGET, SEED)
 
 
 def test_a_whole_source_is_taken_where_edits_were_asked_for() -> None:
-    answer = block(NATIVE.format(-1))
-    assert edited(answer, TARGET, SEED) == NATIVE.format(-1)
+    answer = code_block(NATIVE_SOFTMAX.format(-1))
+    assert apply_edits(answer, TARGET, SEED) == NATIVE_SOFTMAX.format(-1)
     line = SEED.source.strip().splitlines()[-1]
-    both = answer + edit((line, "    return torch.softmax(x, 1)"))
-    assert edited(both, TARGET, SEED).endswith("softmax(x, 1)\n"), "edits count before it"
+    both = answer + search_replace_blocks((line, "    return torch.softmax(x, 1)"))
+    assert apply_edits(both, TARGET, SEED).endswith("softmax(x, 1)\n"), "edits count before it"
     with pytest.raises(RecordError, match="no block of the form"):
-        edited(block("def helper(x):\n    return x\n"), TARGET, SEED)
+        apply_edits(code_block("def helper(x):\n    return x\n"), TARGET, SEED)
 
 
 def test_notes_are_one_printable_line() -> None:
     assert (
-        note_of(f"<think>hm</think>First\x00 this,\nthen that.\n{block('', '')}") == "First this, then that."
+        extract_note(f"<think>hm</think>First\x00 this,\nthen that.\n{code_block('', '')}")
+        == "First this, then that."
     )
-    assert len(note_of("word " * 200)) <= 300
+    assert len(extract_note("word " * 200)) <= 300
 
 
 def test_arguments_may_be_optional_or_gathered() -> None:
     for head in ("run(x, chunk=64)", "run(x, *, chunk=64)", "run(**inputs)"):
-        assert head in whole(block(NATIVE.format(-1).replace("run(x)", head)), TARGET, SEED)
+        assert head in extract_source(
+            code_block(NATIVE_SOFTMAX.format(-1).replace("run(x)", head)), TARGET, SEED
+        )
 
 
 KERNEL = """
@@ -137,8 +157,8 @@ def scale(x, y, n, BLOCK: tl.constexpr):
     ],
 )
 def test_kernels_keep_their_contract(change: Sequence[str], said: str) -> None:
-    target = Target(Kind.KERNEL, "scale", "k" * 24, "triton", "scale", "", {})
+    target = SearchTarget(TargetKind.KERNEL, "scale", "k" * 24, "triton", "scale", "", {})
     parent = node(target, KERNEL)
-    assert whole(block(KERNEL.replace("* 2", "+ 0")), target, parent)
+    assert extract_source(code_block(KERNEL.replace("* 2", "+ 0")), target, parent)
     with pytest.raises(RecordError, match=said):
-        whole(block(KERNEL.replace(*change)), target, parent)
+        extract_source(code_block(KERNEL.replace(*change)), target, parent)

@@ -13,7 +13,7 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.variants.records import Origin
 from forecast_harness.search.interfaces import Proposer
 from forecast_harness.search.proposers import open_proposer
-from tests.harness.search.proposing import node, pack, plain_target, request
+from tests.harness.search.proposing import node, pack_target, plain_target, request
 
 ROOT = Path(__file__).parents[3]
 
@@ -138,7 +138,7 @@ def test_this_projects_own_table_is_read_for_its_kernel() -> None:
 
 
 def test_a_pack_takes_a_folder_of_solutions(tmp_path: Path) -> None:
-    target, seed = pack("softmax")
+    target, seed = pack_target("softmax")
     (tmp_path / "native.py").write_text("import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n")
     (tmp_path / "again.py").write_text(seed.source)
     found = open_proposer(f"recorded:{tmp_path}", target).propose(request(target, seed, known=[seed]))

@@ -17,10 +17,10 @@ pytest.importorskip("torch")
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
-from forecast_harness.search.events import Confirm
-from forecast_harness.search.interfaces import Judge, LaneLost
-from forecast_harness.search.ray_lanes import RayLanes, RemoteJudge, load_ray
-from tests.harness.search.lane_judges import SEED, TARGET, TableJudge, job, ledger
+from forecast_harness.search.events import ConfirmationJob
+from forecast_harness.search.interfaces import LaneFailure, NodeJudge
+from forecast_harness.search.ray_lanes import RayJudgePool, RemoteJudge, load_ray
+from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, judged_jobs
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingsError, match=r"pip install 'forecast-autotune\[ray\]'"):
-        RayLanes(partial(TableJudge, folder=Path()))
+        RayJudgePool(partial(ScriptedJudge, folder=Path()))
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,11 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def opened(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayLanes]]:
-    made: list[RayLanes] = []
+def opened(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayJudgePool]]:
+    made: list[RayJudgePool] = []
 
-    def start(**options: Any) -> RayLanes:
-        lanes = RayLanes(partial(TableJudge, folder=tmp_path), poll_s=0.2, open_s=30, **options)
+    def start(**options: Any) -> RayJudgePool:
+        lanes = RayJudgePool(partial(ScriptedJudge, folder=tmp_path), poll_s=0.2, open_s=30, **options)
         made.append(lanes)
         return lanes
 
@@ -74,58 +74,58 @@ def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def test_jobs_are_done_once_on_several_nodes(opened: Callable[..., RayLanes], tmp_path: Path) -> None:
+def test_jobs_are_done_once_on_several_nodes(opened: Callable[..., RayJudgePool], tmp_path: Path) -> None:
     lanes = opened()
-    assert lanes.width == 2
+    assert lanes.capacity == 2
     futures = [lanes.submit(job(str(n % 12), "sleep 0.05")) for n in range(24)]
     assert {f.result(60).outcome for f in futures} == {Outcome.OK}
     assert {f.result().device for f in futures} == {"table-0", "table-1"}
-    confirm = Confirm((job("a").node,), {}, SEED, TARGET)
+    confirm = ConfirmationJob((job("a").node,), {}, SEED, TARGET)
     assert lanes.confirm(confirm).result(60)["node-a"].log2_ratio == 0.25
-    assert sorted(ledger(tmp_path)) == sorted([*(f"job-{n}" for n in range(12)), "confirm"])
+    assert sorted(judged_jobs(tmp_path)) == sorted([*(f"job-{n}" for n in range(12)), "confirm"])
 
 
-def test_a_lost_lane_is_told_as_such(opened: Callable[..., RayLanes]) -> None:
+def test_a_lost_lane_is_told_as_such(opened: Callable[..., RayJudgePool]) -> None:
     lanes = opened(most=1)
-    with pytest.raises(LaneLost, match="fell off the bus") as caught:
+    with pytest.raises(LaneFailure, match="fell off the bus") as caught:
         lanes.submit(job("flaky", "lose 1")).result(60)
     assert caught.value.lane == "table-0"
     assert lanes.submit(job("flaky", "lose 1")).result(60).outcome is Outcome.OK
 
 
-def test_a_job_that_kills_its_actor_is_tried_a_few_times(opened: Callable[..., RayLanes]) -> None:
+def test_a_job_that_kills_its_actor_is_tried_a_few_times(opened: Callable[..., RayJudgePool]) -> None:
     lanes = opened(most=1, requeues=1)
-    with pytest.raises(LaneLost, match="actor or its node ended"):
+    with pytest.raises(LaneFailure, match="actor or its node ended"):
         lanes.submit(job("deadly", "exit")).result(120)
     assert lanes.lanes[0].restarts == 2
     assert lanes.submit(job("fine")).result(60).outcome is Outcome.OK
 
 
-def test_an_actor_that_is_killed_loses_nothing(opened: Callable[..., RayLanes], tmp_path: Path) -> None:
+def test_an_actor_that_is_killed_loses_nothing(opened: Callable[..., RayJudgePool], tmp_path: Path) -> None:
     lanes = opened()
     futures = [lanes.submit(job(str(n), "pid 0.2")) for n in range(10)]
     until(lambda: len(list(tmp_path.glob("pid-*"))) >= 2)
     os.kill(int(next(tmp_path.glob("pid-*")).name.partition("-")[2]), signal.SIGKILL)
     assert {f.result(120).outcome for f in futures} == {Outcome.OK}
-    assert sorted(ledger(tmp_path)) == sorted(f"job-{n}" for n in range(10))
+    assert sorted(judged_jobs(tmp_path)) == sorted(f"job-{n}" for n in range(10))
 
 
 def test_lanes_follow_nodes_that_join_and_leave(
-    cluster: Any, opened: Callable[..., RayLanes], tmp_path: Path
+    cluster: Any, opened: Callable[..., RayJudgePool], tmp_path: Path
 ) -> None:
     lanes = opened()
     extra = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
-    until(lambda: lanes.width == 4)
+    until(lambda: lanes.capacity == 4)
     futures = [lanes.submit(job(str(n), "sleep 0.3")) for n in range(24)]
     until(lambda: len({f.result().device for f in futures if f.done()}) == 4)
     cluster.remove_node(extra, allow_graceful=False)
     assert {f.result(120).outcome for f in futures} == {Outcome.OK}
-    assert sorted(ledger(tmp_path)) == sorted(f"job-{n}" for n in range(24))
-    until(lambda: lanes.width == 2)
+    assert sorted(judged_jobs(tmp_path)) == sorted(f"job-{n}" for n in range(24))
+    until(lambda: lanes.capacity == 2)
 
 
 def test_a_lane_takes_the_gpu_that_its_node_was_given(
-    cluster: Any, opened: Callable[..., RayLanes], tmp_path: Path
+    cluster: Any, opened: Callable[..., RayJudgePool], tmp_path: Path
 ) -> None:
     # Each node counts its GPUs from 0, whichever of the machine's they are.
     variable = "CUDA_VISIBLE_DEVICES"
@@ -142,7 +142,7 @@ def test_a_lane_takes_the_gpu_that_its_node_was_given(
         cluster.remove_node(node, allow_graceful=False)
 
 
-class _Told:
+class _StubRay:
     """What an actor asks Ray."""
 
     def __init__(self, *gpus: str) -> None:
@@ -151,7 +151,7 @@ class _Told:
     def get_gpu_ids(self) -> list[str]:
         return list(self._gpus)
 
-    def get_runtime_context(self) -> _Told:
+    def get_runtime_context(self) -> _StubRay:
         return self
 
     def get_node_id(self) -> str:
@@ -169,12 +169,12 @@ def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pyt
     def opened_on(*gpus: str) -> tuple[list[int], str]:
         made: list[int] = []
 
-        def make(number: int) -> Judge:
+        def make(number: int) -> NodeJudge:
             made.append(number)
-            return TableJudge(number, Path())
+            return ScriptedJudge(number, Path())
 
-        monkeypatch.setattr(ray_lanes, "load_ray", lambda: _Told(*gpus))
-        return made, ray_lanes.Host(make, 7).open()["problem"]
+        monkeypatch.setattr(ray_lanes, "load_ray", lambda: _StubRay(*gpus))
+        return made, ray_lanes.JudgeActor(make, 7).open()["problem"]
 
     assert opened_on("GPU-c") == ([2], "")
     assert opened_on("1") == ([1], "")
@@ -185,9 +185,9 @@ def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pyt
 
 
 def test_a_judge_that_does_not_open_is_told(cluster: Any) -> None:
-    with pytest.raises(LaneLost, match="NotADirectoryError"):
+    with pytest.raises(LaneFailure, match="NotADirectoryError"):
         RemoteJudge(_broken, 0, gpus=0, open_s=30)
 
 
-def _broken(number: int) -> Judge:
+def _broken(number: int) -> NodeJudge:
     raise NotADirectoryError("scratch is a file")

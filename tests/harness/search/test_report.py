@@ -14,26 +14,33 @@ import pytest
 
 from forecast_autotune.records import Outcome
 from forecast_harness.search.events import Confirmed, Finished, Forecasted
-from forecast_harness.search.records import Judged, Spent
+from forecast_harness.search.records import NodeResult, SearchCost
 from forecast_harness.search.report import charts, page, render, sources, tables, tree
-from forecast_harness.search.report.render import embedded, pieces
-from forecast_harness.search.report.scales import Scale, amount, factor, factors, room, ticks
-from forecast_harness.search.report.story import Entry, Final, Story, tell
-from forecast_harness.search.report.summary import lines
-from forecast_harness.search.state import State, fold
-from tests.harness.search.example_log import Example
+from forecast_harness.search.report.render import json_for_script, render_parts
+from forecast_harness.search.report.scales import (
+    AxisScale,
+    amount_text,
+    factor_text,
+    factor_ticks,
+    padded_bounds,
+    round_ticks,
+)
+from forecast_harness.search.report.story import BestResult, ReportNode, SearchReport, build_report
+from forecast_harness.search.report.summary import summary_lines
+from forecast_harness.search.state import SearchState, replay_events
+from tests.harness.search.example_log import ExampleSearch
 
 
-def story_of(example: Example) -> tuple[State, Story]:
-    state = fold(example.events())
-    return state, tell(state)
+def story_of(example: ExampleSearch) -> tuple[SearchState, SearchReport]:
+    state = replay_events(example.events())
+    return state, build_report(state)
 
 
 # --- the story ---
 
 
 def test_the_claim_is_the_confirmed_time_with_its_interval() -> None:
-    state, story = story_of(Example())
+    state, story = story_of(ExampleSearch())
     final = story.final
     assert final is not None
     assert final.evidence == "confirmed"
@@ -47,7 +54,7 @@ def test_the_claim_is_the_confirmed_time_with_its_interval() -> None:
 
 
 def test_without_a_confirmation_the_error_grows_along_the_chain_of_comparisons() -> None:
-    state, story = story_of(Example(confirmed=False))
+    state, story = story_of(ExampleSearch(confirmed=False))
     final = story.final
     assert final is not None
     assert final.evidence == ""
@@ -60,36 +67,36 @@ def test_without_a_confirmation_the_error_grows_along_the_chain_of_comparisons()
 
 
 def test_a_search_that_found_nothing_does_not_claim_noise() -> None:
-    _, story = story_of(Example(failing=1.0))
+    _, story = story_of(ExampleSearch(failing=1.0))
     assert story.final is None
     assert tables.best_card(story.final).value == "-"
     assert tables.per_percent(story.final, story.total)[0] == "-"
-    slower = Final("n", 0.01, 0.01, "confirmed")
+    slower = BestResult("n", 0.01, 0.01, "confirmed")
     assert "nothing faster" in tables.best_card(slower).name
-    assert tables.per_percent(slower, Spent(9, 9.0))[0] == "-"
+    assert tables.per_percent(slower, SearchCost(9, 9.0))[0] == "-"
 
 
 def test_an_interval_that_reaches_one_is_not_shown_as_a_success() -> None:
-    assert tables.best_card(Final("n", -0.10, 0.01, "confirmed")).css == "good"
-    assert tables.best_card(Final("n", -0.01, 0.01, "undecided")).css == "fair"
+    assert tables.best_card(BestResult("n", -0.10, 0.01, "confirmed")).css == "good"
+    assert tables.best_card(BestResult("n", -0.01, 0.01, "undecided")).css == "fair"
 
 
 def test_costs_add_up_and_are_divided_by_the_time_saved() -> None:
-    state, story = story_of(Example())
-    assert sum(story.spent.values(), Spent()).tokens == story.total.tokens == state.spent.tokens
+    state, story = story_of(ExampleSearch())
+    assert sum(story.spent.values(), SearchCost()).tokens == story.total.tokens == state.spent.tokens
     final = story.final
     assert final is not None
     saved = 100 * (1 - 1 / final.speedup)
     shown, rest = tables.per_percent(final, story.total)
     assert shown == f"{story.total.device_seconds / saved:.2f} s"
     assert f"{story.total.tokens / saved:,.0f} tokens" in rest
-    kinds = tables.kinds(story)
+    kinds = tables.cost_rows(story)
     assert kinds[-1][0] == "in all"
     assert kinds[-1][1] == f"{len(state.history)}"
 
 
 def test_an_arm_tells_what_came_of_its_proposals() -> None:
-    state, story = story_of(Example())
+    state, story = story_of(ExampleSearch())
     assert sum(a.proposals for a in story.arms) == sum(len(a.nodes) for a in state.answers.values())
     for arm in story.arms:
         own = [n for n in state.judged if state.nodes[n].arm == arm.name]
@@ -100,8 +107,8 @@ def test_an_arm_tells_what_came_of_its_proposals() -> None:
 
 
 def test_outcomes_count_every_node_once() -> None:
-    state, story = story_of(Example())
-    counts = [int(bar.text.split()[0].replace(",", "")) for bar in tables.outcomes(story)]
+    state, story = story_of(ExampleSearch())
+    counts = [int(bar.text.split()[0].replace(",", "")) for bar in tables.outcome_bars(story)]
     assert sum(counts) == len(state.nodes)
 
 
@@ -109,31 +116,31 @@ def test_outcomes_count_every_node_once() -> None:
 
 
 def test_the_progress_curve_ends_at_the_best_and_never_falls() -> None:
-    _, story = story_of(Example(confirmed=False))
-    panel = charts.progress(story, {}, by="measurements")
+    _, story = story_of(ExampleSearch(confirmed=False))
+    panel = charts.progress_chart(story, {}, by="measurements")
     line = next(one.path for one in panel.lines if one.css == "best")
     heights = [float(v) for v in re.findall(r"V([\d.]+)", line)]
     assert heights == sorted(heights, reverse=True)  # upwards on paper is downwards in numbers
     assert story.final is not None
     assert heights[-1] == panel.y(-story.final.score)
-    assert len(panel.dots) == len(story.steps)
+    assert len(panel.dots) == len(story.history)
 
 
 def test_many_results_are_thinned_but_the_records_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "MOST_DOTS", 40)
-    _, story = story_of(Example())
-    assert len(story.steps) > 80
-    panel = charts.progress(story, {}, by="device_seconds")
+    _, story = story_of(ExampleSearch())
+    assert len(story.history) > 80
+    panel = charts.progress_chart(story, {}, by="device_seconds")
     assert 20 < len(panel.dots) <= 40
-    assert f"{len(panel.dots)} of {len(story.steps)}" in panel.note
-    best = min((s for s in story.steps if s.score is not None), key=lambda s: s.score or 0.0)
+    assert f"{len(panel.dots)} of {len(story.history)}" in panel.note
+    best = min((s for s in story.history if s.score is not None), key=lambda s: s.score or 0.0)
     assert best.node in {dot.node for dot in panel.dots}
-    assert len(charts.scatter(story, {}).dots) <= 40
+    assert len(charts.forecast_chart(story, {}).dots) <= 40
 
 
 def test_the_scatter_counts_what_lies_within_its_bars() -> None:
-    _, story = story_of(Example())
-    panel = charts.scatter(story, {})
+    _, story = story_of(ExampleSearch())
+    panel = charts.forecast_chart(story, {})
     told = [
         e for e in story.entries.values() if e.belief and not e.belief.abstains and e.measured is not None
     ]
@@ -147,8 +154,8 @@ def test_the_scatter_counts_what_lies_within_its_bars() -> None:
 
 def test_measured_is_relative_to_what_the_forecast_was_about() -> None:
     """Forecast against one node, timed beside another: the difference of their scores lies between."""
-    state = fold(Example(batches=3, confirmed=False).events())
-    story = tell(state)
+    state = replay_events(ExampleSearch(batches=3, confirmed=False).events())
+    story = build_report(state)
     for entry in story.entries.values():
         if entry.measured is not None:
             assert entry.measured == pytest.approx(
@@ -157,8 +164,8 @@ def test_measured_is_relative_to_what_the_forecast_was_about() -> None:
 
 
 def test_reliability_counts_every_judged_forecast_once() -> None:
-    _, story = story_of(Example())
-    panel = charts.reliability(story)
+    _, story = story_of(ExampleSearch())
+    panel = charts.reliability_chart(story)
     told = [e for e in story.entries.values() if e.belief and not e.belief.abstains and e.judged is not None]
     bins = [tuple(map(int, word.text.split("/"))) for word in panel.words]
     assert sum(count for _, count in bins) == len(told)
@@ -174,12 +181,12 @@ def test_reliability_counts_every_judged_forecast_once() -> None:
     [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0), (0, 0, 0.0, 1.0)],
 )
 def test_wilson(hits: int, count: int, low: float, high: float) -> None:
-    assert charts.wilson(hits, count) == pytest.approx((low, high), abs=1e-3)
+    assert charts.wilson_interval(hits, count) == pytest.approx((low, high), abs=1e-3)
 
 
 @pytest.mark.parametrize("span", [(0.0, 1.0), (-0.02, 0.03), (0.0, 12345.0), (-3.0, 7.0)])
 def test_ticks_are_few_round_and_inside(span: tuple[float, float]) -> None:
-    found = ticks(*span)
+    found = round_ticks(*span)
     assert 2 <= len(found) <= 8
     assert all(span[0] - 1e-9 <= t <= span[1] + 1e-9 for t in found)
     assert len({round(b - a, 9) for a, b in pairwise(found)}) == 1
@@ -187,7 +194,7 @@ def test_ticks_are_few_round_and_inside(span: tuple[float, float]) -> None:
 
 @pytest.mark.parametrize("span", [(-0.1, 0.1), (-1.0, 1.0), (0.0, 3.0), (-2.0, 9.0)])
 def test_ticks_of_factors_name_their_places(span: tuple[float, float]) -> None:
-    found = factors(*span)
+    found = factor_ticks(*span)
     assert 2 <= len(found) <= 9
     for at, name in found:
         assert span[0] - 1e-9 <= at <= span[1] + 1e-9
@@ -195,11 +202,11 @@ def test_ticks_of_factors_name_their_places(span: tuple[float, float]) -> None:
 
 
 def test_scales_bound_and_figures_are_short() -> None:
-    assert Scale(0, 10, 0, 100)(5) == 50
-    assert Scale(0, 10, 0, 100)(99) == 100
-    assert room([])[0] < 0 < room([])[1]
-    assert room([math.inf, 1.0, 2.0])[1] < 3
-    assert [amount(v) for v in (0, 950, 1200, 34_000, 2_500_000, 0.25)] == [
+    assert AxisScale(0, 10, 0, 100)(5) == 50
+    assert AxisScale(0, 10, 0, 100)(99) == 100
+    assert padded_bounds([])[0] < 0 < padded_bounds([])[1]
+    assert padded_bounds([math.inf, 1.0, 2.0])[1] < 3
+    assert [amount_text(v) for v in (0, 950, 1200, 34_000, 2_500_000, 0.25)] == [
         "0",
         "950",
         "1,200",
@@ -207,15 +214,21 @@ def test_scales_bound_and_figures_are_short() -> None:
         "2.5 M",
         "0.25",
     ]
-    assert [factor(v) for v in (0.0, 1.0, -1.0, 5.0, 9.0)] == ["1.00x", "2.00x", "0.50x", "32.0x", "512x"]
+    assert [factor_text(v) for v in (0.0, 1.0, -1.0, 5.0, 9.0)] == [
+        "1.00x",
+        "2.00x",
+        "0.50x",
+        "32.0x",
+        "512x",
+    ]
 
 
 # --- the tree ---
 
 
 def test_every_drawn_node_has_its_ancestors_and_a_place_of_its_own() -> None:
-    state, story = story_of(Example(batches=60))
-    drawing = tree.draw(story, most=100)
+    state, story = story_of(ExampleSearch(batches=60))
+    drawing = tree.draw_lineage(story, most=100)
     names = {leaf.entry.node.id for leaf in drawing.leaves}
     assert drawing.thinned
     assert len(names) == len(drawing.leaves) <= 100
@@ -230,13 +243,13 @@ def test_every_drawn_node_has_its_ancestors_and_a_place_of_its_own() -> None:
 
 def test_a_chain_two_thousand_long_is_drawn() -> None:
     """Deeper than Python recurses."""
-    _, story = story_of(Example(batches=1))
+    _, story = story_of(ExampleSearch(batches=1))
     seed = story.entries[story.root]
     chain = {story.root: seed}
     for n in range(1, 2000):
         node = replace(seed.node, id=f"n{n}", parents=(list(chain)[-1],))
-        chain[node.id] = Entry(node, n)
-    drawing = tree.draw(replace(story, entries=chain, confirmed={}, final=None), most=5000)
+        chain[node.id] = ReportNode(node, n)
+    drawing = tree.draw_lineage(replace(story, entries=chain, confirmed={}, final=None), most=5000)
     assert len(drawing.leaves) == 2000
     assert {leaf.y for leaf in drawing.leaves} == {drawing.leaves[0].y}
 
@@ -245,7 +258,7 @@ def test_a_chain_two_thousand_long_is_drawn() -> None:
 
 
 def test_a_page_needs_nothing_else() -> None:
-    text = page(fold(Example().events()))
+    text = page(replay_events(ExampleSearch().events()))
     assert not re.findall(r"""(?:src|href)=["'](?!data:,)""", text)
     assert "https:" not in text
     assert "http:" not in text
@@ -258,7 +271,7 @@ def test_a_page_needs_nothing_else() -> None:
     ["# </script><script>x</script>", "# <!-- <script>", "x = '\\u2028 \udc80 \x00 ‮'", "# &lt; &amp; ' \""],
 )
 def test_no_source_leaves_its_place_in_the_page(line: str) -> None:
-    state = fold(Example(batches=2, line=line).events())
+    state = replay_events(ExampleSearch(batches=2, line=line).events())
     text = page(state)
     text.encode("utf-8")
     assert text.count("<script") == text.count("</script>") == 2
@@ -267,19 +280,19 @@ def test_no_source_leaves_its_place_in_the_page(line: str) -> None:
     best = data["nodes"][data["best"]]
     shown = data["sources"][best["source"]]
     assert shown == [
-        sources.visible(s) for s in state.nodes[data["best"]].source.removesuffix("\n").split("\n")
+        sources.escape_invisible(s) for s in state.nodes[data["best"]].source.removesuffix("\n").split("\n")
     ]
 
 
 def test_embedded_json_is_json_and_harmless() -> None:
     data = {"a": "</script><!--&", "b": [1, None, "世界"]}
-    assert json.loads(embedded(data)) == data
-    assert not set("<>&") & set(embedded(data))
+    assert json.loads(json_for_script(data)) == data
+    assert not set("<>&") & set(json_for_script(data))
 
 
 def test_steps_turn_the_parents_source_into_the_nodes() -> None:
-    state, story = story_of(Example(batches=3))
-    data = pieces(story)["data"]
+    state, story = story_of(ExampleSearch(batches=3))
+    data = render_parts(story)["data"]
     checked = 0
     for node in data["nodes"].values():
         if node["steps"] is None:
@@ -295,78 +308,84 @@ def test_steps_turn_the_parents_source_into_the_nodes() -> None:
 
 def test_large_searches_are_bounded_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "MOST_NODES", 200)
-    state, story = story_of(Example(batches=15, line="\n".join(["#" * 5000] * 8)))
+    state, story = story_of(ExampleSearch(batches=15, line="\n".join(["#" * 5000] * 8)))
     assert len(state.nodes) > 200
-    parts = render.pieces(story)
+    parts = render.render_parts(story)
     assert len(parts["data"]["nodes"]) == 200
     assert f"200 of {len(state.nodes)} nodes can be chosen" in parts["content"]
     texts = parts["data"]["sources"]
     assert 20 < len(texts) < 200
     assert f"the sources of {len(texts)} nodes" in parts["content"]
-    assert sum(len(line) for text in texts for line in text) <= sources.MOST_CHARACTERS
+    assert sum(len(line) for text in texts for line in text) <= sources.MAX_CHARACTERS
     assert parts["data"]["nodes"][parts["data"]["best"]]["source"] >= 0
 
 
 def test_a_long_source_is_cut_and_says_so() -> None:
-    long = sources.shown("x = 1\n" * 5000)
-    assert len(long.lines) == sources.MOST_LINES
+    long = sources.display_source("x = 1\n" * 5000)
+    assert len(long.lines) == sources.MAX_LINES
     assert long.cut
-    assert sources.shown("y" * 9000).cut
-    assert not sources.shown("x = 1\n").cut
+    assert sources.display_source("y" * 9000).cut
+    assert not sources.display_source("x = 1\n").cut
 
 
 def test_hidden_characters_are_spelled_out_and_plain_ones_kept() -> None:
-    assert sources.visible("a\u202eb\u200bc\x00d\ud800e") == "a\\u{202e}b\\u{200b}c\\u{0}d\\u{d800}e"
-    assert sources.visible("naïve 世界 →\tx\n") == "naïve 世界 →\tx\n"
+    assert sources.escape_invisible("a\u202eb\u200bc\x00d\ud800e") == "a\\u{202e}b\\u{200b}c\\u{0}d\\u{d800}e"
+    assert sources.escape_invisible("naïve 世界 →\tx\n") == "naïve 世界 →\tx\n"
 
 
 def test_a_refuted_finalist_is_told_apart() -> None:
-    example = Example(confirmed=False, stopped=False)
+    example = ExampleSearch(confirmed=False, stopped=False)
     events = list(example.events())
-    state = fold(events)
+    state = replay_events(events)
     best = state.incumbent
-    judged = Judged(Outcome.INCORRECT, state.seeds[0], stage="confirm", feedback="wrong with fresh inputs")
-    state = fold([*events, Confirmed({best: judged})])
-    story = tell(state)
+    judged = NodeResult(
+        Outcome.INCORRECT, state.seeds[0], stage="confirm", feedback="wrong with fresh inputs"
+    )
+    state = replay_events([*events, Confirmed({best: judged})])
+    story = build_report(state)
     assert story.final is not None
     assert story.final.node != best
-    rows = tables.finalists(story, [])
+    rows = tables.finalist_rows(story, [])
     assert [(r.id, r.speedup, r.css) for r in rows] == [(best, "incorrect", "bad")]
-    assert "but not confirmed" in pieces(story)["data"]["nodes"][best]["result"]
+    assert "but not confirmed" in render_parts(story)["data"]["nodes"][best]["result"]
 
 
 def test_problems_are_counted() -> None:
-    events: list[Any] = list(Example(batches=2, stopped=False, confirmed=False).events())
-    state = fold(events)
+    events: list[Any] = list(ExampleSearch(batches=2, stopped=False, confirmed=False).events())
+    state = replay_events(events)
     events = [
         Forecasted(e.batch, e.reference, {}, problem="no server answers") if isinstance(e, Forecasted) else e
         for e in events
     ]
-    assert not tell(state).problems
-    story = tell(fold(events))
+    assert not build_report(state).problems
+    story = build_report(replay_events(events))
     assert story.problems == {"forecasts: no server answers": 2}
-    assert "no server answers <b>(2 times)</b>" in pieces(story)["content"]
+    assert "no server answers <b>(2 times)</b>" in render_parts(story)["content"]
 
 
 def test_the_last_lines_name_the_gain_and_its_price() -> None:
-    told = dict(lines(fold(Example().events())))
+    told = dict(summary_lines(replay_events(ExampleSearch().events())))
     assert re.fullmatch(r"\d\.\d\dx over the seed, 95 % interval \S+ to \S+, confirmed in .*", told["best"])
     assert "measurements" in told["spent"]
     assert "per percent" in told["cost"]
     assert told["ended"] == "finished: measurements 200 of 200 spent"
-    nothing = dict(lines(fold(e for e in Example(batches=0, confirmed=False, stopped=False).events())))
+    nothing = dict(
+        summary_lines(
+            replay_events(e for e in ExampleSearch(batches=0, confirmed=False, stopped=False).events())
+        )
+    )
     assert nothing["best"] == "no source but the seed has run"
 
 
 def test_results_may_come_in_any_order() -> None:
     """What is told of nodes does not depend on which lane was faster."""
-    events = list(Example(batches=4).events())
+    events = list(ExampleSearch(batches=4).events())
     ends = [n for n, e in enumerate(events) if isinstance(e, Finished)]
     last = max(e.batch for e in events if isinstance(e, Finished))
     own = [n for n in ends if events[n].batch == last]  # type: ignore[union-attr]
     swapped = list(events)
     for a, b in zip(own, reversed(own), strict=True):
         swapped[a] = events[b]
-    one, other = tell(fold(events)), tell(fold(swapped))
+    one, other = build_report(replay_events(events)), build_report(replay_events(swapped))
     assert one.entries == other.entries
     assert one.final == other.final

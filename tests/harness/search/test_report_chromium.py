@@ -12,10 +12,10 @@ import pytest
 from forecast_harness.search.events import Event
 from forecast_harness.search.log import encode
 from forecast_harness.search.report import page
-from forecast_harness.search.report.serve import Server
-from forecast_harness.search.state import State, fold
-from tests.harness.search.browser import DIM_TEXT, Visit, chromium
-from tests.harness.search.example_log import Example
+from forecast_harness.search.report.serve import ReportServer
+from forecast_harness.search.state import SearchState, replay_events
+from tests.harness.search.browser import LOW_CONTRAST_SCRIPT, PageVisit, chromium
+from tests.harness.search.example_log import ExampleSearch
 
 HOSTILE = "# </script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'> ‮ 世界 \\u003c"
 
@@ -26,9 +26,9 @@ def browser() -> Iterator[Any]:
         yield found
 
 
-def written(folder: Path, example: Example) -> tuple[State, str]:
+def written(folder: Path, example: ExampleSearch) -> tuple[SearchState, str]:
     """A report on disk: the state it tells of, and its address."""
-    state = fold(example.events())
+    state = replay_events(example.events())
     file = folder / "report.html"
     file.write_text(page(state), encoding="utf-8")
     return state, file.as_uri()
@@ -38,28 +38,28 @@ def written(folder: Path, example: Example) -> tuple[State, str]:
 @pytest.mark.parametrize(
     "example",
     [
-        Example(),
-        Example(batches=0, confirmed=False, stopped=False),
-        Example(batches=1, parents=1, samples=1, k=1),
-        Example(failing=1.0),
-        Example(forecasts=False, confirmed=False),
-        Example(batches=2, name="naïve </script><b>世界</b>", line=HOSTILE),
+        ExampleSearch(),
+        ExampleSearch(batches=0, confirmed=False, stopped=False),
+        ExampleSearch(batches=1, parents=1, samples=1, k=1),
+        ExampleSearch(failing=1.0),
+        ExampleSearch(forecasts=False, confirmed=False),
+        ExampleSearch(batches=2, name="naïve </script><b>世界</b>", line=HOSTILE),
     ],
     ids=["usual", "only the seed", "one node", "all fail", "no forecasts", "hostile"],
 )
 def test_a_report_is_quiet_alone_and_readable(
-    browser: Any, tmp_path: Path, example: Example, dark: bool
+    browser: Any, tmp_path: Path, example: ExampleSearch, dark: bool
 ) -> None:
     state, url = written(tmp_path, example)
-    visit = Visit(browser, url, dark=dark)
+    visit = PageVisit(browser, url, dark=dark)
     picture = tmp_path / ("dark.png" if dark else "light.png")
     visit.tab.screenshot(path=picture)
     assert picture.stat().st_size > 10_000
-    assert visit.said == []
-    assert visit.asked == [url]
+    assert visit.messages == []
+    assert visit.requested_urls == [url]
     assert visit.tab.inner_text("h1") == f"Search of {example.name}"
     assert visit.tab.evaluate("document.documentElement.scrollWidth") == 1280
-    assert visit.tab.evaluate(DIM_TEXT) == []
+    assert visit.tab.evaluate(LOW_CONTRAST_SCRIPT) == []
     assert visit.tab.evaluate("window.hacked") is None
     assert visit.chosen() == (state.best if len(state.scores) > 1 else state.seeds[0])
     assert visit.tab.evaluate("getComputedStyle(document.body).colorScheme") == "light dark"
@@ -69,11 +69,11 @@ def test_a_report_is_quiet_alone_and_readable(
 
 
 def test_two_thousand_nodes_fit(browser: Any, tmp_path: Path) -> None:
-    state, url = written(tmp_path, Example(batches=63, samples=16))
+    state, url = written(tmp_path, ExampleSearch(batches=63, samples=16))
     assert len(state.nodes) > 2000
     assert (tmp_path / "report.html").stat().st_size < 8_000_000
-    visit = Visit(browser, url)
-    assert visit.said == []
+    visit = PageVisit(browser, url)
+    assert visit.messages == []
     drawn = visit.tab.eval_on_selector_all("#tree [data-node]", "all => all.length")
     assert 300 <= drawn <= 400
     assert f"{drawn} of {len(state.nodes):,} nodes are drawn" in visit.tab.inner_text(".legend")
@@ -82,8 +82,8 @@ def test_two_thousand_nodes_fit(browser: Any, tmp_path: Path) -> None:
 
 
 def test_a_click_shows_a_nodes_difference_to_its_parent(browser: Any, tmp_path: Path) -> None:
-    state, url = written(tmp_path, Example())
-    visit = Visit(browser, url)
+    state, url = written(tmp_path, ExampleSearch())
+    visit = PageVisit(browser, url)
     node = next(
         n for n in state.nodes.values() if n.parents and state.judged.get(n.id) and n.id != state.best
     )
@@ -104,13 +104,13 @@ def test_a_click_shows_a_nodes_difference_to_its_parent(browser: Any, tmp_path: 
     visit.tab.get_by_role("button", name="Source").click()
     lines = visit.tab.eval_on_selector_all(".code td:last-child", "all => all.map(td => td.textContent)")
     assert "\n".join(lines) == node.source.removesuffix("\n")
-    assert visit.said == []
+    assert visit.messages == []
     visit.tab.close()
 
 
 def test_the_tree_is_one_stop_of_the_keyboard(browser: Any, tmp_path: Path) -> None:
-    state, url = written(tmp_path, Example())
-    visit = Visit(browser, url)
+    state, url = written(tmp_path, ExampleSearch())
+    visit = PageVisit(browser, url)
     for _ in range(12):
         visit.tab.keyboard.press("Tab")
         if visit.tab.evaluate("document.activeElement.closest('#tree') !== null"):
@@ -132,8 +132,8 @@ def test_the_tree_is_one_stop_of_the_keyboard(browser: Any, tmp_path: Path) -> N
 
 
 def test_a_hostile_source_is_shown_as_it_is(browser: Any, tmp_path: Path) -> None:
-    state, url = written(tmp_path, Example(batches=2, line=HOSTILE))
-    visit = Visit(browser, url)
+    state, url = written(tmp_path, ExampleSearch(batches=2, line=HOSTILE))
+    visit = PageVisit(browser, url)
     visit.tab.get_by_role("button", name="Source").click()
     text = visit.tab.inner_text(".code")
     assert HOSTILE.replace("‮", "\\u{202e}") in text  # the override is spelled out, not obeyed
@@ -144,13 +144,13 @@ def test_a_hostile_source_is_shown_as_it_is(browser: Any, tmp_path: Path) -> Non
 
 
 def test_the_live_page_follows_a_search(browser: Any, tmp_path: Path) -> None:
-    events: list[Event] = list(Example().events())
+    events: list[Event] = list(ExampleSearch().events())
     log = tmp_path / "log.jsonl"
     begun = len(events) // 2
     log.write_bytes(b"".join(map(encode, events[:begun])))
-    with Server(tmp_path) as server:
-        visit = Visit(browser, server.url)
-        half = fold(events[:begun])
+    with ReportServer(tmp_path) as server:
+        visit = PageVisit(browser, server.url)
+        half = replay_events(events[:begun])
         assert visit.chosen() == half.best
         root = half.seeds[0]
         visit.tab.locator(f"#tree [data-node='{root}']").click()
@@ -158,21 +158,21 @@ def test_the_live_page_follows_a_search(browser: Any, tmp_path: Path) -> None:
         rest = b"".join(map(encode, events[begun:]))
         with log.open("ab") as file:
             file.write(rest[:-20])  # the last line is not whole yet
-        visit.tab.wait_for_selector(f"#tree [data-node='{fold(events[:-1]).best}']", timeout=30_000)
+        visit.tab.wait_for_selector(f"#tree [data-node='{replay_events(events[:-1]).best}']", timeout=30_000)
         assert visit.chosen() == root, "who looks at a node goes on looking at it"
         assert "finished" not in visit.tab.inner_text(".cards")
         with log.open("ab") as file:
             file.write(rest[-20:])
         visit.tab.locator(".cards b", has_text="finished").wait_for(timeout=30_000)
-        assert visit.said == []
-        assert {u.partition("?")[0] for u in visit.asked} == {server.url, f"{server.url}state.json"}
+        assert visit.messages == []
+        assert {u.partition("?")[0] for u in visit.requested_urls} == {server.url, f"{server.url}state.json"}
         visit.tab.close()
 
 
 def test_the_live_page_of_a_server_that_is_gone_says_so(browser: Any, tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_bytes(b"".join(map(encode, Example(stopped=False).events())))
-    with Server(tmp_path) as server:
-        visit = Visit(browser, server.url)
+    (tmp_path / "log.jsonl").write_bytes(b"".join(map(encode, ExampleSearch(stopped=False).events())))
+    with ReportServer(tmp_path) as server:
+        visit = PageVisit(browser, server.url)
         assert not visit.tab.is_visible("#connection")
     visit.tab.wait_for_selector("#connection:visible", timeout=30_000)
     assert "does not answer" in visit.tab.inner_text("#connection")
@@ -181,7 +181,7 @@ def test_the_live_page_of_a_server_that_is_gone_says_so(browser: Any, tmp_path: 
 
 def test_the_data_of_a_page_can_be_read_back(tmp_path: Path) -> None:
     """What stands between the tags is JSON, whatever the sources hold."""
-    state, _ = written(tmp_path, Example(batches=2, line=HOSTILE))
+    state, _ = written(tmp_path, ExampleSearch(batches=2, line=HOSTILE))
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     inside = text.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
     data = json.loads(inside)

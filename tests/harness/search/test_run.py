@@ -19,47 +19,51 @@ from benchmarks.search_table import (
     CONTEXT,
     SEEDS,
     TARGET,
-    Ledger,
-    TableJudge,
-    TableProposer,
+    CallLedger,
+    LandscapeJudge,
+    LandscapeProposer,
     settings,
 )
 from forecast_autotune.errors import RecordError, SettingsError, StoreError
 from forecast_autotune.records import Outcome
-from forecast_harness.search.answers import Answers
+from forecast_harness.search.answers import AnswerStore
 from forecast_harness.search.events import (
-    Job,
+    NodeJob,
+    ProposalRequest,
     Proposed,
-    Request,
     Stopped,
 )
-from forecast_harness.search.interfaces import LaneLost
-from forecast_harness.search.lanes import LocalLanes
-from forecast_harness.search.log import read
-from forecast_harness.search.records import Budget, Judged, Settings, Spent
+from forecast_harness.search.interfaces import LaneFailure
+from forecast_harness.search.lanes import LocalJudgePool
+from forecast_harness.search.log import read_log
+from forecast_harness.search.records import NodeResult, SearchBudget, SearchCost, SearchSettings
 from forecast_harness.search.run import search
-from forecast_harness.search.state import State, fold
-from tests.harness.search.driving import World, outcome
-from tests.harness.search.searching import go
+from forecast_harness.search.state import SearchState, replay_events
+from tests.harness.search.driving import SimulatedSearch, comparable_outcome
+from tests.harness.search.searching import run_search
 
 
 @pytest.fixture
-def chosen() -> Settings:
+def chosen() -> SearchSettings:
     return settings(30)
 
 
 @pytest.fixture
-def expected(chosen: Settings) -> dict[str, Any]:
-    return outcome(World(chosen).drive(random.Random(0))[1])
+def expected(chosen: SearchSettings) -> dict[str, Any]:
+    return comparable_outcome(SimulatedSearch(chosen).run(random.Random(0))[1])
 
 
-def test_threads_and_lanes_change_nothing(tmp_path: Path, chosen: Settings, expected: dict[str, Any]) -> None:
+def test_threads_and_lanes_change_nothing(
+    tmp_path: Path, chosen: SearchSettings, expected: dict[str, Any]
+) -> None:
     seen: list[int] = []
-    ledger = Ledger(tmp_path / "ledger")
-    state = go(tmp_path / "a", chosen, ledger=ledger, watch=lambda s: seen.append(len(s.judged)), lanes=3)
-    assert outcome(state) == expected
-    events = read(tmp_path / "a" / "log.jsonl")
-    assert outcome(fold(events)) == expected
+    ledger = CallLedger(tmp_path / "ledger")
+    state = run_search(
+        tmp_path / "a", chosen, ledger=ledger, watch=lambda s: seen.append(len(s.judged)), lanes=3
+    )
+    assert comparable_outcome(state) == expected
+    events = read_log(tmp_path / "a" / "log.jsonl")
+    assert comparable_outcome(replay_events(events)) == expected
     assert len(seen) == len(events) - 1
     assert seen == sorted(seen)
     paid = Counter((tmp_path / "ledger").read_text().splitlines())
@@ -67,57 +71,57 @@ def test_threads_and_lanes_change_nothing(tmp_path: Path, chosen: Settings, expe
     assert len(paid) == 2 * (len(state.answers) + 30 + len(state.batches) - 1 + 1)
 
 
-def test_a_finished_search_is_only_read_again(tmp_path: Path, chosen: Settings) -> None:
-    ledger = Ledger(tmp_path / "ledger")
-    first = go(tmp_path / "a", chosen, ledger=ledger)
+def test_a_finished_search_is_only_read_again(tmp_path: Path, chosen: SearchSettings) -> None:
+    ledger = CallLedger(tmp_path / "ledger")
+    first = run_search(tmp_path / "a", chosen, ledger=ledger)
     log, paid = ((tmp_path / name).read_bytes() for name in ("a/log.jsonl", "ledger"))
-    assert outcome(go(tmp_path / "a", chosen, ledger=ledger)) == outcome(first)
+    assert comparable_outcome(run_search(tmp_path / "a", chosen, ledger=ledger)) == comparable_outcome(first)
     assert log == (tmp_path / "a/log.jsonl").read_bytes()
     assert paid == (tmp_path / "ledger").read_bytes()
 
 
 def test_ctrl_c_stops_it_and_it_can_be_resumed(
-    tmp_path: Path, chosen: Settings, expected: dict[str, Any]
+    tmp_path: Path, chosen: SearchSettings, expected: dict[str, Any]
 ) -> None:
-    ledger = Ledger(tmp_path / "ledger")
+    ledger = CallLedger(tmp_path / "ledger")
     interruptions = 0
     for count in (3, 8, 14, 20):
         sent: list[int] = []
 
-        def interrupt(state: State, count: int = count, sent: list[int] = sent) -> None:
+        def interrupt(state: SearchState, count: int = count, sent: list[int] = sent) -> None:
             if state.history and state.history[-1].measurements == count and not sent:
                 sent.append(count)
                 os.kill(os.getpid(), signal.SIGINT)
 
         before = signal.getsignal(signal.SIGINT)
-        state = go(tmp_path / "a", chosen, ledger=ledger, watch=interrupt)
+        state = run_search(tmp_path / "a", chosen, ledger=ledger, watch=interrupt)
         assert signal.getsignal(signal.SIGINT) is before
         assert state.stopped is not None
         interruptions += state.stopped.interrupted
-        last = read(tmp_path / "a" / "log.jsonl")[-1]
+        last = read_log(tmp_path / "a" / "log.jsonl")[-1]
         assert isinstance(last, Stopped)
         assert last.interrupted == state.stopped.interrupted
         assert (tmp_path / "a" / "best.py").is_file()
     assert interruptions == 4
-    state = go(tmp_path / "a", chosen, ledger=ledger)
-    assert outcome(state) == expected
+    state = run_search(tmp_path / "a", chosen, ledger=ledger)
+    assert comparable_outcome(state) == expected
     assert state.resumed == 4
     paid = Counter((tmp_path / "ledger").read_text().splitlines())
     assert set(paid.values()) == {1}, "work under way is awaited or cancelled, not done twice"
 
 
-def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, chosen: Settings) -> None:
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, chosen: SearchSettings) -> None:
     hang = threading.Event()
 
-    class Hanging(TableProposer):
-        def propose(self, request: Request) -> Proposed:
+    class Hanging(LandscapeProposer):
+        def propose(self, request: ProposalRequest) -> Proposed:
             if request.batch == 2:
                 hang.wait(60)
             return super().propose(request)
 
     sent: list[int] = []
 
-    def interrupt(state: State) -> None:
+    def interrupt(state: SearchState) -> None:
         if len(state.judged) == 3 and not sent:
             sent.append(3)
             os.kill(os.getpid(), signal.SIGINT)
@@ -125,59 +129,59 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, chosen: Settings) -> None
 
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path, chosen, proposer=Hanging(), watch=interrupt)
+        run_search(tmp_path, chosen, proposer=Hanging(), watch=interrupt)
     hang.set()
     assert time.monotonic() - begin < 9.0, "the time that work under way is given"
-    state = go(tmp_path, chosen)
+    state = run_search(tmp_path, chosen)
     assert state.stopped is not None
     assert not state.stopped.interrupted
 
 
 def test_an_answer_on_file_is_not_paid_for_again(
-    tmp_path: Path, chosen: Settings, expected: dict[str, Any]
+    tmp_path: Path, chosen: SearchSettings, expected: dict[str, Any]
 ) -> None:
     """The state after a kill between an answer's file and its line: the log has less than the files."""
-    ledger = Ledger(tmp_path / "ledger")
-    go(tmp_path / "a", chosen, ledger=ledger)
+    ledger = CallLedger(tmp_path / "ledger")
+    run_search(tmp_path / "a", chosen, ledger=ledger)
     path = tmp_path / "a" / "log.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     for kept in (1, 2, 17, len(lines) - 4):
         path.write_bytes(b"".join(lines[:kept]) + lines[kept][: len(lines[kept]) // 2])
         before = (tmp_path / "ledger").read_bytes()
-        assert outcome(go(tmp_path / "a", chosen, ledger=ledger)) == expected
+        assert comparable_outcome(run_search(tmp_path / "a", chosen, ledger=ledger)) == expected
         assert (tmp_path / "ledger").read_bytes() == before
 
 
 def test_an_answer_that_a_power_cut_spoiled_is_asked_for_again(tmp_path: Path) -> None:
-    answers = Answers(tmp_path)
-    answers.keep("one", Proposed("one", ()))
-    assert answers.kept("one") == Proposed("one", ())
-    assert answers.kept("two") is None
+    answers = AnswerStore(tmp_path)
+    answers.store("one", Proposed("one", ()))
+    assert answers.load("one") == Proposed("one", ())
+    assert answers.load("two") is None
     path = tmp_path / "answers" / "one.json"
     for text in ("", '{"type":"prop', "\x00" * 40, "[]", '{"type":"what"}'):
         path.write_text(text)
-        assert answers.kept("one") is None
+        assert answers.load("one") is None
     assert [p.name for p in (tmp_path / "answers").iterdir()] == ["one.json"]
     with pytest.raises(RecordError, match="cannot name a file"):
-        answers.keep("../one", Proposed("one", ()))
+        answers.store("../one", Proposed("one", ()))
 
 
-def test_another_context_is_refused(tmp_path: Path, chosen: Settings) -> None:
-    go(tmp_path, settings(4))
+def test_another_context_is_refused(tmp_path: Path, chosen: SearchSettings) -> None:
+    run_search(tmp_path, settings(4))
     with pytest.raises(RecordError, match=r"settings.budget.measurements: 4 in the log, 30 now"):
-        go(tmp_path, chosen)
+        run_search(tmp_path, chosen)
     with pytest.raises(RecordError, match='surrogate: "table-1" in the log, "none" now'):
-        go(tmp_path, settings(4), forecasts=False)
+        run_search(tmp_path, settings(4), forecasts=False)
     with pytest.raises(RecordError, match='harness: "harness-1" in the log, "harness-2" now'):
-        go(tmp_path, settings(4), harness="harness-2")
+        run_search(tmp_path, settings(4), harness="harness-2")
 
-    class Other(TableProposer):
+    class Other(LandscapeProposer):
         styles = ("near",)
 
     with pytest.raises(RecordError, match="arms: "):
-        go(tmp_path, settings(4), proposer=Other())
+        run_search(tmp_path, settings(4), proposer=Other())
     with pytest.raises(StoreError, match="cannot be made"):
-        go(tmp_path / "log.jsonl", settings(4))
+        run_search(tmp_path / "log.jsonl", settings(4))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +196,7 @@ def test_settings_that_cannot_be_searched_with_are_refused(
     tmp_path: Path, change: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(SettingsError, match=text):
-        go(tmp_path, replace(settings(4), **change))
+        run_search(tmp_path, replace(settings(4), **change))
     assert not (tmp_path / "log.jsonl").exists()
 
 
@@ -200,16 +204,16 @@ def test_settings_that_cannot_be_searched_with_are_refused(
 
 
 def test_proposers_that_fail_are_told_in_the_log(tmp_path: Path) -> None:
-    class Failing(TableProposer):
-        def propose(self, request: Request) -> Proposed:
+    class Failing(LandscapeProposer):
+        def propose(self, request: ProposalRequest) -> Proposed:
             if request.arm == "table/far":
                 raise ConnectionError("no route to the model")
             found = super().propose(request)
             if request.batch == 2:
-                return replace(found, spent=Spent(money=float("nan")))
+                return replace(found, spent=SearchCost(money=float("nan")))
             return replace(found, request="not mine", batch=77, nodes=(*found.nodes, *found.nodes))
 
-    state = go(tmp_path, settings(12), proposer=Failing())
+    state = run_search(tmp_path, settings(12), proposer=Failing())
     assert state.spent.measurements == 12
     problems = {a.problem for a in state.answers.values() if a.arm == "table/far"}
     assert problems == {"ConnectionError: no route to the model"}
@@ -222,8 +226,8 @@ def test_proposers_that_fail_are_told_in_the_log(tmp_path: Path) -> None:
 
 
 def test_a_proposed_node_is_booked_by_its_text_and_its_request(tmp_path: Path) -> None:
-    class Lying(TableProposer):
-        def propose(self, request: Request) -> Proposed:
+    class Lying(LandscapeProposer):
+        def propose(self, request: ProposalRequest) -> Proposed:
             found = super().propose(request)
             return replace(
                 found,
@@ -232,7 +236,7 @@ def test_a_proposed_node_is_booked_by_its_text_and_its_request(tmp_path: Path) -
                 ),
             )
 
-    state = go(tmp_path, settings(8), proposer=Lying())
+    state = run_search(tmp_path, settings(8), proposer=Lying())
     new = [n for n in state.nodes.values() if n.batch]
     assert new
     assert len({n.id for n in new}) == len(new)
@@ -240,46 +244,46 @@ def test_a_proposed_node_is_booked_by_its_text_and_its_request(tmp_path: Path) -
 
 
 def test_a_judge_that_fails_loses_its_lane_and_no_more(
-    tmp_path: Path, chosen: Settings, expected: dict[str, Any]
+    tmp_path: Path, chosen: SearchSettings, expected: dict[str, Any]
 ) -> None:
     """NaN among the facts and an infrastructure outcome are no results either: the job is tried again."""
     calls: Counter[str] = Counter()
-    state = go(tmp_path, chosen, make_judge=lambda _: Again(calls))
-    assert outcome(state) == expected
+    state = run_search(tmp_path, chosen, make_judge=lambda _: FlakyJudge(calls))
+    assert comparable_outcome(state) == expected
     assert set(calls.values()) == {2}
 
 
-class Again(TableJudge):
+class FlakyJudge(LandscapeJudge):
     """Every job fails once, in one of three ways, and then does not."""
 
     def __init__(self, calls: Counter[str]) -> None:
         super().__init__()
         self.calls = calls
 
-    def judge(self, job: Job) -> Judged:
+    def judge(self, job: NodeJob) -> NodeResult:
         self.calls[job.node.id] += 1
         if self.calls[job.node.id] > 1:
             return super().judge(job)
         kind = int(job.id[:6], 16) % 3
         if kind == 0:
-            raise LaneLost("fell off the bus", "lane")
+            raise LaneFailure("fell off the bus", "lane")
         if kind == 1:
-            return Judged(Outcome.INFRASTRUCTURE, feedback="the driver is gone")
+            return NodeResult(Outcome.INFRASTRUCTURE, feedback="the driver is gone")
         return replace(super().judge(job), outcome=Outcome.OK, log2_ratio=0.0, facts={"x": float("nan")})
 
 
 def test_a_disk_that_fills_up_says_so_and_loses_nothing(
-    tmp_path: Path, chosen: Settings, expected: dict[str, Any]
+    tmp_path: Path, chosen: SearchSettings, expected: dict[str, Any]
 ) -> None:
     """A limit on the size of files stands in for a full disk: writes are cut in the same way."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
     try:
         with pytest.raises(StoreError, match=r"log.jsonl: an event cannot be written .*File too large"):
-            go(tmp_path, chosen)
+            run_search(tmp_path, chosen)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert outcome(go(tmp_path, chosen)) == expected
+    assert comparable_outcome(run_search(tmp_path, chosen)) == expected
 
 
 # --- what overlaps ---
@@ -289,28 +293,28 @@ def test_proposing_goes_on_while_jobs_run(tmp_path: Path) -> None:
     """With a depth of two, batch 2 is proposed before a single job of batch 1 is done."""
     proposed = threading.Event()
 
-    class Noting(TableProposer):
-        def propose(self, request: Request) -> Proposed:
+    class Noting(LandscapeProposer):
+        def propose(self, request: ProposalRequest) -> Proposed:
             if request.batch == 2:
                 proposed.set()
             return super().propose(request)
 
-    class Waiting(TableJudge):
-        def judge(self, job: Job) -> Judged:
+    class Waiting(LandscapeJudge):
+        def judge(self, job: NodeJob) -> NodeResult:
             assert job.batch == 0 or proposed.wait(30), "a job waited for a proposal that waits for it"
             return super().judge(job)
 
-    state = go(tmp_path, settings(12), proposer=Noting(), make_judge=lambda _: Waiting())
+    state = run_search(tmp_path, settings(12), proposer=Noting(), make_judge=lambda _: Waiting())
     assert state.spent.measurements == 12
 
 
 def test_lanes_are_not_given_more_than_a_little_ahead(tmp_path: Path) -> None:
     most = 0
 
-    class Counting(LocalLanes):
+    class Counting(LocalJudgePool):
         given = 0
 
-        def submit(self, job: Job) -> Any:
+        def submit(self, job: NodeJob) -> Any:
             nonlocal most
             self.given += 1
             most = max(most, self.given)
@@ -321,14 +325,14 @@ def test_lanes_are_not_given_more_than_a_little_ahead(tmp_path: Path) -> None:
         def _done(self) -> None:
             self.given -= 1
 
-    lanes = Counting(lambda _: TableJudge(None, 0.002), 1)
+    lanes = Counting(lambda _: LandscapeJudge(None, 0.002), 1)
     try:
         search(
             TARGET,
             SEEDS,
             settings=settings(40, k=10),
             context=CONTEXT,
-            proposers={"table": TableProposer()},
+            proposers={"table": LandscapeProposer()},
             forecaster=None,
             lanes=lanes,
             folder=tmp_path,
@@ -342,24 +346,24 @@ def test_a_limit_on_the_clock_ends_a_search_that_waits(tmp_path: Path) -> None:
     """A lane that hangs takes nothing but itself: what is known is confirmed by the other one."""
     free = threading.Event()
 
-    class Hanging(TableJudge):
-        def judge(self, job: Job) -> Judged:
+    class Hanging(LandscapeJudge):
+        def judge(self, job: NodeJob) -> NodeResult:
             if job.batch > 1:
                 free.wait(60)
             return super().judge(job)
 
-    limit = replace(settings(100), budget=Budget(100, wall_seconds=2.0))
-    made = [Hanging(None, 0.002), TableJudge(None, 0.002)]
+    limit = replace(settings(100), budget=SearchBudget(100, wall_seconds=2.0))
+    made = [Hanging(None, 0.002), LandscapeJudge(None, 0.002)]
 
-    def let_go(state: State) -> None:
+    def let_go(state: SearchState) -> None:
         if state.stopped is not None:  # lanes are waited for when they are closed
             free.set()
 
-    state = go(tmp_path, limit, make_judge=lambda index: made[index], lanes=2, watch=let_go)
+    state = run_search(tmp_path, limit, make_judge=lambda index: made[index], lanes=2, watch=let_go)
     assert state.expired is not None
     assert state.stopped is not None
     assert state.stopped.reason.startswith("the time is up")
     assert state.spent.measurements < 100
     assert state.confirmed
-    again = fold(read(tmp_path / "log.jsonl"))
-    assert outcome(again) == outcome(state)
+    again = replay_events(read_log(tmp_path / "log.jsonl"))
+    assert comparable_outcome(again) == comparable_outcome(state)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from benchmarks.search_table import SEEDS, settings
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.search.decide import pending
+from forecast_harness.search.decide import pending_actions
 from forecast_harness.search.events import Chosen, Event, Finished, Lost, Proposed, Resumed, Stopped
-from forecast_harness.search.records import Judged, Spent
-from forecast_harness.search.state import State, apply, fold, view
-from tests.harness.search.driving import World, outcome, same
+from forecast_harness.search.records import NodeResult, SearchCost
+from forecast_harness.search.state import SearchState, apply_event, batch_view, replay_events
+from tests.harness.search.driving import SimulatedSearch, comparable_outcome, log_text
 
 KINDS: list[dict[str, Any]] = [
     {"depth": 1},
@@ -29,57 +29,65 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def finished() -> tuple[list[Event], State]:
-    return World(settings(24)).drive(random.Random(0))
+def finished() -> tuple[list[Event], SearchState]:
+    return SimulatedSearch(settings(24)).run(random.Random(0))
 
 
 @pytest.mark.parametrize("forecasts", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_order_of_answers_changes_nothing(kind: dict[str, Any], forecasts: bool) -> None:
-    world = World(settings(30, **kind), forecasts=forecasts)
-    logs, states = zip(*(world.drive(random.Random(seed)) for seed in range(6)), strict=True)
-    assert len({same(log) for log in logs}) == 6, "the orders were the same, so this shows nothing"
-    assert all(outcome(s) == outcome(states[0]) for s in states)
+    world = SimulatedSearch(settings(30, **kind), forecasts=forecasts)
+    logs, states = zip(*(world.run(random.Random(seed)) for seed in range(6)), strict=True)
+    assert len({log_text(log) for log in logs}) == 6, "the orders were the same, so this shows nothing"
+    assert all(comparable_outcome(s) == comparable_outcome(states[0]) for s in states)
     assert states[0].spent.measurements == 30
 
 
 @hypothesis_settings(max_examples=25)
 @given(st.randoms(use_true_random=False), st.integers(0, 50))
 def test_the_order_of_answers_changes_nothing_for_any_seed(order: random.Random, seed: int) -> None:
-    world = World(settings(16, seed=seed))
-    assert outcome(world.drive(order)[1]) == outcome(world.drive(random.Random(1))[1])
+    world = SimulatedSearch(settings(16, seed=seed))
+    assert comparable_outcome(world.run(order)[1]) == comparable_outcome(world.run(random.Random(1))[1])
 
 
 def test_a_search_resumed_at_any_event_ends_as_if_it_had_not_been(
-    finished: tuple[list[Event], State],
+    finished: tuple[list[Event], SearchState],
 ) -> None:
     events, state = finished
-    world = World(settings(24))
+    world = SimulatedSearch(settings(24))
     for cut in range(1, len(events)):
-        _, resumed = world.drive(random.Random(cut), [*events[:cut], Resumed("")])
-        assert outcome(resumed) == outcome(state), f"after {cut} of {len(events)} events"
+        _, resumed = world.run(random.Random(cut), [*events[:cut], Resumed("")])
+        assert comparable_outcome(resumed) == comparable_outcome(state), (
+            f"after {cut} of {len(events)} events"
+        )
         assert resumed.resumed == 1
 
 
-def test_what_is_known_already_changes_nothing(finished: tuple[list[Event], State]) -> None:
+def test_what_is_known_already_changes_nothing(finished: tuple[list[Event], SearchState]) -> None:
     events, state = finished
-    twice = fold(e for event in events for e in (event, event))
-    again = fold([*events, *events])
+    twice = replay_events(e for event in events for e in (event, event))
+    again = replay_events([*events, *events])
     for other in (twice, again):
-        assert outcome(other) == outcome(state)
+        assert comparable_outcome(other) == comparable_outcome(state)
         assert other.spent == state.spent
         assert other.history == state.history
 
 
-def test_pending_is_a_function_of_the_events(finished: tuple[list[Event], State]) -> None:
+def test_pending_is_a_function_of_the_events(finished: tuple[list[Event], SearchState]) -> None:
     events, _ = finished
-    state = State()
+    state = SearchState()
     for number, event in enumerate(events):
-        apply(state, event)
-        assert pending(state) == pending(state) == pending(fold(events[: number + 1]))
+        apply_event(state, event)
+        assert (
+            pending_actions(state)
+            == pending_actions(state)
+            == pending_actions(replay_events(events[: number + 1]))
+        )
 
 
-def test_scores_add_up_along_what_each_node_was_timed_beside(finished: tuple[list[Event], State]) -> None:
+def test_scores_add_up_along_what_each_node_was_timed_beside(
+    finished: tuple[list[Event], SearchState],
+) -> None:
     _, state = finished
     first = state.seeds[0]
     assert state.scores[first] == 0.0
@@ -92,7 +100,7 @@ def test_scores_add_up_along_what_each_node_was_timed_beside(finished: tuple[lis
     assert len(state.scores) < len(state.judged), "nothing failed, so this shows little"
 
 
-def test_the_history_has_the_best_after_every_measurement(finished: tuple[list[Event], State]) -> None:
+def test_the_history_has_the_best_after_every_measurement(finished: tuple[list[Event], SearchState]) -> None:
     _, state = finished
     assert [p.measurements for p in state.history] == list(range(1, 25))
     best = 0.0
@@ -103,9 +111,9 @@ def test_the_history_has_the_best_after_every_measurement(finished: tuple[list[E
     assert {p.reason for p in state.history} >= {"seed", "top"}
 
 
-def test_spending_adds_up(finished: tuple[list[Event], State]) -> None:
+def test_spending_adds_up(finished: tuple[list[Event], SearchState]) -> None:
     _, state = finished
-    kinds = sum(state.spent_on.values(), Spent())
+    kinds = sum(state.spent_on.values(), SearchCost())
     batches = sum((b.spent for b in state.batches.values()), state.spent_on["confirmation"])
     for name in vars(state.spent):
         assert getattr(kinds, name) == pytest.approx(getattr(state.spent, name))
@@ -119,11 +127,11 @@ def test_spending_adds_up(finished: tuple[list[Event], State]) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_view_knows_the_batches_that_it_may(depth: int) -> None:
-    _, state = World(settings(40, depth=depth)).drive(random.Random(3))
+    _, state = SimulatedSearch(settings(40, depth=depth)).run(random.Random(3))
     last = max(b.number for b in state.batches.values() if b.ended)
     assert last > 4
     for number in range(1, last + 1):
-        seen = view(state, number)
+        seen = batch_view(state, number)
         known = {n for b in range(max(0, number - depth) + 1) for n in state.batches[b].finished}
         assert set(seen.judged) == known
         assert set(seen.nodes) == {n for b in range(number) for n in state.batches[b].nodes}
@@ -133,52 +141,56 @@ def test_a_view_knows_the_batches_that_it_may(depth: int) -> None:
         assert sum(seen.expansions.values()) == sum(asked)
 
 
-def test_a_view_of_what_is_not_known_yet_is_refused(finished: tuple[list[Event], State]) -> None:
+def test_a_view_of_what_is_not_known_yet_is_refused(finished: tuple[list[Event], SearchState]) -> None:
     events, _ = finished
     first_jobs = next(i for i, e in enumerate(events) if isinstance(e, Chosen))
     with pytest.raises(RecordError, match=r"rests on its results|are not all there"):
-        view(fold(events[: first_jobs + 1]), 4)
+        batch_view(replay_events(events[: first_jobs + 1]), 4)
 
 
-def test_what_is_no_event_or_out_of_place_is_refused(finished: tuple[list[Event], State]) -> None:
+def test_what_is_no_event_or_out_of_place_is_refused(finished: tuple[list[Event], SearchState]) -> None:
     events, state = finished
     with pytest.raises(RecordError, match="is no event"):
-        apply(State(), cast("Any", "stopped"))
+        apply_event(SearchState(), cast("Any", "stopped"))
     with pytest.raises(RecordError, match="must be `started`"):
-        fold(events[1:])
+        replay_events(events[1:])
     with pytest.raises(RecordError, match="at least one seed"):
-        fold([replace(cast("Any", events[0]), seeds=())])
-    unknown = Finished("job", "nobody", 1, Judged(Outcome.INCORRECT))
+        replay_events([replace(cast("Any", events[0]), seeds=())])
+    unknown = Finished("job", "nobody", 1, NodeResult(Outcome.INCORRECT))
     with pytest.raises(RecordError, match="did not choose it"):
-        apply(state, unknown)
+        apply_event(state, unknown)
     with pytest.raises(RecordError, match="not in the pool"):
-        apply(state, Chosen(99, (state.seeds[0],), ("top",), (1.0,)))
+        apply_event(state, Chosen(99, (state.seeds[0],), ("top",), (1.0,)))
     with pytest.raises(RecordError, match="was closed"):
-        apply(state, Proposed("late", (), batch=1))
+        apply_event(state, Proposed("late", (), batch=1))
 
 
-def test_an_interruption_can_be_resumed_and_an_end_cannot(finished: tuple[list[Event], State]) -> None:
+def test_an_interruption_can_be_resumed_and_an_end_cannot(finished: tuple[list[Event], SearchState]) -> None:
     events, _ = finished
     halfway = [*events[:20], Stopped("interrupted", interrupted=True)]
-    assert pending(fold(halfway)) == ()
-    assert pending(fold([*halfway, Resumed("")])) == pending(fold(events[:20])) != ()
-    assert pending(fold([*events, Resumed("")])) == ()
+    assert pending_actions(replay_events(halfway)) == ()
+    assert (
+        pending_actions(replay_events([*halfway, Resumed("")]))
+        == pending_actions(replay_events(events[:20]))
+        != ()
+    )
+    assert pending_actions(replay_events([*events, Resumed("")])) == ()
 
 
-def test_status_texts(finished: tuple[list[Event], State]) -> None:
+def test_status_texts(finished: tuple[list[Event], SearchState]) -> None:
     events, state = finished
     texts = {n: state.status(n) for n in state.nodes}
     assert set(texts.values()) == {"measured", "incorrect", "deferred", "confirmed"}
     assert state.status("nobody") == "unknown"
     assert state.text == "finished: measurements 24 of 24 spent"
-    assert "measured, " in fold(events[:30]).text
+    assert "measured, " in replay_events(events[:30]).text
     chosen = next(i for i, e in enumerate(events) if isinstance(e, Chosen) and e.nodes)
     node = cast("Chosen", events[chosen]).nodes[0]
-    early = fold(events[: chosen + 1])
+    early = replay_events(events[: chosen + 1])
     assert early.status(node) == "chosen"
     for number in (0, 0, 1, 1):
-        apply(early, Lost(f"job-{number}", node, 1, "gone"))
+        apply_event(early, Lost(f"job-{number}", node, 1, "gone"))
     assert early.status(node) == "chosen", "twice, and each was told twice"
-    apply(early, Lost("job-2", node, 1, "gone"))
+    apply_event(early, Lost("job-2", node, 1, "gone"))
     assert early.status(node) == "dropped"
-    assert State().text == "not started"
+    assert SearchState().text == "not started"

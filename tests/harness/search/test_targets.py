@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_harness.packs import load
 from forecast_harness.search import codec
-from forecast_harness.search.records import Kind, Target
+from forecast_harness.search.records import SearchTarget, TargetKind
 from forecast_harness.search.targets import open_target, pack_of, solution_of
-from forecast_harness.search.tuned import applied, configs_of, spread
+from forecast_harness.search.tuned import apply_config, configs_of, diverse_configs
 
 TASKS = Path(__file__).parents[1] / "tasks"
 TUNABLE = """import torch
@@ -32,9 +32,9 @@ def run(x):
 
 def test_a_pack_is_rebuilt_from_its_payload() -> None:
     target, seeds = open_target("softmax", device="cpu")
-    again = codec.from_json(Target, json.loads(json.dumps(codec.to_json(target))))
+    again = codec.from_json(SearchTarget, json.loads(json.dumps(codec.to_json(target))))
     assert pack_of(again).id == target.id == load("softmax").id
-    assert (target.kind, target.entry, target.language) == (Kind.PACK, "run", "torch")
+    assert (target.kind, target.entry, target.language) == (TargetKind.PACK, "run", "torch")
     assert [s.language for s in seeds] == ["torch"]
     assert solution_of(target, seeds[0]).source == load("softmax").solution("torch_plain").source
 
@@ -99,19 +99,19 @@ def test_a_list_that_cannot_be_used_says_why(line: str, said: str) -> None:
 
 
 def test_a_config_changes_its_constants_and_nothing_else() -> None:
-    made = applied(TUNABLE, {"WIDTH": 256, "DEPTH": 1, "MODE": "b"})
+    made = apply_config(TUNABLE, {"WIDTH": 256, "DEPTH": 1, "MODE": "b"})
     want = TUNABLE.replace("WIDTH = 64 ", "WIDTH = 256 ").replace("DEPTH: int = 2", "DEPTH: int = 1")
     assert made == want.replace('MODE = "é"', "MODE = 'b'")
-    assert applied(TUNABLE, {}) == TUNABLE
+    assert apply_config(TUNABLE, {}) == TUNABLE
     with pytest.raises(RecordError, match="LENGTH"):
-        applied(TUNABLE, {"LENGTH": 1})
+        apply_config(TUNABLE, {"LENGTH": 1})
 
 
 def test_few_configs_of_many_are_far_apart() -> None:
     found = configs_of(TUNABLE)
-    assert spread(found, 3) == (
+    assert diverse_configs(found, 3) == (
         {"WIDTH": 16, "DEPTH": 1},
         {"WIDTH": 128, "DEPTH": 2},
         {"WIDTH": 32, "DEPTH": 2},
     )
-    assert spread(found, 99) == found
+    assert diverse_configs(found, 99) == found

@@ -7,10 +7,10 @@ import textwrap
 import pytest
 
 from forecast_harness.rewrites.torch import REWRITES, rewrites_of
-from forecast_harness.rewrites.torch.protocol import Facts
+from forecast_harness.rewrites.torch.protocol import InputFacts
 
 
-def made(body: str, rewrite: str, facts: Facts | None = None, parameters: str = "x, y, z") -> list[str]:
+def made(body: str, rewrite: str, facts: InputFacts | None = None, parameters: str = "x, y, z") -> list[str]:
     """What one rewrite makes of a function's body: the bodies after it."""
     inner = textwrap.indent(textwrap.dedent(body).strip(), "    ")
     source = f"import torch\n\n\ndef run({parameters}):\n{inner}\n"

@@ -336,9 +336,9 @@ def test_threads(forecast: Decorator) -> None:
 
 def test_nothing_launches() -> None:
     """If no config fits the GPU, ours raises before a launch can fail, naming the outcome."""
-    from forecast_autotune.errors import NothingLaunches
+    from forecast_autotune.errors import NoWorkingConfigError
 
     other = triton.Config({"BM": 256, "BN": 256, "BK": 128}, num_warps=8, num_stages=5)
     tuner = tuned_matmul(ours(mode="exhaustive"), [TOO_LARGE, other])
-    with pytest.raises(NothingLaunches, match="out_of_resources"):
+    with pytest.raises(NoWorkingConfigError, match="out_of_resources"):
         multiply(tuner, 256, 256, 512)

@@ -23,7 +23,7 @@ from forecast_autotune.records import Candidate, Device
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.serving import TuningSession
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448, 65536, 2048, 62914560, 150000000000)
 LATER = "9999"
@@ -52,9 +52,9 @@ def serving(
     policy: Policy | None = None,
     until: str = LATER,
     **settings: Any,
-) -> Serving:
+) -> TuningSession:
     kept = store if isinstance(store, Store) else Store(store)
-    return Serving.of(Settings(**settings), Believing(believe), kept, until, policy=policy)
+    return TuningSession.of(Settings(**settings), Believing(believe), kept, until, policy=policy)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import inductor_baselines as baselines
-from benchmarks.inductor_harvest import Harvest
-from benchmarks.inductor_problems import FIT, HELD_OUT, Problem, leaks, problems
+from benchmarks.inductor_harvest import InductorHarvest
+from benchmarks.inductor_problems import FIT, HELD_OUT, InductorProblem, all_problems, leaking_pairs
 from forecast_autotune.records import (
     Argument,
     Candidate,
@@ -40,22 +40,22 @@ VENDOR = Candidate(Config.of({}, num_warps=1, num_stages=1), "aten::mm")
 
 
 def test_there_are_enough_problems_of_every_kind_on_both_sides() -> None:
-    every = problems()
+    every = all_problems()
     assert len(every) >= 60
     assert len({p.name for p in every}) == len(every)
-    assert sum(p.is_gemm for p in problems(HELD_OUT)) >= 20
+    assert sum(p.is_gemm for p in all_problems(HELD_OUT)) >= 20
     for split in (FIT, HELD_OUT):
-        assert {p.op for p in problems(split)} >= {"linear", "linear_bias", "bmm", "conv", "flex"}
-    assert [*problems(FIT), *problems(HELD_OUT)] == sorted(every, key=lambda p: p.split)
+        assert {p.op for p in all_problems(split)} >= {"linear", "linear_bias", "bmm", "conv", "flex"}
+    assert [*all_problems(FIT), *all_problems(HELD_OUT)] == sorted(every, key=lambda p: p.split)
 
 
 def test_no_held_out_shape_is_fitted() -> None:
-    assert leaks() == []
+    assert leaking_pairs() == []
 
 
 @pytest.mark.parametrize("op", ["linear", "linear_bias", "bmm", "conv", "flex"])
 def test_problems_can_be_made_small_and_run(op: str) -> None:
-    for problem in {p.label: p for p in problems() if p.op == op}.values():
+    for problem in {p.label: p for p in all_problems() if p.op == op}.values():
         small = problem.tiny()
         module, inputs = small.make("cpu")
         with torch.no_grad():
@@ -96,9 +96,9 @@ def table(m: int = 1024, n: int = 2048, k: int = 512) -> Table:
 def test_a_right_forecast_has_no_regret_and_everything_compiled_neither() -> None:
     given = table()
     orders: dict[str, baselines.Order] = {
-        "first": baselines.first,
+        "first": baselines.inductor_order,
         "forecast": baselines.forecast(default()),
-        "rounds": baselines.rounds(default()),
+        "rounds": baselines.sequential_forecast(default()),
     }
     found = baselines.compare([given], orders, (1, 3, 36))
     for side in ("with vendor", "templates"):
@@ -113,15 +113,15 @@ def test_a_right_forecast_has_no_regret_and_everything_compiled_neither() -> Non
 
 def test_rounds_compile_each_template_once_and_never_the_vendors() -> None:
     given = table()
-    split = baselines.Split.of(given)
-    chosen = baselines.rounds(default())(given, list(split.templates), 12)
+    split = baselines.ChoicesOfTable.of(given)
+    chosen = baselines.sequential_forecast(default())(given, list(split.templates), 12)
     assert len(set(chosen)) == 12
     assert VENDOR not in chosen
 
 
 def test_autoheuristic_ranks_what_torchs_own_tree_ranks() -> None:
     given = table()
-    templates = list(baselines.Split.of(given).templates)
+    templates = list(baselines.ChoicesOfTable.of(given).templates)
     ranked = baselines.autoheuristic(given, templates, len(templates))
     assert sorted(map(str, ranked)) == sorted(map(str, templates))
     assert ranked != templates
@@ -136,7 +136,7 @@ def test_a_recommended_kernel_is_matched_by_tile_warps_and_stages() -> None:
         cta_tile_m, cta_tile_n, cta_tile_k = 128, 64, 32
         warp_tile_m, warp_tile_n, stages = 64, 32, 3
 
-    templates = list(baselines.Split.of(table()).templates)
+    templates = list(baselines.ChoicesOfTable.of(table()).templates)
     nearest = min(templates, key=lambda c: baselines._distance(Recommended(), c))
     assert nearest.config.parameters()["num_warps"] == 4
     assert [dict(nearest.config.kwargs)[f"BLOCK_{axis}"] for axis in "MNK"] == [128, 64, 32]
@@ -145,10 +145,10 @@ def test_a_recommended_kernel_is_matched_by_tile_warps_and_stages() -> None:
 
 def test_only_products_with_templates_are_compared() -> None:
     given = table()
-    assert baselines.usable(given)
-    assert not baselines.usable(Table(given.problem, given.measurements[:1]))
+    assert baselines.is_gemm_table(given)
+    assert not baselines.is_gemm_table(Table(given.problem, given.measurements[:1]))
     sort = Record.of(Kernel("sort", "inductor"), given.problem.arguments[:1], H200)
-    assert not baselines.usable(Table(sort, given.measurements))
+    assert not baselines.is_gemm_table(Table(sort, given.measurements))
 
 
 # --- harvest ---
@@ -160,15 +160,15 @@ def arguments(out: Path, **changes: Any) -> argparse.Namespace:
 
 
 def test_pending_takes_both_sides_in_turns_and_leaves_out_what_is_done(tmp_path: Path) -> None:
-    sides = {p.name: p.split for p in problems()}
-    harvest = Harvest(arguments(tmp_path))
+    sides = {p.name: p.split for p in all_problems()}
+    harvest = InductorHarvest(arguments(tmp_path))
     names = harvest.pending()
     assert sorted(names) == sorted(sides)
     assert [sides[name] for name in names[:4]] == [FIT, HELD_OUT, FIT, HELD_OUT]
     harvest.note({"name": names[0], "rows": {}})
     assert names[0] not in harvest.pending()
-    assert names[0] in Harvest(arguments(tmp_path, exhaustive=True)).pending()
-    assert {sides[n] for n in Harvest(arguments(tmp_path, split=HELD_OUT)).pending()} == {HELD_OUT}
+    assert names[0] in InductorHarvest(arguments(tmp_path, exhaustive=True)).pending()
+    assert {sides[n] for n in InductorHarvest(arguments(tmp_path, split=HELD_OUT)).pending()} == {HELD_OUT}
 
 
 @pytest.mark.parametrize(("ending", "left"), [("", None), ("; import os; os._exit(3)", "second")])
@@ -177,7 +177,7 @@ def test_a_child_that_dies_names_the_problem_it_left(tmp_path: Path, ending: str
     lines += [{"event": "begun", "name": "second"}]
     lines += [] if left else [{"event": "done", "name": "second", "rows": {}}]
     code = f"print({chr(10).join(map(json.dumps, lines))!r}, flush=True){ending}"
-    harvest = Harvest(arguments(tmp_path))
+    harvest = InductorHarvest(arguments(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         assert harvest.follow(child) == left
     assert set(harvest.known()) == ({"first"} if left else {"first", "second"})
@@ -187,7 +187,7 @@ def test_a_problem_that_hangs_is_given_up(tmp_path: Path) -> None:
     code = (
         f"print({json.dumps({'event': 'begun', 'name': 'slow'})!r}, flush=True); import time; time.sleep(60)"
     )
-    harvest = Harvest(arguments(tmp_path, patience=0.2))
+    harvest = InductorHarvest(arguments(tmp_path, patience=0.2))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         assert harvest.follow(child) == "slow"
     assert child.returncode != 0
@@ -195,7 +195,7 @@ def test_a_problem_that_hangs_is_given_up(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_dry_run_times_inductors_choices_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    chosen: list[Problem] = [p for p in problems() if p.name.startswith("gpt2-medium/scores")]
+    chosen: list[InductorProblem] = [p for p in all_problems() if p.name.startswith("gpt2-medium/scores")]
     command = [sys.executable, ROOT / "benchmarks" / "inductor_harvest.py", "--null", "--out", tmp_path]
     command += ["--only", "gpt2-medium/scores"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

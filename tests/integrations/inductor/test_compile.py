@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.llm.calibration import Scope, path_for, write
-from forecast_autotune.surrogates.selection import opened
-from forecast_autotune.tuning.task import now
+from forecast_autotune.llm.calibration import CalibrationScope, calibration_path, write
+from forecast_autotune.surrogates.selection import open_backend
+from forecast_autotune.tuning.task import utc_now
 from tests.llm.faults import no_http, stall, truncate
 from tests.llm.faulty_server import FaultyServer
 from tests.llm.words import calibrated
@@ -76,7 +76,7 @@ def session(under_way: dict[str, subprocess.Popen[str]]) -> Any:
 @pytest.fixture(scope="module")
 def ranks(folder: Path, session: dict[str, Any]) -> list[dict[str, Any]]:
     """Two processes at a time with the store that `session` left, as it was then."""
-    words = ("warm", str(folder / "store"), now())
+    words = ("warm", str(folder / "store"), utc_now())
     return [finish(p) for p in [start(folder, f"rank{i}", *words) for i in range(2)]]
 
 
@@ -199,7 +199,10 @@ def test_language_models_never_break_a_compilation(folder: Path) -> None:
         words = []
         for number, server in enumerate(servers):
             spec, place = f"{server.url}?model=m&kind=systemone&attempts=1", folder / f"model_{number}"
-            write(path_for(opened(spec, place).name, place), replace(calibrated(saved=1.0), scope=Scope()))
+            write(
+                calibration_path(open_backend(spec, place).name, place),
+                replace(calibrated(saved=1.0), scope=CalibrationScope()),
+            )
             words += [spec, str(place)]
         every = finish(start(folder, "llm", "skipping", str(folder / "unused"), *words))
     for fault, server, found in zip(faults, servers, every, strict=True):

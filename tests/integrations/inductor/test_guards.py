@@ -23,12 +23,12 @@ from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
 from forecast_autotune.records import Candidate
 from forecast_autotune.surrogates.protocol import Query
 from forecast_integrations.inductor import harvest
-from forecast_integrations.inductor.asking import Asker, Complaint
+from forecast_integrations.inductor.asking import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import is_extern
 from forecast_integrations.inductor.hooks import pointwise, selection
-from forecast_integrations.inductor.pruning import Operation, before_compilation
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.pruning import SelectionCall, prune_before_compilation
+from forecast_integrations.inductor.serving import TuningSession
 from tests.integrations.inductor.graphs import H200, Believing, graph, product_inputs, serving
 from tests.integrations.inductor.test_parts import TWO, a_problem
 
@@ -54,7 +54,7 @@ def failing(candidate: Candidate) -> float:
     raise ZeroDivisionError("on purpose")
 
 
-def listed(ours: Serving | None) -> list[Any]:
+def listed(ours: TuningSession | None) -> list[Any]:
     """The product's choices as Inductor lists them for CUDA, through the hooks."""
     patches = selection.install(lambda: ours)
     try:
@@ -83,27 +83,27 @@ def test_without_forecasts_the_exhaustive_space_shrinks_to_the_users_own() -> No
 def test_a_surrogate_that_fails_later_does_not_bring_the_exhaustive_reserve_back() -> None:
     believing = Believing(lambda c: float(c.config.num_warps))
     ours = serving(inductor_space="exhaustive")
-    ours.asker.surrogate = believing
+    ours.safe_surrogate.surrogate = believing
     drafted = listed(ours)
     believing.believe = failing
-    operation = Operation("mm", product_inputs().nodes(), drafted[0].layout)
-    ours.asker._answers.clear()
+    operation = SelectionCall("mm", product_inputs().nodes(), drafted[0].layout)
+    ours.safe_surrogate._answers.clear()
     with pytest.warns(RuntimeWarning, match="on purpose"):
-        assert before_compilation(ours, operation, drafted) == drafted
+        assert prune_before_compilation(ours, operation, drafted) == drafted
 
 
 @pytest.mark.filterwarnings("error")
 def test_where_warnings_are_errors_a_failure_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    complain = Complaint()
+    complain = WarnOnce()
     complain("think", ValueError("no idea"))
     complain("think", ValueError("again"))
-    assert len(complain.said) == 2
+    assert len(complain.messages) == 2
     assert capsys.readouterr().err.count("failed to think") == 1
 
 
 def test_what_was_measured_is_part_of_the_question() -> None:
     surrogate = Believing(lambda c: 0.0)
-    ask = Asker(surrogate, 5.0, Complaint())
+    ask = SafeSurrogate(surrogate, 5.0, WarnOnce())
     problem = a_problem()
     rows = [harvest.Measurement(problem.id, c, harvest.Outcome.OK, 1.0) for c in TWO]
     for measured in ([rows[0]], [rows[1]], [rows[0]]):
@@ -124,7 +124,7 @@ def test_rules_that_cannot_be_named_share_no_compiled_graph(monkeypatch: pytest.
             self.theirs = 1
 
     monkeypatch.setattr(codecache, "FxGraphHashDetails", Details)
-    ours: Serving | None = serving(policy=Unspeakable())
+    ours: TuningSession | None = serving(policy=Unspeakable())
     patches = selection.install(lambda: ours)
     try:
         with pytest.warns(RuntimeWarning, match="no words"):
@@ -158,7 +158,7 @@ def test_generated_kernels_are_left_alone_once_the_flag_is_off(tmp_path: Path) -
 
 def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_failures() -> None:
     """A choice may be a graph whose operations are tuned while the outer operation's are timed."""
-    clock, found = harvest.CLOCK, []
+    clock, found = harvest.PENDING, []
     ours = serving()
 
     def inner(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:

@@ -14,16 +14,16 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forecast_autotune.llm.calibration import Scope, path_for, write
+from forecast_autotune.llm.calibration import CalibrationScope, calibration_path, write
 from forecast_autotune.records import Candidate, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_autotune.surrogates.selection import opened
+from forecast_autotune.surrogates.selection import open_backend
 from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.choices import surrogate
-from forecast_integrations.inductor.search import Search
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.search import OperationSearch
+from forecast_integrations.inductor.serving import TuningSession
 from tests.integrations.inductor.graphs import LATER
 from tests.integrations.inductor.test_surrogate import ATEN, H200, matmul, tile
 from tests.llm.faults import stall
@@ -54,21 +54,27 @@ def server() -> Iterator[FaultyServer]:
         yield running
 
 
-def settings(server: FaultyServer, cache: Path, *, scope: Scope | None = None, **more: Any) -> Settings:
+def settings(
+    server: FaultyServer, cache: Path, *, scope: CalibrationScope | None = None, **more: Any
+) -> Settings:
     """Settings that name the server's model, with a calibration that vouches for it."""
     spec = f"{server.url}?model=m&kind=systemone&attempts=1"
-    known = Scope((H200.slug,), ("inductor",), 4000, 0.0) if scope is None else scope
-    write(path_for(opened(spec, cache).name, cache), replace(calibrated(saved=1.0), scope=known))
+    known = CalibrationScope((H200.slug,), ("inductor",), 4000, 0.0) if scope is None else scope
+    write(
+        calibration_path(open_backend(spec, cache).name, cache), replace(calibrated(saved=1.0), scope=known)
+    )
     return Settings(llm=spec, cache_dir=cache, workers=1).with_(**more)
 
 
-def serving(given: Settings, until: str = LATER, **more: Any) -> Serving:
-    return Serving.of(given, None, Store(None), until, **more)
+def serving(given: Settings, until: str = LATER, **more: Any) -> TuningSession:
+    return TuningSession.of(given, None, Store(None), until, **more)
 
 
-def asked(ours: Serving, problem: Problem = PROBLEM, candidates: Any = CHOICES, **known: Any) -> Forecasts:
+def asked(
+    ours: TuningSession, problem: Problem = PROBLEM, candidates: Any = CHOICES, **known: Any
+) -> Forecasts:
     found = ours.ask(Query(problem, candidates, **known))
-    assert found is not None, ours.complain.said
+    assert found is not None, ours.warn_once.messages
     return found
 
 
@@ -77,7 +83,7 @@ def plain(**known: Any) -> Forecasts:
 
 
 def heard(found: Forecasts) -> bool:
-    return found.consulted is not None and found.consulted.weight > 0
+    return found.consultation is not None and found.consultation.weight > 0
 
 
 def same(one: Forecasts, two: Forecasts) -> bool:
@@ -106,17 +112,19 @@ def test_the_settings_model_is_heard_beside_the_templates_forecast(
 
 
 def test_without_one_it_is_what_ships() -> None:
-    assert isinstance(language_model.for_operations(Settings(), LATER, 10.0), surrogate.Templates)
+    assert isinstance(
+        language_model.surrogate_for_operations(Settings(), LATER, 10.0), surrogate.TemplateSurrogate
+    )
     assert same(asked(serving(Settings())), plain())
 
 
 def test_a_given_surrogate_is_not_replaced(server: FaultyServer, tmp_path: Path) -> None:
     given = settings(server, tmp_path)
-    ours = Serving.of(given, surrogate.default(), Store(None), LATER)
+    ours = TuningSession.of(given, surrogate.default(), Store(None), LATER)
     assert same(asked(ours), plain())
     assert (
         ours.identity()
-        == Serving.of(given.with_(llm="x"), surrogate.default(), Store(None), LATER).identity()
+        == TuningSession.of(given.with_(llm="x"), surrogate.default(), Store(None), LATER).identity()
     )
     assert server.requests == []
 
@@ -131,7 +139,7 @@ def test_the_gate_spares_short_lists(server: FaultyServer, tmp_path: Path, count
 def test_a_model_that_was_never_calibrated_on_such_kernels_is_not_asked(
     server: FaultyServer, tmp_path: Path
 ) -> None:
-    scope = Scope((H200.slug,), ("triton",), 4000, 0.0)
+    scope = CalibrationScope((H200.slug,), ("triton",), 4000, 0.0)
     assert same(asked(serving(settings(server, tmp_path, scope=scope))), plain())
     assert server.requests == []
 
@@ -147,25 +155,25 @@ def test_generated_kernels_are_chosen_as_compile_workers_choose_them(
 def test_one_operation_asks_one_question(server: FaultyServer, tmp_path: Path) -> None:
     """A draft, the plan, and two further rounds."""
     ours = serving(settings(server, tmp_path))
-    draft = Search(PROBLEM, CHOICES, [ATEN], ours)
+    draft = OperationSearch(PROBLEM, CHOICES, [ATEN], ours)
     draft.first(draft=True)
     assert server.requests == []
-    search = Search(PROBLEM, CHOICES, [ATEN], ours)
+    search = OperationSearch(PROBLEM, CHOICES, [ATEN], ours)
     first = search.first()
     count = len(server.requests)
     assert count > 0
-    search.hear([ran(c, 1.0 + 0.1 * i) for i, c in enumerate(first)])
+    search.add_measurements([ran(c, 1.0 + 0.1 * i) for i, c in enumerate(first)])
     for round_ in range(2):
-        more = search.more()
-        search.hear([ran(c, 0.9 - 0.1 * round_) for c in more])
+        more = search.next_round()
+        search.add_measurements([ran(c, 0.9 - 0.1 * round_) for c in more])
     assert len(server.requests) == count
     assert search._forecasts is not None
-    assert search._forecasts.consulted is not None
+    assert search._forecasts.consultation is not None
 
 
 def test_untimed_modes_wait_for_the_answer(server: FaultyServer, tmp_path: Path) -> None:
     ours = serving(settings(server, tmp_path, mode="skip"))
-    assert len(Search(PROBLEM, CHOICES, [ATEN], ours).first()) == 1
+    assert len(OperationSearch(PROBLEM, CHOICES, [ATEN], ours).first()) == 1
     assert server.requests
 
 
@@ -181,15 +189,15 @@ def test_a_server_that_stalls_leaves_the_plain_forecast(tmp_path: Path) -> None:
             assert server.requests
             assert same(found, plain())
             assert same(asked(ours, measured=[ran(TILES[0], 1.0)]), plain(measured=[ran(TILES[0], 1.0)]))
-    assert ours.complain.said == [], "the model is late; the surrogate is not hung"
+    assert ours.warn_once.messages == [], "the model is late; the surrogate is not hung"
 
 
 def test_a_surrogate_is_never_hung_for_the_models_sake(server: FaultyServer, tmp_path: Path) -> None:
     """Whoever waits for a model waits for less than a forecast may take."""
     given = settings(server, tmp_path, llm_timeout_s=30.0)
     for limit_s in (0.5, 10.0):
-        found = language_model.for_kernels(given, LATER, limit_s)
-        assert isinstance(found, language_model.Beside)
+        found = language_model.surrogate_for_kernels(given, LATER, limit_s)
+        assert isinstance(found, language_model.LLMAssistedSurrogate)
         assert found.timeout_s < limit_s
 
 
@@ -213,7 +221,7 @@ def test_warnings_as_errors_do_not_cost_the_forecast(tmp_path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert same(asked(ours, once=True), plain())
-    assert ours.complain.said == []
+    assert ours.warn_once.messages == []
 
 
 # --- ranks ---
@@ -263,12 +271,12 @@ def test_a_group_that_exists_is_believed_more_than_a_launcher(monkeypatch: pytes
     found = {}
     for size in ("", "1", "2", "16", "none"):
         monkeypatch.setenv("WORLD_SIZE", size)
-        found[size] = language_model.several()
+        found[size] = language_model.is_distributed()
     assert found == {"": False, "1": False, "2": True, "16": True, "none": True}
     monkeypatch.setenv("WORLD_SIZE", "2")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        assert not language_model.several()
+        assert not language_model.is_distributed()
     finally:
         dist.destroy_process_group()
 
@@ -301,15 +309,19 @@ def test_the_keys_of_compiled_graphs_name_the_model(
 def test_another_calibration_is_another_name(server: FaultyServer, tmp_path: Path) -> None:
     given = settings(server, tmp_path)
     before = serving(given).identity()
-    scope = Scope((H200.slug,), ("inductor",), 5000, 0.0)
+    scope = CalibrationScope((H200.slug,), ("inductor",), 5000, 0.0)
     assert serving(settings(server, tmp_path, scope=scope)).identity() != before
 
 
 def test_a_users_kernels_share_one_model(server: FaultyServer, tmp_path: Path) -> None:
     given = settings(server, tmp_path)
-    one, two = (language_model.for_kernels(given.with_(tolerance=t), LATER, 10.0) for t in (0.01, 0.05))
+    one, two = (
+        language_model.surrogate_for_kernels(given.with_(tolerance=t), LATER, 10.0) for t in (0.01, 0.05)
+    )
     assert one is two
-    assert language_model.for_kernels(Settings(), LATER, 10.0) is language_model.default(None)
+    assert language_model.surrogate_for_kernels(Settings(), LATER, 10.0) is language_model.default_surrogate(
+        None
+    )
 
 
 def test_threads_are_given_the_same_answer(server: FaultyServer, tmp_path: Path) -> None:
@@ -318,7 +330,9 @@ def test_threads_are_given_the_same_answer(server: FaultyServer, tmp_path: Path)
     asked(ours)
     found: list[Forecasts] = []
     work = [
-        threading.Thread(target=lambda: found.append(ours.asker.surrogate.forecast(Query(PROBLEM, CHOICES))))
+        threading.Thread(
+            target=lambda: found.append(ours.safe_surrogate.surrogate.forecast(Query(PROBLEM, CHOICES)))
+        )
         for _ in range(4)
     ]
     for thread in work:

@@ -35,13 +35,13 @@ from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_integrations.inductor import api
-from forecast_integrations.inductor.asking import Asker, Complaint
+from forecast_integrations.inductor.asking import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.choices import records
-from forecast_integrations.inductor.choices.records import described, problem_of, scalar
-from forecast_integrations.inductor.harvest import outcome_of
+from forecast_integrations.inductor.choices.records import parse_description, problem_of, to_scalar
+from forecast_integrations.inductor.harvest import failure_outcome
 from forecast_integrations.inductor.hooks import pointwise
-from forecast_integrations.inductor.hooks.patches import Patches
-from forecast_integrations.inductor.view import View
+from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.view import StoreSnapshot
 from tests.integrations.inductor.graphs import graph, node, serving
 
 TWO = [Candidate(Config.of({"i": i})) for i in range(2)]
@@ -96,18 +96,18 @@ def test_symbols_count_with_their_hint_and_are_marked() -> None:
     ],
 )
 def test_parameters_are_read_from_descriptions(text: str, found: list[Any]) -> None:
-    assert list(described(text).values()) == found
-    assert list(map(type, described(text).values())) == list(map(type, found))
+    assert list(parse_description(text).values()) == found
+    assert list(map(type, parse_description(text).values())) == list(map(type, found))
 
 
 def test_parameters_never_hold_an_address() -> None:
     def rule() -> None: ...
 
     assert " at 0x" in str(rule)
-    assert scalar(rule) == scalar(functools.wraps(rule)(lambda: None))
+    assert to_scalar(rule) == to_scalar(functools.wraps(rule)(lambda: None))
     import sympy
 
-    assert (scalar(sympy.Integer(3)), scalar(sympy.true)) == (3, True)
+    assert (to_scalar(sympy.Integer(3)), to_scalar(sympy.true)) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_parameters_never_hold_an_address() -> None:
     ],
 )
 def test_failures_are_named(message: str, outcome: Outcome) -> None:
-    assert outcome_of(message) is outcome
+    assert failure_outcome(message) is outcome
 
 
 # --- the view ---
@@ -136,7 +136,7 @@ def test_a_view_does_not_see_what_came_later_but_what_this_process_adds() -> Non
     for where in (problem, other):
         store.add(where, row(where, 1.0, "2026-01-01T00:00:00+00:00"))
         store.add(where, row(where, 2.0, "2026-01-03T00:00:00+00:00"))
-    view = View(store, "2026-01-02T00:00:00+00:00")
+    view = StoreSnapshot(store, "2026-01-02T00:00:00+00:00")
     assert [m.ms for m in view.rows(problem)] == [1.0]
     assert [[m.ms for m in r.measurements] for r in view.relatives(problem)] == [[1.0]]
     store.add(problem, row(problem, 3.0, "2026-01-01T00:00:00+00:00"))
@@ -164,26 +164,26 @@ class Counting:
 
 
 def test_the_same_question_is_asked_once() -> None:
-    surrogate, complain = Counting(), Complaint()
-    ask = Asker(surrogate, 5.0, complain)
+    surrogate, complain = Counting(), WarnOnce()
+    ask = SafeSurrogate(surrogate, 5.0, complain)
     first = ask(Query(a_problem(), TWO))
     assert first is not None
     assert ask(Query(a_problem(), list(TWO))) is first
     assert ask(Query(a_problem(), TWO[:1])) is not first
-    assert (surrogate.asked, complain.said) == (2, [])
+    assert (surrogate.asked, complain.messages) == (2, [])
 
 
 def test_a_surrogate_that_hangs_is_not_asked_again_and_warned_of_once() -> None:
     release = threading.Event()
-    surrogate, complain = Counting(release), Complaint()
-    ask = Asker(surrogate, 0.05, complain)
+    surrogate, complain = Counting(release), WarnOnce()
+    ask = SafeSurrogate(surrogate, 0.05, complain)
     with pytest.warns(RuntimeWarning, match="no answer within 0.05 s.*all of its own choices") as seen:
         assert ask(Query(a_problem(), TWO)) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert ask(Query(a_problem(16), TWO)) is None
     release.set()
-    assert (len(seen), surrogate.asked, len(complain.said)) == (1, 1, 1)
+    assert (len(seen), surrogate.asked, len(complain.messages)) == (1, 1, 1)
 
 
 # --- patches ---
@@ -207,7 +207,7 @@ class Foreign:
 
 def test_patches_keep_the_kind_and_are_taken_back_exactly() -> None:
     before = dict(vars(Foreign))
-    patches = Patches()
+    patches = PatchSet()
     patches.replace(Foreign, "plain", lambda f: lambda self, x: f(self, x) + 1)
     patches.replace(Foreign, "of_class", lambda f: lambda cls, x: f(cls, x + 1))
     patches.replace(Foreign, "static", lambda f: lambda x: f(x) + 1)
@@ -227,7 +227,7 @@ def test_what_others_put_on_top_of_a_patch_stays() -> None:
         def method(self) -> str:
             return "original"
 
-    patches = Patches()
+    patches = PatchSet()
     patches.replace(Owner, "method", lambda f: lambda self: f(self) + " ours")
     ours = Owner.method
     Owner.method = theirs = lambda self: ours(self) + " theirs"  # type: ignore[method-assign]
@@ -265,7 +265,7 @@ def test_the_identity_follows_the_rules_and_the_surrogate() -> None:
         return serving(**settings).identity()
 
     other = serving()
-    other.asker.surrogate.version = "2"
+    other.safe_surrogate.surrogate.version = "2"
     names = [of(), of(tolerance=0.5), of(mode=Mode.SKIP), of(inductor_pointwise=True), other.identity()]
     names.append(of(inductor_space="exhaustive"))
     assert len(set(names)) == len(names)
@@ -288,7 +288,9 @@ def blocks(*sizes: int) -> list[Any]:
 
 def kept(believe: Any, configs: list[Any], kind: str = "POINTWISE", **settings: Any) -> list[int]:
     ours = serving(believe, **settings)
-    return [c.kwargs["XBLOCK"] for c in pointwise.chosen(ours, HINTS, configs, META, kind, "/x/c1.py")]
+    return [
+        c.kwargs["XBLOCK"] for c in pointwise.choose_configs(ours, HINTS, configs, META, kind, "/x/c1.py")
+    ]
 
 
 def large_is_slow(candidate: Candidate) -> float:
@@ -318,12 +320,12 @@ def test_worker_and_parent_choose_alike_whatever_the_store_holds() -> None:
     parent = serving(large_is_slow, store)
     problem = pointwise.problem_of(HINTS, META, "POINTWISE", "/x/c1.py")
     launcher = SimpleNamespace(n_regs=32, n_spills=0, shared=0)
-    pointwise.save(parent, problem, [(c, 0.1 + i, launcher) for i, c in enumerate(listed)])
+    pointwise.save_pointwise_timings(parent, problem, [(c, 0.1 + i, launcher) for i, c in enumerate(listed)])
     rows = store.measurements(problem)
     assert [(m.ms, m.extra["registers"]) for m in rows] == [(0.1 + i, 32) for i in range(6)]
     both = []
     for ours, file in ((parent, "/x/c1.py"), (serving(large_is_slow), "/y/c1.py")):
-        found = pointwise.chosen(ours, HINTS, listed, META, "POINTWISE", file)
+        found = pointwise.choose_configs(ours, HINTS, listed, META, "POINTWISE", file)
         both.append([c.kwargs["XBLOCK"] for c in found])
     assert both[0] == both[1] == [1024, 128, 64, 32]
 

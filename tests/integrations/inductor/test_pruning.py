@@ -26,14 +26,14 @@ from forecast_autotune.store import Store
 from forecast_integrations.inductor import rounds
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import candidate_of, is_extern, problem_of
-from forecast_integrations.inductor.harvest import measurement
+from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.pruning import (
-    Operation,
-    before_code_generation,
-    before_compilation,
+    SelectionCall,
+    prune_before_codegen,
+    prune_before_compilation,
     search_of,
 )
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.serving import TuningSession
 from tests.integrations.inductor.graphs import (
     H200,
     graph,
@@ -69,7 +69,7 @@ def tile(candidate: Candidate) -> float:
 def test_a_handful_gets_code_and_the_library_stays(space: str, most: int) -> None:
     inputs = product_inputs()
     listed = product_choices(inputs, space)
-    kept = before_code_generation(serving(tile), "mm", inputs, listed)
+    kept = prune_before_codegen(serving(tile), "mm", inputs, listed)
     assert len(listed) > 2.5 * most
     assert 2 <= len(kept) <= most
     assert [is_extern(c) for c in kept].count(True) == 1
@@ -94,7 +94,7 @@ def test_candidates_are_named_by_parameters() -> None:
 def test_who_listens_or_wants_all_gets_all(mode: Mode) -> None:
     inputs = product_inputs()
     listed = product_choices(inputs)
-    assert before_code_generation(serving(tile, mode=mode), "mm", inputs, listed) == listed
+    assert prune_before_codegen(serving(tile, mode=mode), "mm", inputs, listed) == listed
 
 
 def test_two_processes_with_the_same_view_keep_the_same(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_two_processes_with_the_same_view_keep_the_same(tmp_path: Path) -> None:
     kept = []
     for i in range(2):
         ours = serving(tile, tmp_path, until="2020")
-        kept.append([candidate_of(c) for c in before_code_generation(ours, "mm", inputs, listed)])
+        kept.append([candidate_of(c) for c in prune_before_codegen(ours, "mm", inputs, listed)])
         # What one rank measures must not change what the other one does.
-        Store(tmp_path).add(problem, measurement(problem, listed[i + 1], 0.1))
+        Store(tmp_path).add(problem, make_measurement(problem, listed[i + 1], 0.1))
     assert kept[0] == kept[1]
 
 
@@ -118,8 +118,8 @@ def test_what_the_store_decided_gets_code_and_company(tmp_path: Path) -> None:
     slow = max(listed, key=lambda c: tile(candidate_of(c)))
     problem = problem_of("mm", inputs.nodes(), listed[0].layout)
     for choice in listed:
-        ours.view.add(problem, measurement(problem, choice, 1.0 if choice is slow else 2.0))
-    kept = before_code_generation(serving(tile, tmp_path), "mm", inputs, listed)
+        ours.snapshot.add(problem, make_measurement(problem, choice, 1.0 if choice is slow else 2.0))
+    kept = prune_before_codegen(serving(tile, tmp_path), "mm", inputs, listed)
     assert {candidate_of(c) for c in kept} == {candidate_of(slow), candidate_of(listed[0])}
 
 
@@ -137,7 +137,7 @@ LIBRARY = ExternKernelChoice(torch.mm, "at::mm_out", name="forecast_test_library
 class Bench:
     """Inductor's round of benchmarks, with made-up times: milliseconds by the parameter `i`."""
 
-    def __init__(self, ours: Serving, times: dict[int, float]) -> None:
+    def __init__(self, ours: TuningSession, times: dict[int, float]) -> None:
         self.ours, self.times = ours, times
         self.rounds: list[list[int]] = []
         self.prepared: list[list[Any]] = []
@@ -153,10 +153,10 @@ class Bench:
         timings = {c: self.times.get(number(c), 1.0) for c in choices}
         if all(map(math.isinf, timings.values())):
             raise NoValidChoicesError
-        rows = [measurement(search.problem, c, ms) for c, ms in timings.items()]
+        rows = [make_measurement(search.problem, c, ms) for c, ms in timings.items()]
         for m in rows:
-            self.ours.view.add(search.problem, m)
-        search.hear(rows)
+            self.ours.snapshot.add(search.problem, m)
+        search.add_measurements(rows)
         return timings
 
 
@@ -179,18 +179,20 @@ def listed_here(inputs: Any, count: int = COUNT) -> list[Any]:
     return found
 
 
-def select(ours: Serving, times: dict[int, float], count: int = COUNT) -> tuple[Bench, dict[int, float]]:
+def select(
+    ours: TuningSession, times: dict[int, float], count: int = COUNT
+) -> tuple[Bench, dict[int, float]]:
     """Inductor's selection: its times by number. Empty when it was left a single choice."""
     inputs = product_inputs(64, 32, 16, device="cpu")
-    kept = before_code_generation(ours, "mm", inputs, listed_here(inputs, count))
+    kept = prune_before_codegen(ours, "mm", inputs, listed_here(inputs, count))
     made = [c.choice for c in kept]
-    operation = Operation("mm", inputs.nodes(), made[0].layout)
-    left = before_compilation(ours, operation, made)
+    operation = SelectionCall("mm", inputs.nodes(), made[0].layout)
+    left = prune_before_compilation(ours, operation, made)
     bench = Bench(ours, times)
     if len(left) == 1:
         bench.rounds.append([number(left[0])])
         return bench, {}
-    timings = rounds.tune(ours, bench.measure, bench.prepare, left, "first")
+    timings = rounds.tune_in_rounds(ours, bench.measure, bench.prepare, left, "first")
     return bench, {number(c): ms for c, ms in timings.items()}
 
 
@@ -226,10 +228,15 @@ def test_a_second_operation_waiting_for_its_turn_reads_the_first_ones_times() ->
     inputs = product_inputs(64, 32, 16, device="cpu")
     waiting = []
     for _ in range(2):
-        made = [c.choice for c in before_code_generation(ours, "mm", inputs, listed_here(inputs))]
-        waiting.append(before_compilation(ours, Operation("mm", inputs.nodes(), made[0].layout), made))
+        made = [c.choice for c in prune_before_codegen(ours, "mm", inputs, listed_here(inputs))]
+        waiting.append(
+            prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
+        )
     benches = [Bench(ours, bench_times) for _ in waiting]
-    found = [rounds.tune(ours, b.measure, b.prepare, w, "") for b, w in zip(benches, waiting, strict=True)]
+    found = [
+        rounds.tune_in_rounds(ours, b.measure, b.prepare, w, "")
+        for b, w in zip(benches, waiting, strict=True)
+    ]
     assert benches[0].rounds
     assert benches[1].rounds == []
     assert [min((ms, number(c)) for c, ms in t.items()) for t in found] == [(0.5, 1)] * 2
@@ -271,8 +278,8 @@ def test_modes_without_a_clock_leave_the_best_guess(mode: Mode, tmp_path: Path) 
 def test_collective_operations_are_left_alone() -> None:
     inputs = product_inputs(64, 32, 16, device="cpu")
     made = [c.choice for c in listed_here(inputs)]
-    operation = Operation("mm", inputs.nodes(), made[0].layout, leave_alone=True)
-    assert before_compilation(serving(believed), operation, made) is made
+    operation = SelectionCall("mm", inputs.nodes(), made[0].layout, tuned_by_all_ranks=True)
+    assert prune_before_compilation(serving(believed), operation, made) is made
 
 
 def test_a_template_that_gives_no_code_is_replaced() -> None:
@@ -288,10 +295,10 @@ def test_a_template_that_gives_no_code_is_replaced() -> None:
     listed = listed_here(inputs)
     for choice in listed[1:]:
         choice.template = barren
-    made = [c.choice for c in before_code_generation(ours, "mm", inputs, listed)]
-    left = before_compilation(ours, Operation("mm", inputs.nodes(), made[0].layout), made)
+    made = [c.choice for c in prune_before_codegen(ours, "mm", inputs, listed)]
+    left = prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
     bench = Bench(ours, {})
-    timings = rounds.tune(ours, bench.measure, bench.prepare, left, "")
+    timings = rounds.tune_in_rounds(ours, bench.measure, bench.prepare, left, "")
     assert {3, 4}.isdisjoint(number(c) for c in timings)
     assert {5, 6} <= {number(c) for c in timings}
 
@@ -302,7 +309,7 @@ def test_an_imported_row_counts_as_known() -> None:
     problem = problem_of("mm", inputs.nodes(), listed[0].layout)
     ours = serving(believed)
     row = Measurement(problem.id, candidate_of(listed[1]), Outcome.OK, 3.0)
-    ours.view.store.add(problem, row)
+    ours.snapshot.store.add(problem, row)
     bench, timings = select(ours, {})
     assert 0 not in {i for r in bench.rounds for i in r}
     assert timings[0] == 3.0

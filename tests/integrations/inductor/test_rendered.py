@@ -30,13 +30,13 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from forecast_autotune.features.trace import trace
-from forecast_autotune.features.ttir.memory import coalesced
-from forecast_autotune.features.ttir.walk import facts
+from forecast_autotune.features.ttir.memory import coalesced_access_counts
+from forecast_autotune.features.ttir.walk import extract_facts
 from forecast_autotune.records import Argument, Device, Kernel, Problem
-from forecast_integrations.inductor.choices.features import describe
-from forecast_integrations.inductor.choices.geometry import geometry
+from forecast_integrations.inductor.choices.features import describe_choice
+from forecast_integrations.inductor.choices.geometry import operation_geometry
 from forecast_integrations.inductor.choices.records import candidate_of
-from forecast_integrations.inductor.choices.templates import closed
+from forecast_integrations.inductor.choices.templates import closed_form
 from forecast_integrations.triton.null_device import null_device
 from tests.integrations.null import by_launch_options
 
@@ -145,16 +145,16 @@ def compare(
     choice = rendered(graph, template, operands, out, given)
     candidate = candidate_of(choice)
     assert candidate.config.num_warps == 4
-    assert describe(choice)["BLOCK_N"] == 128
+    assert describe_choice(choice)["BLOCK_N"] == 128
     named = [*((f"in{i}", sizes) for i, sizes in enumerate(operands)), ("out", out)]
     arguments = [Argument(n, "tensor", "float16", tuple(size), tuple(stride)) for n, (size, stride) in named]
-    shape = geometry(Problem.of(Kernel(name, "inductor"), arguments, Device("NVIDIA H200")))
+    shape = operation_geometry(Problem.of(Kernel(name, "inductor"), arguments, Device("NVIDIA H200")))
     assert shape is not None
-    found = closed(shape, candidate.variant, candidate.config.parameters(), 132)
+    found = closed_form(shape, candidate.variant, candidate.config.parameters(), 132)
     assert found is not None
-    want = facts(traced(choice, operands, out), (), found.grid)
+    want = extract_facts(traced(choice, operands, out), (), found.grid)
     for field in dataclasses.fields(want):
-        if field.name not in {"ops", "dot_shapes", *coalesced(0.0)} | left_out:
+        if field.name not in {"ops", "dot_shapes", *coalesced_access_counts(0.0)} | left_out:
             mine, theirs = getattr(found.facts, field.name), getattr(want, field.name)
             assert mine == pytest.approx(theirs, rel=0.01), field.name
     assert found.facts.dot_shapes == want.dot_shapes

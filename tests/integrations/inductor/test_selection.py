@@ -27,8 +27,8 @@ from forecast_autotune.store import Store
 from forecast_integrations.inductor import tally
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.hooks import selection
-from forecast_integrations.inductor.hooks.patches import Patches
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.serving import TuningSession
 from tests.integrations.inductor.graphs import graph, product_inputs, serving
 
 COUNT, BROKEN = 8, 1
@@ -65,7 +65,7 @@ def number(choice: Any) -> int:
 
 
 @contextlib.contextmanager
-def hooked(ours: Serving | None) -> Iterator[tuple[list[Any], Any, Any]]:
+def hooked(ours: TuningSession | None) -> Iterator[tuple[list[Any], Any, Any]]:
     """Choices as a lowering makes them, with their inputs and layout, while the hooks are in place."""
     patches = selection.install(lambda: ours)
     try:
@@ -84,7 +84,7 @@ def hooked(ours: Serving | None) -> Iterator[tuple[list[Any], Any, Any]]:
         patches.restore()
 
 
-def select(ours: Serving | None) -> tuple[int, list[int]]:
+def select(ours: TuningSession | None) -> tuple[int, list[int]]:
     """Inductor's selection: how many rounds of benchmarks it made, and which choices had got code."""
     with hooked(ours) as (made, nodes, layout):
         before = counters["inductor"]["select_algorithm_autotune"]
@@ -107,7 +107,7 @@ def test_choices_are_pruned_timed_and_kept_with_their_failures(tmp_path: Path) -
     (failed,) = [m for m in table.measurements if not m.ok]
     assert failed.extra["message"] == "RuntimeError: out of resource: on purpose"
     assert all(m.extra["choice"] for m in table.measurements)
-    assert ours.complain.said == []
+    assert ours.warn_once.messages == []
     (_, decision), *_ = Store(tmp_path).decisions()
     assert (decision.candidates, decision.measured) == (COUNT + 1, 4)
     # The same again, with Inductor's caches emptied: decided.
@@ -168,7 +168,7 @@ def test_times_that_the_scheduler_asks_for_later_are_taken_in_rounds(tmp_path: P
     # Inductor keeps only the fastest of what it takes for library calls.
     (table,) = Store(tmp_path).tables()
     assert min(timings.values()) == min(m.ms for m in table.measurements if m.ok)
-    assert ours.complain.said == []
+    assert ours.warn_once.messages == []
 
 
 def test_ranks_that_share_the_work_keep_every_operation_in_the_count(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_the_exhaustive_space_is_in_force_only_while_configs_are_listed(
         def get_template_configs(self) -> str:
             return str(config.max_autotune_gemm_search_space)
 
-    patches, ours = Patches(), serving(believed, **settings)
+    patches, ours = PatchSet(), serving(believed, **settings)
     patches.replace(Listing, "get_template_configs", lambda f: selection._template_configs(f, lambda: ours))
     assert Listing().get_template_configs() == space
     assert config.max_autotune_gemm_search_space == "DEFAULT"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.features.devices import card
-from forecast_autotune.features.vector import vectors
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.vector import feature_matrix
 from forecast_autotune.records import (
     Argument,
     Candidate,
@@ -22,13 +22,23 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
-from forecast_autotune.surrogates.covariance import Hyper
+from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
-from forecast_autotune.surrogates.learned import Model
+from forecast_autotune.surrogates.learned import LearnedModel
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
 from forecast_autotune.testing import SurrogateContract
-from forecast_integrations.inductor.choices.geometry import Attention, Convolution, Product, bits, geometry
-from forecast_integrations.inductor.choices.surrogate import LearnedTemplates, Templates, default
+from forecast_integrations.inductor.choices.geometry import (
+    AttentionGeometry,
+    ConvolutionGeometry,
+    MatmulGeometry,
+    bits,
+    operation_geometry,
+)
+from forecast_integrations.inductor.choices.surrogate import (
+    LearnedTemplateSurrogate,
+    TemplateSurrogate,
+    default,
+)
 
 H200 = Device("NVIDIA H200", arch="90", multiprocessors=132, shared_memory_bytes=232448)
 ATEN = Candidate(Config.of({}, num_warps=1, num_stages=1), "aten::mm")
@@ -175,14 +185,16 @@ def test_choices_without_a_closed_form_are_told_apart_by_measuring(backend: str)
 
 def test_a_learned_residual_corrects_templates_alone() -> None:
     problem, candidates = matmul(2048, 2048, 2048), [ATEN, tile(128, 128, 64), tile(64, 64, 32)]
-    table = Templates().before(Query(problem, candidates[1:]))
+    table = TemplateSurrogate().prior(Query(problem, candidates[1:]))
     assert table.facts is not None
     assert table.costs is not None
-    _, names = vectors(table.facts, table.costs, [c.config for c in candidates[1:]], card(H200))
+    _, names = feature_matrix(table.facts, table.costs, [c.config for c in candidates[1:]], device_spec(H200))
     leaf = {"feature": [-1], "threshold": [0.0], "left": [0], "right": [0], "value": [0.5], "roots": [0]}
     forest = Forest(**{name: np.array(values) for name, values in leaf.items()})
-    learned = LearnedTemplates(Model(tuple(names), forest, forest, None, Hyper()))
-    plain, found = (s.forecast(Query(problem, candidates)) for s in (Templates(Hyper()), learned))
+    learned = LearnedTemplateSurrogate(LearnedModel(tuple(names), forest, forest, None, Hyperparameters()))
+    plain, found = (
+        s.forecast(Query(problem, candidates)) for s in (TemplateSurrogate(Hyperparameters()), learned)
+    )
     np.testing.assert_allclose(found.mean - plain.mean, [0.0, 0.5, 0.5])
 
 
@@ -207,27 +219,27 @@ def test_operands_are_read_in_inductors_order() -> None:
         tensor("in1", "float16", 64, 48),
         tensor("in2", "float16", 48, 32),
     )
-    added = geometry(Problem.of(Kernel("addmm"), [bias, a, b], H200))
-    assert isinstance(added, Product)
+    added = operation_geometry(Problem.of(Kernel("addmm"), [bias, a, b], H200))
+    assert isinstance(added, MatmulGeometry)
     assert (added.m, added.n, added.k, added.bias_bits) == (64, 32, 48, 16)
     left, right = tensor("in0", "int8", 8, 64, 32), tensor("in1", "int8", 8, 32, 16)
-    batched = geometry(Problem.of(Kernel("bmm"), [left, right], H200))
-    assert isinstance(batched, Product)
+    batched = operation_geometry(Problem.of(Kernel("bmm"), [left, right], H200))
+    assert isinstance(batched, MatmulGeometry)
     assert (batched.batch, batched.m, batched.n, batched.k, batched.out_bits) == (8, 64, 16, 32, 32)
     pair = [tensor(f"in{i}", "float16", 64, 64) for i in range(4)]
-    both = geometry(Problem.of(Kernel("mm_plus_mm"), pair, H200))
-    assert isinstance(both, Product)
+    both = operation_geometry(Problem.of(Kernel("mm_plus_mm"), pair, H200))
+    assert isinstance(both, MatmulGeometry)
     assert both.terms == 2
     grouped = [tensor("in0", "bfloat16", 512, 64), tensor("in1", "bfloat16", 8, 64, 32)]
-    dealt = geometry(Problem.of(Kernel("grouped_mm"), grouped, H200))
-    assert isinstance(dealt, Product)
+    dealt = operation_geometry(Problem.of(Kernel("grouped_mm"), grouped, H200))
+    assert isinstance(dealt, MatmulGeometry)
     assert (dealt.batch, dealt.m) == (8, 64)
 
 
 def test_convolutions_without_a_result_take_it_from_the_candidate() -> None:
     operands = [tensor("in0", "float16", 2, 16, 32, 32), tensor("in1", "float16", 8, 16, 3, 3)]
-    conv = geometry(Problem.of(Kernel("convolution"), operands, H200))
-    assert isinstance(conv, Convolution)
+    conv = operation_geometry(Problem.of(Kernel("convolution"), operands, H200))
+    assert isinstance(conv, ConvolutionGeometry)
     assert conv.result({"STRIDE_H": 2, "STRIDE_W": 2, "PADDING_H": 0, "PADDING_W": 0}) == (15, 15)
     assert conv.result({}) == (32, 32)
 
@@ -235,15 +247,15 @@ def test_convolutions_without_a_result_take_it_from_the_candidate() -> None:
 @pytest.mark.parametrize("operands", [[], ["x"], ["x", "y"]])
 def test_other_operations_have_no_geometry(operands: list[str]) -> None:
     given = [tensor(name, "float32", 16) for name in operands]
-    assert geometry(Problem.of(Kernel("sort"), given, H200)) is None
+    assert operation_geometry(Problem.of(Kernel("sort"), given, H200)) is None
 
 
 def test_attention_needs_four_dimensions() -> None:
     flat = [tensor(f"in{i}", "float16", 16, 128, 64) for i in range(3)]
-    assert geometry(Problem.of(Kernel("flex_attention"), flat, H200)) is None
+    assert operation_geometry(Problem.of(Kernel("flex_attention"), flat, H200)) is None
     whole = [tensor("in0", "float16", 1, 8, 128, 64), *(tensor(n, "float16", 1, 2, 256, 64) for n in "kv")]
-    found = geometry(Problem.of(Kernel("flex_attention"), whole, H200))
-    assert isinstance(found, Attention)
+    found = operation_geometry(Problem.of(Kernel("flex_attention"), whole, H200))
+    assert isinstance(found, AttentionGeometry)
     assert (found.heads, found.kv_heads, found.queries, found.keys) == (8, 2, 128, 256)
 
 

@@ -14,16 +14,21 @@ pytest.importorskip("triton")
 from triton import language as tl
 
 from forecast_autotune.features.trace import trace
-from forecast_autotune.features.ttir.memory import coalesced
-from forecast_autotune.features.ttir.walk import Facts, facts
+from forecast_autotune.features.ttir.memory import coalesced_access_counts
+from forecast_autotune.features.ttir.walk import TtirFacts, extract_facts
 from forecast_autotune.records import Candidate, Config
-from forecast_integrations.inductor.choices.geometry import Attention, Convolution, Operand, Product
-from forecast_integrations.inductor.choices.templates import attention_facts, closed, complete
+from forecast_integrations.inductor.choices.geometry import (
+    AttentionGeometry,
+    ConvolutionGeometry,
+    MatmulGeometry,
+    OperandLayout,
+)
+from forecast_integrations.inductor.choices.templates import attention_facts, closed_form, has_closed_form
 from tests.integrations.inductor import templates, templates_other
 
 SMS = 132
 TILES = [(64, 128, 32), (128, 64, 64), (32, 256, 16), (16, 32, 128), (128, 128, 128), (256, 16, 256)]
-UNCHECKED = {"ops", "unknown_trips", "inactive_bytes", *coalesced(0.0)}
+UNCHECKED = {"ops", "unknown_trips", "inactive_bytes", *coalesced_access_counts(0.0)}
 """The text's length says nothing of the candidate; a closed form assumes no trips, whole lines and tiles."""
 
 
@@ -36,9 +41,11 @@ def tensor(*shape: int, dtype: Any = torch.float16) -> Any:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def assert_equal(got: Facts, want: Facts, *, loosely: tuple[str, ...] = (), within: float = 0.01) -> None:
+def assert_equal(
+    got: TtirFacts, want: TtirFacts, *, loosely: tuple[str, ...] = (), within: float = 0.01
+) -> None:
     """Every fact within one percent; those named, in the same power of two."""
-    for field in dataclasses.fields(Facts):
+    for field in dataclasses.fields(TtirFacts):
         if field.name in UNCHECKED:
             continue
         mine, theirs = getattr(got, field.name), getattr(want, field.name)
@@ -53,10 +60,10 @@ def assert_equal(got: Facts, want: Facts, *, loosely: tuple[str, ...] = (), with
 
 def product(
     shape: tuple[int, int, int, int], dtype: Any, *, left: bool = True, right: bool = True, **more: Any
-) -> Product:
+) -> MatmulGeometry:
     batch, m, n, k = shape
     size = dtype.itemsize * 8
-    return Product(batch, m, n, k, Operand(size, left), Operand(size, right), size, **more)
+    return MatmulGeometry(batch, m, n, k, OperandLayout(size, left), OperandLayout(size, right), size, **more)
 
 
 def matmul(
@@ -107,10 +114,12 @@ def test_mm(tile: Any, left: bool, right: bool, bias: bool, k: int, dtype: Any) 
     shape = (1, 4096, 2048, k)
     text = matmul(templates.mm, shape, tile, dtype, left=left, right=right, bias=bias)
     more = {"bias_bits": dtype.itemsize * 8} if bias else {}
-    found = closed(product(shape, dtype, left=left, right=right, **more), "triton::mm", parameters(tile), SMS)
+    found = closed_form(
+        product(shape, dtype, left=left, right=right, **more), "triton::mm", parameters(tile), SMS
+    )
     assert found is not None
     assert found.grid == (-(-4096 // tile[0]) * -(-2048 // tile[1]), 1, 1)
-    assert_equal(found.facts, facts(text, (), found.grid))
+    assert_equal(found.facts, extract_facts(text, (), found.grid))
 
 
 @pytest.mark.parametrize("tile", [(64, 128, 32), (128, 64, 64)])
@@ -122,10 +131,10 @@ def test_mixed_mm(tile: Any) -> None:
     how = {"BIAS": False, "ACC_TYPE": tl.float32, "EVEN_K": True, "GROUP_M": 8}
     a, b, c = tensor(m, k), tensor(k, n, dtype=torch.int8), tensor(m, n)
     text = trace(templates.mm, (a, b, c, None), {}, sizes | how | blocks)
-    geometry = Product(1, m, n, k, Operand(16), Operand(8), 16)
-    found = closed(geometry, "triton::mm", parameters(tile), SMS)
+    geometry = MatmulGeometry(1, m, n, k, OperandLayout(16), OperandLayout(8), 16)
+    found = closed_form(geometry, "triton::mm", parameters(tile), SMS)
     assert found is not None
-    assert_equal(found.facts, facts(text, (), found.grid))
+    assert_equal(found.facts, extract_facts(text, (), found.grid))
 
 
 @pytest.mark.parametrize("tile", TILES[:4])
@@ -133,12 +142,12 @@ def test_mixed_mm(tile: Any) -> None:
 def test_bmm(tile: Any, left: bool, right: bool, k: int) -> None:
     shape = (24, 1024, 768, k)
     text = matmul(templates.bmm, shape, tile, torch.float16, left=left, right=right)
-    found = closed(
+    found = closed_form(
         product(shape, torch.float16, left=left, right=right), "triton::bmm", parameters(tile), SMS
     )
     assert found is not None
     assert found.grid == (-(-1024 // tile[0]) * -(-768 // tile[1]), 24, 1)
-    assert_equal(found.facts, facts(text, (), found.grid))
+    assert_equal(found.facts, extract_facts(text, (), found.grid))
 
 
 @pytest.mark.parametrize("tile", TILES[:4])
@@ -147,9 +156,9 @@ def test_mm_plus_mm(tile: Any, right: bool, k: int) -> None:
     shape = (1, 1024, 768, k)
     text = matmul(templates.mm_plus_mm, shape, tile, torch.float16, right=right)
     geometry = product(shape, torch.float16, right=right, terms=2)
-    found = closed(geometry, "triton::mm_plus_mm", parameters(tile), SMS)
+    found = closed_form(geometry, "triton::mm_plus_mm", parameters(tile), SMS)
     assert found is not None
-    assert_equal(found.facts, facts(text, (), found.grid))
+    assert_equal(found.facts, extract_facts(text, (), found.grid))
 
 
 @pytest.mark.parametrize("tile", [(128, 128, 64), (128, 256, 64), (256, 128, 32), (64, 64, 128)])
@@ -159,12 +168,12 @@ def test_persistent_tma(tile: Any, m: int, right: bool) -> None:
     shape = (1, m, 2048, 1024)
     text = matmul(templates.mm_persistent_tma, shape, tile, torch.float16, right=right)
     geometry = product(shape, torch.float16, right=right)
-    found = closed(geometry, "triton::mm_persistent_tma", parameters(tile, NUM_SMS=SMS), 78)
+    found = closed_form(geometry, "triton::mm_persistent_tma", parameters(tile, NUM_SMS=SMS), 78)
     assert found is not None
     tiles = -(-m // tile[0]) * -(-2048 // tile[1])
     assert found.grid == (min(SMS, tiles), 1, 1)
     # Programs are sampled, so that the mean of their numbers of tiles is a little off.
-    assert_equal(found.facts, facts(text, (), found.grid), within=0.05)
+    assert_equal(found.facts, extract_facts(text, (), found.grid), within=0.05)
 
 
 @pytest.mark.parametrize("tile", TILES)
@@ -184,12 +193,14 @@ def test_convolution(tile: Any, last: bool, step: int, channels: int) -> None:
     x, w, y = tensor(8, 56, 56, channels), tensor(128, 3, 3, channels), tensor(8, side, side, 128)
     more = {"OUT_H": side, "OUT_W": side, "CHANNELS_LAST": last}
     text = trace(templates_other.convolution2d, (x, w, y, None), {}, sizes | window | blocks | more)
-    geometry = Convolution(8, channels, 128, (56, 56), (3, 3), 16, 16, last)
-    found = closed(geometry, "triton::convolution2d", blocks | window | {"GROUPS": 1}, SMS)
+    geometry = ConvolutionGeometry(8, channels, 128, (56, 56), (3, 3), 16, 16, last)
+    found = closed_form(geometry, "triton::convolution2d", blocks | window | {"GROUPS": 1}, SMS)
     assert found is not None
     assert found.grid == (-(-8 * side * side // tile[0]), -(-128 // tile[1]), 1)
     # Runs over the edges of rows and pixels are not worth a closed form: the cost asks for 16 at most.
-    assert_equal(found.facts, facts(text, (), found.grid), loosely=("mean_contiguous", "direct_bytes"))
+    assert_equal(
+        found.facts, extract_facts(text, (), found.grid), loosely=("mean_contiguous", "direct_bytes")
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,20 +213,20 @@ def test_flex_attention(block: tuple[int, int], width: int) -> None:
     how |= {"SPARSE_Q_BLOCK_SIZE": 128, "SPARSE_KV_BLOCK_SIZE": 128}
     q, index = tensor(2, 16, 2048, width), tensor(16, 16, dtype=torch.int32)
     text = trace(templates_other.flex_attention, (q, q, q, index, index, q), {}, sizes | how)
-    geometry = Attention(2, 16, 16, 2048, 2048, width, width, 16)
-    found = closed(geometry, "triton::flex_attention", how, SMS)
+    geometry = AttentionGeometry(2, 16, 16, 2048, 2048, width, width, 16)
+    found = closed_form(geometry, "triton::flex_attention", how, SMS)
     assert found is not None
     assert found.grid == (2048 // m, 2, 16)
     assert found.facts.iterations == 2048 / n
     # How many blocks the mask leaves is data, which TTIR does not hold: compared at its own guess.
-    want = facts(text, (), found.grid)
+    want = extract_facts(text, (), found.grid)
     assert want.unknown_trips == 1
     assert_equal(attention_facts(geometry, m, n, want.iterations), want, loosely=("mean_contiguous",))
 
 
 def test_decoding_puts_the_heads_of_one_key_head_into_one_tile() -> None:
-    geometry = Attention(8, 32, 8, 1, 4096, 128, 128, 16)
-    found = closed(geometry, "triton::flex_decoding", {"BLOCK_N": 64, "SPLIT_KV": 4}, SMS)
+    geometry = AttentionGeometry(8, 32, 8, 1, 4096, 128, 128, 16)
+    found = closed_form(geometry, "triton::flex_decoding", {"BLOCK_N": 64, "SPLIT_KV": 4}, SMS)
     assert found is not None
     assert found.grid == (8, 8, 4)
     assert found.facts.iterations == 4096 / 4 / 64
@@ -226,10 +237,10 @@ def test_decoding_puts_the_heads_of_one_key_head_into_one_tile() -> None:
 def test_a_candidate_without_its_tile_has_no_facts(missing: str) -> None:
     given = parameters((64, 64, 64))
     geometry = product((1, 64, 64, 64), torch.float16)
-    assert complete(geometry, Candidate(Config.of(given), "triton::mm"))
+    assert has_closed_form(geometry, Candidate(Config.of(given), "triton::mm"))
     del given[missing]
-    assert not complete(geometry, Candidate(Config.of(given), "triton::mm"))
-    assert closed(geometry, "triton::mm", given, SMS) is None
+    assert not has_closed_form(geometry, Candidate(Config.of(given), "triton::mm"))
+    assert closed_form(geometry, "triton::mm", given, SMS) is None
 
 
 @pytest.mark.parametrize(
@@ -237,4 +248,4 @@ def test_a_candidate_without_its_tile_has_no_facts(missing: str) -> None:
 )
 def test_vendor_kernels_and_gradients_have_no_closed_form(variant: str) -> None:
     geometry = product((1, 64, 64, 64), torch.float16)
-    assert not complete(geometry, Candidate(Config.of(parameters((64, 64, 64))), variant))
+    assert not has_closed_form(geometry, Candidate(Config.of(parameters((64, 64, 64))), variant))

@@ -16,8 +16,8 @@ pytest.importorskip("triton")
 
 from benchmarks import torch_compile_models as models
 from benchmarks import torch_compile_tuning as tuning
-from benchmarks.torch_compile_children import Child, Rows, stream
-from benchmarks.torch_compile_tuning import Pinned
+from benchmarks.torch_compile_children import RowFile, RowProcess, stream
+from benchmarks.torch_compile_tuning import PinnedSurrogate
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.surrogates.protocol import Query
 from tests.integrations.inductor.test_parts import a_problem
@@ -36,7 +36,7 @@ def tuned(arm: str, seconds: float, best: Candidate, triton: Candidate, **more: 
 
 
 def test_arms_are_compared_by_the_times_taken_in_turns(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
+    rows = RowFile(tmp_path / "rows.jsonl")
     rows.add(tuned("default", 10.0, VENDOR, SMALL))
     rows.add(tuned("default", 30.0, VENDOR, SMALL, repeat=1))
     rows.add(tuned("wide", 20.0, LARGE, LARGE))
@@ -54,7 +54,7 @@ def test_arms_are_compared_by_the_times_taken_in_turns(tmp_path: Path) -> None:
 
 
 def test_what_was_not_retimed_is_in_no_mean(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
+    rows = RowFile(tmp_path / "rows.jsonl")
     rows.add(tuned("default", 10.0, VENDOR, SMALL))
     rows.add({"row": "tune", "arm": "ours", "repeat": 0, "problem": "p", "error": "broken"})
     rows.add({"row": "retime", "problem": "p", "ms": {}, "noise": None, "missing": [str(SMALL)]})
@@ -64,7 +64,7 @@ def test_what_was_not_retimed_is_in_no_mean(tmp_path: Path) -> None:
 
 
 def test_every_choice_is_retimed_in_the_space_that_has_it(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
+    rows = RowFile(tmp_path / "rows.jsonl")
     rows.add(tuned("default", 10.0, VENDOR, SMALL))
     rows.add(tuned("wide", 10.0, LARGE, LARGE))
     found = [(tuning.candidate_in(p), p["space"]) for p in tuning.picks(rows, "p")]
@@ -72,13 +72,13 @@ def test_every_choice_is_retimed_in_the_space_that_has_it(tmp_path: Path) -> Non
 
 
 def test_a_pinned_candidate_comes_first() -> None:
-    found = Pinned(LARGE).forecast(Query(a_problem(), [VENDOR, SMALL, LARGE]))
+    found = PinnedSurrogate(LARGE).forecast(Query(a_problem(), [VENDOR, SMALL, LARGE]))
     assert found.candidates[int(found.order()[0])] == LARGE
 
 
 def test_rows_outlive_the_process(tmp_path: Path) -> None:
-    Rows(tmp_path / "rows.jsonl").add({"row": "tune", "arm": "ours", "repeat": 1})
-    again = Rows(tmp_path / "rows.jsonl")
+    RowFile(tmp_path / "rows.jsonl").add({"row": "tune", "arm": "ours", "repeat": 1})
+    again = RowFile(tmp_path / "rows.jsonl")
     assert again.pick(arm="ours", repeat=1) == [{"row": "tune", "arm": "ours", "repeat": 1}]
     assert again.pick(arm="ours", repeat=2) == []
 
@@ -101,33 +101,33 @@ for line in sys.stdin:
 
 def test_children_wait_and_take_turns() -> None:
     command = [sys.executable, "-c", ECHO]
-    with Child(command, os.environ, 60.0) as plain, Child(command, os.environ, 60.0) as ours:
+    with RowProcess(command, os.environ, 60.0) as plain, RowProcess(command, os.environ, 60.0) as ours:
         assert [child.row() for child in (plain, ours)] == [{"row": "compile"}] * 2
         found = models.in_turns_of({"plain": plain, "ours": ours}, 3 * models.PASSES)
     assert found == {"ms": {"plain": models.PASSES, "ours": models.PASSES}, "noise": 0.0}
-    with Child([sys.executable, "-c", "print('nothing')"], os.environ, 60.0) as silent:
+    with RowProcess([sys.executable, "-c", "print('nothing')"], os.environ, 60.0) as silent:
         assert silent.row() is None
 
 
 def test_a_child_that_ends_instead_of_answering_is_an_error() -> None:
     code = "import sys; sys.stdin.readline()"
     with (
-        Child([sys.executable, "-c", code], os.environ, 60.0) as child,
+        RowProcess([sys.executable, "-c", code], os.environ, 60.0) as child,
         pytest.raises(RuntimeError, match="ended when it was asked for 10"),
     ):
         child.ask(10)
 
 
 def test_rows_of_a_repeat_that_was_not_timed_are_forgotten(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
+    rows = RowFile(tmp_path / "rows.jsonl")
     rows.add({"row": "compile", "model": "flex", "repeat": 0})
     rows.add({"row": "compile", "model": "flex", "repeat": 1})
     rows.drop(model="flex", repeat=0)
-    assert Rows(tmp_path / "rows.jsonl").rows == [{"row": "compile", "model": "flex", "repeat": 1}]
+    assert RowFile(tmp_path / "rows.jsonl").rows == [{"row": "compile", "model": "flex", "repeat": 1}]
 
 
 def test_models_are_summed_up_by_medians(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
+    rows = RowFile(tmp_path / "rows.jsonl")
     for repeat, slow in enumerate((30.0, 90.0, 60.0)):
         base = {"row": "compile", "model": "convnet", "repeat": repeat}
         rows.add({**base, "arm": "plain", "tuning_s": slow, "seconds": 100.0})

@@ -18,10 +18,10 @@ from forecast_autotune import autotune
 from forecast_autotune.records import Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.tuning.task import now
+from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.hooks import user_kernels
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.serving import TuningSession
 from forecast_integrations.triton.null_device import null_device
 from tests.integrations.null import by_launch_options, double, fresh
 
@@ -135,8 +135,8 @@ def timed(tmp_path: Path, times: dict[int, float], size: int = 4096, mode: str =
     configs = [triton.Config({"BLOCK": block}, num_warps=4) for block in BLOCKS]
     with null_device(by_launch_options):
         tuner = autotune(configs=configs, key=["n"], store=store)(fresh(double))
-        serving = Serving.of(Settings().with_(mode=mode), default(), store, now())
-        memory = user_kernels.Memory()
+        serving = TuningSession.of(Settings().with_(mode=mode), default(), store, utc_now())
+        memory = user_kernels.ExpectedProblems()
         x = torch.zeros(4096)
         kept = user_kernels.plan(
             serving,
@@ -152,7 +152,7 @@ def timed(tmp_path: Path, times: dict[int, float], size: int = 4096, mode: str =
         times_by_launcher = {
             Launcher(triton.Config({"BLOCK": block}, num_warps=4)): ms for block, ms in times.items()
         }
-        user_kernels.keep(serving, memory, "double", (y, y, size), times_by_launcher)
+        user_kernels.save_user_timings(serving, memory, "double", (y, y, size), times_by_launcher)
     return [m for table in store.tables("double") for m in table.measurements]
 
 

@@ -92,7 +92,7 @@ class Details:
         graph = torch.fx.Graph()
         number = kernel_side_table.add_kernel(kernel)
         graph.call_function(triton_kernel_wrapper_mutation, kwargs={"kernel_idx": number})
-        self.rules = user_kernels.rules(torch.fx.GraphModule(torch.nn.Module(), graph))
+        self.rules = user_kernels.rule_digests(torch.fx.GraphModule(torch.nn.Module(), graph))
 
 
 def touched() -> list[Any]:
@@ -138,7 +138,7 @@ def main(folder: Path) -> None:
 
         broken = enable(store=nothing)
         found["broken"] = lowered(tuner(Store(None), surrogate=Broken()), 4096)
-        found["said"] = broken.serving.complain.said
+        found["said"] = broken.serving.warn_once.messages
         plain = triton.autotune([triton.Config({"BLOCK": b}) for b in (32, 128, 256)], key=["n"])
         found["plain"] = lowered(plain(fresh(double)), 4096)
         makers = [{}, {}, {"surrogate": Broken()}, {"tolerance": 0.5}]

@@ -186,7 +186,7 @@ def session(store: Path) -> dict[str, Any]:
         name = type(surrogate).__name__.lower()
         with enable(surrogate=surrogate, store=store / name, forecast_timeout_s=0.2) as served:
             found[name] = compile_product(56) | {
-                "said": served.serving.complain.said,
+                "said": served.serving.warn_once.messages,
                 "asked": surrogate.asked,
             }
     found["left_at_last"] = changed(before)
@@ -252,7 +252,7 @@ def skipping(store: Path) -> list[dict[str, Any]]:
             enable(**options, forecast_timeout_s=4.0) as handle,
         ):
             found = compile_product(64)
-        every.append(found | {"said": handle.serving.complain.said, "errors": errors.getvalue()})
+        every.append(found | {"said": handle.serving.warn_once.messages, "errors": errors.getvalue()})
     return every
 
 

@@ -17,7 +17,7 @@ import triton
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import KernelInterface
 
-from forecast_autotune.errors import NothingLaunches
+from forecast_autotune.errors import NoWorkingConfigError
 from tests.integrations.interpreted.kernels import accumulate, double, double_even
 from tests.integrations.interpreted.support import Clock, Decorator, Vector, block_of, blocks, grid
 
@@ -45,7 +45,7 @@ def test_nothing_launches(forecast_exhaustive: Decorator) -> None:
     failure = OutOfResources(300_000, 200_000, "shared memory")
     clock = Clock(vector.tag, {16: failure, 32: failure})
     tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"], do_bench=clock)(double)
-    with pytest.raises(NothingLaunches, match="out_of_resources"):
+    with pytest.raises(NoWorkingConfigError, match="out_of_resources"):
         tuner[grid](*vector.args)
     assert tuner.cache == {}
     assert tuner.nargs is None
@@ -57,7 +57,7 @@ def test_tuner_works_after_nothing_launched(forecast_exhaustive: Decorator) -> N
     failure = OutOfResources(300_000, 200_000, "shared memory")
     tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"])(double)
     tuner.do_bench = Clock(small.tag, {16: failure, 32: failure})
-    with pytest.raises(NothingLaunches):
+    with pytest.raises(NoWorkingConfigError):
         tuner[grid](*small.args)
     tuner.do_bench = Clock(large.tag)
     tuner[grid](*large.args)
@@ -82,7 +82,7 @@ def test_runtime_errors_of_all_configs_are_reported(forecast_exhaustive: Decorat
     failure = RuntimeError("misaligned address")
     clock = Clock(vector.tag, {16: failure, 32: failure})
     tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"], do_bench=clock)(double)
-    with pytest.raises(NothingLaunches, match="misaligned address"):
+    with pytest.raises(NoWorkingConfigError, match="misaligned address"):
         tuner[grid](*vector.args)
 
 

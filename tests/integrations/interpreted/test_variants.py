@@ -11,7 +11,7 @@ import triton
 from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.signature import INTERPRETER
-from forecast_harness.variants.sizes import Sizes
+from forecast_harness.variants.sizes import CallSizes
 from forecast_integrations.triton import describe
 from tests.integrations.interpreted.kernels import double
 from tests.integrations.interpreted.support import Vector, blocks, grid
@@ -73,7 +73,7 @@ class Timed:
 def record(source: str, vector: Vector, device: str = INTERPRETER) -> Variant:
     base = describe.kernel_record(double)
     named: Mapping[str, Any] = dict(zip(double.arg_names, vector.args, strict=False))
-    signature = Sizes.of([describe.arguments(double, named)]).signature(["out", "tag"])
+    signature = CallSizes.of([describe.call_arguments(double, named)]).signature(["out", "tag"])
     made = Variant.of(base.name, base.source_sha256, source, Provenance(Origin.LLM))
     return Variant(**{**vars(made), "checks": (Check(device, signature, True),)})
 
@@ -154,15 +154,15 @@ def test_a_variant_under_heuristics_of_the_base() -> None:
     )
     base = describe.kernel_record(double)
     named = dict(zip(double.arg_names, vector.args, strict=False))
-    signature = Sizes.of([describe.arguments(double, named)]).signature(["out", "tag"])
+    signature = CallSizes.of([describe.call_arguments(double, named)]).signature(["out", "tag"])
     made = Variant.of(base.name, base.source_sha256, source, Provenance(Origin.HAND))
     variant = Variant(**{**vars(made), "checks": (Check(INTERPRETER, signature, True),)})
     found = describe.kernel_record(under)
     assert found.source_sha256 == base.source_sha256
 
-    from forecast_integrations.triton.variants.loading import load
+    from forecast_integrations.triton.variants.loading import load_variant
 
-    loaded = load(variant, under, lambda args, kwargs: True)
+    loaded = load_variant(variant, under, lambda args, kwargs: True)
     loaded.run(*vector.args, grid=grid, warmup=False, BLOCK=128)
     assert vector.doubled()
     assert vector.tag.tolist() == [128, 2]

@@ -6,34 +6,34 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.output import Output, Usage, at_least_one
-from forecast_autotune.commands.tables import recorded
+from forecast_autotune.commands.output import Output, UsageError, require_positive
+from forecast_autotune.commands.tables import load_tables
 from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
     from forecast_autotune.records.table import Table
-    from forecast_train.evaluation.baselines import Fit
+    from forecast_train.evaluation.baselines import FitSurrogate
     from forecast_train.evaluation.splits import LeaveOut
     from forecast_train.evaluation.summary import Summary
 
 
 def evaluate(options: argparse.Namespace, output: Output) -> int:
     """Evaluate methods on tables, print the report, and write it to a folder if asked to."""
-    from forecast_train.evaluation.models import ALONE, TOGETHER
+    from forecast_train.evaluation.models import LEARNED_WITH_LLM, LLM_ONLY
     from forecast_train.evaluation.report import shown, write_report
-    from forecast_train.evaluation.splits import SplitError, spread
+    from forecast_train.evaluation.splits import SplitError, spread_over_kernels
 
-    at_least_one(options, "seeds", "jobs", "limit")
+    require_positive(options, "seeds", "jobs", "limit")
     methods = _methods(options.methods)
-    models = (ALONE, TOGETHER) if options.llm is not None else ()
+    models = (LLM_ONLY, LEARNED_WITH_LLM) if options.llm is not None else ()
     if options.subject is not None and options.subject not in (*methods, *models):
-        raise Usage(f"--subject {options.subject}: it must be one of --methods {','.join(methods)}")
+        raise UsageError(f"--subject {options.subject}: it must be one of --methods {','.join(methods)}")
     out = None if options.out is None else Path(options.out)
-    tables = recorded(options)
+    tables = load_tables(options)
     if options.limit is not None:
-        tables = spread(tables, options.limit)
+        tables = spread_over_kernels(tables, options.limit)
     try:
-        summary = evaluated(
+        summary = run_evaluation(
             tables,
             methods,
             output,
@@ -45,7 +45,7 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
             llm=options.llm,
         )
     except SplitError as error:
-        raise Usage(f"--leave-out {options.leave_out}: {error}") from error
+        raise UsageError(f"--leave-out {options.leave_out}: {error}") from error
     width = 0 if output.as_json else output.console.width
     output.emit(summary.to_json(), *(() if output.as_json else (shown(summary, width=width),)))
     if out is not None:
@@ -56,16 +56,16 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
 
 
 def _methods(given: str | None) -> list[str]:
-    from forecast_train.evaluation.baselines import chosen, methods
+    from forecast_train.evaluation.baselines import methods, methods_by_name
 
     names = list(methods) if given is None else [name.strip() for name in given.split(",") if name.strip()]
     try:
-        return list(chosen(names))
+        return list(methods_by_name(names))
     except ValueError as error:
-        raise Usage(f"--methods {given}: {error}") from error
+        raise UsageError(f"--methods {given}: {error}") from error
 
 
-def evaluated(
+def run_evaluation(
     tables: list[Table],
     methods: list[str],
     output: Output,
@@ -80,11 +80,11 @@ def evaluated(
     """Score methods with a progress bar. Raises `SplitError`; see `forecast_train.evaluation.evaluate`."""
     from forecast_train.evaluation import evaluate as run
     from forecast_train.evaluation import summarize
-    from forecast_train.evaluation.baselines import chosen
+    from forecast_train.evaluation.baselines import methods_by_name
 
-    fits = chosen(methods)
+    fits = methods_by_name(methods)
     if llm is not None:
-        fits |= _models(tables, llm, output, out)
+        fits |= _language_model_fits(tables, llm, output, out)
     with output.progress("evaluating") as progress:
         result = run(
             tables,
@@ -99,11 +99,15 @@ def evaluated(
     return summarize(result, subject=subject)
 
 
-def _models(tables: list[Table], llm: str, output: Output, out: Path | None) -> dict[str, Fit]:
+def _language_model_fits(
+    tables: list[Table], llm: str, output: Output, out: Path | None
+) -> dict[str, FitSurrogate]:
     """The language model's methods; it is asked first, and its answers are kept with the results."""
-    from forecast_train.commands.calibrate_llm import ask
-    from forecast_train.evaluation.models import methods_of
+    from forecast_train.commands.calibrate_llm import ask_about_tables
+    from forecast_train.evaluation.models import llm_methods
 
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    return methods_of(ask(tables, llm, output, kept=None if out is None else out / "answers.jsonl"))
+    return llm_methods(
+        ask_about_tables(tables, llm, output, kept=None if out is None else out / "answers.jsonl")
+    )

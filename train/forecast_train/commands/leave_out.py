@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from forecast_autotune.commands.output import Output, Usage
+from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.policy import Policy
 from forecast_autotune.records.table import Table
 from forecast_autotune.report.table import replay_panel, replay_table
 from forecast_autotune.settings import Settings
-from forecast_autotune.tuning.replay import Report, replay_one
-from forecast_train.commands.evaluate import evaluated
+from forecast_autotune.tuning.replay import ReplayReport, replay_one
+from forecast_train.commands.evaluate import run_evaluation
 from forecast_train.evaluation.baselines import methods
 from forecast_train.evaluation.report import shown
-from forecast_train.evaluation.splits import SplitError, folds
+from forecast_train.evaluation.splits import SplitError, make_folds
 
 
 def left_out(
@@ -27,14 +27,14 @@ def left_out(
     """Replay every problem with a surrogate that never saw its group; print the replay and the scores."""
 
     try:
-        split = folds(tables, options.leave_out)
+        split = make_folds(tables, options.leave_out)
     except SplitError as error:
-        raise Usage(f"--leave-out {options.leave_out}: {error}") from error
+        raise UsageError(f"--leave-out {options.leave_out}: {error}") from error
     every = [m for m in methods if m != "learned"]
     given = every if options.baselines is None else [b for b in options.baselines.split(",") if b]
     if unknown := [name for name in given if name not in every]:
-        raise Usage(f"--baselines {','.join(unknown)}: choose from {','.join(every)}")
-    report = Report("default", "", options.leave_out, settings.tolerance, settings.risk)
+        raise UsageError(f"--baselines {','.join(unknown)}: choose from {','.join(every)}")
+    report = ReplayReport("default", "", options.leave_out, settings.tolerance, settings.risk)
     for fold in split:
         surrogate = methods["learned"](fold.train)
         report.surrogate = f"{surrogate.name}/{surrogate.version}"
@@ -51,7 +51,7 @@ def left_out(
             )
             report.rows.append(row)
         output.remark(f"{fold.name}: {len(fold.test)} problems replayed")
-    summary = evaluated(
+    summary = run_evaluation(
         tables,
         ["learned", *given],
         output,

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.output import Failure, Output, Usage, at_least_one
-from forecast_autotune.commands.tables import recorded
+from forecast_autotune.commands.output import CommandError, Output, UsageError, require_positive
+from forecast_autotune.commands.tables import load_tables
 
 if TYPE_CHECKING:
     from forecast_autotune.records.table import Table
-    from forecast_train.surrogate.online import Refresh
+    from forecast_train.surrogate.online import RefreshResult
 
 
 def data(options: argparse.Namespace, output: Output) -> int:
@@ -22,28 +22,28 @@ def data(options: argparse.Namespace, output: Output) -> int:
 
     from forecast_autotune import __version__
     from forecast_train.evaluation.splits import LeakageError, SplitError
-    from forecast_train.llm.believing import Believe, by_formula, for_sides
-    from forecast_train.llm.build import Recipe, examples
-    from forecast_train.llm.card import card, summary
-    from forecast_train.llm.examples import write
+    from forecast_train.llm.believing import SurrogateFor, cross_fit_sides, formula_surrogate
+    from forecast_train.llm.build import ExampleSettings, build_examples
+    from forecast_train.llm.card import dataset_card, dataset_summary
+    from forecast_train.llm.examples import write_examples
     from forecast_train.llm.split import split
 
-    at_least_one(options, "moments", "most")
+    require_positive(options, "moments", "most")
     out = Path(options.out)
     if out.exists() and not out.is_dir():
-        raise Usage(f"--out {out}: that is a file; name a directory")
-    tables = _stored(options) if options.from_store else _given(options)
-    recipe = Recipe(moments=options.moments, most=options.most, per_bin=options.per_bin)
+        raise UsageError(f"--out {out}: that is a file; name a directory")
+    tables = _stored(options) if options.from_store else _tables_given(options)
+    recipe = ExampleSettings(moments=options.moments, most=options.most, per_bin=options.per_bin)
     hold_out = [name for name in (options.hold_out or "").split(",") if name]
     try:
         sides = split(tables, options.by, hold_out=hold_out, seed=options.seed)
     except (SplitError, LeakageError) as error:
-        raise Usage(str(error)) from error
+        raise UsageError(str(error)) from error
     made = {}
-    believe: dict[str, Believe] = dict.fromkeys(sides, by_formula)
+    believe: dict[str, SurrogateFor] = dict.fromkeys(sides, formula_surrogate)
     if options.guess == "learned":
         with output.progress("fitting what guesses", 1) as progress:
-            believe = for_sides(sides, progress=lambda n, of: progress(n, of, "families left out"))
+            believe = cross_fit_sides(sides, progress=lambda n, of: progress(n, of, "families left out"))
     with output.progress("building", len(tables)) as progress:
         done = 0
         for side, some in sides.items():
@@ -54,18 +54,18 @@ def data(options: argparse.Namespace, output: Output) -> int:
                 progress(done, len(tables), table.problem.kernel.name)
 
             # Even bins are for learning; what is judged stays as it is met.
-            plain = recipe if side == "train" else Recipe(moments=options.moments, most=options.most)
-            made[side] = examples(some, plain, believe=believe[side], seed=options.seed, progress=step)
+            plain = recipe if side == "train" else ExampleSettings(moments=options.moments, most=options.most)
+            made[side] = build_examples(some, plain, believe=believe[side], seed=options.seed, progress=step)
     out.mkdir(parents=True, exist_ok=True)
-    rows = {side: write(out / f"{side}.parquet", found) for side, found in made.items()}
+    rows = {side: write_examples(out / f"{side}.parquet", found) for side, found in made.items()}
     about = {"by": options.by, "hold_out": hold_out, "seed": options.seed, "recipe": vars(recipe)}
     about |= {
         "guess": options.guess,
         "release": __version__,
         "problems": sorted(t.problem.id for t in tables),
     }
-    (out / "README.md").write_text(card(made, about), encoding="utf-8")
-    counted = summary(made)
+    (out / "README.md").write_text(dataset_card(made, about), encoding="utf-8")
+    counted = dataset_summary(made)
     shown = ", ".join(
         f"{side}: {n} rows of {len(counted[side]['kernels'])} kernels" for side, n in rows.items()
     )
@@ -75,13 +75,13 @@ def data(options: argparse.Namespace, output: Output) -> int:
 
 def llm(options: argparse.Namespace, output: Output) -> int:
     """Train a language model on a data set, supervised; or take a run up again."""
-    from forecast_train.llm.settings import Run
+    from forecast_train.llm.settings import SftRun
 
-    run = _settings(Run, options)
-    _needs("transformers", "peft")
+    run = _settings(SftRun, options)
+    _require_packages("transformers", "peft")
     from forecast_train.llm.sft import train
 
-    return _trained(train(run, resume=options.resume), Path(run.out), output)
+    return _print_training_result(train(run, resume=options.resume), Path(run.out), output)
 
 
 def grpo(options: argparse.Namespace, output: Output) -> int:
@@ -89,18 +89,18 @@ def grpo(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.llm.grpo import GrpoRun, train
 
     run = _settings(GrpoRun, options)
-    _needs("trl", "datasets", "peft")
-    return _trained(train(run, resume=options.resume), Path(run.out), output)
+    _require_packages("trl", "datasets", "peft")
+    return _print_training_result(train(run, resume=options.resume), Path(run.out), output)
 
 
 def export(options: argparse.Namespace, output: Output) -> int:
     """Write a finished run's adapter, calibration and card to a folder."""
     from rich.text import Text
 
-    from forecast_train.llm.export import export as write
+    from forecast_train.llm.export import export_model
 
     calibration = None if options.calibration is None else Path(options.calibration)
-    found = write(Path(options.run), Path(options.out), calibration=calibration, half=options.half)
+    found = export_model(Path(options.run), Path(options.out), calibration=calibration, half=options.half)
     told = (
         "" if found["calibrated"] else "; not calibrated: it will not be asked before `train calibrate-llm`"
     )
@@ -112,13 +112,13 @@ def traces(options: argparse.Namespace, output: Output) -> int:
     """Choose the shortest correct trace per problem, for training kernel writers."""
     from rich.text import Text
 
-    from forecast_train.llm.traces import concise, load, write_chats
+    from forecast_train.llm.traces import load_traces, shortest_correct, write_chats
 
-    at_least_one(options, "keep")
-    every = [trace for name in options.files for trace in load(Path(name))]
-    chosen = concise(every, slack=options.slack, keep=options.keep)
+    require_positive(options, "keep")
+    every = [trace for name in options.files for trace in load_traces(Path(name))]
+    chosen = shortest_correct(every, slack=options.slack, keep=options.keep)
     if not chosen:
-        raise Failure(f"none of {len(every)} traces is correct: there is nothing to train a writer on")
+        raise CommandError(f"none of {len(every)} traces is correct: there is nothing to train a writer on")
     count = write_chats(Path(options.out), chosen)
     found = {"path": options.out, "traces": count, "of": len(every)}
     output.emit(found, Text(f"kept {count} of {len(every)} traces: {options.out}"))
@@ -127,10 +127,10 @@ def traces(options: argparse.Namespace, output: Output) -> int:
 
 def online(options: argparse.Namespace, output: Output) -> int:
     """Refresh the learned surrogate whenever the store has grown enough; once, or until interrupted."""
-    from forecast_autotune.surrogates.learned import Model, shipped_model
-    from forecast_train.surrogate.online import State, due, refresh, roll_back
+    from forecast_autotune.surrogates.learned import LearnedModel, shipped_model
+    from forecast_train.surrogate.online import RefreshState, is_refresh_due, refresh_model, roll_back
 
-    at_least_one(options, "every")
+    require_positive(options, "every")
     path = Path(options.out) if options.out else _model_path(options)
     path.parent.mkdir(parents=True, exist_ok=True)
     if options.roll_back:
@@ -140,13 +140,13 @@ def online(options: argparse.Namespace, output: Output) -> int:
     state_path = path.with_suffix(".json")
     while True:
         tables = _stored(options)
-        if due(tables, State.read(state_path), options.every):
-            current = Model.load(path) if path.is_file() else shipped_model()
-            found = refresh(tables, path, current, seed=options.seed)
-            State(found.measurements).write(state_path)
-            _told(found, path, output)
+        if is_refresh_due(tables, RefreshState.read(state_path), options.every):
+            current = LearnedModel.load(path) if path.is_file() else shipped_model()
+            found = refresh_model(tables, path, current, seed=options.seed)
+            RefreshState(found.measurements).write(state_path)
+            _print_online_result(found, path, output)
         elif options.once:
-            known = State.read(state_path).measurements
+            known = RefreshState.read(state_path).measurements
             output.emit(
                 {"path": str(path), "kept": False, "reason": "not due", "measurements": known},
                 f"fewer than {options.every} measurements since the last refresh: nothing done",
@@ -156,7 +156,7 @@ def online(options: argparse.Namespace, output: Output) -> int:
         time.sleep(options.wait)
 
 
-def _told(found: Refresh, path: Path, output: Output) -> None:
+def _print_online_result(found: RefreshResult, path: Path, output: Output) -> None:
     figures = ""
     if found.before is not None and found.after is not None:
         figures = f" (first tenth off by {found.before.tenth:.3f} -> {found.after.tenth:.3f} log2)"
@@ -169,17 +169,17 @@ def _model_path(options: argparse.Namespace) -> Path:
 
     root = open_store(options).root
     if root is None:
-        raise Usage("this store is in memory only: give --out FILE.npz for the model")
+        raise UsageError("this store is in memory only: give --out FILE.npz for the model")
     return root / "models" / "online.npz"
 
 
-def _given(options: argparse.Namespace) -> list[Table]:
+def _tables_given(options: argparse.Namespace) -> list[Table]:
     """The tables of the files given, ours or another tuner's; by default the shipped ones."""
-    from forecast_autotune.commands.exchange import tables_of
+    from forecast_autotune.commands.exchange import read_any_table
 
     if not options.tables:
-        return recorded(options)
-    return [t for name in options.tables for t in tables_of(Path(name), options.device_name)]
+        return load_tables(options)
+    return [t for name in options.tables for t in read_any_table(Path(name), options.device_name)]
 
 
 def _stored(options: argparse.Namespace) -> list[Table]:
@@ -197,19 +197,19 @@ def _settings(kind: Any, options: argparse.Namespace) -> Any:
     return replace(run, **{name: value for name, value in given.items() if value is not None})
 
 
-def _needs(*names: str) -> None:
+def _require_packages(*names: str) -> None:
     import importlib.util
 
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:
-        raise Failure(f"training needs {', '.join(missing)}: pip install 'forecast-autotune[train]'")
+        raise CommandError(f"training needs {', '.join(missing)}: pip install 'forecast-autotune[train]'")
 
 
-def _trained(done: dict[str, Any], out: Path, output: Output) -> int:
+def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> int:
     from rich.text import Text
 
-    from forecast_train.llm.curves import draw
+    from forecast_train.llm.curves import draw_curves
 
-    draw(out / "curves.png", done["log"])
+    draw_curves(out / "curves.png", done["log"])
     found = {"path": str(out), **{k: v for k, v in done.items() if k != "log"}}
     shown = (
         f"{done['steps']} steps: {out}\nexport it with `forecast-autotune train export {out} --out FOLDER`"

@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from forecast_autotune.commands.output import Output, Usage, at_least_one
-from forecast_autotune.commands.tables import recorded
+from forecast_autotune.commands.output import Output, UsageError, require_positive
+from forecast_autotune.commands.tables import load_tables
 
 
 def surrogate(options: argparse.Namespace, output: Output) -> int:
@@ -16,15 +16,15 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     from rich.text import Text
 
     from forecast_train.surrogate import fit_model
-    from forecast_train.surrogate.fit import Recipe
+    from forecast_train.surrogate.fit import FitSettings
 
-    at_least_one(options, "trees", "leaf")
+    require_positive(options, "trees", "leaf")
     out = Path(options.out)
     if out.suffix != ".npz" or not out.absolute().parent.is_dir():
-        raise Usage(f"--out {out}: the name must end in .npz, in a directory that exists")
-    tables = recorded(options)
+        raise UsageError(f"--out {out}: the name must end in .npz, in a directory that exists")
+    tables = load_tables(options)
     begin = time.perf_counter()
-    recipe = Recipe(trees=options.trees, leaf=options.leaf)
+    recipe = FitSettings(trees=options.trees, leaf=options.leaf)
     if options.hyper:
         from forecast_train.surrogate.hyper import fit_all
 

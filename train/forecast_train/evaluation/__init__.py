@@ -5,20 +5,20 @@ result = evaluate(load(shipped()), leave_out="kernel", methods=["random", "analy
 print(summarize(result).to_json())
 """
 
-from forecast_train.evaluation.baselines import Fit, methods
+from forecast_train.evaluation.baselines import FitSurrogate, methods
 from forecast_train.evaluation.run import Evaluation, evaluate
-from forecast_train.evaluation.splits import Fold, LeakageError, check_leakage, folds
+from forecast_train.evaluation.splits import Fold, LeakageError, check_leakage, make_folds
 from forecast_train.evaluation.summary import Summary, summarize
 
 __all__ = [
     "Evaluation",
-    "Fit",
+    "FitSurrogate",
     "Fold",
     "LeakageError",
     "Summary",
     "check_leakage",
     "evaluate",
-    "folds",
+    "make_folds",
     "methods",
     "summarize",
 ]

@@ -9,50 +9,52 @@ from dataclasses import dataclass
 import numpy as np
 
 from forecast_autotune.records import Candidate, Measurement, Problem, digest
-from forecast_autotune.records.table import Table, latest
+from forecast_autotune.records.table import Table, latest_labels
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
-from forecast_train.evaluation.metrics import Rows
+from forecast_train.evaluation.metrics import RowIndices
 
 LEVEL_SD = 2.0
 """Standard deviation (log2) of a problem's level before anything of it has run; as `Analytic` has it."""
-VAGUE_SD = 3.0
+UNKNOWN_SD = 3.0
 """Standard deviation (log2) of a candidate of which nothing is known."""
-RARE = 0.03
+DEFAULT_P_FAIL = 0.03
 """P(failure) where nothing points to one."""
 _NOISE_SD = 0.02
-_STEP = 1e-3
+_ORDER_STEP = 1e-3
 """Between neighbours of an order without times: small against every real difference."""
 
 
 @dataclass(frozen=True)
-class Belief:
+class JointNormal:
     """log2 milliseconds of n candidates = mean + z @ factor + loose * noise, z and noise standard normal."""
 
     mean: Array
     factor: Array
     """Shape [k, n]: what candidates have in common."""
-    loose: Array
+    independent_sd: Array
     """Shape [n]: the standard deviation of each on its own."""
     p_fail: Array
 
     @classmethod
-    def apart(cls, mean: Array, sd: float, p_fail: Array | None = None) -> Belief:
+    def independent(cls, mean: Array, sd: float, p_fail: Array | None = None) -> JointNormal:
         """Independent errors of one size."""
         n = len(mean)
-        fails = np.full(n, RARE) if p_fail is None else p_fail
+        fails = np.full(n, DEFAULT_P_FAIL) if p_fail is None else p_fail
         return cls(mean, np.zeros((0, n)), np.full(n, sd), fails)
 
     @classmethod
-    def ordered(cls, place: Rows) -> Belief:
+    def from_order(cls, place: RowIndices) -> JointNormal:
         """An order and nothing else: one vague error that all share, so every draw keeps the order.
 
         `place` [n] is each candidate's place. P(failure) is 0: by chance failing draws would reorder.
         """
         n = len(place)
-        return cls(np.asarray(_STEP * place, float), np.full((1, n), VAGUE_SD), np.zeros(n), np.zeros(n))
+        return cls(
+            np.asarray(_ORDER_STEP * place, float), np.full((1, n), UNKNOWN_SD), np.zeros(n), np.zeros(n)
+        )
 
 
-def answer(query: Query, belief: Belief, reason: str, *, level: float = LEVEL_SD) -> Forecasts:
+def forecasts_from(query: Query, belief: JointNormal, reason: str, *, level: float = LEVEL_SD) -> Forecasts:
     """Forecasts of a belief, given the query's own measurements.
 
     The measured candidates are known; the median error on them is taken off all others, as the level of a
@@ -60,8 +62,8 @@ def answer(query: Query, belief: Belief, reason: str, *, level: float = LEVEL_SD
     by `level` (log2), for all candidates alike.
     """
     mean, factor = belief.mean.astype(float), belief.factor
-    loose, p_fail = belief.loose.copy(), belief.p_fail.copy()
-    known = own(query)
+    loose, p_fail = belief.independent_sd.copy(), belief.p_fail.copy()
+    known = known_labels(query)
     ran = {i: math.log2(m.ms) for i, m in known.items() if m.ok}
     if ran:
         rows, truth = np.array(list(ran)), np.array(list(ran.values()))
@@ -76,7 +78,7 @@ def answer(query: Query, belief: Belief, reason: str, *, level: float = LEVEL_SD
         p_fail[i] = 0.0 if m.ok else 1.0
     loose = np.maximum(loose, 1e-6)
 
-    def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
+    def sample(rows: RowIndices, count: int, generator: np.random.Generator) -> Array:
         shared = generator.standard_normal((count, len(factor))) @ factor[:, rows]
         return np.asarray(mean[rows] + shared + loose[rows] * generator.standard_normal((count, len(rows))))
 
@@ -84,13 +86,13 @@ def answer(query: Query, belief: Belief, reason: str, *, level: float = LEVEL_SD
     return Forecasts(list(query.candidates), mean, sd, p_fail, sample, reason)
 
 
-def own(query: Query) -> dict[int, Measurement]:
+def known_labels(query: Query) -> dict[int, Measurement]:
     """The labels known of the query's candidates, by row."""
     row = {c: i for i, c in enumerate(query.candidates)}
-    return {row[m.candidate]: m for m in latest(query.measured).values() if m.candidate in row}
+    return {row[m.candidate]: m for m in latest_labels(query.measured).values() if m.candidate in row}
 
 
-def by_kernel(tables: Sequence[Table]) -> Callable[[Problem], list[Table]]:
+def relatives_by_kernel(tables: Sequence[Table]) -> Callable[[Problem], list[Table]]:
     """Look-up of the other tables of a problem's kernel function and device."""
     found: dict[tuple[str, str], list[Table]] = {}
     for table in tables:
@@ -108,7 +110,7 @@ def log_times(rows: Mapping[Candidate, Measurement]) -> dict[Candidate, float]:
     return {c: math.log2(m.ms) for c, m in rows.items() if m.ok}
 
 
-def lots(query: Query, seed: int) -> Rows:
+def random_places(query: Query, seed: int) -> RowIndices:
     """A random place for each candidate, whatever the order in which they are listed; shape [n]."""
     drawn = [digest(seed, query.problem.id, c.id) for c in query.candidates]
     return np.argsort(np.argsort(drawn, kind="stable"), kind="stable")

@@ -1,6 +1,6 @@
 """What a surrogate must beat, and the registry of everything that is evaluated.
 
-A method is a `Fit`: it gets the training tables of a fold and returns a surrogate. Fitting accepts no
+A method is a `FitSurrogate`: it gets the training tables of a fold and returns a surrogate. Fitting accepts no
 tables at all, and a surrogate that knows nothing of a problem says so with equal forecasts, which rank
 candidates as they are listed. One whose `order_only` is true states no distribution before it has
 measured: its first forecast is judged as an order alone.
@@ -15,20 +15,28 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from forecast_autotune.features.devices import card
-from forecast_autotune.features.ttir.walk import FeatureError, assignment_of, facts
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.ttir.walk import FeatureError, assignment_of, extract_facts
 from forecast_autotune.records import Argument, Candidate
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.covariance import Hyper
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.prior import VERSION, prior
+from forecast_autotune.surrogates.covariance import Hyperparameters
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.prior import VERSION, formula_prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Surrogate
-from forecast_train.evaluation.answers import RARE, VAGUE_SD, Belief, answer, by_kernel, log_times, lots
-from forecast_train.evaluation.learners import boosting, cold_gp, cold_trees
-from forecast_train.evaluation.splits import nearest
+from forecast_train.evaluation.answers import (
+    DEFAULT_P_FAIL,
+    UNKNOWN_SD,
+    JointNormal,
+    forecasts_from,
+    log_times,
+    random_places,
+    relatives_by_kernel,
+)
+from forecast_train.evaluation.learners import boosting, single_run_gp, single_run_trees
+from forecast_train.evaluation.splits import nearest_relatives
 from forecast_train.surrogate.fit import fit
 
-Fit = Callable[[Sequence[Table]], Surrogate]
+FitSurrogate = Callable[[Sequence[Table]], Surrogate]
 """Training tables -> a surrogate."""
 
 _COPY_SD = 0.5
@@ -36,7 +44,7 @@ _COPY_SD = 0.5
 
 
 @runtime_checkable
-class Seeded(Protocol):
+class SeededSurrogate(Protocol):
     """A surrogate that draws lots, and can be had with another seed."""
 
     def seeded(self, seed: int) -> Surrogate:
@@ -44,7 +52,7 @@ class Seeded(Protocol):
         ...
 
 
-class Random:
+class RandomOrder:
     """An order by lot, the same for the same seed, problem and candidate."""
 
     name = "random"
@@ -54,16 +62,18 @@ class Random:
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
-    def seeded(self, seed: int) -> Random:
+    def seeded(self, seed: int) -> RandomOrder:
         """Another lot."""
-        return Random(seed)
+        return RandomOrder(seed)
 
     def forecast(self, query: Query) -> Forecasts:
         """A random order, nothing else."""
-        return answer(query, Belief.ordered(lots(query, self._seed)), "a random order")
+        return forecasts_from(
+            query, JointNormal.from_order(random_places(query, self._seed)), "a random order"
+        )
 
 
-class First:
+class ListedOrder:
     """The order in which the user listed the configs."""
 
     name = "first"
@@ -72,10 +82,10 @@ class First:
 
     def forecast(self, query: Query) -> Forecasts:
         """The given order, nothing else."""
-        return answer(query, Belief.ordered(np.arange(len(query.candidates))), "as listed")
+        return forecasts_from(query, JointNormal.from_order(np.arange(len(query.candidates))), "as listed")
 
 
-class Roofline:
+class RooflineBaseline:
     """max(bytes of all tensors / DRAM rate, FLOPs of the dots / tensor rate): no tile, one time for all.
 
     The level of a problem and nothing of its order (Williams et al. 2009).
@@ -86,12 +96,14 @@ class Roofline:
 
     def forecast(self, query: Query) -> Forecasts:
         """The same time for every candidate."""
-        device = card(query.problem.device)
+        device = device_spec(query.problem.device)
         moved = sum(_tensor_bytes(a) for a in query.problem.arguments)
         flops = _dot_flops(query)
         ms = max(moved / (device.memory_gb_s * 1e6), flops / (device.tensor_tflops * 1e9), 1e-3)
         mean = np.full(len(query.candidates), math.log2(ms))
-        return answer(query, Belief.apart(mean, 1.0), "roofline: one time for all candidates")
+        return forecasts_from(
+            query, JointNormal.independent(mean, 1.0), "roofline: one time for all candidates"
+        )
 
 
 def _tensor_bytes(argument: Argument) -> float:
@@ -117,34 +129,36 @@ def _dot_flops(query: Query) -> float:
 @lru_cache(maxsize=16384)
 def _dot_flops_of(text: str, arguments: tuple[Argument, ...], grid: tuple[int, ...]) -> float | None:
     try:
-        return facts(text, arguments, grid).dot_flops
+        return extract_facts(text, arguments, grid).dot_flops
     except FeatureError:
         return None
 
 
-class Formula:
-    """The untrained cost formula on TTIR, its residual never learnt; errors as `Analytic` assumes."""
+class FormulaBaseline:
+    """The untrained cost formula on TTIR, its residual never learnt; errors as `AnalyticSurrogate` assumes."""
 
     name = "formula"
     version = VERSION
 
     def forecast(self, query: Query) -> Forecasts:
         """The formula's times; equal ones where there is no TTIR."""
-        before = prior(query.problem, query.candidates, query.grids, query.ttir)
-        h = Hyper()
-        sd = math.sqrt(h.additive**2 + h.joint**2 + h.rough**2) if before.informed else VAGUE_SD
+        before = formula_prior(query.problem, query.candidates, query.grids, query.ttir)
+        h = Hyperparameters()
+        sd = math.sqrt(h.additive**2 + h.joint**2 + h.rough**2) if before.informed else UNKNOWN_SD
         told = "cost formula on TTIR" if before.informed else "no TTIR: nothing is known"
-        return answer(query, Belief.apart(before.mean, sd, before.p_fail), told, level=h.intercept)
+        return forecasts_from(
+            query, JointNormal.independent(before.mean, sd, before.p_fail), told, level=h.intercept
+        )
 
 
-class MedianConfig:
+class MedianConfigBaseline:
     """A config's mean log-slowdown over the kernel's other problems; equal forecasts without any."""
 
     name = "median_config"
     version = "1"
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        self._others = by_kernel(tables)
+        self._others = relatives_by_kernel(tables)
 
     def forecast(self, query: Query) -> Forecasts:
         """Slowdowns over the fastest; a config that no problem has gets the mean of the known ones."""
@@ -155,89 +169,93 @@ class MedianConfig:
             for candidate, value in times.items():
                 seen.setdefault(candidate, []).append(value - best)
         means = {c: float(np.mean(seen[c])) for c in query.candidates if c in seen}
-        return _copied(query, means, {}, "the config's mean slowdown at other shapes")
+        return _copied_forecasts(query, means, {}, "the config's mean slowdown at other shapes")
 
 
-class Nearest:
+class NearestProblemBaseline:
     """The times of the nearest other problem of the kernel, copied; equal forecasts without one."""
 
     name = "nearest"
     version = "1"
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        self._others = by_kernel(tables)
+        self._others = relatives_by_kernel(tables)
 
     def forecast(self, query: Query) -> Forecasts:
         """Its ranking and its level; a config that it does not have gets the mean of the known ones."""
-        for relative in nearest(query.problem, self._others(query.problem)):
+        for relative in nearest_relatives(query.problem, self._others(query.problem)):
             rows = Table(relative.problem, list(relative.measurements)).by_candidate()
             times = {c: t for c, t in log_times(rows).items() if c in set(query.candidates)}
             if times:
                 failed = {c: 0.9 for c, m in rows.items() if not m.ok}
-                return _copied(query, times, failed, f"copied from {relative.problem.key}")
-        return _copied(query, {}, {}, "")
+                return _copied_forecasts(query, times, failed, f"copied from {relative.problem.key}")
+        return _copied_forecasts(query, {}, {}, "")
 
 
-def _copied(
+def _copied_forecasts(
     query: Query, times: dict[Candidate, float], fails: dict[Candidate, float], reason: str
 ) -> Forecasts:
     n = len(query.candidates)
     if not times:
-        return answer(query, Belief.apart(np.zeros(n), VAGUE_SD), "no other problem of this kernel is known")
+        return forecasts_from(
+            query,
+            JointNormal.independent(np.zeros(n), UNKNOWN_SD),
+            "no other problem of this kernel is known",
+        )
     usual = float(np.mean(list(times.values())))
     mean: Array = np.array([times.get(c, usual) for c in query.candidates])
     loose = np.array([_COPY_SD if c in times else 2 * _COPY_SD for c in query.candidates])
-    p_fail = np.array([fails.get(c, RARE) for c in query.candidates])
-    return answer(query, Belief(mean, np.zeros((0, n)), loose, p_fail), reason)
+    p_fail = np.array([fails.get(c, DEFAULT_P_FAIL) for c in query.candidates])
+    return forecasts_from(query, JointNormal(mean, np.zeros((0, n)), loose, p_fail), reason)
 
 
-def random(tables: Sequence[Table]) -> Surrogate:
+def random_order(tables: Sequence[Table]) -> Surrogate:
     """A random order."""
-    return Random()
+    return RandomOrder()
 
 
-def first(tables: Sequence[Table]) -> Surrogate:
+def listed_order(tables: Sequence[Table]) -> Surrogate:
     """The listed order."""
-    return First()
+    return ListedOrder()
 
 
 def roofline(tables: Sequence[Table]) -> Surrogate:
     """Roofline alone."""
-    return Roofline()
+    return RooflineBaseline()
 
 
 def formula(tables: Sequence[Table]) -> Surrogate:
     """The cost formula without the update."""
-    return Formula()
+    return FormulaBaseline()
 
 
 def analytic(tables: Sequence[Table]) -> Surrogate:
     """The cost formula with the update: the surrogate that ships."""
-    return Analytic()
+    return AnalyticSurrogate()
 
 
 def learned(tables: Sequence[Table]) -> Surrogate:
     """The surrogate that ships, fitted to these tables alone; without any, the formula it starts from."""
-    return fit(tables) if tables else Analytic()
+    return fit(tables) if tables else AnalyticSurrogate()
 
 
-methods: dict[str, Fit] = {
+methods: dict[str, FitSurrogate] = {
     "learned": learned,
-    "random": random,
-    "first": first,
+    "random": random_order,
+    "first": listed_order,
     "roofline": roofline,
     "formula": formula,
     "analytic": analytic,
-    "median_config": MedianConfig,
-    "nearest": Nearest,
+    "median_config": MedianConfigBaseline,
+    "nearest": NearestProblemBaseline,
     "boosting": boosting,
-    "cold_trees": cold_trees,
-    "cold_gp": cold_gp,
+    "cold_trees": single_run_trees,
+    "cold_gp": single_run_gp,
 }
 """Everything that `forecast-autotune eval` knows by name."""
 
 
-def chosen(names: Sequence[str]) -> dict[str, Fit]:
+def methods_by_name(names: Sequence[str]) -> dict[str, FitSurrogate]:
     """The methods of these names. Raises `ValueError` naming those that do not exist."""
     unknown = [name for name in names if name not in methods]
     if unknown or not names:
@@ -249,4 +267,4 @@ def chosen(names: Sequence[str]) -> dict[str, Fit]:
 
 def with_seed(surrogate: Surrogate, seed: int) -> Surrogate:
     """The surrogate with another seed, if it draws lots at all."""
-    return surrogate.seeded(seed) if isinstance(surrogate, Seeded) else surrogate
+    return surrogate.seeded(seed) if isinstance(surrogate, SeededSurrogate) else surrogate

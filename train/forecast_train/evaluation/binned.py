@@ -16,14 +16,14 @@ import numpy.typing as npt
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_train.evaluation import metrics
-from forecast_train.evaluation.metrics import Array, Rows
+from forecast_train.evaluation.metrics import FloatArray, RowIndices
 from forecast_train.llm.rewards import brier, crps
 
-DRAWS = 512
+BIN_DRAWS = 512
 
 
 @dataclass(frozen=True)
-class Binned:
+class BinScores:
     """Scores of one problem's forecasts as distributions over bins."""
 
     accuracy: float
@@ -42,7 +42,7 @@ class Binned:
     """1 where it was the true one."""
 
 
-def scored(p: Array, y: Rows) -> Binned:
+def score_bins(p: FloatArray, y: RowIndices) -> BinScores:
     """The scores of n >= 1 forecasts. Raises `ValueError` for none, or for rows that do not sum to 1."""
     if not len(p) or len(p) != len(y):
         raise ValueError(f"scores need as many labels as forecasts, and one at least: {len(p)} and {len(y)}")
@@ -51,7 +51,7 @@ def scored(p: Array, y: Rows) -> Binned:
     predicted = p.argmax(axis=1)
     hit = predicted == y
     confidence = p[np.arange(len(p)), predicted]
-    return Binned(
+    return BinScores(
         float(hit.mean()),
         float((np.abs(predicted - y) <= 1).mean()),
         float(brier(p, y).mean()),
@@ -62,35 +62,37 @@ def scored(p: Array, y: Rows) -> Binned:
     )
 
 
-def ece(confidence: Array, hit: npt.NDArray[np.bool_]) -> float:
+def ece(confidence: FloatArray, hit: npt.NDArray[np.bool_]) -> float:
     """Expected calibration error over 10 buckets of equal width: sum n_i/N |confidence_i - accuracy_i|."""
     return metrics.ece(confidence, hit)
 
 
-def labels_of(ratios: Array) -> Rows:
+def bin_labels(ratios: FloatArray) -> RowIndices:
     """The true label of log2(time / reference time) [n]; NaN is a failure."""
     failed = np.isnan(ratios)
-    return np.where(failed, BINS.fails, BINS.index(np.where(failed, 0.0, ratios))).astype(np.intp)
+    return np.where(failed, BINS.failure_index, BINS.index(np.where(failed, 0.0, ratios))).astype(np.intp)
 
 
-def stated_bins(forecasts: Forecasts, rows: Rows, reference: int, seed: int = 0) -> Array:
+def bins_from_forecasts(forecasts: Forecasts, rows: RowIndices, reference: int, seed: int = 0) -> FloatArray:
     """What forecasts say of the bins of time / reference time, [len(rows), K], from joint draws.
 
     `reference` is a row of the forecasts; its own time is as uncertain as the forecasts have it.
     """
     together = np.concatenate([rows, [reference]]).astype(np.intp)
-    drawn = forecasts.samples(together, DRAWS, seed)
+    drawn = forecasts.samples(together, BIN_DRAWS, seed)
     place = BINS.index(drawn[:, :-1] - drawn[:, -1:])
     found = np.zeros((len(rows), len(BINS) + 1))
     for k in range(len(BINS)):
         found[:, k] = (place == k).mean(axis=0)
     p_fail = forecasts.p_fail[rows]
-    found[:, : BINS.fails] *= (1.0 - p_fail)[:, None]
-    found[:, BINS.fails] = p_fail
+    found[:, : BINS.failure_index] *= (1.0 - p_fail)[:, None]
+    found[:, BINS.failure_index] = p_fail
     return found
 
 
-def recovered(order: Rows, log2_ms: Array, *, share: float = 0.1, within: float = 0.2) -> bool:
+def found_near_best(
+    order: RowIndices, log2_ms: FloatArray, *, share: float = 0.1, within: float = 0.2
+) -> bool:
     """Whether measuring the best `share` of an order finds one within `within` of the best of all.
 
     The paper's headline: 10 % measured, found within 20 %. `log2_ms` [n] holds NaN for failures.

@@ -7,27 +7,27 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from forecast_train.evaluation.metrics import Array, Interval, Rows
+from forecast_train.evaluation.metrics import BootstrapInterval, FloatArray, RowIndices
 
-Statistic = Callable[[Rows], float]
+Statistic = Callable[[RowIndices], float]
 """Row numbers, with repetitions, -> the statistic on them."""
 
-DRAWS = 1000
+BOOTSTRAP_DRAWS = 1000
 
 
 def cluster_bootstrap(
-    statistic: Statistic, clusters: Sequence[str], *, draws: int = DRAWS, seed: int = 0
-) -> Interval:
+    statistic: Statistic, clusters: Sequence[str], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+) -> BootstrapInterval:
     """The statistic on all rows and its 95 % percentile interval over resampled clusters.
 
     `clusters` [n] names the cluster (the kernel) of each row. Resamples on which the statistic is NaN
     are left out. The same seed gives the same resamples, whatever the statistic.
     """
     n = len(clusters)
-    members = _members(clusters)
+    members = _rows_by_cluster(clusters)
     value = statistic(np.arange(n)) if n else math.nan
     if len(members) < 2:
-        return Interval(value, math.nan, math.nan, n, len(members))
+        return BootstrapInterval(value, math.nan, math.nan, n, len(members))
     generator = np.random.default_rng(seed)
     found = np.array(
         [
@@ -39,21 +39,21 @@ def cluster_bootstrap(
     )
     found = found[~np.isnan(found)]
     if not len(found):
-        return Interval(value, math.nan, math.nan, n, len(members))
+        return BootstrapInterval(value, math.nan, math.nan, n, len(members))
     # Draws, not values between them: a count that was never reached is infinite.
     low, high = np.quantile(found, (0.025, 0.975), method="inverted_cdf")
-    return Interval(value, float(low), float(high), n, len(members))
+    return BootstrapInterval(value, float(low), float(high), n, len(members))
 
 
 def paired_bootstrap(
-    statistic: Callable[[Array], float],
-    one: Array,
-    other: Array,
+    statistic: Callable[[FloatArray], float],
+    one: FloatArray,
+    other: FloatArray,
     clusters: Sequence[str],
     *,
-    draws: int = DRAWS,
+    draws: int = BOOTSTRAP_DRAWS,
     seed: int = 0,
-) -> Interval:
+) -> BootstrapInterval:
     """statistic(one) - statistic(other) with both on the same resampled clusters.
 
     `one` and `other` have a row [n, ...] per row of `clusters`. Raises `ValueError` when the lengths
@@ -69,6 +69,6 @@ def paired_bootstrap(
     )
 
 
-def _members(clusters: Sequence[str]) -> list[Rows]:
+def _rows_by_cluster(clusters: Sequence[str]) -> list[RowIndices]:
     names = np.asarray(clusters, dtype=object)
     return [np.flatnonzero(names == name) for name in sorted(set(clusters))]

@@ -10,69 +10,77 @@ from functools import partial
 
 import numpy as np
 
-from forecast_autotune.llm.calibration import Calibration
-from forecast_autotune.llm.prompt import FORECAST
+from forecast_autotune.llm.calibration import LLMCalibration
+from forecast_autotune.llm.prompt import FORECAST_VERSION
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.ensemble import Ensemble
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-from forecast_train.evaluation.answers import VAGUE_SD, Belief, answer
-from forecast_train.evaluation.baselines import Fit
-from forecast_train.llm.calibrate import calibrate
-from forecast_train.llm.hearing import Heard
-from forecast_train.llm.saving import Recalled, always
+from forecast_train.evaluation.answers import UNKNOWN_SD, JointNormal, forecasts_from
+from forecast_train.evaluation.baselines import FitSurrogate
+from forecast_train.llm.calibrate import fit_calibration
+from forecast_train.llm.hearing import ModelAnswers
+from forecast_train.llm.saving import RecordedAnswersLLM, always_ask
 from forecast_train.surrogate.fit import fit
 
-ALONE, TOGETHER = "llm", "learned+llm"
+LLM_ONLY, LEARNED_WITH_LLM = "llm", "learned+llm"
 """Names of the two methods."""
-FEWEST = 3
+FEWEST_FAMILIES = 3
 """Families of kernels that a calibration takes at least."""
 
 
-class Alone:
+class LLMOnly:
     """A model's words about a problem, and its level learnt from what was measured; nothing else."""
 
-    name = ALONE
+    name = LLM_ONLY
 
-    def __init__(self, model: Recalled) -> None:
+    def __init__(self, model: RecordedAnswersLLM) -> None:
         self._model = model
-        self.version = f"{FORECAST}-{model.backend.name}"
+        self.version = f"{FORECAST_VERSION}-{model.backend.name}"
 
     def forecast(self, query: Query) -> Forecasts:
         """The calibrated bins as normal forecasts; a vague one where the model said nothing."""
-        view = self._model.view(query, self._model.base.before(query))
+        view = self._model.consult(query, self._model.base.prior(query))
         told = view.trust > 0
-        stretch = self._model.calibration.factors(query.problem.device.slug)[2]
-        sd = np.where(told, np.maximum(view.sd * stretch, 0.02), VAGUE_SD)
-        belief = Belief(view.log2_ms, np.zeros((0, len(told))), sd, view.p_fail)
-        return answer(query, belief, f"{int(told.sum())} candidates forecast by {self._model.backend.name}")
+        stretch = self._model.calibration.interval_factors(query.problem.device.slug)[2]
+        sd = np.where(told, np.maximum(view.sd * stretch, 0.02), UNKNOWN_SD)
+        belief = JointNormal(view.log2_ms, np.zeros((0, len(told))), sd, view.p_fail)
+        return forecasts_from(
+            query, belief, f"{int(told.sum())} candidates forecast by {self._model.backend.name}"
+        )
 
 
-def methods_of(heard: Sequence[Heard]) -> dict[str, Fit]:
+def llm_methods(heard: Sequence[ModelAnswers]) -> dict[str, FitSurrogate]:
     """The two methods, by name; they can travel to other processes."""
-    return {ALONE: partial(alone, heard=list(heard)), TOGETHER: partial(together, heard=list(heard))}
+    return {
+        LLM_ONLY: partial(fit_llm_only, heard=list(heard)),
+        LEARNED_WITH_LLM: partial(fit_learned_with_llm, heard=list(heard)),
+    }
 
 
-def alone(tables: Sequence[Table], *, heard: Sequence[Heard]) -> Surrogate:
+def fit_llm_only(tables: Sequence[Table], *, heard: Sequence[ModelAnswers]) -> Surrogate:
     """The model alone, calibrated on these tables."""
-    return Alone(Recalled(heard, _calibration(tables, heard), Analytic()))
+    return LLMOnly(RecordedAnswersLLM(heard, _calibration(tables, heard), AnalyticSurrogate()))
 
 
-def together(tables: Sequence[Table], *, heard: Sequence[Heard]) -> Surrogate:
+def fit_learned_with_llm(tables: Sequence[Table], *, heard: Sequence[ModelAnswers]) -> Surrogate:
     """The learned surrogate fitted to these tables, with the model beside it, whatever asking costs."""
-    learned = fit(tables) if tables else Analytic()
-    made = Ensemble(
-        Default(learned), Recalled(heard, _calibration(tables, heard), learned), patient=True, gate=always
+    learned = fit(tables) if tables else AnalyticSurrogate()
+    made = EnsembleSurrogate(
+        DefaultSurrogate(learned),
+        RecordedAnswersLLM(heard, _calibration(tables, heard), learned),
+        patient=True,
+        gate=always_ask,
     )
     # One name for all folds: their calibrations differ, the method does not.
-    made.name, made.version = TOGETHER, f"{learned.version}+{FORECAST}-{heard[0].model}"
+    made.name, made.version = LEARNED_WITH_LLM, f"{learned.version}+{FORECAST_VERSION}-{heard[0].model}"
     return made
 
 
-def _calibration(tables: Sequence[Table], heard: Sequence[Heard]) -> Calibration:
+def _calibration(tables: Sequence[Table], heard: Sequence[ModelAnswers]) -> LLMCalibration:
     ids = {t.problem.id for t in tables}
     taught = [h for h in heard if h.problem in ids]
-    if len({h.family for h in taught}) < FEWEST:
-        return Calibration(heard[0].model, FORECAST)
-    return calibrate(taught)
+    if len({h.family for h in taught}) < FEWEST_FAMILIES:
+        return LLMCalibration(heard[0].model, FORECAST_VERSION)
+    return fit_calibration(taught)

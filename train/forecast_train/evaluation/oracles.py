@@ -1,6 +1,6 @@
 """Language models that know the answer, more or less: to test what surrounds a model without one.
 
-An `Oracle` reads the question like any backend, finds the table that it is about, and answers with the true
+An `OracleBackend` reads the question like any backend, finds the table that it is about, and answers with the true
 bins, with errors of a chosen size, or with lies. It is deterministic.
 """
 
@@ -13,19 +13,19 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.llm.backend import Answer, LLMError, Usage
-from forecast_autotune.llm.bins import BINS, Label
-from forecast_autotune.llm.prompt import Reference, Subject, forecast_prompt, shown
+from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
+from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.llm.prompt import ProblemDescription, ReferenceTime, forecast_prompt, shown
 from forecast_autotune.records import digest
 from forecast_autotune.records.table import Table
 
 Array = npt.NDArray[np.float64]
-Character = Literal["honest", "liar", "blind"]
+OracleBehaviour = Literal["honest", "liar", "blind"]
 """What is said: the truth with errors; the truth mirrored, so that the fastest sounds slowest; the same
 distribution for every candidate."""
 
 
-class Oracle:
+class OracleBackend:
     """A `Backend` with `error` (log2) as the standard deviation of its mistakes, and of what it states."""
 
     def __init__(
@@ -33,24 +33,24 @@ class Oracle:
         tables: Sequence[Table],
         *,
         error: float = 0.2,
-        character: Character = "honest",
+        character: OracleBehaviour = "honest",
         token_s: float = 1e-5,
         seed: int = 0,
     ) -> None:
         self.name = f"oracle:{character}-{error:g}-{seed}"
         self._error, self._character, self._token_s, self._seed = error, character, token_s, seed
         self._known: Mapping[str, dict[str, float]] = {
-            _subject(forecast_prompt(Subject(t.problem), ["x"], Reference(0.0, "x", False)).prefix): {
-                shown(c): math.log2(m.ms) if m.ok else math.nan for c, m in t.by_candidate().items()
-            }
+            _subject(
+                forecast_prompt(ProblemDescription(t.problem), ["x"], ReferenceTime(0.0, "x", False)).prefix
+            ): {shown(c): math.log2(m.ms) if m.ok else math.nan for c, m in t.by_candidate().items()}
             for t in tables
         }
         self.asked = 0
         """Questions answered."""
 
     def forecast(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
-    ) -> Answer:
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
         """The truth, or what this one makes of it. Raises `LLMError` for a table that it does not know."""
         times = self._known.get(_subject(prefix))
         if times is None:
@@ -67,9 +67,9 @@ class Oracle:
             ratio = np.zeros_like(ratio)
         lots = [np.random.default_rng(int(digest(self._seed, prefix, c), 16)) for c in configs]
         noise = np.array([lot.standard_normal() for lot in lots])
-        stated = BINS.soft(ratio + self._error * noise, max(self._error, 0.02))
+        stated = BINS.soft_targets(ratio + self._error * noise, max(self._error, 0.02))
         tokens = (len(prefix) + sum(map(len, suffixes))) // 3
-        return Answer(stated, np.ones(len(stated)), Usage(1, tokens, seconds=tokens * self._token_s))
+        return BackendResponse(stated, np.ones(len(stated)), Usage(1, tokens, seconds=tokens * self._token_s))
 
     def ready(self) -> bool:
         """Always."""

@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_train.evaluation.metrics import Bin
-from forecast_train.evaluation.summary import Curves, Summary
+from forecast_train.evaluation.metrics import ReliabilityBin
+from forecast_train.evaluation.summary import PlotCurves, Summary
 
-_INK, _SOFT = "#1b1f24", "#6e7781"
+_TEXT_COLOUR, _GRID_COLOUR = "#1b1f24", "#6e7781"
 _COLOURS = ("#0b69c7", "#2da44e", "#bf3989", "#bc4c00", "#8250df", "#57606a", "#116329", "#9a6700")
-_FEW = 5
+_FEWEST_CASES = 5
 """Bins with fewer cases are left out of the picture (not of the figures): they are noise."""
 
 
-class MissingPlotLibrary(ForecastAutotuneError):
+class MatplotlibMissing(ForecastAutotuneError):
     """Pictures were asked for and matplotlib is not installed."""
 
 
 def write_plots(summary: Summary, folder: Path) -> list[Path]:
     """Draw `reliability.png`, `risk_coverage.png` and `regret_budget.png` into a folder that exists.
 
-    Raises `MissingPlotLibrary` without matplotlib, and `OSError` when a file cannot be written.
+    Raises `MatplotlibMissing` without matplotlib, and `OSError` when a file cannot be written.
     """
     panels: dict[str, list[tuple[str, str, str, Callable[[Any], None]]]] = {
         "reliability": [
@@ -31,13 +31,13 @@ def write_plots(summary: Summary, folder: Path) -> list[Path]:
                 "P(within 5 % of the best), before any measurement",
                 "stated",
                 "observed",
-                lambda axes: _reliability(axes, summary, lambda c: c.within),
+                lambda axes: _draw_reliability(axes, summary, lambda c: c.within),
             ),
             (
                 "risk of the default policy's decisions",
                 "stated",
                 f"share beyond {summary.evaluation.tolerance:.0%}",
-                lambda axes: _reliability(axes, summary, lambda c: c.risk),
+                lambda axes: _draw_reliability(axes, summary, lambda c: c.risk),
             ),
         ],
         "risk_coverage": [
@@ -45,7 +45,7 @@ def write_plots(summary: Summary, folder: Path) -> list[Path]:
                 "choosing without a clock, most confident problems first",
                 "share of problems decided",
                 "share of them slower than the best by more than 5 %",
-                lambda axes: _lines(axes, summary, lambda c: c.coverage),
+                lambda axes: _draw_risk_coverage(axes, summary, lambda c: c.coverage),
             )
         ],
         "regret_budget": [
@@ -53,21 +53,21 @@ def write_plots(summary: Summary, folder: Path) -> list[Path]:
                 "measuring one by one, with an update after each",
                 "share of candidates measured",
                 "geometric mean regret",
-                lambda axes: _regrets(axes, summary),
+                lambda axes: _draw_regret_budget(axes, summary),
             )
         ],
     }
-    return [_picture(folder / f"{name}.png", parts, summary) for name, parts in panels.items()]
+    return [_write_figure(folder / f"{name}.png", parts, summary) for name, parts in panels.items()]
 
 
-def _picture(
+def _write_figure(
     path: Path, parts: Sequence[tuple[str, str, str, Callable[[Any], None]]], summary: Summary
 ) -> Path:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingPlotLibrary(
+        raise MatplotlibMissing(
             f"drawing needs matplotlib ({error}): pip install 'forecast-autotune[eval]'"
         ) from error
     figure = Figure(figsize=(6.6 * len(parts), 5.2), dpi=140, facecolor="white", layout="constrained")
@@ -75,9 +75,9 @@ def _picture(
     grid = figure.subplots(1, len(parts), squeeze=False)[0]
     for axes, (title, x, y, draw) in zip(grid, parts, strict=True):
         draw(axes)
-        axes.set_title(title, loc="left", fontsize=11, color=_INK)
-        axes.set_xlabel(x, color=_SOFT)
-        axes.set_ylabel(y, color=_SOFT)
+        axes.set_title(title, loc="left", fontsize=11, color=_TEXT_COLOUR)
+        axes.set_xlabel(x, color=_GRID_COLOUR)
+        axes.set_ylabel(y, color=_GRID_COLOUR)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.2)
     drawn = {n: h for axes in grid for h, n in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -93,13 +93,13 @@ def _picture(
         ha="left",
         fontsize=12,
         fontweight="bold",
-        color=_INK,
+        color=_TEXT_COLOUR,
     )
     figure.savefig(path, format="png")
     return path
 
 
-def _style(summary: Summary, name: str, place: int) -> dict[str, Any]:
+def _line_style(summary: Summary, name: str, place: int) -> dict[str, Any]:
     mine = name == summary.subject
     return {
         "label": name,
@@ -110,27 +110,29 @@ def _style(summary: Summary, name: str, place: int) -> dict[str, Any]:
     }
 
 
-def _reliability(axes: Any, summary: Summary, of: Callable[[Curves], list[Bin]]) -> None:
-    axes.plot((0, 1), (0, 1), color=_SOFT, linewidth=1, linestyle=":")
+def _draw_reliability(axes: Any, summary: Summary, of: Callable[[PlotCurves], list[ReliabilityBin]]) -> None:
+    axes.plot((0, 1), (0, 1), color=_GRID_COLOUR, linewidth=1, linestyle=":")
     for place, (name, curves) in enumerate(summary.curves.items()):
-        bins = [b for b in of(curves) if b.n >= _FEW]
+        bins = [b for b in of(curves) if b.n >= _FEWEST_CASES]
         if bins:
-            style = _style(summary, name, place)
+            style = _line_style(summary, name, place)
             axes.plot([b.stated for b in bins], [b.observed for b in bins], marker="o", markersize=4, **style)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
 
 
-def _lines(axes: Any, summary: Summary, of: Callable[[Curves], tuple[list[float], list[float]]]) -> None:
+def _draw_risk_coverage(
+    axes: Any, summary: Summary, of: Callable[[PlotCurves], tuple[list[float], list[float]]]
+) -> None:
     for place, (name, curves) in enumerate(summary.curves.items()):
         x, y = of(curves)
         if x:
-            axes.plot(x, y, **_style(summary, name, place))
+            axes.plot(x, y, **_line_style(summary, name, place))
     axes.set_ylim(bottom=0)
 
 
-def _regrets(axes: Any, summary: Summary) -> None:
-    _lines(axes, summary, lambda curves: curves.budget)
+def _draw_regret_budget(axes: Any, summary: Summary) -> None:
+    _draw_risk_coverage(axes, summary, lambda curves: curves.budget)
     # Linear where it matters, and still showing what is a hundred times off.
     axes.set_yscale("symlog", linthresh=0.02)
     axes.set_ylim(bottom=0)

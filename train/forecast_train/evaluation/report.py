@@ -10,14 +10,17 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from forecast_autotune.report.table import facts, table
-from forecast_train.evaluation.figures import MANY
+from forecast_autotune.report.table import key_value_table, plain_table
+from forecast_train.evaluation.figures import LARGE_PROBLEM
 from forecast_train.evaluation.plots import write_plots
-from forecast_train.evaluation.rows import ADAPTIVE, STATIC
-from forecast_train.evaluation.summary import HEADLINES, Figure, Summary
+from forecast_train.evaluation.rows import ADAPTIVE_BUDGETS, STATIC_BUDGETS
+from forecast_train.evaluation.summary import HEADLINE_FIGURES, Figure, Summary
 
-_STATIC = (
-    *((name.replace("_", ", "), f"static.{name}.geomean_regret") for name in (*STATIC[:2], STATIC[4])),
+_STATIC_COLUMNS = (
+    *(
+        (name.replace("_", ", "), f"static.{name}.geomean_regret")
+        for name in (*STATIC_BUDGETS[:2], STATIC_BUDGETS[4])
+    ),
     ("rank corr.", "static.spearman"),
     ("AUROC fail", "static.auroc_fail"),
     ("CRPS", "static.crps_centred"),
@@ -25,16 +28,16 @@ _STATIC = (
     ("ECE", "static.ece_within"),
     ("AUROC conf.", "static.auroc_confidence"),
 )
-_MEASURED = (
-    *((name.replace("_", ", "), f"adaptive.{name}.geomean_regret") for name in ADAPTIVE),
+_MEASURED_COLUMNS = (
+    *((name.replace("_", ", "), f"adaptive.{name}.geomean_regret") for name in ADAPTIVE_BUDGETS),
     ("to 2 %", "adaptive.measurements_to_2%"),
     ("beyond", "default.beyond_tolerance"),
     ("stated", "default.mean_stated_risk"),
     ("ECE risk", "default.ece_risk"),
-    (f"share n>={MANY}", "default.measured_share.large"),
-    (f"n<{MANY}", "default.measured_share.small"),
+    (f"share n>={LARGE_PROBLEM}", "default.measured_share.large"),
+    (f"n<{LARGE_PROBLEM}", "default.measured_share.small"),
 )
-_BINNED = (
+_BINNED_COLUMNS = (
     ("exact", "bins.accuracy"),
     ("off by one", "bins.off_by_one"),
     ("ECE", "bins.ece"),
@@ -44,7 +47,7 @@ _BINNED = (
     ("AURC", "bins.aurc"),
     ("10 % finds", "bins.recovery"),
 )
-_SHARES = (
+_SHARE_COLUMNS = (
     "regret",
     "beyond_tolerance",
     "measured_share",
@@ -84,29 +87,39 @@ def shown(summary: Summary, *, width: int = 132) -> RenderableType:
     if e.reused:
         pairs.append(("taken up", f"{e.reused} of {len(e.rows)} rows from an earlier run"))
     return Group(
-        Padding(facts(pairs), (1, 0)),
-        _table(summary, "before any measurement (regrets and coverage in %)", _STATIC, wide=width >= 120),
-        _table(summary, "with measurements (regrets, risks and shares in %)", _MEASURED, wide=width >= 120),
+        Padding(key_value_table(pairs), (1, 0)),
         _table(
-            summary, "as bins of time / reference time (exact, off by one, found in %)", _BINNED, wide=False
+            summary, "before any measurement (regrets and coverage in %)", _STATIC_COLUMNS, wide=width >= 120
         ),
-        _unbeaten(summary),
+        _table(
+            summary,
+            "with measurements (regrets, risks and shares in %)",
+            _MEASURED_COLUMNS,
+            wide=width >= 120,
+        ),
+        _table(
+            summary,
+            "as bins of time / reference time (exact, off by one, found in %)",
+            _BINNED_COLUMNS,
+            wide=False,
+        ),
+        _unbeaten_text(summary),
     )
 
 
 def _table(
     summary: Summary, title: str, columns: tuple[tuple[str, str], ...], *, wide: bool
 ) -> RenderableType:
-    made = table("method", *(f">{name}" for name, _ in columns), title=title)
+    made = plain_table("method", *(f">{name}" for name, _ in columns), title=title)
     for name, figures in summary.figures.items():
         style = "bold" if name == summary.subject else ""
-        cells = [_cell(key, figures[key], wide=wide and key in HEADLINES) for _, key in columns]
+        cells = [_cell(key, figures[key], wide=wide and key in HEADLINE_FIGURES) for _, key in columns]
         made.add_row(Text(name), *cells, style=style)
     return made
 
 
 def _cell(key: str, figure: Figure, *, wide: bool) -> Text:
-    scale, digits = (100.0, 1) if any(part in key for part in _SHARES) else (1.0, 2)
+    scale, digits = (100.0, 1) if any(part in key for part in _SHARE_COLUMNS) else (1.0, 2)
     if ".measurements_to_" in key:
         digits = 0
     i = figure.interval
@@ -118,13 +131,15 @@ def _cell(key: str, figure: Figure, *, wide: bool) -> Text:
     return text
 
 
-def _unbeaten(summary: Summary) -> RenderableType:
+def _unbeaten_text(summary: Summary) -> RenderableType:
     others = [name for name in summary.figures if name != summary.subject]
     if not others:
         return Text("Nothing to compare with: one method was evaluated.", style="dim")
     if not summary.unbeaten:
-        return Text(f"{summary.subject} beats {', '.join(others)} in all {len(HEADLINES)} headline figures.")
-    made = table("not beaten", "figure", f">{summary.subject}", ">other", ">other - mine, paired")
+        return Text(
+            f"{summary.subject} beats {', '.join(others)} in all {len(HEADLINE_FIGURES)} headline figures."
+        )
+    made = plain_table("not beaten", "figure", f">{summary.subject}", ">other", ">other - mine, paired")
     for u in summary.unbeaten:
         cells = [(100 * i.value, 100 * i.low, 100 * i.high) for i in (u.subject, u.other, u.difference)]
         made.add_row(

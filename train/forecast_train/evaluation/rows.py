@@ -7,31 +7,37 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_train.evaluation.binned import Binned
+from forecast_train.evaluation.binned import BinScores
 
-LEVELS = (0.5, 0.8, 0.9, 0.95)
+INTERVAL_LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Nominal levels of the central intervals whose coverage is reported."""
-NEAR = (0.05, 0.02, 0.01)
+NEAR_REGRETS = (0.05, 0.02, 0.01)
 """Regrets for which the number of measurements is counted."""
-WITHIN = 0.05
+WITHIN_SHARE = 0.05
 """A candidate is near the best when it is slower by at most this share."""
 BUDGETS = ((3, 0.10), (5, 0.15), (8, 0.25))
 """Measurements allowed: at least so many, or this share of the candidates."""
-STATIC = ("top1", "top3", "top5", "top10pct", *(f"max{least}_{share:.0%}" for least, share in BUDGETS))
+STATIC_BUDGETS = (
+    "top1",
+    "top3",
+    "top5",
+    "top10pct",
+    *(f"max{least}_{share:.0%}" for least, share in BUDGETS),
+)
 """How far down the first forecast's order the best is looked for."""
-ADAPTIVE = tuple(f"max{least}_{share:.0%}" for least, share in BUDGETS)
+ADAPTIVE_BUDGETS = tuple(f"max{least}_{share:.0%}" for least, share in BUDGETS)
 """Names of `BUDGETS`."""
 
 
 @dataclass(frozen=True)
-class Stated:
+class ForecastScores:
     """Scores of the first forecast as a distribution; empty for a method that states an order only."""
 
     crps_centred: float | None = None
     """Of log2 time, both minus their means over the candidates that ran."""
     crps_raw: float | None = None
     coverage_centred: list[float] | None = None
-    """By `LEVELS`: of the joint samples, both minus their means as above. No calibration touches them."""
+    """By `INTERVAL_LEVELS`: of the joint samples, both minus their means as above. No calibration touches them."""
     coverage_stated: list[float] | None = None
     """... and of the calibrated intervals, of log2 time itself: what is stated of a candidate."""
     p_within: list[float] = field(default_factory=list)
@@ -44,7 +50,7 @@ class Stated:
 
 
 @dataclass(frozen=True)
-class Row:
+class EvaluationRow:
     """What one method made of one problem. Regrets are shares; None where a score is not defined."""
 
     problem: str
@@ -61,48 +67,48 @@ class Row:
     candidates: int
     failures: int
     top: dict[str, float]
-    """Regret of the best among the first forecast's best, by `STATIC`."""
+    """Regret of the best among the first forecast's best, by `STATIC_BUDGETS`."""
     static_path: list[float]
     """Regret after each candidate of the first forecast's order, as far as the largest budget."""
     static_needed: list[int | None]
-    """Candidates of that order until the regret is at most `NEAR`."""
+    """Candidates of that order until the regret is at most `NEAR_REGRETS`."""
     spearman: float
     auroc_fail: float | None
-    stated: Stated
+    stated: ForecastScores
     first_regret: float
     """Regret of the candidate forecast to be the fastest; 9.0 when it fails, as in replays."""
     adaptive_path: list[float]
     """Regret of the incumbent after each measurement, with an update after each."""
     adaptive_needed: list[int | None]
-    """Measurements until the regret is at most `NEAR`; None: more than the largest budget."""
+    """Measurements until the regret is at most `NEAR_REGRETS`; None: more than the largest budget."""
     default_regret: float
     default_measured: int
     default_risk: float
     """Stated risk of the default policy's decision."""
     tolerance: float
-    binned: Binned | None
+    binned: BinScores | None
     """Scores of the first forecast over bins, against a reference that ran; None as `stated` is empty."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers by name, probabilities and regrets to five digits."""
-        return {name: _short(value) for name, value in asdict(self).items()}
+        return {name: _rounded(value) for name, value in asdict(self).items()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Row:
+    def from_json(cls, data: Mapping[str, Any]) -> EvaluationRow:
         """Read a stored row. Raises `RecordError` when fields are missing."""
         try:
             plain = {f.name: data[f.name] for f in fields(cls)}
-            binned = None if data["binned"] is None else Binned(**data["binned"])
-            return cls(**{**plain, "stated": Stated(**data["stated"]), "binned": binned})
+            binned = None if data["binned"] is None else BinScores(**data["binned"])
+            return cls(**{**plain, "stated": ForecastScores(**data["stated"]), "binned": binned})
         except (KeyError, TypeError) as error:
             raise RecordError(
                 f"not a row of an evaluation ({error!r}): delete the file, it is made again"
             ) from error
 
 
-def _short(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 5)
     if isinstance(value, dict):
-        return {k: _short(v) for k, v in value.items()}
-    return [_short(v) for v in value] if isinstance(value, list) else value
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list) else value

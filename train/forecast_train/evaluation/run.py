@@ -18,12 +18,12 @@ from threadpoolctl import threadpool_limits
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.settings import Mode, Settings
-from forecast_train.evaluation.baselines import Fit, chosen, with_seed
-from forecast_train.evaluation.judge import Case, judge
-from forecast_train.evaluation.rows import Row
-from forecast_train.evaluation.splits import Fold, LeaveOut, folds
+from forecast_train.evaluation.baselines import FitSurrogate, methods_by_name, with_seed
+from forecast_train.evaluation.judge import TableArrays, judge_problem
+from forecast_train.evaluation.rows import EvaluationRow
+from forecast_train.evaluation.splits import Fold, LeaveOut, make_folds
 
-VERSION = 2
+ROW_VERSION = 2
 """Counts up when rows change their meaning: older results are then not taken up."""
 
 
@@ -44,13 +44,13 @@ class Evaluation:
     """Problems tested, learnt from, and dropped, by fold."""
     tolerance: float
     risk: float
-    rows: list[Row] = field(default_factory=list)
+    rows: list[EvaluationRow] = field(default_factory=list)
     reused: int = 0
     """Rows that were taken up from disk."""
 
 
 @dataclass(frozen=True)
-class _Unit:
+class _WorkUnit:
     """What one process does at a time: fit once, then judge with every seed that is missing."""
 
     fold: int
@@ -58,36 +58,42 @@ class _Unit:
     seeds: tuple[int, ...]
 
 
-class _Bench:
+class _WorkerState:
     """The state of a process: tables and folds, read and split once."""
 
     def __init__(
-        self, tables: Sequence[Table], leave_out: LeaveOut, methods: Mapping[str, Fit], settings: Settings
+        self,
+        tables: Sequence[Table],
+        leave_out: LeaveOut,
+        methods: Mapping[str, FitSurrogate],
+        settings: Settings,
     ) -> None:
-        self.folds = folds(tables, leave_out)
+        self.folds = make_folds(tables, leave_out)
         self._methods = methods
         self._settings = settings
-        self._cases: dict[str, Case] = {}
+        self._cases: dict[str, TableArrays] = {}
 
-    def run(self, unit: _Unit) -> list[Row]:
+    def run(self, unit: _WorkUnit) -> list[EvaluationRow]:
         """The rows of one unit."""
         fold = self.folds[unit.fold]
         surrogate = self._methods[unit.method](fold.train)
         return [
-            judge(self._case(table), fold, unit.method, with_seed(surrogate, seed), seed, self._settings)
+            judge_problem(
+                self._case(table), fold, unit.method, with_seed(surrogate, seed), seed, self._settings
+            )
             for seed in unit.seeds
             for table in fold.test
         ]
 
-    def _case(self, table: Table) -> Case:
-        return self._cases.setdefault(table.problem.id, Case(table))
+    def _case(self, table: Table) -> TableArrays:
+        return self._cases.setdefault(table.problem.id, TableArrays(table))
 
 
 def evaluate(
     tables: Sequence[Table],
     *,
     leave_out: LeaveOut = "kernel",
-    methods: Sequence[str] | Mapping[str, Fit] = ("random", "formula", "analytic"),
+    methods: Sequence[str] | Mapping[str, FitSurrogate] = ("random", "formula", "analytic"),
     seeds: int = 3,
     jobs: int = 1,
     out: Path | None = None,
@@ -106,16 +112,16 @@ def evaluate(
     """
     if seeds < 1 or jobs < 1:
         raise ValueError(f"seeds and jobs must be at least 1, got {seeds} and {jobs}")
-    fits = dict(methods) if isinstance(methods, Mapping) else chosen(methods)
+    fits = dict(methods) if isinstance(methods, Mapping) else methods_by_name(methods)
     # Only tolerance and risk: limits from the environment of whoever runs this would change the scores.
     base = settings or Settings()
     plain = Settings(mode=Mode.TUNE, tolerance=base.tolerance, risk=base.risk)
-    bench = _Bench(tables, leave_out, fits, plain)
-    mark = digest_of(tables, leave_out, plain)
+    bench = _WorkerState(tables, leave_out, fits, plain)
+    mark = evaluation_digest(tables, leave_out, plain)
     split = {f.name: {"test": len(f.test), "train": len(f.train), "dropped": f.dropped} for f in bench.folds}
     result = Evaluation(leave_out, mark, list(range(seeds)), list(fits), split, plain.tolerance, plain.risk)
-    shelf = None if out is None else _Shelf(out / "rows" / mark)
-    found: dict[tuple[int, str], list[Row]] = {}
+    shelf = None if out is None else _RowStore(out / "rows" / mark)
+    found: dict[tuple[int, str], list[EvaluationRow]] = {}
     units = []
     for i, fold in enumerate(bench.folds):
         for method in fits:
@@ -126,8 +132,8 @@ def evaluate(
                 result.reused += len(rows or [])
                 missing += [seed] if rows is None else []
             if missing:
-                units.append(_Unit(i, method, tuple(missing)))
-    for done, (unit, rows) in enumerate(_work(bench, tables, leave_out, fits, plain, units, jobs), 1):
+                units.append(_WorkUnit(i, method, tuple(missing)))
+    for done, (unit, rows) in enumerate(_run_units(bench, tables, leave_out, fits, plain, units, jobs), 1):
         found[unit.fold, unit.method] += rows
         fold = bench.folds[unit.fold]
         if shelf is not None:
@@ -137,19 +143,19 @@ def evaluate(
             progress(done, len(units), f"{fold.name}: {unit.method}")
     for key in sorted(found, key=lambda k: (k[0], list(fits).index(k[1]))):
         result.rows += sorted(found[key], key=lambda r: (r.seed, r.label, r.problem))
-    _one_version(result.rows, out)
+    _check_one_version(result.rows, out)
     return result
 
 
-def digest_of(tables: Sequence[Table], leave_out: LeaveOut, settings: Settings) -> str:
+def evaluation_digest(tables: Sequence[Table], leave_out: LeaveOut, settings: Settings) -> str:
     """A name for tables (every line of them), split, settings and the meaning of rows; 16 hex digits."""
-    running = hashlib.sha256(json.dumps([VERSION, leave_out, settings.tolerance, settings.risk]).encode())
+    running = hashlib.sha256(json.dumps([ROW_VERSION, leave_out, settings.tolerance, settings.risk]).encode())
     for line in table_lines(tables):
         running.update(line.encode())
     return running.hexdigest()[:16]
 
 
-def _one_version(rows: Sequence[Row], out: Path | None) -> None:
+def _check_one_version(rows: Sequence[EvaluationRow], out: Path | None) -> None:
     versions: dict[str, set[str]] = {}
     for row in rows:
         versions.setdefault(row.method, set()).add(row.surrogate)
@@ -161,7 +167,7 @@ def _one_version(rows: Sequence[Row], out: Path | None) -> None:
             )
 
 
-class _Shelf:
+class _RowStore:
     """Rows on disk, one file per fold, method and seed; each is complete or not there."""
 
     def __init__(self, folder: Path) -> None:
@@ -174,7 +180,7 @@ class _Shelf:
         exact = hashlib.sha256(json.dumps([fold.name, method]).encode()).hexdigest()[:8]
         return self._folder / f"{safe}-{exact}-seed{seed}.json"
 
-    def read(self, fold: Fold, method: str, seed: int) -> list[Row] | None:
+    def read(self, fold: Fold, method: str, seed: int) -> list[EvaluationRow] | None:
         """The rows written before; None if there are none. Raises `RecordError` for a damaged file."""
         path = self._path(fold, method, seed)
         try:
@@ -183,9 +189,9 @@ class _Shelf:
             return None
         except ValueError as error:
             raise RecordError(f"{path}: not JSON ({error}): delete the file, it is made again") from error
-        return [Row.from_json(row) for row in data]
+        return [EvaluationRow.from_json(row) for row in data]
 
-    def write(self, fold: Fold, method: str, seed: int, rows: Sequence[Row]) -> None:
+    def write(self, fold: Fold, method: str, seed: int, rows: Sequence[EvaluationRow]) -> None:
         """Put rows there, in one step."""
         path = self._path(fold, method, seed)
         part = path.with_suffix(".part")
@@ -193,49 +199,49 @@ class _Shelf:
         part.replace(path)
 
 
-_bench: _Bench | None = None
+_bench: _WorkerState | None = None
 """Of this process, when it is a worker."""
 
 
-def _start(
-    tables: Sequence[Table], leave_out: LeaveOut, methods: Mapping[str, Fit], settings: Settings
+def _start_worker(
+    tables: Sequence[Table], leave_out: LeaveOut, methods: Mapping[str, FitSurrogate], settings: Settings
 ) -> None:
     global _bench
-    _bench = _Bench(tables, leave_out, methods, settings)
+    _bench = _WorkerState(tables, leave_out, methods, settings)
 
 
-def _run(unit: _Unit) -> list[Row]:
+def _run_unit(unit: _WorkUnit) -> list[EvaluationRow]:
     if _bench is None:
         raise RuntimeError("a worker process was given work before its tables")
     return _bench.run(unit)
 
 
-def _work(
-    bench: _Bench,
+def _run_units(
+    bench: _WorkerState,
     tables: Sequence[Table],
     leave_out: LeaveOut,
-    methods: Mapping[str, Fit],
+    methods: Mapping[str, FitSurrogate],
     settings: Settings,
-    units: Sequence[_Unit],
+    units: Sequence[_WorkUnit],
     jobs: int,
-) -> Iterator[tuple[_Unit, list[Row]]]:
+) -> Iterator[tuple[_WorkUnit, list[EvaluationRow]]]:
     """Results as they come: in this process for one job, else in processes of their own."""
     jobs = min(jobs, len(units))
     if jobs <= 1:
-        with _one_thread_each():
+        with _single_threaded():
             for unit in units:
                 yield unit, bench.run(unit)
         return
     # Spawned, not forked: this process has threads (progress), and numerical libraries have theirs.
     context = multiprocessing.get_context("spawn")
     with (
-        _one_thread_each(),
+        _single_threaded(),
         ProcessPoolExecutor(
-            jobs, context, _start, (list(tables), leave_out, dict(methods), settings)
+            jobs, context, _start_worker, (list(tables), leave_out, dict(methods), settings)
         ) as pool,
     ):
         try:
-            waiting = {pool.submit(_run, unit): unit for unit in units}
+            waiting = {pool.submit(_run_unit, unit): unit for unit in units}
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
         finally:
@@ -243,17 +249,17 @@ def _work(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @contextlib.contextmanager
-def _one_thread_each() -> Iterator[None]:
+def _single_threaded() -> Iterator[None]:
     """Numerical libraries of this process, and of those started inside, run on one thread.
 
     The matrices are small: threads that wait for each other take many times longer than one alone. The
     variables, unless set by the user, reach libraries that are not loaded yet; threadpoolctl those that are.
     """
-    mine = [name for name in _THREADS if name not in os.environ]
+    mine = [name for name in _THREAD_VARIABLES if name not in os.environ]
     os.environ.update(dict.fromkeys(mine, "1"))
     try:
         with threadpool_limits(1):

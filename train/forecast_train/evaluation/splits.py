@@ -15,10 +15,10 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Relative
-from forecast_autotune.tuning.replay import other_shapes
+from forecast_autotune.tuning.replay import tables_of_other_shapes
 
 LeaveOut: TypeAlias = Literal["family", "hand", "kernel", "shape", "device"]
-KINDS: tuple[LeaveOut, ...] = get_args(LeaveOut)
+LEAVE_OUT_KINDS: tuple[LeaveOut, ...] = get_args(LeaveOut)
 
 
 class LeakageError(ForecastAutotuneError, ValueError):
@@ -47,13 +47,13 @@ class Fold:
         """
         if self.kind != "shape":
             return []
-        return nearest(table.problem, self.train)
+        return nearest_relatives(table.problem, self.train)
 
 
-def nearest(problem: Problem, tables: Iterable[Table]) -> list[Relative]:
+def nearest_relatives(problem: Problem, tables: Iterable[Table]) -> list[Relative]:
     """The tables of the same kernel function on the same device, as relatives, nearest first; ties by id."""
     listed = sorted(tables, key=lambda t: t.problem.id)
-    return [Relative(t.problem, t.measurements) for t in other_shapes(problem, listed)]
+    return [Relative(t.problem, t.measurements) for t in tables_of_other_shapes(problem, listed)]
 
 
 def kernel_of(problem: Problem) -> str:
@@ -74,7 +74,7 @@ def hand_of(problem: Problem) -> str:
     return str(problem.extra.get("hand") or "unknown")
 
 
-_GROUPS: dict[LeaveOut, Callable[[Problem], str]] = {
+_GROUP_KEYS: dict[LeaveOut, Callable[[Problem], str]] = {
     "family": family_of,
     "hand": hand_of,
     "kernel": kernel_of,
@@ -82,7 +82,7 @@ _GROUPS: dict[LeaveOut, Callable[[Problem], str]] = {
 }
 
 
-def folds(tables: Sequence[Table], leave_out: LeaveOut) -> list[Fold]:
+def make_folds(tables: Sequence[Table], leave_out: LeaveOut) -> list[Fold]:
     """All folds of a kind, by name. Every fold has passed `check_leakage`.
 
     family, hand, kernel: one group is the test side; tables of other groups that share a kernel's name or
@@ -94,7 +94,7 @@ def folds(tables: Sequence[Table], leave_out: LeaveOut) -> list[Fold]:
     """
     if leave_out == "shape":
         return _shape_folds(tables)
-    name = _GROUPS[leave_out]
+    name = _GROUP_KEYS[leave_out]
     groups: dict[str, list[Table]] = {}
     for table in tables:
         groups.setdefault(name(table.problem), []).append(table)
@@ -105,11 +105,11 @@ def folds(tables: Sequence[Table], leave_out: LeaveOut) -> list[Fold]:
         )
     made = []
     for group, test in sorted(groups.items()):
-        taken = {i for t in test for i in identities(t.problem)}
+        taken = {i for t in test for i in kernel_identities(t.problem)}
         others = [t for other, rows in groups.items() if other != group for t in rows]
         # Another device may know the kernel: that is what is asked there.
         apart = leave_out != "device"
-        train = [t for t in others if not (apart and taken & identities(t.problem))]
+        train = [t for t in others if not (apart and taken & kernel_identities(t.problem))]
         made.append(Fold(group, leave_out, tuple(test), tuple(train), len(others) - len(train)))
         check_leakage(made[-1])
     return made
@@ -134,7 +134,7 @@ def _shape_folds(tables: Sequence[Table]) -> list[Fold]:
     return made
 
 
-def identities(problem: Problem) -> frozenset[str]:
+def kernel_identities(problem: Problem) -> frozenset[str]:
     """Names under which two problems count as one kernel: label, function, normalised source."""
     found = {f"name {kernel_of(problem).lower()}", f"name {problem.kernel.name.lower()}"}
     if problem.kernel.source.strip():
@@ -155,10 +155,10 @@ def family_groups(tables: Iterable[Table], count: int) -> list[list[Table]]:
     return groups
 
 
-def without(tables: Iterable[Table], group: Iterable[Table]) -> list[Table]:
+def tables_without(tables: Iterable[Table], group: Iterable[Table]) -> list[Table]:
     """The tables that share no kernel with a group: those of the group neither."""
-    taken = {i for t in group for i in identities(t.problem)}
-    return [t for t in tables if not taken & identities(t.problem)]
+    taken = {i for t in group for i in kernel_identities(t.problem)}
+    return [t for t in tables if not taken & kernel_identities(t.problem)]
 
 
 def check_leakage(fold: Fold) -> None:
@@ -166,27 +166,27 @@ def check_leakage(fold: Fold) -> None:
 
     shape: the same problem. device: the same device. Else: a kernel of the same name or normalised source.
     """
-    for name, of in _rules(fold.kind):
+    for name, of in _leakage_keys(fold.kind):
         known = {i: t for t in fold.train for i in of(t.problem)}
         for table in fold.test:
             for shared in sorted(of(table.problem) & known.keys()):
                 raise LeakageError(
                     f"fold {fold.name!r} leaves out one {fold.kind}, but {name} {shared!r} is on both sides: "
-                    f"{_shown(table)} is tested, {_shown(known[shared])} was learnt from. Drop one of the "
-                    "two, or build folds with forecast_train.evaluation.splits.folds"
+                    f"{_describe_table(table)} is tested, {_describe_table(known[shared])} was learnt from. Drop one of the "
+                    "two, or build folds with forecast_train.evaluation.splits.make_folds"
                 )
 
 
-def _rules(kind: LeaveOut) -> list[tuple[str, Callable[[Problem], frozenset[str]]]]:
+def _leakage_keys(kind: LeaveOut) -> list[tuple[str, Callable[[Problem], frozenset[str]]]]:
     same: tuple[str, Callable[[Problem], frozenset[str]]] = ("problem", lambda p: frozenset((p.id,)))
     if kind == "shape":
         return [same]
     if kind == "device":
         return [same, ("device", lambda p: frozenset((p.device.slug,)))]
-    return [same, ("kernel", identities)]
+    return [same, ("kernel", kernel_identities)]
 
 
-def _shown(table: Table) -> str:
+def _describe_table(table: Table) -> str:
     return str(table.problem.extra.get("label") or f"{table.problem.kernel.name}/{table.problem.id}")
 
 
@@ -209,7 +209,7 @@ def source_hash(source: str) -> str:
     return hashlib.sha256(ast.dump(tree).encode(errors="replace")).hexdigest()[:24]
 
 
-def spread(tables: Sequence[Table], limit: int) -> list[Table]:
+def spread_over_kernels(tables: Sequence[Table], limit: int) -> list[Table]:
     """At most `limit` tables, in turn from each kernel, so that few problems still are many kernels.
 
     Raises `SplitError` for a limit below 1.

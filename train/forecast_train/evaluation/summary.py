@@ -11,18 +11,24 @@ from typing import Any
 import numpy as np
 
 from forecast_train.evaluation import metrics
-from forecast_train.evaluation.bootstrap import DRAWS, cluster_bootstrap, paired_bootstrap
+from forecast_train.evaluation.bootstrap import BOOTSTRAP_DRAWS, cluster_bootstrap, paired_bootstrap
 from forecast_train.evaluation.figures import FIGURES, Columns, columns_of
-from forecast_train.evaluation.metrics import BINS, Array, Interval, Rows
-from forecast_train.evaluation.rows import ADAPTIVE, BUDGETS, STATIC, WITHIN, Row
+from forecast_train.evaluation.metrics import RELIABILITY_BINS, BootstrapInterval, FloatArray, RowIndices
+from forecast_train.evaluation.rows import (
+    ADAPTIVE_BUDGETS,
+    BUDGETS,
+    STATIC_BUDGETS,
+    WITHIN_SHARE,
+    EvaluationRow,
+)
 from forecast_train.evaluation.run import Evaluation
 
-HEADLINES = (
+HEADLINE_FIGURES = (
     "static.top1.geomean_regret",
-    f"static.{STATIC[4]}.geomean_regret",
-    f"adaptive.{ADAPTIVE[0]}.geomean_regret",
-    f"adaptive.{ADAPTIVE[1]}.geomean_regret",
-    f"adaptive.{ADAPTIVE[2]}.geomean_regret",
+    f"static.{STATIC_BUDGETS[4]}.geomean_regret",
+    f"adaptive.{ADAPTIVE_BUDGETS[0]}.geomean_regret",
+    f"adaptive.{ADAPTIVE_BUDGETS[1]}.geomean_regret",
+    f"adaptive.{ADAPTIVE_BUDGETS[2]}.geomean_regret",
     "default.beyond_tolerance",
 )
 """Figures by which one method beats another; smaller is better in all of them."""
@@ -32,7 +38,7 @@ HEADLINES = (
 class Figure:
     """One number of a report."""
 
-    interval: Interval
+    interval: BootstrapInterval
     by_seed: tuple[float, ...]
     kernels: int
     problems: int
@@ -40,42 +46,45 @@ class Figure:
     def to_json(self) -> dict[str, Any]:
         """The value, its 95 % interval, its value with each seed alone, and what it rests on."""
         return {
-            "value": _number(self.interval.value),
-            "low": _number(self.interval.low),
-            "high": _number(self.interval.high),
+            "value": _rounded_or_none(self.interval.value),
+            "low": _rounded_or_none(self.interval.low),
+            "high": _rounded_or_none(self.interval.high),
             "n": self.interval.rows,
             "problems": self.problems,
             "kernels": self.kernels,
             "seeds": len(self.by_seed),
-            "by_seed": [_number(v) for v in self.by_seed],
+            "by_seed": [_rounded_or_none(v) for v in self.by_seed],
         }
 
 
 @dataclass(frozen=True)
-class Unbeaten:
+class UnbeatenBaseline:
     """A baseline whose interval is not wholly above that of the method under test."""
 
     method: str
     figure: str
-    subject: Interval
-    other: Interval
-    difference: Interval
+    subject: BootstrapInterval
+    other: BootstrapInterval
+    difference: BootstrapInterval
     """Other minus subject on the same problems."""
 
     def to_json(self) -> dict[str, Any]:
         """All three intervals."""
         parts = {"subject": self.subject, "other": self.other, "other_minus_subject": self.difference}
-        shown = {k: {n: _number(getattr(v, n)) for n in ("value", "low", "high")} for k, v in parts.items()}
+        shown = {
+            k: {n: _rounded_or_none(getattr(v, n)) for n in ("value", "low", "high")}
+            for k, v in parts.items()
+        }
         return {"method": self.method, "figure": self.figure, **shown}
 
 
 @dataclass(frozen=True)
-class Curves:
+class PlotCurves:
     """What is drawn of one method."""
 
-    within: list[metrics.Bin]
+    within: list[metrics.ReliabilityBin]
     """P(within 5 % of the best), per candidate and before any measurement, against what was so."""
-    risk: list[metrics.Bin]
+    risk: list[metrics.ReliabilityBin]
     """The default policy's stated risk against regrets beyond the tolerance."""
     coverage: tuple[list[float], list[float]]
     """Share of problems decided without a clock, most confident first, and the share of those that are
@@ -101,8 +110,8 @@ class Summary:
     subject: str
     figures: dict[str, dict[str, Figure]]
     """By method and name."""
-    curves: dict[str, Curves]
-    unbeaten: list[Unbeaten]
+    curves: dict[str, PlotCurves]
+    unbeaten: list[UnbeatenBaseline]
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; keys are stable, numbers without a definition are null."""
@@ -130,7 +139,7 @@ class Summary:
         }
 
 
-def summarize(evaluation: Evaluation, *, subject: str | None = None, draws: int = DRAWS) -> Summary:
+def summarize(evaluation: Evaluation, *, subject: str | None = None, draws: int = BOOTSTRAP_DRAWS) -> Summary:
     """All figures of all methods, and the baselines that `subject` does not beat.
 
     The subject is the method under test: by default `learned` when it was evaluated, else `analytic`,
@@ -148,21 +157,21 @@ def summarize(evaluation: Evaluation, *, subject: str | None = None, draws: int 
     curves = {name: _curves(rows[name]) for name in names}
     kernels = [r.kernel for r in rows[chosen]]
     unbeaten = [
-        Unbeaten(
+        UnbeatenBaseline(
             name,
             key,
             figures[chosen][key].interval,
             figures[name][key].interval,
-            _compared(key, kernels, columns[chosen], columns[name], draws),
+            _unbeaten_baselines(key, kernels, columns[chosen], columns[name], draws),
         )
         for name in names
-        for key in HEADLINES
+        for key in HEADLINE_FIGURES
         if name != chosen and not figures[name][key].interval.above(figures[chosen][key].interval)
     ]
     return Summary(evaluation, chosen, figures, curves, unbeaten)
 
 
-def _figures(rows: Sequence[Row], columns: Columns, draws: int) -> dict[str, Figure]:
+def _figures(rows: Sequence[EvaluationRow], columns: Columns, draws: int) -> dict[str, Figure]:
     kernels, seeds = [r.kernel for r in rows], np.array([r.seed for r in rows])
     found = {}
     for name, spec in FIGURES.items():
@@ -170,31 +179,33 @@ def _figures(rows: Sequence[Row], columns: Columns, draws: int) -> dict[str, Fig
         there = [i for i, v in enumerate(values) if v is not None]
         picked = np.array([values[i] for i in there], dtype=float)
         clusters = [kernels[i] for i in there]
-        interval = cluster_bootstrap(partial(_on, spec.statistic, picked), clusters, draws=draws)
+        interval = cluster_bootstrap(partial(_on_rows, spec.statistic, picked), clusters, draws=draws)
         by_seed = tuple(spec.statistic(picked[seeds[there] == seed]) for seed in sorted(set(seeds.tolist())))
         problems = len({rows[i].problem for i in there})
         found[name] = Figure(interval, by_seed, len(set(clusters)), problems)
     return found
 
 
-def _on(statistic: Callable[[Array], float], values: Array, rows: Rows) -> float:
+def _on_rows(statistic: Callable[[FloatArray], float], values: FloatArray, rows: RowIndices) -> float:
     return statistic(values[rows])
 
 
-def _compared(key: str, kernels: Sequence[str], mine: Columns, theirs: Columns, draws: int) -> Interval:
+def _unbeaten_baselines(
+    key: str, kernels: Sequence[str], mine: Columns, theirs: Columns, draws: int
+) -> BootstrapInterval:
     spec = FIGURES[key]
     one, other = (np.array(columns[spec.column], dtype=float) for columns in (theirs, mine))
     return paired_bootstrap(spec.statistic, one, other, kernels, draws=draws)
 
 
-def _curves(rows: Sequence[Row]) -> Curves:
+def _curves(rows: Sequence[EvaluationRow]) -> PlotCurves:
     told = [r for r in rows if r.stated.confidence is not None]
     p = np.array([x for r in told for x in r.stated.p_within], dtype=float)
     within = np.array([x for r in told for x in r.stated.within], dtype=bool)
     stated = np.array([r.default_risk for r in rows])
     slow = np.array([r.default_regret > r.tolerance + 1e-9 for r in rows])
     confidence = np.array([r.stated.confidence for r in told], dtype=float)
-    missed = np.array([r.first_regret > WITHIN + 1e-9 for r in told], dtype=float)
+    missed = np.array([r.first_regret > WITHIN_SHARE + 1e-9 for r in told], dtype=float)
     coverage, risk = metrics.risk_coverage(confidence, missed)
     shares = [round(x, 2) for x in np.arange(0.01, BUDGETS[-1][1] + 1e-9, 0.01).tolist()]
     paths = [(np.array(r.adaptive_path), r.candidates) for r in rows]
@@ -202,13 +213,13 @@ def _curves(rows: Sequence[Row]) -> Curves:
         metrics.geomean_regret(np.array([metrics.regret_at(p, math.ceil(share * n)) for p, n in paths]))
         for share in shares
     ]
-    return Curves(
-        metrics.reliability_of(metrics.bin_sums(p, within, metrics.width_bins(p), BINS)),
-        metrics.reliability_of(metrics.bin_sums(stated, slow, metrics.width_bins(stated), BINS)),
+    return PlotCurves(
+        metrics.reliability_of(metrics.bin_sums(p, within, metrics.width_bins(p), RELIABILITY_BINS)),
+        metrics.reliability_of(metrics.bin_sums(stated, slow, metrics.width_bins(stated), RELIABILITY_BINS)),
         (coverage.tolist(), risk.tolist()),
         (shares, regrets),
     )
 
 
-def _number(value: float) -> float | None:
+def _rounded_or_none(value: float) -> float | None:
     return round(value, 5) if math.isfinite(value) else None

@@ -10,29 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_train.evaluation.splits import family_groups, without
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_train.evaluation.splits import family_groups, tables_without
 from forecast_train.surrogate.errors import FitError
 from forecast_train.surrogate.fit import fit
 
-Learn = Callable[[Sequence[Table]], Analytic]
+FitSurrogate = Callable[[Sequence[Table]], AnalyticSurrogate]
 """Training tables -> surrogate."""
-Believe = Callable[[Table], Analytic]
+SurrogateFor = Callable[[Table], AnalyticSurrogate]
 """Table -> a surrogate that has seen neither it nor its family."""
 
 
-def by_formula(table: Table) -> Analytic:
+def formula_surrogate(table: Table) -> AnalyticSurrogate:
     """The cost formula, which has seen nothing."""
-    return Analytic()
+    return AnalyticSurrogate()
 
 
-def crosswise(
+def cross_fit(
     tables: Sequence[Table],
     *,
-    learn: Learn = fit,
+    learn: FitSurrogate = fit,
     parts: int = 4,
     progress: Callable[[int, int], None] | None = None,
-) -> Believe:
+) -> SurrogateFor:
     """Surrogates fitted to all but a part of the families each, for the tables of that part.
 
     Families go to `parts` parts of about equal numbers of problems; tables that share a kernel with a part
@@ -41,33 +41,33 @@ def crosswise(
     """
     groups = family_groups(tables, parts)
     if len(groups) < 2:
-        return by_formula
-    made: dict[str, Analytic] = {}
+        return formula_surrogate
+    made: dict[str, AnalyticSurrogate] = {}
     for done, group in enumerate(groups, 1):
-        surrogate = _fitted(without(tables, group), learn)
+        surrogate = _fit_or_formula(tables_without(tables, group), learn)
         made |= {t.problem.id: surrogate for t in group}
         if progress is not None:
             progress(done, len(groups))
     return lambda table: made[table.problem.id]
 
 
-def for_sides(
+def cross_fit_sides(
     sides: Mapping[str, Sequence[Table]],
     *,
-    learn: Learn = fit,
+    learn: FitSurrogate = fit,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Believe]:
+) -> dict[str, SurrogateFor]:
     """What to guess by on each side: crosswise on `train`, on the others by what was fitted to all of it."""
     train = sides["train"]
-    whole = _fitted(train, learn)
-    found: dict[str, Believe] = {side: lambda _: whole for side in sides}
-    return found | {"train": crosswise(train, learn=learn, progress=progress)}
+    whole = _fit_or_formula(train, learn)
+    found: dict[str, SurrogateFor] = {side: lambda _: whole for side in sides}
+    return found | {"train": cross_fit(train, learn=learn, progress=progress)}
 
 
-def _fitted(tables: Sequence[Table], learn: Learn) -> Analytic:
+def _fit_or_formula(tables: Sequence[Table], learn: FitSurrogate) -> AnalyticSurrogate:
     try:
         return learn(tables)
     except FitError as error:
         if error.__cause__ is not None:  # a package is missing
             raise
-        return Analytic()
+        return AnalyticSurrogate()

@@ -13,25 +13,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forecast_autotune.features.listing import Listed
+from forecast_autotune.features.listing import CandidateList
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.records import Candidate, Measurement, digest
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.question import Question, question
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.question import ForecastQuestion, build_question
 from forecast_autotune.surrogates.protocol import Query, Relative
-from forecast_autotune.tuning.replay import other_shapes
+from forecast_autotune.tuning.replay import tables_of_other_shapes
 from forecast_train.evaluation.splits import family_of, hand_of, kernel_of, source_hash
-from forecast_train.llm.believing import Believe, by_formula
-from forecast_train.llm.examples import Asked, Example, Origin
-from forecast_train.llm.sampling import Index, balanced
+from forecast_train.llm.believing import SurrogateFor, formula_surrogate
+from forecast_train.llm.examples import Example, ExampleCandidate, ExampleOrigin
+from forecast_train.llm.sampling import Index, balanced_rows
 
-_CENTRAL_60 = 1.6832424671458284
+_CENTRAL_60_WIDTH = 1.6832424671458284
 """Distance of a normal's 20th and 80th percentile in standard deviations."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ExampleSettings:
     """How examples are drawn. Part of a run's configuration file."""
 
     moments: int = 6
@@ -48,11 +48,11 @@ class Recipe:
     """Rows per bin over the whole set; 0: as they come."""
 
 
-def examples(
+def build_examples(
     tables: Sequence[Table],
-    recipe: Recipe | None = None,
+    recipe: ExampleSettings | None = None,
     *,
-    believe: Believe = by_formula,
+    believe: SurrogateFor = formula_surrogate,
     seed: int = 0,
     progress: Callable[[Table], None] | None = None,
 ) -> list[Example]:
@@ -62,11 +62,11 @@ def examples(
     `believe` gives what guesses are made by: it must not have seen the table, see `believing`.
     Infrastructure failures are not labels and are left out. A problem where nothing ran gives nothing.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or ExampleSettings()
     found: list[Example] = []
     for table in tables:
         if any(m.ok for m in table.by_candidate().values()):
-            found += _of_table(table, tables, believe(table), recipe, seed)
+            found += _examples_of_table(table, tables, believe(table), recipe, seed)
         if progress is not None:
             progress(table)
     # Two moments at which nothing is known ask the same.
@@ -75,40 +75,43 @@ def examples(
         return found
     generator = np.random.default_rng([seed, len(found)])
     labels = [e.labels() for e in found]
-    kept = balanced(labels, recipe.per_bin, len(BINS) + 1, generator)
-    thinned = [_only(e, rows) for e, rows in zip(found, kept, strict=True)]
-    return [e for e in thinned if e.asked]
+    kept = balanced_rows(labels, recipe.per_bin, len(BINS) + 1, generator)
+    thinned = [_keep_rows(e, rows) for e, rows in zip(found, kept, strict=True)]
+    return [e for e in thinned if e.candidates]
 
 
-def _of_table(
-    table: Table, tables: Sequence[Table], surrogate: Analytic, recipe: Recipe, seed: int
+def _examples_of_table(
+    table: Table, tables: Sequence[Table], surrogate: AnalyticSurrogate, recipe: ExampleSettings, seed: int
 ) -> list[Example]:
     rows = table.by_candidate()
-    candidates = Listed.of(list(rows))
+    candidates = CandidateList.of(list(rows))
     problem = replace(table.problem, ttir={})
     query = Query(problem, candidates, table.grids(), ttir=table.problem.ttir)
-    before, believed = Analytic().before(query), surrogate.before(query).mean
+    before, believed = AnalyticSurrogate().prior(query), surrogate.prior(query).mean
     log2_ms = np.array(table.log2_ms())
-    shapes = other_shapes(table.problem, tables)
+    shapes = tables_of_other_shapes(table.problem, tables)
     made = []
     for moment in range(recipe.moments):
         # Named by the problem, so that adding tables changes no other problem's examples.
         generator = np.random.default_rng([seed, moment, int(digest(table.problem.id)[:12], 16)])
         known = recipe.known[moment % len(recipe.known)]
-        own = _drawn(list(rows.values()), min(known, len(rows) // 2), generator)
+        own = _draw_measurements(list(rows.values()), min(known, len(rows) // 2), generator)
         others: list[Relative] = []
         if shapes and generator.random() < recipe.relatives:
-            some = [_drawn(list(t.by_candidate().values()), recipe.relative_rows, generator) for t in shapes]
+            some = [
+                _draw_measurements(list(t.by_candidate().values()), recipe.relative_rows, generator)
+                for t in shapes
+            ]
             others = [Relative(t.problem, m) for t, m in zip(shapes, some, strict=True)]
-        asked = question(
+        asked = build_question(
             replace(query, measured=own, relatives=others), before, believed, most=len(candidates)
         )
-        if (example := _example(table, candidates, rows, asked, own, log2_ms, recipe, generator)).asked:
+        if (example := _example(table, candidates, rows, asked, own, log2_ms, recipe, generator)).candidates:
             made.append(example)
     return made
 
 
-def _drawn(
+def _draw_measurements(
     rows: Sequence[Measurement], count: int, generator: np.random.Generator
 ) -> tuple[Measurement, ...]:
     """Some of the measurements, in their order: a decision under way has seen fast and slow ones."""
@@ -118,12 +121,12 @@ def _drawn(
 
 def _example(
     table: Table,
-    candidates: Listed,
+    candidates: CandidateList,
     rows: dict[Candidate, Measurement],
-    asked: Question,
+    asked: ForecastQuestion,
     own: Sequence[Measurement],
     log2_ms: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-    recipe: Recipe,
+    recipe: ExampleSettings,
     generator: np.random.Generator,
 ) -> Example:
     shown = {m.candidate for m in own}
@@ -135,13 +138,13 @@ def _example(
     for i in places:
         m = rows[candidates[asked.rows[i]]]
         found.append(
-            Asked(
+            ExampleCandidate(
                 asked.prompt.suffixes[i],
                 m.candidate.variant,
                 str(m.candidate.config),
                 str(m.outcome),
                 float(ratios[i]),
-                _noise(m),
+                _timing_noise(m),
                 float(m.extra.get("audit_probability", math.nan)),
             )
         )
@@ -156,16 +159,16 @@ def _example(
     )
 
 
-def _noise(m: Measurement) -> float:
+def _timing_noise(m: Measurement) -> float:
     if not m.ok or m.p20_ms is None or m.p80_ms is None or m.p80_ms < m.p20_ms:
         return math.nan
-    return math.log2(m.p80_ms / m.p20_ms) / _CENTRAL_60
+    return math.log2(m.p80_ms / m.p20_ms) / _CENTRAL_60_WIDTH
 
 
-def _origin(table: Table) -> Origin:
+def _origin(table: Table) -> ExampleOrigin:
     problem = table.problem
     source = problem.kernel.source
-    return Origin(
+    return ExampleOrigin(
         problem.id,
         kernel_of(problem),
         family_of(problem),
@@ -176,5 +179,5 @@ def _origin(table: Table) -> Origin:
     )
 
 
-def _only(example: Example, rows: Index) -> Example:
-    return replace(example, asked=tuple(example.asked[i] for i in rows))
+def _keep_rows(example: Example, rows: Index) -> Example:
+    return replace(example, candidates=tuple(example.candidates[i] for i in rows))

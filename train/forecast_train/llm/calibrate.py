@@ -16,31 +16,39 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.llm.calibration import LEAST, POOLED, Calibration, Monotone, Pace, Scope, Weight
-from forecast_autotune.llm.similarity import Map
-from forecast_autotune.numerics import NOMINAL
-from forecast_autotune.surrogates.covariance import Hyper
+from forecast_autotune.llm.calibration import (
+    MIN_REMAINING_DOUBT,
+    POOLED_KIND,
+    BlendWeight,
+    CalibrationScope,
+    LLMCalibration,
+    ModelLatency,
+    MonotoneCurve,
+)
+from forecast_autotune.llm.similarity import FittedProblems
+from forecast_autotune.numerics import INTERVAL_LEVELS
+from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.language_model.blend import disagreement
-from forecast_train.evaluation.binned import labels_of
+from forecast_train.evaluation.binned import bin_labels
 from forecast_train.evaluation.splits import SplitError
-from forecast_train.llm.hearing import Heard
+from forecast_train.llm.hearing import ModelAnswers
 
 Array = npt.NDArray[np.float64]
 
-KNOTS = 12
+MOST_KNOTS = 12
 """Most knots of an isotonic correction: quantiles of what was stated, pooled before it is made monotone."""
-BEYOND = 1.6
+REACH_FACTOR = 1.6
 """Distances up to this times the largest one met count as within reach."""
 _TEMPERATURES = np.exp(np.linspace(math.log(0.3), math.log(30.0), 60))
-_SHARES = np.linspace(0.0, 1.0, 21)
-_LEAST_SD = 0.1
+_WEIGHT_GRID = np.linspace(0.0, 1.0, 21)
+_LEAST_WEIGHT_SD = 0.1
 """Of a weight: kernels differ by more than a few families can show."""
-_MOST_SD = 0.6
-_HYPER = Hyper()
+_MOST_WEIGHT_SD = 0.6
+_DEFAULT_HYPER = Hyperparameters()
 """Only what compresses slowdowns matters here."""
 
 
-def calibrate(heard: Sequence[Heard], about: Mapping[str, Any] | None = None) -> Calibration:
+def fit_calibration(heard: Sequence[ModelAnswers], about: Mapping[str, Any] | None = None) -> LLMCalibration:
     """The calibration of the model that was heard; `saved` is left at 0 (see `saving`).
 
     Raises `SplitError` for fewer than three families: nothing could be left out.
@@ -50,8 +58,8 @@ def calibrate(heard: Sequence[Heard], about: Mapping[str, Any] | None = None) ->
         raise SplitError(
             f"calibrating a model needs three or more kernel families, got {', '.join(families)}: add tables"
         )
-    apart = {f: corrected([h for h in heard if h.family != f]) for f in families}
-    base = corrected(heard)
+    apart = {f: fit_corrections([h for h in heard if h.family != f]) for f in families}
+    base = fit_corrections(heard)
     weights, decay = _weights(heard, apart)
     known = [h for h in heard if h.tokens and h.seconds > 0]
     told = np.concatenate([h.mass[h.stated.sum(axis=1) > 0.5] for h in heard])
@@ -60,16 +68,16 @@ def calibrate(heard: Sequence[Heard], about: Mapping[str, Any] | None = None) ->
         intervals=_intervals(heard, apart),
         weights=weights,
         decay=decay,
-        remains=_remains(heard, apart, weights) if weights[POOLED].mean > 0 else 1.0,
+        remains=_error_ratio(heard, apart, weights) if weights[POOLED_KIND].mean > 0 else 1.0,
         fail_weight=_fail_weight(heard, apart),
-        scope=Scope(
+        scope=CalibrationScope(
             tuple(sorted({h.device for h in heard})),
             tuple(sorted({h.language for h in heard})),
             max(h.characters for h in heard),
             0.5 * float(np.quantile(told, 0.01)) if len(told) else 0.0,
-            _map(heard),
+            _kernel_map(heard),
         ),
-        pace=Pace(sum(h.seconds for h in known) / max(1, sum(h.tokens for h in known))),
+        pace=ModelLatency(sum(h.seconds for h in known) / max(1, sum(h.tokens for h in known))),
         about={
             "problems": len(heard),
             "kernels": len({h.kernel for h in heard}),
@@ -80,12 +88,12 @@ def calibrate(heard: Sequence[Heard], about: Mapping[str, Any] | None = None) ->
     )
 
 
-def corrected(heard: Sequence[Heard]) -> Calibration:
+def fit_corrections(heard: Sequence[ModelAnswers]) -> LLMCalibration:
     """Temperature and isotonic corrections alone."""
     first = heard[0]
-    plain = Calibration(first.model, first.prompt)
+    plain = LLMCalibration(first.model, first.prompt)
     warm = replace(plain, temperature=_temperature(heard))
-    means, fails, truth, weight = _gathered(heard, warm)
+    means, fails, truth, weight = _gather_answers(heard, warm)
     ran = np.isfinite(truth)
     return replace(
         warm,
@@ -95,7 +103,9 @@ def corrected(heard: Sequence[Heard]) -> Calibration:
     )
 
 
-def _gathered(heard: Sequence[Heard], calibration: Calibration) -> tuple[Array, Array, Array, Array]:
+def _gather_answers(
+    heard: Sequence[ModelAnswers], calibration: LLMCalibration
+) -> tuple[Array, Array, Array, Array]:
     """(stated mean, stated P(fails), true ratio, weight) of every answer, problems weighing the same."""
     columns: list[tuple[Array, Array, Array, Array]] = []
     for h in heard:
@@ -109,14 +119,14 @@ def _gathered(heard: Sequence[Heard], calibration: Calibration) -> tuple[Array, 
     return a, b, c, d
 
 
-def _temperature(heard: Sequence[Heard]) -> float:
+def _temperature(heard: Sequence[ModelAnswers]) -> float:
     """What log probabilities are divided by so that the truth is likeliest (Guo et al. 2017)."""
     losses = np.zeros(len(_TEMPERATURES))
     for h in heard:
         told = h.stated.sum(axis=1) > 0.5
         if not told.any():
             continue
-        label = labels_of(h.ratios[told])
+        label = bin_labels(h.ratios[told])
         logits = np.log(np.maximum(h.stated[told], 1e-12))
         scaled = logits[None] / _TEMPERATURES[:, None, None]
         scaled = scaled - scaled.max(axis=2, keepdims=True)
@@ -125,16 +135,16 @@ def _temperature(heard: Sequence[Heard]) -> float:
     return float(_TEMPERATURES[int(np.argmin(losses))])
 
 
-def isotonic(stated: Array, observed: Array, weight: Array) -> Monotone:
+def isotonic(stated: Array, observed: Array, weight: Array) -> MonotoneCurve:
     """Rising knots through weighted means of `observed` over quantiles of `stated` (pooled violators)."""
     if not len(stated):
-        return Monotone()
+        return MonotoneCurve()
     order = np.argsort(stated, kind="stable")
     share = np.cumsum(weight[order]) / weight.sum()
-    place = np.minimum((share * KNOTS - 1e-9).astype(int), KNOTS - 1)
+    place = np.minimum((share * MOST_KNOTS - 1e-9).astype(int), MOST_KNOTS - 1)
     # What was stated alike must be corrected alike.
     _, same = np.unique(stated[order], return_inverse=True)
-    first = np.full(int(same.max()) + 1, KNOTS)
+    first = np.full(int(same.max()) + 1, MOST_KNOTS)
     np.minimum.at(first, same.reshape(-1), place)
     place = first[same.reshape(-1)]
     blocks: list[list[float]] = []  # weight, mean stated, mean observed
@@ -152,10 +162,12 @@ def isotonic(stated: Array, observed: Array, weight: Array) -> Monotone:
             b, a = blocks.pop(), blocks.pop()
             total = a[0] + b[0]
             blocks.append([total, *((a[0] * a[i] + b[0] * b[i]) / total for i in (1, 2))])
-    return Monotone(tuple(round(b[1], 5) for b in blocks), tuple(round(b[2], 5) for b in blocks))
+    return MonotoneCurve(tuple(round(b[1], 5) for b in blocks), tuple(round(b[2], 5) for b in blocks))
 
 
-def _intervals(heard: Sequence[Heard], apart: Mapping[str, Calibration]) -> dict[str, tuple[float, ...]]:
+def _intervals(
+    heard: Sequence[ModelAnswers], apart: Mapping[str, LLMCalibration]
+) -> dict[str, tuple[float, ...]]:
     """Split-conformal factors per device, and pooled, from families left out of the corrections."""
     scores: dict[str, list[tuple[Array, Array]]] = {}
     for h in heard:
@@ -167,22 +179,22 @@ def _intervals(heard: Sequence[Heard], apart: Mapping[str, Calibration]) -> dict
             np.abs(h.ratios[told] - mean) / np.maximum(sd, 1e-3),
             np.full(int(told.sum()), 1.0 / told.sum()),
         )
-        for group in (POOLED, h.device):
+        for group in (POOLED_KIND, h.device):
             scores.setdefault(group, []).append(pair)
     found = {}
     for group, pairs in scores.items():
         z, weight = (np.concatenate(x) for x in zip(*pairs, strict=True))
         order = np.argsort(z)
         share = np.cumsum(weight[order]) / weight.sum()
-        place = np.minimum(np.searchsorted(share, NOMINAL), len(z) - 1)
+        place = np.minimum(np.searchsorted(share, INTERVAL_LEVELS), len(z) - 1)
         widths = np.maximum.accumulate(z[order][place])
-        normal = [NormalDist().inv_cdf(0.5 + level / 2) for level in NOMINAL]
+        normal = [NormalDist().inv_cdf(0.5 + level / 2) for level in INTERVAL_LEVELS]
         found[group] = tuple(round(max(float(w / n), 0.01), 4) for w, n in zip(widths, normal, strict=True))
     return found
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _FastEndErrors:
     """One problem at the fast end, everything centred there: the candidates that were asked about and ran."""
 
     error: Array
@@ -204,35 +216,35 @@ class _Seen:
         return float(self.weight @ self.error**2), float(self.weight @ (self.error - follow * self.gap) ** 2)
 
 
-def _seen(h: Heard, calibration: Calibration) -> _Seen:
+def _fast_end_errors(h: ModelAnswers, calibration: LLMCalibration) -> _FastEndErrors:
     trust = np.zeros(len(h.learned))
     said = h.learned.copy()
     trust[h.rows] = calibration.trust(h.stated, h.mass)
     said[h.rows] = calibration.moments(h.stated)[0]
-    gap = disagreement(h.learned, said, trust, _HYPER)
+    gap = disagreement(h.learned, said, trust, _DEFAULT_HYPER)
     rows = (trust > 0) & np.isfinite(h.log2_ms)
     if rows.sum() < 3:
         none = np.zeros(0)
-        return _Seen(none, none, none, none)
-    true = _HYPER.compress(h.log2_ms[rows] - h.log2_ms[rows].min(), 0.0)
-    believed = _HYPER.compress(h.learned - h.learned.min(), 0.0)[rows]
+        return _FastEndErrors(none, none, none, none)
+    true = _DEFAULT_HYPER.compress(h.log2_ms[rows] - h.log2_ms[rows].min(), 0.0)
+    believed = _DEFAULT_HYPER.compress(h.learned - h.learned.min(), 0.0)[rows]
     weight = 2.0**-true
     weight = weight / weight.sum()
     x, error, gap = (v - weight @ v for v in (believed, true - believed, gap[rows]))
     spread = float(weight @ x**2)
     news = gap - x * float(weight @ (x * gap)) / spread if spread > 1e-9 else gap
-    return _Seen(error, gap, news, weight)
+    return _FastEndErrors(error, gap, news, weight)
 
 
-def _remains(
-    heard: Sequence[Heard], apart: Mapping[str, Calibration], weights: Mapping[str, Weight]
+def _error_ratio(
+    heard: Sequence[ModelAnswers], apart: Mapping[str, LLMCalibration], weights: Mapping[str, BlendWeight]
 ) -> float:
     """Root of mean squared error with the model over that without, plus a standard error, families alike."""
     families = sorted({h.family for h in heard})
     parts = []
     for name in families:
         pairs = [
-            _seen(h, apart[name]).squares((weights.get(h.kind) or weights[POOLED]).mean)
+            _fast_end_errors(h, apart[name]).squares((weights.get(h.kind) or weights[POOLED_KIND]).mean)
             for h in heard
             if h.family == name
         ]
@@ -244,18 +256,18 @@ def _remains(
     left = (whole[1] - table[:, 1]) / np.maximum(whole[0] - table[:, 0], 1e-12)
     n = len(left)
     error = math.sqrt((n - 1) / n * float(((left - left.mean()) ** 2).sum()))
-    return round(math.sqrt(min(1.0, max(LEAST**2, float(whole[1] / whole[0]) + error))), 4)
+    return round(math.sqrt(min(1.0, max(MIN_REMAINING_DOUBT**2, float(whole[1] / whole[0]) + error))), 4)
 
 
 def _weights(
-    heard: Sequence[Heard], apart: Mapping[str, Calibration]
-) -> tuple[dict[str, Weight], tuple[tuple[float, float], ...]]:
+    heard: Sequence[ModelAnswers], apart: Mapping[str, LLMCalibration]
+) -> tuple[dict[str, BlendWeight], tuple[tuple[float, float], ...]]:
     """Weights by kind and pooled, and how they fall with distance.
 
     The pooled weight is the slope of error on news; it is shrunk by its standard error (jackknife over
     families, positive-part James-Stein), so that chance gives none. Kinds are shrunk towards it.
     """
-    sums = np.array([_seen(h, apart[h.family]).sums() for h in heard])
+    sums = np.array([_fast_end_errors(h, apart[h.family]).sums() for h in heard])
     family = np.array([h.family for h in heard])
     names = np.unique(family)
     ridge = 0.05 * float(sums[:, 1].mean()) * len(sums) + 1e-4
@@ -270,23 +282,23 @@ def _weights(
     sure = max(0.0, 1.0 - (error / whole) ** 2) if whole > 0 else 0.0
     pooled = min(1.0, whole * sure)
     if pooled <= 0.01:
-        return {POOLED: Weight()}, ()
+        return {POOLED_KIND: BlendWeight()}, ()
     each = np.array([slope(family == f) for f in names])
     mass = np.array([sums[family == f, 1].sum() for f in names])
     between = math.sqrt(float(np.average((each - whole) ** 2, weights=mass + 1e-12)))
-    sd = min(_MOST_SD, max(_LEAST_SD, between))
-    found = {POOLED: Weight(round(pooled, 4), round(sd, 4))}
+    sd = min(_MOST_WEIGHT_SD, max(_LEAST_WEIGHT_SD, between))
+    found = {POOLED_KIND: BlendWeight(round(pooled, 4), round(sd, 4))}
     prior = 2.0 * float(mass.mean())
     for kind in sorted({h.kind for h in heard}):
         mine = np.array([h.kind == kind for h in heard])
         # The shared doubt applies to a kind as much as to all of them together.
         raw = (sums[mine, 0].sum() * sure + prior * pooled) / (sums[mine, 1].sum() + prior)
-        found[kind] = Weight(round(float(min(max(raw, 0.0), 1.0)), 4), round(sd, 4))
-    return found, _decay(heard, sums, sure, pooled, prior)
+        found[kind] = BlendWeight(round(float(min(max(raw, 0.0), 1.0)), 4), round(sd, 4))
+    return found, _distance_decay(heard, sums, sure, pooled, prior)
 
 
-def _decay(
-    heard: Sequence[Heard], sums: Array, sure: float, pooled: float, prior: float
+def _distance_decay(
+    heard: Sequence[ModelAnswers], sums: Array, sure: float, pooled: float, prior: float
 ) -> tuple[tuple[float, float], ...]:
     """The weight's factor on the nearer and on the farther half of the problems (to other families)."""
     away = np.array(_distances(heard))
@@ -301,17 +313,19 @@ def _decay(
     return (found[0], (found[1][0], min(found[0][1], found[1][1])))
 
 
-def _map(heard: Sequence[Heard]) -> Map:
+def _kernel_map(heard: Sequence[ModelAnswers]) -> FittedProblems:
     placed = [h for h in heard if h.place is not None]
     if not placed:
-        return Map()
+        return FittedProblems()
     far = max((d for d in _distances(heard) if math.isfinite(d)), default=math.inf)
     places = np.array([h.place for h in placed], dtype=float)
     scale = tuple(round(float(s), 5) for s in places.std(axis=0))
-    return Map(tuple(tuple(round(float(x), 4) for x in p) for p in places), scale, round(BEYOND * far, 4))
+    return FittedProblems(
+        tuple(tuple(round(float(x), 4) for x in p) for p in places), scale, round(REACH_FACTOR * far, 4)
+    )
 
 
-def _distances(heard: Sequence[Heard]) -> list[float]:
+def _distances(heard: Sequence[ModelAnswers]) -> list[float]:
     """Of each problem to the nearest one of another family, as a new kernel would be met."""
     places = np.array([h.place for h in heard if h.place is not None], dtype=float)
     if not len(places):
@@ -321,11 +335,11 @@ def _distances(heard: Sequence[Heard]) -> list[float]:
     for h in heard:
         others = tuple(o.place for o in heard if o.family != h.family and o.place is not None)
         place = None if h.place is None else np.array(h.place)
-        found.append(Map(others, scale).distance(place))
+        found.append(FittedProblems(others, scale).distance(place))
     return found
 
 
-def _fail_weight(heard: Sequence[Heard], apart: Mapping[str, Calibration]) -> float:
+def _fail_weight(heard: Sequence[ModelAnswers], apart: Mapping[str, LLMCalibration]) -> float:
     """The share of the model's log odds of failing that makes the recorded outcomes likeliest.
 
     0 unless it gains more than its standard error over families, against none of it and against the same
@@ -341,10 +355,10 @@ def _fail_weight(heard: Sequence[Heard], apart: Mapping[str, Calibration]) -> fl
         usual = np.full(
             len(fails), float(np.mean([np.isnan(o.ratios).mean() for o in heard if o.family != h.family]))
         )
-        mine, failed = _odds(h.p_fail[h.rows]), np.isnan(h.ratios)
+        mine, failed = _log_odds(h.p_fail[h.rows]), np.isnan(h.ratios)
         pair = []
-        for theirs in (_odds(fails), _odds(usual)):
-            share = _SHARES[:, None] * told
+        for theirs in (_log_odds(fails), _log_odds(usual)):
+            share = _WEIGHT_GRID[:, None] * told
             p = 1.0 / (1.0 + np.exp(-((1.0 - share) * mine + share * theirs)))
             pair.append(-np.where(failed, np.log(p), np.log1p(-p)).mean(axis=1))
         losses.setdefault(h.family, []).append(np.stack(pair))
@@ -354,9 +368,9 @@ def _fail_weight(heard: Sequence[Heard], apart: Mapping[str, Calibration]) -> fl
     best = int(np.argmin(model.mean(axis=0)))
     gains = (model[:, 0] - model[:, best], constant[:, best] - model[:, best])
     enough = all(g.mean() > g.std(ddof=1) / math.sqrt(len(g)) for g in gains)
-    return round(float(_SHARES[best]), 4) if enough else 0.0
+    return round(float(_WEIGHT_GRID[best]), 4) if enough else 0.0
 
 
-def _odds(p: Array) -> Array:
+def _log_odds(p: Array) -> Array:
     inside = np.clip(p, 0.002, 0.995)
     return np.asarray(np.log(inside / (1.0 - inside)))

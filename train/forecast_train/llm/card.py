@@ -11,13 +11,13 @@ from forecast_autotune.llm.bins import BINS
 from forecast_train.llm.examples import Example
 
 
-def summary(sides: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
+def dataset_summary(sides: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
     """Counts by side: examples, rows, kernels, families, devices, rows per label, outcomes."""
     return {side: _counts(examples) for side, examples in sides.items()}
 
 
 def _counts(examples: Sequence[Example]) -> dict[str, Any]:
-    rows = [a for e in examples for a in e.asked]
+    rows = [a for e in examples for a in e.candidates]
     labels = Counter(a.label for a in rows)
     return {
         "examples": len(examples),
@@ -33,12 +33,12 @@ def _counts(examples: Sequence[Example]) -> dict[str, Any]:
     }
 
 
-def card(sides: Mapping[str, Sequence[Example]], about: Mapping[str, Any]) -> str:
+def dataset_card(sides: Mapping[str, Sequence[Example]], about: Mapping[str, Any]) -> str:
     """A data set card in Markdown, with the header that `datasets` reads.
 
     `about` says how the set was made: split, seed, recipe, releases, the digests of its tables.
     """
-    counted = summary(sides)
+    counted = dataset_summary(sides)
     files = "\n".join(f"  - split: {side}\n    path: {side}.parquet" for side in sides)
     table = [
         "| side | examples | rows | problems | kernels | families | devices |",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def series(log: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+def logged_series(log: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """(step, value) of every loss and reward that a run logged, by name."""
     found: dict[str, list[tuple[int, float]]] = {}
     for row in log:
@@ -18,14 +18,14 @@ def series(log: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]
     return found
 
 
-def draw(path: Path, log: Sequence[Mapping[str, Any]]) -> None:
+def draw_curves(path: Path, log: Sequence[Mapping[str, Any]]) -> None:
     """Write a PNG with one line per series."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="step")
-    for name, points in series(log).items():
+    for name, points in logged_series(log).items():
         axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 30 else None)
     if axes.lines:
         axes.legend()

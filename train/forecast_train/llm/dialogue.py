@@ -12,58 +12,69 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.replies import Unusable, json_in, weights
-from forecast_train.llm.examples import Asked, Example
-from forecast_train.llm.rewards import Stated
+from forecast_autotune.llm.replies import InvalidResponse, extract_json, weights
+from forecast_train.llm.examples import Example, ExampleCandidate
+from forecast_train.llm.rewards import StatedDistribution
 
-VERSION = "dialogue-1"
-ANSWER = """\
+DIALOGUE_VERSION = "dialogue-1"
+ANSWER_INSTRUCTION = """\
 Name the most probable letter, and say how probable each is; leave out letters below 0.01. Reply with JSON:
 {"label": "F", "distribution": {"E": 0.2, "F": 0.6, "G": 0.2}}
 """
-ORDER = """\
+ORDER_INSTRUCTION = """\
 Say which of the numbered candidates is the fastest. Reply with JSON:
 {"fastest": 3}
 """
-THINK = "Think about memory traffic, occupancy, pipelining and the last wave first, in a few sentences.\n"
-LEAST, MOST = 0.5, 1.5
+THINK_INSTRUCTION = (
+    "Think about memory traffic, occupancy, pipelining and the last wave first, in a few sentences.\n"
+)
+LEAST_SUM, MOST_SUM = 0.5, 1.5
 """Sums of a stated distribution that are taken for carelessness; others cannot be read."""
-_QUESTION = re.compile(r"\n[^\n]{1,40}:\s*$")
-_FINAL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|end\|>|<\|return\|>|$)", re.DOTALL)
+_CLOSING_QUESTION = re.compile(r"\n[^\n]{1,40}:\s*$")
+_FINAL_CHANNEL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|end\|>|<\|return\|>|$)", re.DOTALL)
 """Where gpt-oss puts its answer; a reply without this channel has none."""
 
 
-def forecast_messages(example: Example, asked: Asked, *, think: bool) -> list[dict[str, str]]:
+def forecast_messages(example: Example, asked: ExampleCandidate, *, think: bool) -> list[dict[str, str]]:
     """Messages that ask for one candidate."""
-    candidate = _QUESTION.sub("", asked.suffix)
-    text = f"{example.prefix}Candidate: {candidate}\n\n{THINK if think else ''}{ANSWER}"
+    candidate = _CLOSING_QUESTION.sub("", asked.suffix)
+    text = (
+        f"{example.prefix}Candidate: {candidate}\n\n{THINK_INSTRUCTION if think else ''}{ANSWER_INSTRUCTION}"
+    )
     return [{"role": "user", "content": text}]
 
 
-def order_messages(example: Example, asked: Sequence[Asked], *, think: bool) -> list[dict[str, str]]:
+def order_messages(
+    example: Example, asked: Sequence[ExampleCandidate], *, think: bool
+) -> list[dict[str, str]]:
     """Messages that ask which of several candidates is the fastest."""
-    listed = "\n".join(f"{n}. {_QUESTION.sub('', a.suffix)}" for n, a in enumerate(asked, start=1))
-    return [{"role": "user", "content": f"{example.prefix}{listed}\n\n{THINK if think else ''}{ORDER}"}]
+    listed = "\n".join(f"{n}. {_CLOSING_QUESTION.sub('', a.suffix)}" for n, a in enumerate(asked, start=1))
+    return [
+        {
+            "role": "user",
+            "content": f"{example.prefix}{listed}\n\n{THINK_INSTRUCTION if think else ''}{ORDER_INSTRUCTION}",
+        }
+    ]
 
 
-def stated(text: str) -> Stated | None:
+def parse_distribution(text: str) -> StatedDistribution | None:
     """What a reply states; None where it cannot be read: no JSON, no letters, or sums far from 1."""
     answer = _answer(text)
     if answer is None or not isinstance(answer.get("distribution"), Mapping):
         return None
     try:
         found = weights(answer["distribution"], labels=BINS.labels)
-    except (Unusable, TypeError, ValueError, AttributeError):
+    except (InvalidResponse, TypeError, ValueError, AttributeError):
         return None
     total = sum(found)
     tokens = [label.token for label in BINS.labels]
     named = str(answer.get("label", "")).strip().upper()
-    if not LEAST <= total <= MOST or named not in tokens:
+    if not LEAST_SUM <= total <= MOST_SUM or named not in tokens:
         return None
-    return Stated(tuple(p / total for p in found), tokens.index(named))
+    return StatedDistribution(tuple(p / total for p in found), tokens.index(named))
 
 
-def fastest(text: str, count: int) -> int | None:
+def parse_fastest(text: str, count: int) -> int | None:
     """The candidate that a reply names, from 0; None where it names none of the `count`."""
     number = (_answer(text) or {}).get("fastest")
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= count:
@@ -73,10 +84,10 @@ def fastest(text: str, count: int) -> int | None:
 
 def _answer(text: str) -> dict[str, Any] | None:
     if "<|channel|>" in text:
-        final = _FINAL.findall(text)
+        final = _FINAL_CHANNEL.findall(text)
         text = final[-1] if final else ""
     try:
-        found = json_in(text)
-    except Unusable:
+        found = extract_json(text)
+    except InvalidResponse:
         return None
     return found if isinstance(found, dict) else None

@@ -25,12 +25,12 @@ from forecast_autotune.records import digest
 
 Array = npt.NDArray[np.float64]
 
-LINES = ".jsonl.gz"
+JSON_LINES_SUFFIX = ".jsonl.gz"
 """Ending of the files that need no pyarrow."""
 
 
 @dataclass(frozen=True)
-class Origin:
+class ExampleOrigin:
     """Where an example comes from: what it may be split and grouped by."""
 
     problem: str
@@ -45,7 +45,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExampleCandidate:
     """One candidate of an example."""
 
     suffix: str
@@ -62,14 +62,14 @@ class Asked:
     @property
     def label(self) -> int:
         """Its bin, or "fails"."""
-        return BINS.fails if math.isnan(self.log2_ratio) else int(BINS.index(self.log2_ratio))
+        return BINS.failure_index if math.isnan(self.log2_ratio) else int(BINS.index(self.log2_ratio))
 
 
 @dataclass(frozen=True)
 class Example:
     """One question with its answers."""
 
-    origin: Origin
+    origin: ExampleOrigin
     version: str
     """Of the prompt."""
     prefix: str
@@ -78,43 +78,43 @@ class Example:
     """Whether the reference was measured; else it was an estimate, and ratios are to its true time."""
     known: int
     """Own measurements that the prefix shows."""
-    asked: tuple[Asked, ...]
+    candidates: tuple[ExampleCandidate, ...]
 
     @property
     def id(self) -> str:
         """A digest of the question."""
-        return digest(self.version, self.prefix, [a.suffix for a in self.asked])
+        return digest(self.version, self.prefix, [a.suffix for a in self.candidates])
 
     def log2_ratios(self) -> Array:
         """Measured log2(time / reference time) of the candidates, [n]; NaN: failed."""
-        return np.array([a.log2_ratio for a in self.asked])
+        return np.array([a.log2_ratio for a in self.candidates])
 
     def labels(self) -> npt.NDArray[np.intp]:
         """Bin per candidate, or "fails", [n]."""
-        return np.array([a.label for a in self.asked], dtype=np.intp)
+        return np.array([a.label for a in self.candidates], dtype=np.intp)
 
 
-_ORIGIN = tuple(Origin.__dataclass_fields__)
-_ASKED = tuple(Asked.__dataclass_fields__)
-_SHARED = ("version", "prefix", "reference_log2_ms", "measured", "known")
+_ORIGIN_FIELDS = tuple(ExampleOrigin.__dataclass_fields__)
+_CANDIDATE_FIELDS = tuple(ExampleCandidate.__dataclass_fields__)
+_SHARED_FIELDS = ("version", "prefix", "reference_log2_ms", "measured", "known")
 
 
-def columns(examples: Iterable[Example]) -> dict[str, list[Any]]:
+def example_columns(examples: Iterable[Example]) -> dict[str, list[Any]]:
     """One row per candidate, column by column; NaN becomes null, which every reader understands."""
-    names = ("example", *_ORIGIN, *_SHARED, *_ASKED, "label")
+    names = ("example", *_ORIGIN_FIELDS, *_SHARED_FIELDS, *_CANDIDATE_FIELDS, "label")
     found: dict[str, list[Any]] = {name: [] for name in names}
     for e in examples:
-        shared = {"example": e.id, **vars(e.origin), **{n: getattr(e, n) for n in _SHARED}}
-        for a in e.asked:
+        shared = {"example": e.id, **vars(e.origin), **{n: getattr(e, n) for n in _SHARED_FIELDS}}
+        for a in e.candidates:
             for name, value in {**shared, **vars(a), "label": a.label}.items():
                 found[name].append(None if isinstance(value, float) and math.isnan(value) else value)
     return found
 
 
-def write(path: Path, examples: Sequence[Example]) -> int:
+def write_examples(path: Path, examples: Sequence[Example]) -> int:
     """Write a Parquet file, or JSON Lines for a name in `.jsonl.gz`, atomically; returns the rows' number."""
-    data = columns(examples)
-    if path.name.endswith(LINES):
+    data = example_columns(examples)
+    if path.name.endswith(JSON_LINES_SUFFIX):
         return _write_lines(path, data)
     import pyarrow
     from pyarrow import parquet
@@ -147,17 +147,19 @@ def _write_lines(path: Path, data: Mapping[str, Sequence[Any]]) -> int:
 
 def side_path(folder: Path, side: str) -> Path:
     """The file of one side of a data set: Parquet, or JSON Lines where that is there instead."""
-    lines = folder / f"{side}{LINES}"
+    lines = folder / f"{side}{JSON_LINES_SUFFIX}"
     return lines if lines.is_file() else folder / f"{side}.parquet"
 
 
-def read(path: Path) -> list[Example]:
-    """Read what `write` wrote. Raises `RecordError` for anything else, naming the remedy."""
+def read_examples(path: Path) -> list[Example]:
+    """Read what `write_examples` wrote. Raises `RecordError` for anything else, naming the remedy."""
     try:
-        rows = _read_lines(path) if path.name.endswith(LINES) else _read_parquet(path)
+        rows = _read_lines(path) if path.name.endswith(JSON_LINES_SUFFIX) else _read_parquet(path)
     except (OSError, ValueError, EOFError, zlib.error) as error:
         raise RecordError(f"{path}: no data set ({error}): write one with `train data`") from error
-    if rows and (missing := {"example", *_ORIGIN, *_SHARED, *_ASKED} - rows[0].keys()):
+    if rows and (
+        missing := {"example", *_ORIGIN_FIELDS, *_SHARED_FIELDS, *_CANDIDATE_FIELDS} - rows[0].keys()
+    ):
         raise RecordError(f"{path}: columns {sorted(missing)} are missing: write it with `train data`")
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -183,9 +185,11 @@ def _read_parquet(path: Path) -> list[Any]:
 def _example(rows: Sequence[Mapping[str, Any]]) -> Example:
     asked = []
     for row in rows:
-        known: dict[str, Any] = {n: math.nan if row[n] is None else row[n] for n in _ASKED}
-        asked.append(Asked(**known))
+        known: dict[str, Any] = {n: math.nan if row[n] is None else row[n] for n in _CANDIDATE_FIELDS}
+        asked.append(ExampleCandidate(**known))
     first = rows[0]
     return Example(
-        Origin(**{n: first[n] for n in _ORIGIN}), **{n: first[n] for n in _SHARED}, asked=tuple(asked)
+        ExampleOrigin(**{n: first[n] for n in _ORIGIN_FIELDS}),
+        **{n: first[n] for n in _SHARED_FIELDS},
+        candidates=tuple(asked),
     )

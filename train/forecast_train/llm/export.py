@@ -15,15 +15,15 @@ from typing import Any
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE as CALIBRATION
 from forecast_autotune.llm.calibration import read as read_calibration
-from forecast_train.llm.runs import WEIGHTS, TrainingError
+from forecast_train.llm.runs import WEIGHTS_FOLDER, TrainingError
 
-ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-CARD = "README.md"
-_NEVER = (".bin", ".pt", ".pth", ".pkl", ".pickle")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+CARD_FILE = "README.md"
+_UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
 """Formats whose loading may execute code."""
 
 
-def export(
+def export_model(
     run: Path, out: Path, *, calibration: Path | None = None, half: bool = False, most_bytes: int = 0
 ) -> dict[str, Any]:
     """Write the folder `out` from a finished run; returns what was written, with sizes in bytes.
@@ -34,20 +34,20 @@ def export(
     `TrainingError` where the run is not finished, its weights are in a format that could execute code or
     exceed `most_bytes` (0: any size), or `out` holds something else already.
     """
-    done, trained = run / "run.json", run / WEIGHTS
+    done, trained = run / "run.json", run / WEIGHTS_FOLDER
     if not done.is_file() or not trained.is_dir():
-        raise TrainingError(f"{run} holds no finished run: there is no run.json beside {WEIGHTS}/")
+        raise TrainingError(f"{run} holds no finished run: there is no run.json beside {WEIGHTS_FOLDER}/")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} is there already and not empty: choose another folder")
     told = json.loads(done.read_text(encoding="utf-8"))
-    files = [p for p in sorted(trained.iterdir()) if p.is_file() and p.name != CARD]
-    if unsafe := [p.name for p in files if p.suffix in _NEVER and p.name != "training_args.bin"]:
+    files = [p for p in sorted(trained.iterdir()) if p.is_file() and p.name != CARD_FILE]
+    if unsafe := [p.name for p in files if p.suffix in _UNSAFE_SUFFIXES and p.name != "training_args.bin"]:
         raise TrainingError(f"{trained} holds {', '.join(unsafe)}: save weights as safetensors")
     weights = [p for p in files if p.suffix == ".safetensors"]
     if not weights:
         raise TrainingError(f"{trained} holds no .safetensors file")
     known = None if calibration is None else read_calibration(calibration)
-    adapter = (trained / ADAPTER[0]).is_file()
+    adapter = (trained / ADAPTER_FILES[0]).is_file()
     size = sum(p.stat().st_size for p in weights) / (2 if half else 1)
     if most_bytes and size > most_bytes:
         raise TrainingError(
@@ -57,28 +57,28 @@ def export(
     out.mkdir(parents=True, exist_ok=True)
     for path in files:
         if half and path in weights:
-            _halved(path, out / path.name)
-        elif path.name in ADAPTER or (not adapter and path.suffix not in _NEVER):
+            _to_bfloat16(path, out / path.name)
+        elif path.name in ADAPTER_FILES or (not adapter and path.suffix not in _UNSAFE_SUFFIXES):
             shutil.copy2(path, out / path.name)
     if calibration is not None:
         shutil.copy2(calibration, out / CALIBRATION)
-    (out / CARD).write_text(_card(told, known, adapter), encoding="utf-8")
+    (out / CARD_FILE).write_text(_adapter_card(told, known, adapter), encoding="utf-8")
     sizes = {p.name: p.stat().st_size for p in sorted(out.iterdir())}
     return {"path": str(out), "files": sizes, "bytes": sum(sizes.values()), "calibrated": known is not None}
 
 
-def calibrated(folder: Path, calibration: Path) -> None:
+def add_calibration(folder: Path, calibration: Path) -> None:
     """Put a calibration beside exported weights that had none, and say so in the card.
 
     Raises `RecordError` for a file that is none.
     """
     read_calibration(calibration)
     shutil.copy2(calibration, folder / CALIBRATION)
-    card = (folder / CARD).read_text(encoding="utf-8")
-    (folder / CARD).write_text(card.replace(_NOT_YET, _HONEST), encoding="utf-8")
+    card = (folder / CARD_FILE).read_text(encoding="utf-8")
+    (folder / CARD_FILE).write_text(card.replace(_UNCALIBRATED_TEXT, _CALIBRATED_TEXT), encoding="utf-8")
 
 
-def _halved(path: Path, to: Path) -> None:
+def _to_bfloat16(path: Path, to: Path) -> None:
     """Floating-point weights as bfloat16."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -87,16 +87,20 @@ def _halved(path: Path, to: Path) -> None:
     save_file(found, to, metadata={"format": "pt"})
 
 
-_NOT_YET = "None was fitted: `forecast-autotune train calibrate-llm` does, and until then it is not asked."
-_HONEST = "Beside the weights: it says on which kernels and devices the model was tried, and its weight."
+_UNCALIBRATED_TEXT = (
+    "None was fitted: `forecast-autotune train calibrate-llm` does, and until then it is not asked."
+)
+_CALIBRATED_TEXT = (
+    "Beside the weights: it says on which kernels and devices the model was tried, and its weight."
+)
 
 
-def _card(told: Mapping[str, Any], calibration: Any, adapter: bool) -> str:
+def _adapter_card(told: Mapping[str, Any], calibration: Any, adapter: bool) -> str:
     settings = told["settings"]
     losses = [row["loss"] for row in told["log"] if "loss" in row]
     checked = [row["eval_loss"] for row in told["log"] if "eval_loss" in row]
     use = f"transformers:{settings['model']}?adapter=FOLDER" if adapter else "transformers:FOLDER"
-    honest = _NOT_YET if calibration is None else _HONEST
+    honest = _UNCALIBRATED_TEXT if calibration is None else _CALIBRATED_TEXT
     front = f"base_model: {settings['model']}\nlibrary_name: peft\n" if adapter else ""
     shown = {
         "steps": told["steps"],

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import SettingsError
-from forecast_train.llm.dialogue import fastest, forecast_messages, order_messages, stated
-from forecast_train.llm.examples import Example, read
+from forecast_train.llm.dialogue import forecast_messages, order_messages, parse_distribution, parse_fastest
+from forecast_train.llm.examples import Example, read_examples
 from forecast_train.llm.rewards import REWARDS
-from forecast_train.llm.runs import WEIGHTS, TrainingError, claim, conduct, write_json
-from forecast_train.llm.settings import Lora, load_toml
+from forecast_train.llm.runs import WEIGHTS_FOLDER, TrainingError, claim_run_folder, run_trainer, write_json
+from forecast_train.llm.settings import LoraSettings, load_toml
 
-REGRET = "regret"
+REGRET_REWARD = "regret"
 """Reward of naming the fastest of several candidates: 2^-slowdown of the one that was named."""
 
 
 @dataclass(frozen=True)
-class Rollouts:
+class RolloutSettings:
     """How replies are sampled and how many."""
 
     generations: int = 8
@@ -60,11 +60,11 @@ class GrpoRun:
     kl: float = 0.0
     save: int = 20
     seed: int = 0
-    lora: Lora = field(default_factory=Lora)
-    rollouts: Rollouts = field(default_factory=Rollouts)
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    rollouts: RolloutSettings = field(default_factory=RolloutSettings)
 
     def __post_init__(self) -> None:
-        known = (*REWARDS, REGRET)
+        known = (*REWARDS, REGRET_REWARD)
         if self.reward not in known:
             raise SettingsError(f"reward must be one of {', '.join(known)}, got {self.reward!r}")
         r = self.rollouts
@@ -76,10 +76,10 @@ class GrpoRun:
     @classmethod
     def load(cls, path: Path) -> GrpoRun:
         """Read a TOML file; relative folders count from where it lies. Raises `SettingsError`."""
-        return load_toml(cls, path, {"lora": Lora, "rollouts": Rollouts})
+        return load_toml(cls, path, {"lora": LoraSettings, "rollouts": RolloutSettings})
 
 
-def prompts(examples: Sequence[Example], run: GrpoRun) -> list[dict[str, Any]]:
+def rollout_prompts(examples: Sequence[Example], run: GrpoRun) -> list[dict[str, Any]]:
     """Rows for the trainer: `prompt` (messages) and what its replies are judged by; shuffled by the seed.
 
     The reference implementation reads its pool in stored order, so that a short run sees one kernel only.
@@ -87,16 +87,16 @@ def prompts(examples: Sequence[Example], run: GrpoRun) -> list[dict[str, Any]]:
     generator = np.random.default_rng(run.seed)
     found: list[dict[str, Any]] = []
     for e in examples:
-        if run.reward != REGRET:
+        if run.reward != REGRET_REWARD:
             found += [
                 {"prompt": forecast_messages(e, a, think=run.rollouts.think), "truth": a.label, "times": []}
-                for a in e.asked
+                for a in e.candidates
             ]
             continue
-        order = generator.permutation(len(e.asked))
+        order = generator.permutation(len(e.candidates))
         count = run.rollouts.candidates
         for begin in range(0, len(order) - count + 1, count):
-            some = [e.asked[i] for i in order[begin : begin + count]]
+            some = [e.candidates[i] for i in order[begin : begin + count]]
             if all(math.isnan(a.log2_ratio) for a in some):
                 continue
             times = [None if math.isnan(a.log2_ratio) else a.log2_ratio for a in some]
@@ -105,38 +105,39 @@ def prompts(examples: Sequence[Example], run: GrpoRun) -> list[dict[str, Any]]:
     return [found[i] for i in generator.permutation(len(found))]
 
 
-def judge(reward: str) -> Callable[..., list[float]]:
+def reward_function(reward: str) -> Callable[..., list[float]]:
     """The reward function in TRL's form: replies and the rows' columns -> one number per reply."""
 
     def judged(
         completions: Sequence[Any], truth: Sequence[int], times: Sequence[Any], **_: Any
     ) -> list[float]:
-        texts = [_text(completion) for completion in completions]
-        if reward == REGRET:
-            return [_named(text, seen) for text, seen in zip(texts, times, strict=True)]
-        return [REWARDS[reward](stated(text), t) for text, t in zip(texts, truth, strict=True)]
+        texts = [_completion_text(completion) for completion in completions]
+        if reward == REGRET_REWARD:
+            return [_named_candidate(text, seen) for text, seen in zip(texts, times, strict=True)]
+        return [REWARDS[reward](parse_distribution(text), t) for text, t in zip(texts, truth, strict=True)]
 
     judged.__name__ = reward
     return judged
 
 
-def parsed(completions: Sequence[Any], times: Sequence[Any], **_: Any) -> list[float]:
+def parse_reward(completions: Sequence[Any], times: Sequence[Any], **_: Any) -> list[float]:
     """1 for a reply that can be read: shown beside the reward, with no weight in it."""
-    texts = [_text(completion) for completion in completions]
+    texts = [_completion_text(completion) for completion in completions]
     read_ = [
-        fastest(text, len(seen)) if seen else stated(text) for text, seen in zip(texts, times, strict=True)
+        parse_fastest(text, len(seen)) if seen else parse_distribution(text)
+        for text, seen in zip(texts, times, strict=True)
     ]
     return [float(found is not None) for found in read_]
 
 
-def _named(text: str, times: Sequence[float | None]) -> float:
-    chosen = fastest(text, len(times))
+def _named_candidate(text: str, times: Sequence[float | None]) -> float:
+    chosen = parse_fastest(text, len(times))
     best = min(t for t in times if t is not None)
     taken = None if chosen is None else times[chosen]
     return 0.0 if taken is None else float(2.0 ** (best - taken))
 
 
-def _text(completion: Any) -> str:
+def _completion_text(completion: Any) -> str:
     """The text of a reply, whether TRL gives it as text or as messages."""
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
@@ -152,25 +153,25 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
         import transformers
         import trl
 
-        from forecast_train.llm.timing import Finite
+        from forecast_train.llm.timing import StopOnNonFinite
     except ImportError as error:
         raise TrainingError(f"GRPO needs trl ({error}): pip install 'forecast-autotune[train]'") from error
     out = Path(run.out)
-    claim(out, asdict(run), resume)
+    claim_run_folder(out, asdict(run), resume)
     transformers.set_seed(run.seed)
-    rows = prompts(read(Path(run.data) / "train.parquet"), run)
+    rows = rollout_prompts(read_examples(Path(run.data) / "train.parquet"), run)
     if not rows:
         raise TrainingError(f"{run.data}: no prompt for the reward {run.reward!r}: build it from more tables")
     trainer = trl.GRPOTrainer(
         model=run.model,
-        reward_funcs=[judge(run.reward), parsed],
-        args=arguments(run, out),
+        reward_funcs=[reward_function(run.reward), parse_reward],
+        args=trainer_arguments(run, out),
         train_dataset=datasets.Dataset.from_list(rows),
         peft_config=_lora(run.lora),
-        callbacks=[Finite("lower rate")],
+        callbacks=[StopOnNonFinite("lower rate")],
     )
-    newest, _ = conduct(trainer, out, resume=resume)
-    trainer.save_model(str(out / WEIGHTS))
+    newest, _ = run_trainer(trainer, out, resume=resume)
+    trainer.save_model(str(out / WEIGHTS_FOLDER))
     done = {
         "settings": asdict(run),
         "steps": trainer.state.global_step,
@@ -184,7 +185,7 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
     return done
 
 
-def arguments(run: GrpoRun, out: Path) -> Any:
+def trainer_arguments(run: GrpoRun, out: Path) -> Any:
     """TRL's settings. Rewards are not divided by the group's spread: that teaches overconfidence
     (Bereket & Leskovec 2025), and calibration is what these rewards are for."""
     import torch
@@ -222,7 +223,7 @@ def arguments(run: GrpoRun, out: Path) -> Any:
     )
 
 
-def _lora(lora: Lora) -> Any:
+def _lora(lora: LoraSettings) -> Any:
     if not lora.rank:
         return None
     import peft

@@ -17,28 +17,32 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features.listing import Listed
+from forecast_autotune.features.listing import CandidateList
 from forecast_autotune.llm.backend import Backend
-from forecast_autotune.llm.similarity import kind_of, place_of
+from forecast_autotune.llm.similarity import kernel_kind, problem_features
 from forecast_autotune.records import digest
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.question import Question, formula_question, worth_asking
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.question import (
+    ForecastQuestion,
+    build_formula_question,
+    select_candidates,
+)
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Query
-from forecast_train.evaluation.splits import family_of, folds, kernel_of
+from forecast_train.evaluation.splits import family_of, kernel_of, make_folds
 from forecast_train.surrogate.fit import fit
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
-Learn = Callable[[Sequence[Table]], Analytic]
+FitSurrogate = Callable[[Sequence[Table]], AnalyticSurrogate]
 """Training tables -> the surrogate that a model is compared with."""
 
 _ARRAYS = ("learned", "p_fail", "log2_ms", "stated", "mass", "ratios")
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
+class ModelAnswers:
     """What a model said of one problem, and what was true. Of n candidates it was asked about m."""
 
     problem: str
@@ -79,11 +83,11 @@ class Heard:
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, six digits; failures are null."""
         plain = {k: v for k, v in vars(self).items() if k not in _ARRAYS and k != "rows"}
-        arrays = {k: _listed(getattr(self, k)) for k in _ARRAYS}
-        return {**plain, **arrays, "rows": self.rows.tolist(), "place": _listed(self.place)}
+        arrays = {k: _rounded_json(getattr(self, k)) for k in _ARRAYS}
+        return {**plain, **arrays, "rows": self.rows.tolist(), "place": _rounded_json(self.place)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Heard:
+    def from_json(cls, data: Mapping[str, Any]) -> ModelAnswers:
         """Read it back. Raises `RecordError` for something else."""
         try:
             given = dict(data)
@@ -98,27 +102,27 @@ class Heard:
             ) from error
 
 
-def _listed(values: Any) -> Any:
+def _rounded_json(values: Any) -> Any:
     if values is None:
         return None
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if isinstance(values, list | tuple):
-        return [_listed(v) for v in values]
+        return [_rounded_json(v) for v in values]
     return round(values, 6) if math.isfinite(values) else None
 
 
-def hear(
+def collect_answers(
     tables: Sequence[Table],
     backend: Backend,
     *,
-    learn: Learn = fit,
+    learn: FitSurrogate = fit,
     sample: int | None = None,
     timeout_s: float = 600.0,
     seed: int = 0,
     kept: Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,
-) -> list[Heard]:
+) -> list[ModelAnswers]:
     """Ask about every table, in the order of their families.
 
     `sample` asks about so many candidates of each only, drawn evenly over the order of the learned forecast;
@@ -126,13 +130,13 @@ def hear(
     come, and those found there are not asked for again. Raises `SplitError` for a single family, `LLMError`
     when the model fails, and `RecordError` for a damaged file.
     """
-    done = _taken_up(kept)
-    found: list[Heard] = []
+    done = _read_collected(kept)
+    found: list[ModelAnswers] = []
     for asked, (table, surrogate) in enumerate(_cross_fitted(tables, learn), 1):
-        posed = pose(table, surrogate.before, sample=sample, seed=seed)
+        posed = question_about(table, surrogate.prior, sample=sample, seed=seed)
         name = digest(backend.name, posed.question.prompt.prefix, *posed.question.prompt.suffixes)
         if name not in done:
-            done[name] = posed.heard(backend, timeout_s)
+            done[name] = posed.ask(backend, timeout_s)
             if kept is not None:
                 with kept.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps({"asked": name, **done[name].to_json()}, allow_nan=False) + "\n")
@@ -142,7 +146,7 @@ def hear(
     return found
 
 
-def _taken_up(kept: Path | None) -> dict[str, Heard]:
+def _read_collected(kept: Path | None) -> dict[str, ModelAnswers]:
     if kept is None or not kept.is_file():
         return {}
     found = {}
@@ -152,44 +156,44 @@ def _taken_up(kept: Path | None) -> dict[str, Heard]:
         except ValueError:
             continue  # cut off by a kill: it is asked for again
         name = str(data.pop("asked", ""))
-        found[name] = Heard.from_json(data)
+        found[name] = ModelAnswers.from_json(data)
     return found
 
 
-def _cross_fitted(tables: Sequence[Table], learn: Learn) -> Iterator[tuple[Table, Analytic]]:
-    for fold in folds(tables, "family"):
+def _cross_fitted(tables: Sequence[Table], learn: FitSurrogate) -> Iterator[tuple[Table, AnalyticSurrogate]]:
+    for fold in make_folds(tables, "family"):
         surrogate = learn(fold.train)
         for table in fold.test:
             yield table, surrogate
 
 
 @dataclass(frozen=True, eq=False)
-class Posed:
+class TableQuestion:
     """A question about a table, ready to be asked."""
 
     table: Table
-    before: Prior
-    question: Question
-    candidates: Listed
+    prior: Prior
+    question: ForecastQuestion
+    candidates: CandidateList
 
-    def heard(self, backend: Backend, timeout_s: float) -> Heard:
+    def ask(self, backend: Backend, timeout_s: float) -> ModelAnswers:
         """The model's answer beside the truth. Raises `LLMError`."""
         prompt, problem = self.question.prompt, self.table.problem
         answer = backend.forecast(prompt.prefix, prompt.suffixes, prompt.labels, timeout_s=timeout_s)
-        place = place_of(self.before.facts, self.before.costs, self.candidates, problem.device)
+        place = problem_features(self.prior.facts, self.prior.costs, self.candidates, problem.device)
         log2_ms = np.array(self.table.log2_ms())
         usage = answer.usage
-        return Heard(
+        return ModelAnswers(
             problem.id,
             str(problem.extra.get("label") or f"{problem.kernel.name}/{problem.id}"),
             kernel_of(problem),
             family_of(problem),
             problem.device.slug,
             problem.kernel.language,
-            kind_of(self.before.facts),
+            kernel_kind(self.prior.facts),
             None if place is None else tuple(place.tolist()),
-            self.before.mean,
-            self.before.p_fail,
+            self.prior.mean,
+            self.prior.p_fail,
             log2_ms,
             self.question.rows,
             answer.probabilities,
@@ -205,21 +209,21 @@ class Posed:
         )
 
 
-def pose(
+def question_about(
     table: Table, believe: Callable[[Query], Prior], *, sample: int | None = None, seed: int = 0
-) -> Posed:
+) -> TableQuestion:
     """The question that an ensemble would ask about a problem of which nothing is known yet."""
-    candidates = Listed(table.by_candidate())
+    candidates = CandidateList(table.by_candidate())
     query = Query(table.problem, candidates, table.grids(), ttir=table.problem.ttir)
     before = believe(query)
-    rows = worth_asking(before, before.mean)
+    rows = select_candidates(before, before.mean)
     if sample is not None and sample < len(rows):
-        rows = _thinned(rows, before.mean, sample, int(digest(seed, table.problem.id)[:8], 16))
-    asked = formula_question(query, own=False, among=rows, believed=before.mean)
-    return Posed(table, before, asked, candidates)
+        rows = _spread_rows(rows, before.mean, sample, int(digest(seed, table.problem.id)[:8], 16))
+    asked = build_formula_question(query, own=False, among=rows, believed=before.mean)
+    return TableQuestion(table, before, asked, candidates)
 
 
-def _thinned(rows: Rows, believed: Array, count: int, seed: int) -> Rows:
+def _spread_rows(rows: Rows, believed: Array, count: int, seed: int) -> Rows:
     """One row by lot from each of `count` equal stretches of the believed order; the first is the fastest."""
     order = rows[np.argsort(believed[rows], kind="stable")]
     lots = np.random.default_rng(seed)

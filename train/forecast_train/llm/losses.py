@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-Reward = Literal["correctness", "correctness_brier", "correctness_crps"]
+RewardName = Literal["correctness", "correctness_brier", "correctness_crps"]
 
 
 def bin_loss(logits: Tensor, target: Tensor, rps_weight: float = 0.5) -> Tensor:
@@ -26,7 +26,7 @@ def bin_loss(logits: Tensor, target: Tensor, rps_weight: float = 0.5) -> Tensor:
     return (entropy + rps_weight * gap.square().sum(dim=-1)).mean()
 
 
-def means(logits: Tensor, centres: Tensor, failure: float) -> Tensor:
+def expected_log2_ratio(logits: Tensor, centres: Tensor, failure: float) -> Tensor:
     """Expected log2(time / reference time) per row, [n]; `centres` [bins], a failure counts as `failure`."""
     values = torch.cat([centres, centres.new_tensor([failure])])
     return functional.softmax(logits.float(), dim=-1) @ values
@@ -47,7 +47,7 @@ def rank_loss(mean: Tensor, log2_ratio: Tensor, group: Tensor, *, noise: float =
     return functional.softplus(-gap)[faster].mean() * noise
 
 
-def expected_reward(logits: Tensor, truth: Tensor, kind: Reward) -> Tensor:
+def expected_reward(logits: Tensor, truth: Tensor, kind: RewardName) -> Tensor:
     """The paper's rewards in expectation over the named bin, mean over rows; maximise it.
 
     With finitely many labels the expectation is a sum, so its gradient is exact and nothing is sampled. The
@@ -68,7 +68,7 @@ def expected_reward(logits: Tensor, truth: Tensor, kind: Reward) -> Tensor:
 
 
 def sampled_reward(
-    logits: Tensor, truth: Tensor, kind: Reward, *, replies: int, draws: int, generator: Any = None
+    logits: Tensor, truth: Tensor, kind: RewardName, *, replies: int, draws: int, generator: Any = None
 ) -> Tensor:
     """The same rewards from sampled replies: the value is their mean, the gradient GRPO's; maximise it.
 

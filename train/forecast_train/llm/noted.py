@@ -16,46 +16,46 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import Calibration
+from forecast_autotune.llm.calibration import LLMCalibration
 from forecast_autotune.records import Measurement
 from forecast_autotune.records.table import Table
 from forecast_train.evaluation.splits import family_of, kernel_of
-from forecast_train.llm.calibrate import calibrate
-from forecast_train.llm.hearing import Heard
+from forecast_train.llm.calibrate import fit_calibration
+from forecast_train.llm.hearing import ModelAnswers
 
 Array = npt.NDArray[np.float64]
 
-LEAST = 3
+FEWEST_CANDIDATES = 3
 """Noted candidates that a problem needs to teach anything."""
 
 
-def noted(tables: Sequence[Table], model: str) -> list[Heard]:
+def stored_answers(tables: Sequence[Table], model: str) -> list[ModelAnswers]:
     """What this model said of the measured candidates of tables, as `export` writes them."""
-    return [h for table in tables if (h := _of_table(table, model)) is not None]
+    return [h for table in tables if (h := _answers_of_table(table, model)) is not None]
 
 
-def recalibrated(heard: Sequence[Heard], old: Calibration) -> Calibration:
+def recalibrate(heard: Sequence[ModelAnswers], old: LLMCalibration) -> LLMCalibration:
     """The calibration fitted to noted answers; scope, pace and saving are those of the old one.
 
     Raises `SplitError` for fewer than three families of kernels.
     """
-    fresh = calibrate(heard, {"noted": sum(len(h.rows) for h in heard)})
+    fresh = fit_calibration(heard, {"noted": sum(len(h.rows) for h in heard)})
     return replace(
         fresh, scope=old.scope, pace=old.pace, decay=old.decay, saved=old.saved if fresh.skilled else 0.0
     )
 
 
-def _of_table(table: Table, model: str) -> Heard | None:
+def _answers_of_table(table: Table, model: str) -> ModelAnswers | None:
     rows = list(table.by_candidate().values())
-    said = [(m, note) for m in rows if (note := _note(m, model)) is not None]
-    if len(said) < LEAST:
+    said = [(m, note) for m in rows if (note := _answer_of(m, model)) is not None]
+    if len(said) < FEWEST_CANDIDATES:
         return None
     first = said[0][1]["llm"]
     times = {m.candidate.id: math.log2(m.ms) for m in rows if m.ok}
     log2_ms = np.array([times.get(m.candidate.id, math.nan) for m, _ in said])
-    stated = _whole(np.array([n["llm"]["stated"] for _, n in said]))
+    stated = _renormalised(np.array([n["llm"]["stated"] for _, n in said]))
     problem = table.problem
-    return Heard(
+    return ModelAnswers(
         problem=problem.id,
         label=str(problem.extra.get("label") or f"{problem.kernel.name}/{problem.id}"),
         kernel=kernel_of(problem),
@@ -70,7 +70,7 @@ def _of_table(table: Table, model: str) -> Heard | None:
         rows=np.arange(len(said), dtype=np.intp),
         stated=stated,
         mass=np.ones(len(said)),
-        ratios=log2_ms - _level(log2_ms, stated, times.get(first["reference"])),
+        ratios=log2_ms - _reference_level(log2_ms, stated, times.get(first["reference"])),
         reference=str(first["reference"]),
         reference_log2_ms=float(first["reference_log2_ms"]),
         model=model,
@@ -81,7 +81,7 @@ def _of_table(table: Table, model: str) -> Heard | None:
     )
 
 
-def _note(m: Measurement, model: str) -> Mapping[str, Any] | None:
+def _answer_of(m: Measurement, model: str) -> Mapping[str, Any] | None:
     """What was noted of a candidate, if it is whole: stores are edited and merged by people."""
     note = m.extra.get("forecast")
     said = note.get("llm") if isinstance(note, Mapping) else None
@@ -96,7 +96,7 @@ def _note(m: Measurement, model: str) -> Mapping[str, Any] | None:
     return note if fine and named and min(stated) >= 0 and sum(stated) > 0.5 else None
 
 
-def _level(log2_ms: Array, stated: Array, reference: float | None) -> float:
+def _reference_level(log2_ms: Array, stated: Array, reference: float | None) -> float:
     """log2 milliseconds of what ratios are against: the reference's, if it was measured.
 
     Else the level under which the stated means are right on the whole: the shown estimate may be far off, and
@@ -108,6 +108,6 @@ def _level(log2_ms: Array, stated: Array, reference: float | None) -> float:
     return float(np.median(gap[np.isfinite(gap)])) if np.isfinite(gap).any() else 0.0
 
 
-def _whole(stated: Array) -> Array:
+def _renormalised(stated: Array) -> Array:
     """Rows that sum to 1 again, after they were rounded."""
     return np.asarray(stated / stated.sum(axis=1, keepdims=True))

@@ -15,46 +15,48 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.tokens import Tokens
+from forecast_autotune.llm.tokens import ForecastTokenizer
 from forecast_train.llm.examples import Example
 
-Ids = npt.NDArray[np.int64]
+TokenIds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Packing:
+class PackedSequence:
     """One sequence of `length` tokens with n candidates."""
 
-    ids: Ids
+    ids: TokenIds
     """[length]"""
-    positions: Ids
+    positions: TokenIds
     """[length]"""
-    segment: Ids
+    segment: TokenIds
     """[length]: 0 for the prefix, k + 1 for candidate k."""
-    last: Ids
+    last: TokenIds
     """[n]: where each candidate's answer is read."""
     target: npt.NDArray[np.float64]
     """[n, bins + 1] soft targets."""
     log2_ratio: npt.NDArray[np.float64]
     """[n], NaN: failed."""
-    label: Ids
+    label: TokenIds
     """[n]"""
 
-    def seen(self) -> npt.NDArray[np.bool_]:
+    def attention_mask(self) -> npt.NDArray[np.bool_]:
         """Which token (second axis) each token (first axis) may attend to, [length, length]."""
         order = np.arange(len(self.ids))
         mine = (self.segment[None, :] == 0) | (self.segment[None, :] == self.segment[:, None])
         return np.asarray((order[None, :] <= order[:, None]) & mine)
 
 
-def sequences(example: Example, tokens: Tokens, *, most: int, sigma: float) -> list[Packing]:
+def pack_example(
+    example: Example, tokens: ForecastTokenizer, *, most: int, sigma: float
+) -> list[PackedSequence]:
     """The example as sequences of at most `most` tokens; each repeats the prefix.
 
     `sigma` is the width of soft targets; where a measurement's own noise is larger, that is used. Raises
     `RecordError` where the prefix and one candidate are longer than `most`.
     """
     prefix = tokens.prefix(example.prefix)
-    suffixes = tokens.suffixes([a.suffix for a in example.asked])
+    suffixes = tokens.suffixes([a.suffix for a in example.candidates])
     room = most - len(prefix)
     if max(map(len, suffixes)) > room:
         raise RecordError(
@@ -66,19 +68,19 @@ def sequences(example: Example, tokens: Tokens, *, most: int, sigma: float) -> l
         if sum(len(suffixes[k]) for k in dealt[-1]) + len(suffix) > room:
             dealt.append([])
         dealt[-1].append(i)
-    return [_packed(example, prefix, suffixes, rows, sigma) for rows in dealt]
+    return [_pack_candidates(example, prefix, suffixes, rows, sigma) for rows in dealt]
 
 
-def _packed(
-    example: Example, prefix: Ids, suffixes: Sequence[Ids], rows: Sequence[int], sigma: float
-) -> Packing:
+def _pack_candidates(
+    example: Example, prefix: TokenIds, suffixes: Sequence[TokenIds], rows: Sequence[int], sigma: float
+) -> PackedSequence:
     chosen = [suffixes[i] for i in rows]
     lengths = np.array([len(s) for s in chosen])
     behind = [np.arange(len(s)) + len(prefix) for s in chosen]
-    asked = [example.asked[i] for i in rows]
+    asked = [example.candidates[i] for i in rows]
     widths = [sigma if math.isnan(a.log2_sd) else max(sigma, a.log2_sd) for a in asked]
-    target = [BINS.soft([a.log2_ratio], width) for a, width in zip(asked, widths, strict=True)]
-    return Packing(
+    target = [BINS.soft_targets([a.log2_ratio], width) for a, width in zip(asked, widths, strict=True)]
+    return PackedSequence(
         np.concatenate([prefix, *chosen]),
         np.concatenate([np.arange(len(prefix)), *behind]),
         np.repeat(np.arange(len(chosen) + 1), [len(prefix), *lengths]),

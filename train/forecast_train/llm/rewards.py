@@ -17,7 +17,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Stated:
+class StatedDistribution:
     """What a model said of one candidate."""
 
     probabilities: tuple[float, ...]
@@ -47,23 +47,23 @@ def crps(probabilities: Array, truth: npt.NDArray[np.intp]) -> Array:
     return np.asarray(((stated - happened) ** 2).sum(axis=1) / (labels - 1))
 
 
-def correctness(stated: Stated | None, truth: int) -> float:
+def correctness(stated: StatedDistribution | None, truth: int) -> float:
     """1 if the named bin is the true one, else 0; 0 for what could not be parsed."""
     return 0.0 if stated is None else float(stated.predicted == truth)
 
 
-def correctness_brier(stated: Stated | None, truth: int) -> float:
+def correctness_brier(stated: StatedDistribution | None, truth: int) -> float:
     """`correctness` + 1 - Brier."""
-    return _shaped(stated, truth, brier)
+    return _proper_reward(stated, truth, brier)
 
 
-def correctness_crps(stated: Stated | None, truth: int) -> float:
+def correctness_crps(stated: StatedDistribution | None, truth: int) -> float:
     """`correctness` + 1 - CRPS."""
-    return _shaped(stated, truth, crps)
+    return _proper_reward(stated, truth, crps)
 
 
-def _shaped(
-    stated: Stated | None, truth: int, score: Callable[[Array, npt.NDArray[np.intp]], Array]
+def _proper_reward(
+    stated: StatedDistribution | None, truth: int, score: Callable[[Array, npt.NDArray[np.intp]], Array]
 ) -> float:
     if stated is None:
         return 0.0
@@ -71,7 +71,7 @@ def _shaped(
     return correctness(stated, truth) + 1.0 - float(loss[0])
 
 
-REWARDS: Mapping[str, Callable[[Stated | None, int], float]] = {
+REWARDS: Mapping[str, Callable[[StatedDistribution | None, int], float]] = {
     "correctness": correctness,
     "correctness_brier": correctness_brier,
     "correctness_crps": correctness_crps,

@@ -11,7 +11,7 @@ from typing import Any
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import digest
 
-WEIGHTS = "trained"
+WEIGHTS_FOLDER = "trained"
 """Folder below a run's `out` that holds the adapter (or the model, for rank 0) and the tokenizer."""
 
 
@@ -19,7 +19,7 @@ class TrainingError(ForecastAutotuneError, RuntimeError):
     """A run that cannot start, go on or be taken up; the message names the remedy."""
 
 
-def claim(out: Path, settings: Mapping[str, Any], resume: bool) -> str:
+def claim_run_folder(out: Path, settings: Mapping[str, Any], resume: bool) -> str:
     """Mark the folder as this run's, so that two runs never mix their checkpoints; returns the run's name.
 
     The name follows from the settings, but for where the run writes. Raises `TrainingError` where the folder
@@ -49,7 +49,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     part.replace(path)
 
 
-def attention() -> AbstractContextManager[None]:
+def attention_without_cudnn() -> AbstractContextManager[None]:
     """A `with` block in which attention goes without cuDNN's kernels.
 
     Where a mask is passed, a sequence ends 64 past a multiple of 128 and a row's scores lie below -88, as
@@ -62,7 +62,7 @@ def attention() -> AbstractContextManager[None]:
     return found
 
 
-def conduct(trainer: Any, out: Path, *, resume: bool) -> tuple[str | None, Any]:
+def run_trainer(trainer: Any, out: Path, *, resume: bool) -> tuple[str | None, Any]:
     """Run a `transformers.Trainer`: (the checkpoint that was taken up, what its `train` returned).
 
     It keeps off stdout, which belongs to the command (its bar goes to stderr), and shows a loss that is no
@@ -73,5 +73,5 @@ def conduct(trainer: Any, out: Path, *, resume: bool) -> tuple[str | None, Any]:
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     trainer.args.logging_nan_inf_filter = False
     newest = transformers.trainer_utils.get_last_checkpoint(str(out)) if resume else None
-    with attention():
+    with attention_without_cudnn():
         return newest, trainer.train(resume_from_checkpoint=newest)

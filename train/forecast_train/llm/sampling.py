@@ -15,7 +15,7 @@ import numpy.typing as npt
 Index = npt.NDArray[np.intp]
 
 
-def water_fill(available: Sequence[int], target: int) -> list[int]:
+def even_counts(available: Sequence[int], target: int) -> list[int]:
     """How many to take from each group so that together they are `target`, as evenly as they can be.
 
     No group gives more than it has; where all together have less, all give everything. What does not divide
@@ -35,16 +35,18 @@ def water_fill(available: Sequence[int], target: int) -> list[int]:
     return taken
 
 
-def balanced(bins: Sequence[Index], per_bin: int, labels: int, generator: np.random.Generator) -> list[Index]:
+def balanced_rows(
+    bins: Sequence[Index], per_bin: int, labels: int, generator: np.random.Generator
+) -> list[Index]:
     """Rows to keep of each group, sorted; `bins[g]` holds the label of each row of group g.
 
-    Each of the `labels` gets at most `per_bin` rows over all groups, shared by `water_fill`. Which groups
+    Each of the `labels` gets at most `per_bin` rows over all groups, shared by `even_counts`. Which groups
     get the indivisible rest, and which rows of a group are kept, is drawn.
     """
     order = generator.permutation(len(bins))
     kept: list[list[int]] = [[] for _ in bins]
     for label in range(labels):
         rows = [np.flatnonzero(bins[g] == label) for g in order]
-        for g, mine, count in zip(order, rows, water_fill([len(r) for r in rows], per_bin), strict=True):
+        for g, mine, count in zip(order, rows, even_counts([len(r) for r in rows], per_bin), strict=True):
             kept[g] += generator.permutation(mine)[:count].tolist()
     return [np.array(sorted(rows), dtype=np.intp) for rows in kept]

@@ -13,47 +13,49 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from forecast_autotune.llm.backend import Answer, LLMError, Usage
+from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import Calibration
-from forecast_autotune.llm.gate import Situation, Worth
+from forecast_autotune.llm.calibration import LLMCalibration
+from forecast_autotune.llm.gate import GateDecision, GateInputs
 from forecast_autotune.llm.prompt import Prompt
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.default import Default
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.language_model.ensemble import Ensemble
-from forecast_autotune.surrogates.language_model.question import Question
-from forecast_autotune.surrogates.language_model.surrogate import LLM, View
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.surrogates.language_model.question import ForecastQuestion
+from forecast_autotune.surrogates.language_model.surrogate import LLMForecasts, LLMSurrogate
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_autotune.tuning.replay import replay_one
-from forecast_train.evaluation.splits import folds
-from forecast_train.llm.calibrate import calibrate
-from forecast_train.llm.hearing import Heard, Learn
+from forecast_train.evaluation.splits import make_folds
+from forecast_train.llm.calibrate import fit_calibration
+from forecast_train.llm.hearing import FitSurrogate, ModelAnswers
 
 
-def always(situation: Situation) -> Worth:
+def always_ask(situation: GateInputs) -> GateDecision:
     """A gate that is open: to find out what answers are worth."""
-    return Worth(True, math.inf, 0.0, "asked to find out what it is worth")
+    return GateDecision(True, math.inf, 0.0, "asked to find out what it is worth")
 
 
-class Recalled(LLM):
+class RecordedAnswersLLM(LLMSurrogate):
     """A model that repeats what was heard of it. Knows the problems of `heard` only."""
 
-    def __init__(self, heard: Sequence[Heard], calibration: Calibration, base: Analytic) -> None:
-        self._heard: Mapping[str, Heard] = {h.problem: h for h in heard}
+    def __init__(
+        self, heard: Sequence[ModelAnswers], calibration: LLMCalibration, base: AnalyticSurrogate
+    ) -> None:
+        self._heard: Mapping[str, ModelAnswers] = {h.problem: h for h in heard}
         self.answers, self.seconds = 0, 0.0
         """How often something was repeated, and how long that took when it was said."""
-        super().__init__(_Silent(heard[0].model), calibration, base=base)
+        super().__init__(_UnavailableBackend(heard[0].model), calibration, base=base)
 
-    def view(self, query: Query, before: Prior, *, own: bool = True) -> View:
+    def consult(self, query: Query, before: Prior, *, own: bool = True) -> LLMForecasts:
         """What was said of this problem; its own measurements were never shown. Raises `LLMError`."""
         h = self._heard.get(query.problem.id)
         if h is None or len(h.learned) != len(query.candidates):
             raise LLMError(f"nothing was heard of problem {query.problem.id}")
         texts = (" " * (h.characters // 2),)
-        asked = Question(
+        asked = ForecastQuestion(
             Prompt(h.prompt, texts[0], texts, BINS.labels),
             h.rows,
             None,
@@ -63,16 +65,16 @@ class Recalled(LLM):
         )
         self.answers, self.seconds = self.answers + 1, self.seconds + h.seconds
         usage = Usage(1, h.tokens, seconds=h.seconds)
-        return self.understood(query, before, asked, Answer(h.stated, h.mass, usage))
+        return self.interpret(query, before, asked, BackendResponse(h.stated, h.mass, usage))
 
 
-class _Silent:
+class _UnavailableBackend:
     """The backend of a model that is not asked any more."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def forecast(self, *args: object, **options: object) -> Answer:
+    def forecast(self, *args: object, **options: object) -> BackendResponse:
         """Raises `LLMError`."""
         raise LLMError("only what was heard before is repeated")
 
@@ -88,7 +90,7 @@ class _Silent:
 
 
 @dataclass(frozen=True)
-class Played:
+class PairedReplay:
     """One problem and seed, with and without the model."""
 
     family: str
@@ -109,7 +111,7 @@ class Played:
 
 
 @dataclass(frozen=True)
-class Saving:
+class SavingEstimate:
     """What replays say of a model."""
 
     saved: float
@@ -124,7 +126,7 @@ class Saving:
     plain_measured: float
 
     @property
-    def sure(self) -> float:
+    def lower_bound(self) -> float:
         """What a gate may count on: the saving less its error; 0 where regrets got worse beyond theirs."""
         if self.regret > self.regret_error:
             return 0.0
@@ -132,48 +134,48 @@ class Saving:
 
     def to_json(self) -> dict[str, float]:
         """Plain numbers, five digits."""
-        return {k: round(v, 5) for k, v in {**asdict(self), "sure": self.sure}.items()}
+        return {k: round(v, 5) for k, v in {**asdict(self), "sure": self.lower_bound}.items()}
 
 
-def play(
+def replay_pairs(
     tables: Sequence[Table],
-    heard: Sequence[Heard],
+    heard: Sequence[ModelAnswers],
     *,
-    learn: Learn,
+    learn: FitSurrogate,
     seeds: Sequence[int] = (0, 1),
     settings: Settings | None = None,
-    gate: Callable[[Situation], Worth] = always,
-    calibrated: Callable[[Sequence[Heard]], Calibration] = calibrate,
-) -> list[Played]:
+    gate: Callable[[GateInputs], GateDecision] = always_ask,
+    calibrated: Callable[[Sequence[ModelAnswers]], LLMCalibration] = fit_calibration,
+) -> list[PairedReplay]:
     """Replay every table with and without the model.
 
     `calibrated` is given what was heard of the other families. Raises `SplitError` for too few families.
     """
     base, found = settings or Settings(), []
-    for fold in folds(tables, "family"):
+    for fold in make_folds(tables, "family"):
         learned = learn(fold.train)
         taught = [h for h in heard if h.family != fold.name]
         mine = [h for h in heard if h.family == fold.name]
-        plain = Default(learned)
-        model = Recalled(mine, calibrated(taught), learned)
-        both = Ensemble(plain, model, workers=16, patient=True, gate=gate)
+        plain = DefaultSurrogate(learned)
+        model = RecordedAnswersLLM(mine, calibrated(taught), learned)
+        both = EnsembleSurrogate(plain, model, workers=16, patient=True, gate=gate)
         for table in fold.test:
             for seed in seeds:
                 before = model.answers, model.seconds
-                row = _played(fold.name, table, seed, plain, both, base.with_(seed=seed))
+                row = _replay_pair(fold.name, table, seed, plain, both, base.with_(seed=seed))
                 told, took = model.answers - before[0], model.seconds - before[1]
                 found.append(replace(row, wall_s=row.wall_s + took, asked=told > 0))
     return found
 
 
-def _played(
+def _replay_pair(
     family: str, table: Table, seed: int, plain: Surrogate, both: Surrogate, settings: Settings
-) -> Played:
+) -> PairedReplay:
     without, _ = replay_one(table, surrogate=plain, policy=None, settings=settings)
     with_it, _ = replay_one(table, surrogate=both, policy=None, settings=settings)
     # Whoever accepts a tolerance is served as well by anything within it.
     level = max(without.regret, with_it.regret, settings.tolerance) + 1e-9
-    return Played(
+    return PairedReplay(
         family,
         with_it.label,
         seed,
@@ -181,31 +183,31 @@ def _played(
         with_it.regret,
         without.measured,
         with_it.measured,
-        _until(without.path, level),
-        _until(with_it.path, level),
+        _measurements_until(without.path, level),
+        _measurements_until(with_it.path, level),
         without.tune_s,
         with_it.tune_s,
     )
 
 
-def _until(path: Sequence[float], level: float) -> int:
+def _measurements_until(path: Sequence[float], level: float) -> int:
     return next((i for i, regret in enumerate(path, 1) if regret <= level), len(path))
 
 
-def summarize(played: Sequence[Played]) -> Saving:
+def estimate_saving(played: Sequence[PairedReplay]) -> SavingEstimate:
     """The figures of replays. Raises `ValueError` for replays of fewer than two families."""
     families = sorted({p.family for p in played})
     if len(families) < 2:
         raise ValueError(f"a standard error needs two or more families, got {families}")
 
-    def share(rows: Sequence[Played]) -> float:
+    def share(rows: Sequence[PairedReplay]) -> float:
         return 1.0 - sum(p.needed for p in rows) / max(1, sum(p.plain_needed for p in rows))
 
-    def worse(rows: Sequence[Played]) -> float:
+    def worse(rows: Sequence[PairedReplay]) -> float:
         return float(np.mean([math.log1p(p.regret) - math.log1p(p.plain_regret) for p in rows]))
 
     without = [[p for p in played if p.family != f] for f in families]
-    return Saving(
+    return SavingEstimate(
         share(played),
         _jackknife([share(rows) for rows in without]),
         worse(played),

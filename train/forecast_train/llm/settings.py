@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from forecast_autotune.errors import SettingsError
 
-T = TypeVar("T")
+SettingsT = TypeVar("SettingsT")
 
 
 @dataclass(frozen=True)
-class Lora:
+class LoraSettings:
     """Low-rank adapters (Hu et al., arXiv 2106.09685) on every linear layer; rank 0 trains all weights."""
 
     rank: int = 16
@@ -23,7 +23,7 @@ class Lora:
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossSettings:
     """What is minimised; see `losses`."""
 
     sigma: float = 0.10
@@ -41,7 +41,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ScheduleSettings:
     """How long, how fast, how much at a time."""
 
     epochs: float = 2.0
@@ -69,7 +69,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Run:
+class SftRun:
     """A whole run."""
 
     model: str
@@ -85,9 +85,9 @@ class Run:
     """bfloat16 or float32; empty: bfloat16 on an accelerator, else float32."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, a third more time."""
-    lora: Lora = field(default_factory=Lora)
-    loss: Loss = field(default_factory=Loss)
-    steps: Steps = field(default_factory=Steps)
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    steps: ScheduleSettings = field(default_factory=ScheduleSettings)
 
     def __post_init__(self) -> None:
         replies = self.loss.replies
@@ -117,12 +117,12 @@ class Run:
                 raise SettingsError(f"{rule}, got {seen!r}")
 
     @classmethod
-    def load(cls, path: Path) -> Run:
+    def load(cls, path: Path) -> SftRun:
         """Read a TOML file; relative folders count from where it lies. Raises `SettingsError`."""
-        return load_toml(cls, path, {"lora": Lora, "loss": Loss, "steps": Steps})
+        return load_toml(cls, path, {"lora": LoraSettings, "loss": LossSettings, "steps": ScheduleSettings})
 
 
-def load_toml(kind: type[T], path: Path, parts: Mapping[str, type[Any]]) -> T:
+def load_toml(kind: type[SettingsT], path: Path, parts: Mapping[str, type[Any]]) -> SettingsT:
     """A run from a TOML file with tables `parts`; `data`, `out` and a local `model` count from its folder.
 
     Raises `SettingsError` naming the file, the entry, its value and the rule.
@@ -133,13 +133,15 @@ def load_toml(kind: type[T], path: Path, parts: Mapping[str, type[Any]]) -> T:
         raise SettingsError(f"{path}: no TOML file that can be read ({error})") from error
     here = path.absolute().parent
     try:
-        inner: dict[str, Any] = {k: _of(part, given.pop(k), k) for k, part in parts.items() if k in given}
+        inner: dict[str, Any] = {
+            k: _parse_table(part, given.pop(k), k) for k, part in parts.items() if k in given
+        }
         for name in ("data", "out", "model", "adapter"):
             value = given.get(name)
             # A model may also be a name on the hub.
             if isinstance(value, str) and value and (name != "model" or (here / value).is_dir()):
                 given[name] = str(here / value)
-        return _of(kind, {**given, **inner}, "")
+        return _parse_table(kind, {**given, **inner}, "")
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
 
@@ -150,7 +152,7 @@ REWARDS = ("", "correctness", "correctness_brier", "correctness_crps")
 _TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 
-def _of(kind: type[T], given: Any, where: str) -> T:
+def _parse_table(kind: type[SettingsT], given: Any, where: str) -> SettingsT:
     if not isinstance(given, Mapping):
         raise SettingsError(f"[{where}] must be a table, got {given!r}")
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]

@@ -19,22 +19,22 @@ import torch
 import transformers
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.tokens import Tokens
+from forecast_autotune.llm.tokens import ForecastTokenizer
 from forecast_train.llm import losses
-from forecast_train.llm.examples import Example, read, side_path
-from forecast_train.llm.packing import Packing, sequences
-from forecast_train.llm.runs import WEIGHTS, TrainingError, claim, conduct, write_json
-from forecast_train.llm.settings import Run
-from forecast_train.llm.timing import Clock, peak_bytes, reset_peak, share_of_rate
+from forecast_train.llm.examples import Example, read_examples, side_path
+from forecast_train.llm.packing import PackedSequence, pack_example
+from forecast_train.llm.runs import WEIGHTS_FOLDER, TrainingError, claim_run_folder, run_trainer, write_json
+from forecast_train.llm.settings import SftRun
+from forecast_train.llm.timing import TrainingClock, peak_bytes, rate_schedule, reset_peak
 
-FAILURE = float(BINS.bounds[-1, 1] + 1.0)
+FAILURE_LOG2_RATIO = float(BINS.bounds[-1, 1] + 1.0)
 """log2 slowdown that a failure counts as in the ranking term: slower than the slowest bin."""
 
 
 class BinTrainer(transformers.Trainer):
-    """A `Trainer` whose batches are `Packing`s and whose loss is ours."""
+    """A `Trainer` whose batches are `PackedSequence`s and whose loss is ours."""
 
-    def __init__(self, *, labels: Sequence[int], run: Run, clock: Clock, **options: Any) -> None:
+    def __init__(self, *, labels: Sequence[int], run: SftRun, clock: TrainingClock, **options: Any) -> None:
         super().__init__(callbacks=[clock], **options)
         # The loss is a mean over candidates: steps with several examples average those means.
         self.model_accepts_loss_kwargs = False
@@ -49,7 +49,7 @@ class BinTrainer(transformers.Trainer):
             clock, warmup = self.clock, self.run.steps.warmup
 
             def share(step: int) -> float:
-                return share_of_rate(max(step / max(1, num_training_steps), clock.share()), warmup)
+                return rate_schedule(max(step / max(1, num_training_steps), clock.share()), warmup)
 
             chosen = self.optimizer if optimizer is None else optimizer
             self.lr_scheduler: Any = torch.optim.lr_scheduler.LambdaLR(chosen, share)
@@ -61,14 +61,14 @@ class BinTrainer(transformers.Trainer):
         """Mean of the sequences' losses; `inputs` from `collate`."""
         every = model(
             input_ids=inputs["input_ids"],
-            attention_mask=tree_mask(inputs["segment"], _width(model)),
+            attention_mask=tree_mask(inputs["segment"], _attention_dtype(model)),
             position_ids=inputs["position_ids"],
             logits_to_keep=inputs["kept"],
             use_cache=False,
         ).logits[:, :, self.label_ids]
         logits = every[inputs["row"], inputs["column"]]
         rows = [inputs["row"] == row for row in range(len(inputs["input_ids"]))]
-        loss = torch.stack([self._loss(logits[mine], _of(inputs, mine)) for mine in rows]).mean()
+        loss = torch.stack([self._loss(logits[mine], _of_sequence(inputs, mine)) for mine in rows]).mean()
         return (loss, {"logits": logits}) if return_outputs else loss
 
     def _loss(self, logits: Any, inputs: dict[str, Any]) -> Any:
@@ -81,7 +81,7 @@ class BinTrainer(transformers.Trainer):
             return -losses.expected_reward(logits, inputs["label"], kind)
         loss = losses.bin_loss(logits, inputs["target"].to(logits.device), wanted.rps)
         if wanted.rank:
-            mean = losses.means(logits, self.centres.to(logits.device), FAILURE)
+            mean = losses.expected_log2_ratio(logits, self.centres.to(logits.device), FAILURE_LOG2_RATIO)
             group = torch.zeros_like(inputs["label"])
             loss = loss + wanted.rank * losses.rank_loss(mean, inputs["log2_ratio"], group)
         return loss
@@ -95,15 +95,15 @@ class BinTrainer(transformers.Trainer):
         return loss.detach(), None, None
 
 
-_PER_CANDIDATE = ("target", "log2_ratio", "label")
+_CANDIDATE_FIELDS = ("target", "log2_ratio", "label")
 
 
-def _of(inputs: dict[str, Any], mine: Any) -> dict[str, Any]:
+def _of_sequence(inputs: dict[str, Any], mine: Any) -> dict[str, Any]:
     """What belongs to the candidates of one sequence."""
-    return {name: inputs[name][mine] for name in _PER_CANDIDATE}
+    return {name: inputs[name][mine] for name in _CANDIDATE_FIELDS}
 
 
-def collate(batch: Sequence[Packing]) -> dict[str, Any]:
+def collate(batch: Sequence[PackedSequence]) -> dict[str, Any]:
     """B sequences as tensors [B, length], padded behind; `tree_mask` makes their masks where the model is.
 
     The n candidates of all of them follow each other: `row` [n] is a candidate's sequence, and its answer is
@@ -133,7 +133,7 @@ def _padded(rows: Sequence[Any], filler: int) -> Any:
 def tree_mask(segment: Any, dtype: Any) -> Any:
     """What each token may attend to, as an additive mask [B, 1, length, length]; `segment` [B, length].
 
-    As `Packing.seen`; padding, a segment of its own, is seen by nobody else. It has 10^7 entries and more:
+    As `PackedSequence.seen`; padding, a segment of its own, is seen by nobody else. It has 10^7 entries and more:
     made on the host and sent over, it would take longer than a small model's pass.
     """
     order = torch.arange(segment.shape[1], device=segment.device)
@@ -143,7 +143,7 @@ def tree_mask(segment: Any, dtype: Any) -> Any:
     return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
 
 
-def _width(model: Any) -> Any:
+def _attention_dtype(model: Any) -> Any:
     """The dtype of the attention's inputs: that of autocast where it is on, else of the weights."""
     first = next(model.parameters())  # of the embedding; wrappers for several GPUs have no dtype
     if torch.is_autocast_enabled(first.device.type):
@@ -151,7 +151,7 @@ def _width(model: Any) -> Any:
     return first.dtype
 
 
-def train(run: Run, *, resume: bool = False, say: Callable[[str], None] | None = None) -> dict[str, Any]:
+def train(run: SftRun, *, resume: bool = False, say: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Run it; writes checkpoints, `trained/` and `run.json` below `run.out`, and returns the latter.
 
     With `resume` the newest checkpoint there is taken up, if there is one. `say` hears a line of progress
@@ -159,18 +159,18 @@ def train(run: Run, *, resume: bool = False, say: Callable[[str], None] | None =
     more, `RecordError` for data that is none, `OSError` for a missing model.
     """
     out = Path(run.out)
-    name = claim(out, asdict(run), resume)
+    name = claim_run_folder(out, asdict(run), resume)
     transformers.set_seed(run.seed)
     dtype = _dtype(run)
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.model)
-    tokens = Tokens(tokenizer)
-    sides = {side: read(side_path(Path(run.data), side)) for side in ("train", "validation")}
+    tokens = ForecastTokenizer(tokenizer)
+    sides = {side: read_examples(side_path(Path(run.data), side)) for side in ("train", "validation")}
     begin = time.perf_counter()
-    packed = {side: _packings(examples, tokens, run) for side, examples in sides.items()}
+    packed = {side: _packed_examples(examples, tokens, run) for side, examples in sides.items()}
     if not packed["train"]:
         raise TrainingError(f"{run.data}: the training side is empty: build it from more tables")
-    packed["validation"] = _spread(packed["validation"], run.steps.checked)
-    labels = tokens.labels([sides["train"][0].asked[0].suffix], BINS.labels)
+    packed["validation"] = _spread_evenly(packed["validation"], run.steps.checked)
+    labels = tokens.labels([sides["train"][0].candidates[0].suffix], BINS.labels)
     counts = {side: int(sum(len(p.ids) for p in packs)) for side, packs in packed.items()}
     per_step = run.steps.examples * counts["train"] / len(packed["train"])
     tell = say or (lambda line: None)
@@ -179,7 +179,7 @@ def train(run: Run, *, resume: bool = False, say: Callable[[str], None] | None =
     )
     model = _model(run, dtype)
     reset_peak()
-    clock = Clock(run.steps.seconds, per_step, tell)
+    clock = TrainingClock(run.steps.seconds, per_step, tell)
     trainer = BinTrainer(
         labels=labels,
         run=run,
@@ -190,9 +190,9 @@ def train(run: Run, *, resume: bool = False, say: Callable[[str], None] | None =
         eval_dataset=packed["validation"] or None,
         data_collator=collate,
     )
-    newest, found = conduct(trainer, out, resume=resume)
-    trainer.save_model(str(out / WEIGHTS))
-    tokenizer.save_pretrained(str(out / WEIGHTS))
+    newest, found = run_trainer(trainer, out, resume=resume)
+    trainer.save_model(str(out / WEIGHTS_FOLDER))
+    tokenizer.save_pretrained(str(out / WEIGHTS_FOLDER))
     done = {
         "run": name,
         "settings": asdict(run),
@@ -213,24 +213,26 @@ def train(run: Run, *, resume: bool = False, say: Callable[[str], None] | None =
     return done
 
 
-def _spread(packs: list[Packing], most: int) -> list[Packing]:
+def _spread_evenly(packs: list[PackedSequence], most: int) -> list[PackedSequence]:
     """At most so many, evenly from first to last; 0: all."""
     if not most or len(packs) <= most:
         return packs
     return [packs[i * len(packs) // most] for i in range(most)]
 
 
-def _packings(examples: Sequence[Example], tokens: Tokens, run: Run) -> list[Packing]:
-    return [p for e in examples for p in sequences(e, tokens, most=run.steps.tokens, sigma=run.loss.sigma)]
+def _packed_examples(
+    examples: Sequence[Example], tokens: ForecastTokenizer, run: SftRun
+) -> list[PackedSequence]:
+    return [p for e in examples for p in pack_example(e, tokens, most=run.steps.tokens, sigma=run.loss.sigma)]
 
 
-def _dtype(run: Run) -> Any:
+def _dtype(run: SftRun) -> Any:
     if run.dtype:
         return getattr(torch, run.dtype)
     return torch.bfloat16 if torch.cuda.is_available() else torch.float32
 
 
-def _model(run: Run, dtype: Any) -> Any:
+def _model(run: SftRun, dtype: Any) -> Any:
     # What trains does so in float32, as small steps vanish in bfloat16: all weights, or the adapters only.
     kept = dtype if run.lora.rank else torch.float32
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -245,7 +247,7 @@ def _model(run: Run, dtype: Any) -> Any:
     import peft
 
     if run.adapter:
-        return _floating(peft.PeftModel.from_pretrained(model, run.adapter, is_trainable=True))
+        return _trainable_in_float32(peft.PeftModel.from_pretrained(model, run.adapter, is_trainable=True))
     lora = peft.LoraConfig(
         r=run.lora.rank,
         lora_alpha=run.lora.alpha,
@@ -253,17 +255,17 @@ def _model(run: Run, dtype: Any) -> Any:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    return _floating(peft.get_peft_model(model, lora))
+    return _trainable_in_float32(peft.get_peft_model(model, lora))
 
 
-def _floating(adapted: Any) -> Any:
+def _trainable_in_float32(adapted: Any) -> Any:
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return adapted
 
 
-def _arguments(run: Run, out: Path, dtype: Any, validate: bool) -> Any:
+def _arguments(run: SftRun, out: Path, dtype: Any, validate: bool) -> Any:
     steps = run.steps
     cuda = torch.cuda.is_available()
     return transformers.TrainingArguments(

@@ -17,14 +17,14 @@ from typing import Literal, TypeAlias, get_args
 
 from forecast_autotune.records import digest
 from forecast_autotune.records.table import Table
-from forecast_train.evaluation.splits import LeakageError, SplitError, family_of, identities, kernel_of
+from forecast_train.evaluation.splits import LeakageError, SplitError, family_of, kernel_identities, kernel_of
 
-By: TypeAlias = Literal["family", "device", "time"]
-BYS: tuple[By, ...] = get_args(By)
+SplitBy: TypeAlias = Literal["family", "device", "time"]
+SPLIT_KINDS: tuple[SplitBy, ...] = get_args(SplitBy)
 SIDES = ("train", "validation", "test")
-NEAR = 0.8
+NEAR_DUPLICATE = 0.8
 """Share of common token sequences (Jaccard) from which on two sources count as one kernel."""
-_SHINGLE = 6
+_SHINGLE_TOKENS = 6
 """Tokens of a sequence: long enough that common phrases of the language do not count."""
 
 Sides: TypeAlias = Mapping[str, list[Table]]
@@ -32,7 +32,7 @@ Sides: TypeAlias = Mapping[str, list[Table]]
 
 def split(
     tables: Sequence[Table],
-    by: By = "family",
+    by: SplitBy = "family",
     *,
     shares: tuple[float, float] = (0.15, 0.15),
     hold_out: Sequence[str] = (),
@@ -51,9 +51,9 @@ def split(
     if unknown := set(hold_out) - groups.keys():
         raise SplitError(f"no {by} is named {', '.join(sorted(unknown))}: there are {', '.join(groups)}")
     order = list(groups) if by == "time" else sorted(groups, key=lambda name: digest(seed, name))
-    test = list(hold_out) or _last(order, groups, shares[1] * len(tables))
+    test = list(hold_out) or _last_groups(order, groups, shares[1] * len(tables))
     rest = [name for name in order if name not in test]
-    validation = _last(rest, groups, shares[0] * len(tables))
+    validation = _last_groups(rest, groups, shares[0] * len(tables))
     train = [name for name in rest if name not in validation]
     names = dict(zip(SIDES, (train, validation, test), strict=True))
     made = {side: [t for name in names[side] for t in groups[name]] for side in SIDES}
@@ -68,7 +68,7 @@ def split(
     return made
 
 
-def _last(order: Sequence[str], groups: Mapping[str, list[Table]], most: float) -> list[str]:
+def _last_groups(order: Sequence[str], groups: Mapping[str, list[Table]], most: float) -> list[str]:
     """The last group and those before it, as long as they hold no more than `most` tables together."""
     taken: list[str] = []
     for name in reversed(order):
@@ -78,9 +78,9 @@ def _last(order: Sequence[str], groups: Mapping[str, list[Table]], most: float) 
     return taken
 
 
-def _groups(tables: Sequence[Table], by: By) -> dict[str, list[Table]]:
-    if by not in BYS:
-        raise SplitError(f"a split is by {', '.join(BYS)}, got {by!r}")
+def _groups(tables: Sequence[Table], by: SplitBy) -> dict[str, list[Table]]:
+    if by not in SPLIT_KINDS:
+        raise SplitError(f"a split is by {', '.join(SPLIT_KINDS)}, got {by!r}")
     if by == "time":
         when = sorted(tables, key=lambda t: (max((m.at for m in t.measurements), default=""), t.problem.id))
         return {t.problem.id: [t] for t in when}
@@ -100,7 +100,7 @@ def _drop_known(sides: dict[str, list[Table]]) -> None:
         sides[learnt] = kept
 
 
-def check_sides(sides: Sides, by: By) -> None:
+def check_sides(sides: Sides, by: SplitBy) -> None:
     """Raise `LeakageError` if two sides share what the split keeps apart.
 
     Always: a problem. family: a kernel's name, its normalised source, or nearly its source. device: a device.
@@ -116,7 +116,7 @@ def check_sides(sides: Sides, by: By) -> None:
                     )
 
 
-def _shared(one: Table, two: Table, by: By) -> str:
+def _shared(one: Table, two: Table, by: SplitBy) -> str:
     if one.problem.id == two.problem.id:
         return "a problem"
     if by == "device" and one.problem.device.slug == two.problem.device.slug:
@@ -127,14 +127,14 @@ def _shared(one: Table, two: Table, by: By) -> str:
 
 
 def _same_kernel(one: Table, two: Table) -> bool:
-    if identities(one.problem) & identities(two.problem):
+    if kernel_identities(one.problem) & kernel_identities(two.problem):
         return True
     a, b = one.problem.kernel.source, two.problem.kernel.source
-    return bool(a.strip() and b.strip()) and likeness(a, b) >= NEAR
+    return bool(a.strip() and b.strip()) and source_similarity(a, b) >= NEAR_DUPLICATE
 
 
 @lru_cache(maxsize=65536)
-def likeness(a: str, b: str) -> float:
+def source_similarity(a: str, b: str) -> float:
     """Share of token sequences that two sources have in common (Jaccard), 0 to 1.
 
     Names of variables and functions do not count, so renaming changes nothing.
@@ -146,7 +146,9 @@ def likeness(a: str, b: str) -> float:
 @lru_cache(maxsize=4096)
 def _shingles(source: str) -> frozenset[tuple[str, ...]]:
     tokens = _tokens(textwrap.dedent(source))
-    return frozenset(tuple(tokens[i : i + _SHINGLE]) for i in range(max(1, len(tokens) - _SHINGLE + 1)))
+    return frozenset(
+        tuple(tokens[i : i + _SHINGLE_TOKENS]) for i in range(max(1, len(tokens) - _SHINGLE_TOKENS + 1))
+    )
 
 
 def _tokens(source: str) -> list[str]:

@@ -13,13 +13,13 @@ import transformers
 
 from forecast_train.llm.runs import TrainingError
 
-EVERY_S = 5.0
+PROGRESS_INTERVAL_S = 5.0
 """Seconds between lines of progress, at the least."""
-_FIRST = 2
+_WARM_UP_STEPS = 2
 """Steps that do not count towards the pace: memory is allocated and kernels are chosen."""
 
 
-class Finite(transformers.TrainerCallback):
+class StopOnNonFinite(transformers.TrainerCallback):
     """Ends a run at the first loss or gradient that is no number; `remedy` is what the user can do."""
 
     def __init__(self, remedy: str) -> None:
@@ -32,7 +32,7 @@ class Finite(transformers.TrainerCallback):
             raise TrainingError(f"no number any more after {state.global_step} steps, {told}: {self._remedy}")
 
 
-class Clock(Finite):
+class TrainingClock(StopOnNonFinite):
     """Stops a run when its time is over, and fails it when its loss is no number any more.
 
     `limit_s` is the time of all sittings together (0: none), `tokens` those of a step. Every line that the
@@ -75,7 +75,7 @@ class Clock(Finite):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop in time: another step must still fit."""
         self._steps += 1
-        if self._steps > _FIRST:
+        if self._steps > _WARM_UP_STEPS:
             self._marks.append(time.monotonic())
         if self._limit and self.elapsed() + self.pace() >= self._limit:
             control.should_training_stop = True
@@ -85,7 +85,7 @@ class Clock(Finite):
         state.log_history[-1]["elapsed_s"] = round(self.elapsed(), 3)
         super().on_log(args, state, control, logs)
         told = {k: logs[k] for k in ("loss", "eval_loss") if k in (logs or {})}
-        late = time.monotonic() - self._told >= EVERY_S
+        late = time.monotonic() - self._told >= PROGRESS_INTERVAL_S
         if told and (late or "eval_loss" in told or state.global_step <= 1):
             self._told = time.monotonic()
             self._say(self._line(state, told))
@@ -101,7 +101,7 @@ class Clock(Finite):
         )
 
 
-def share_of_rate(progress: float, warmup: float) -> float:
+def rate_schedule(progress: float, warmup: float) -> float:
     """Share of the highest rate at `progress` (0 to 1): a straight rise, then half a cosine down to 0."""
     if progress < warmup:
         return progress / warmup

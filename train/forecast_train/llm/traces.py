@@ -18,7 +18,7 @@ from forecast_autotune.records.table import read_lines
 
 
 @dataclass(frozen=True)
-class Trace:
+class WriterTrace:
     """One attempt of a writer: what it was asked, what it said, what became of it."""
 
     problem: str
@@ -31,7 +31,7 @@ class Trace:
     model: str = ""
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Trace:
+    def from_json(cls, data: Mapping[str, Any]) -> WriterTrace:
         """Read a `trace` line. Raises `RecordError` naming what is wrong."""
         try:
             messages = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in data["messages"])
@@ -53,19 +53,21 @@ class Trace:
         return {"type": "trace", **vars(self), "messages": [dict(m) for m in self.messages]}
 
 
-def load(path: Path) -> list[Trace]:
+def load_traces(path: Path) -> list[WriterTrace]:
     """The `trace` lines of a JSON Lines file; other lines are passed over. Raises `RecordError`."""
     found = []
     for number, data in read_lines(path):
         if data.get("type") == "trace":
             try:
-                found.append(Trace.from_json(data))
+                found.append(WriterTrace.from_json(data))
             except RecordError as error:
                 raise RecordError(f"{path}:{number}: {error}") from error
     return found
 
 
-def concise(traces: Iterable[Trace], *, slack: float = 0.05, keep: int = 1) -> list[Trace]:
+def shortest_correct(
+    traces: Iterable[WriterTrace], *, slack: float = 0.05, keep: int = 1
+) -> list[WriterTrace]:
     """Per problem the `keep` shortest correct replies whose kernel is within `slack` of the fastest known.
 
     Where none of a problem's kernels was measured, every correct one counts. Ties go to the earlier trace;
@@ -73,11 +75,11 @@ def concise(traces: Iterable[Trace], *, slack: float = 0.05, keep: int = 1) -> l
     """
     if keep < 1 or slack < 0:
         raise ValueError(f"keep at least 1 trace with a slack of at least 0, got {keep} and {slack}")
-    problems: dict[str, list[Trace]] = {}
+    problems: dict[str, list[WriterTrace]] = {}
     for trace in traces:
         if trace.correct and trace.reply.strip():
             problems.setdefault(trace.problem, []).append(trace)
-    chosen: list[Trace] = []
+    chosen: list[WriterTrace] = []
     for good in problems.values():
         best = min((t.ms for t in good if t.ms is not None), default=None)
         fast = [t for t in good if best is None or (t.ms is not None and t.ms <= best * (1 + slack))]
@@ -85,7 +87,7 @@ def concise(traces: Iterable[Trace], *, slack: float = 0.05, keep: int = 1) -> l
     return chosen
 
 
-def write_chats(path: Path, traces: Sequence[Trace]) -> int:
+def write_chats(path: Path, traces: Sequence[WriterTrace]) -> int:
     """Write dialogues as JSON Lines with `messages`, which TRL's SFTTrainer takes as they are, atomically."""
     part = path.with_name(f".{path.name}.part")
     try:

@@ -15,33 +15,39 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import Calibration
+from forecast_autotune.llm.calibration import LLMCalibration
 from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_train.evaluation import metrics
-from forecast_train.evaluation.binned import Binned, labels_of, recovered, scored, stated_bins
-from forecast_train.evaluation.bootstrap import DRAWS, cluster_bootstrap, paired_bootstrap
-from forecast_train.evaluation.metrics import Array, Interval, Rows
-from forecast_train.llm.hearing import Heard
+from forecast_train.evaluation.binned import (
+    BinScores,
+    bin_labels,
+    bins_from_forecasts,
+    found_near_best,
+    score_bins,
+)
+from forecast_train.evaluation.bootstrap import BOOTSTRAP_DRAWS, cluster_bootstrap, paired_bootstrap
+from forecast_train.evaluation.metrics import BootstrapInterval, FloatArray, RowIndices
+from forecast_train.llm.hearing import ModelAnswers
 
-MEASURED = 0.1
+MEASURED_SHARE = 0.1
 """Share of the candidates that is measured in the order of a forecast."""
 COVERAGES = (0.25, 0.5, 0.75, 1.0)
 """Shares of all forecasts, the surest first, whose error is told."""
-_LEAST = 0.01
+_LEAST_CORRELATION = 0.01
 """A family's rank correlation counts as this at least in the geometric mean."""
-_FAILED = float(BINS.bounds[-1, 1] + 1.0)
+_FAILED_PLACE = float(BINS.bounds[-1, 1] + 1.0)
 """Place in the order of one that fails for certain: behind the slowest bin."""
 
 
 @dataclass(frozen=True)
-class Words:
+class BinScoresOfProblem:
     """One problem's forecasts, scored."""
 
     problem: str
     kernel: str
     family: str
     candidates: int
-    binned: Binned
+    binned: BinScores
     spearman: float
     """Of expected and measured log2 time, of those that ran."""
     recovered: bool
@@ -55,31 +61,31 @@ class Words:
         return found | {"spearman": None if math.isnan(self.spearman) else self.spearman}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Words:
+    def from_json(cls, data: Mapping[str, Any]) -> BinScoresOfProblem:
         """Read it back. Raises `KeyError` or `TypeError` for something else."""
         told = math.nan if data["spearman"] is None else data["spearman"]
-        return cls(**{**data, "binned": Binned(**data["binned"]), "spearman": told})
+        return cls(**{**data, "binned": BinScores(**data["binned"]), "spearman": told})
 
 
-def own_words(h: Heard, calibration: Calibration | None = None) -> Words | None:
+def model_bin_scores(h: ModelAnswers, calibration: LLMCalibration | None = None) -> BinScoresOfProblem | None:
     """What the model itself stated, at the calibration's temperature if one is given; None if nothing."""
-    stated = h.stated if calibration is None else calibration.cooled(h.stated)
+    stated = h.stated if calibration is None else calibration.temperature_scaled(h.stated)
     return _scored(h, stated)
 
 
-def forecast_words(
-    h: Heard, forecasts: Forecasts, candidates: Sequence[str], *, seed: int = 0
-) -> Words | None:
+def forecast_bin_scores(
+    h: ModelAnswers, forecasts: Forecasts, candidates: Sequence[str], *, seed: int = 0
+) -> BinScoresOfProblem | None:
     """The same of a surrogate's forecasts, as bins against the same reference; None where it is not listed.
 
     `candidates` are the `Candidate.id` of the forecasts' rows.
     """
     if h.reference not in candidates:
         return None
-    return _scored(h, stated_bins(forecasts, h.rows, list(candidates).index(h.reference), seed))
+    return _scored(h, bins_from_forecasts(forecasts, h.rows, list(candidates).index(h.reference), seed))
 
 
-def _scored(h: Heard, p: Array) -> Words | None:
+def _scored(h: ModelAnswers, p: FloatArray) -> BinScoresOfProblem | None:
     # That the reference is as fast as itself is no news; one row of zeros is no answer.
     told = (p.sum(axis=1) > 0.5) & (np.abs(np.nan_to_num(h.ratios, nan=1.0)) > 1e-9)
     p, ratios = p[told], h.ratios[told]
@@ -87,55 +93,57 @@ def _scored(h: Heard, p: Array) -> Words | None:
     if ran.sum() < 2:
         return None
     mean, _, fails = BINS.moments(p)
-    expected = (1.0 - fails) * mean + fails * _FAILED
-    order: Rows = np.argsort(expected, kind="stable").astype(np.intp)
+    expected = (1.0 - fails) * mean + fails * _FAILED_PLACE
+    order: RowIndices = np.argsort(expected, kind="stable").astype(np.intp)
     path = metrics.regret_path(order, ratios)
-    return Words(
+    return BinScoresOfProblem(
         h.problem,
         h.kernel,
         h.family,
         len(p),
-        scored(p, labels_of(ratios)),
+        score_bins(p, bin_labels(ratios)),
         metrics.spearman(mean[ran], ratios[ran]),
-        recovered(order, ratios, share=MEASURED),
-        metrics.regret_at(path, math.ceil(MEASURED * len(order))),
+        found_near_best(order, ratios, share=MEASURED_SHARE),
+        metrics.regret_at(path, math.ceil(MEASURED_SHARE * len(order))),
     )
 
 
-_Statistic = Callable[[Sequence[Words], Rows], float]
+_Statistic = Callable[[Sequence[BinScoresOfProblem], RowIndices], float]
 
 
-def _mean(of: Callable[[Words], float], words: Sequence[Words], rows: Rows) -> float:
+def _mean(
+    of: Callable[[BinScoresOfProblem], float], words: Sequence[BinScoresOfProblem], rows: RowIndices
+) -> float:
     values = np.array([of(words[i]) for i in rows])
     return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
 
-def _ece(words: Sequence[Words], rows: Rows) -> float:
+def _ece(words: Sequence[BinScoresOfProblem], rows: RowIndices) -> float:
     p, hit = _pooled(words, rows)
     return metrics.ece(p, hit > 0)
 
 
-def _aurc(words: Sequence[Words], rows: Rows) -> float:
+def _aurc(words: Sequence[BinScoresOfProblem], rows: RowIndices) -> float:
     p, hit = _pooled(words, rows)
     return metrics.aurc(p, 1.0 - hit)
 
 
-def _pooled(words: Sequence[Words], rows: Rows) -> tuple[Array, Array]:
+def _pooled(words: Sequence[BinScoresOfProblem], rows: RowIndices) -> tuple[FloatArray, FloatArray]:
     p = np.concatenate([np.array(words[i].binned.confidence) for i in rows])
     return p, np.concatenate([np.array(words[i].binned.hit, dtype=float) for i in rows])
 
 
-def _by_family(words: Sequence[Words], rows: Rows) -> float:
+def _by_family(words: Sequence[BinScoresOfProblem], rows: RowIndices) -> float:
     """Geometric mean over families of their mean rank correlation."""
     found: dict[str, list[float]] = {}
     for i in rows:
         if not math.isnan(words[i].spearman):
             found.setdefault(words[i].family, []).append(words[i].spearman)
-    logs = [math.log(max(_LEAST, float(np.mean(values)))) for values in found.values()]
+    logs = [math.log(max(_LEAST_CORRELATION, float(np.mean(values)))) for values in found.values()]
     return math.exp(float(np.mean(logs))) if logs else math.nan
 
 
-def _regret(words: Sequence[Words], rows: Rows) -> float:
+def _regret(words: Sequence[BinScoresOfProblem], rows: RowIndices) -> float:
     return metrics.geomean_regret(np.array([words[i].regret for i in rows]))
 
 
@@ -157,7 +165,7 @@ candidates, the others are means over problems; `regret` is a geometric mean."""
 LESS_IS_BETTER = ("ece", "brier", "crps", "nll", "regret", "aurc")
 
 
-def table(words: Sequence[Words], *, draws: int = DRAWS) -> dict[str, Any]:
+def statistics_table(words: Sequence[BinScoresOfProblem], *, draws: int = BOOTSTRAP_DRAWS) -> dict[str, Any]:
     """Every statistic as [value, low, high] (95 %, kernels resampled), and errors by coverage.
 
     Raises `ValueError` for no words at all.
@@ -169,7 +177,7 @@ def table(words: Sequence[Words], *, draws: int = DRAWS) -> dict[str, Any]:
     found["families"] = len({w.family for w in words})
     found["candidates"] = sum(w.candidates for w in words)
     for name, statistic in STATISTICS.items():
-        found[name] = shown(cluster_bootstrap(partial(statistic, words), kernels, draws=draws))
+        found[name] = rounded_interval(cluster_bootstrap(partial(statistic, words), kernels, draws=draws))
     p, hit = _pooled(words, np.arange(len(words)))
     coverage, risk = metrics.risk_coverage(p, 1.0 - hit)
     places = [max(0, math.ceil(share * len(coverage)) - 1) for share in COVERAGES]
@@ -179,7 +187,9 @@ def table(words: Sequence[Words], *, draws: int = DRAWS) -> dict[str, Any]:
     return found
 
 
-def compared(one: Sequence[Words], other: Sequence[Words], *, draws: int = DRAWS) -> dict[str, Any]:
+def paired_differences(
+    one: Sequence[BinScoresOfProblem], other: Sequence[BinScoresOfProblem], *, draws: int = BOOTSTRAP_DRAWS
+) -> dict[str, Any]:
     """`one` - `other` of every statistic as [value, low, high], on the problems of which both spoke."""
     theirs = {w.problem: w for w in other}
     pairs = [(w, theirs[w.problem]) for w in one if w.problem in theirs]
@@ -190,18 +200,18 @@ def compared(one: Sequence[Words], other: Sequence[Words], *, draws: int = DRAWS
     mine, others = (np.arange(len(pairs)) * 2 + i for i in (0, 1))
     found = {}
     for name, statistic in STATISTICS.items():
-        on = partial(_at, statistic, both)
-        found[name] = shown(
+        on = partial(_select, statistic, both)
+        found[name] = rounded_interval(
             paired_bootstrap(on, mine.astype(float), others.astype(float), kernels, draws=draws)
         )
     return found
 
 
-def _at(statistic: _Statistic, words: Sequence[Words], places: Array) -> float:
+def _select(statistic: _Statistic, words: Sequence[BinScoresOfProblem], places: FloatArray) -> float:
     return statistic(words, places.astype(np.intp))
 
 
-def shown(interval: Interval) -> list[float | None]:
+def rounded_interval(interval: BootstrapInterval) -> list[float | None]:
     """[value, low, high], four digits; null where there is none."""
     ends = (interval.value, interval.low, interval.high)
     return [round(x, 4) if math.isfinite(x) else None for x in ends]

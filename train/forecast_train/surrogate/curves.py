@@ -12,38 +12,38 @@ from statistics import NormalDist
 
 import numpy as np
 
-from forecast_autotune.numerics import NOMINAL
+from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.surrogates.calibration import (
+    ALL_GROUPS,
     GROUPS,
-    OWN,
-    POOLED,
+    OWN_MEASUREMENT_BOUNDS,
     UNKNOWN,
-    Calibration,
-    Curve,
-    Group,
-    class_of,
-    width_class,
+    CalibrationCurve,
+    CalibrationGroup,
+    SurrogateCalibration,
+    interval_class,
+    measurement_class,
 )
 from forecast_autotune.surrogates.protocol import Array
-from forecast_train.surrogate.observe import Step
+from forecast_train.surrogate.observe import ReplayStep
 
 KNOTS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
-_CLIP = 0.002
+_PROBABILITY_CLIP = 0.002
 """A share of 512 draws is never nearer to certainty than this."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class ReplayRecord:
     """One replay of one table."""
 
     family: str
     problem: str
     group: str
     candidates: int
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayStep, ...]
 
 
-def fit(seen: Sequence[Seen]) -> Calibration:
+def fit_curves(seen: Sequence[ReplayRecord]) -> SurrogateCalibration:
     """All groups that were recorded, and all of them together.
 
     Renamed devices are no recorded group: their clocks and caches are still those of a known one, so
@@ -51,40 +51,45 @@ def fit(seen: Sequence[Seen]) -> Calibration:
     """
     recorded = [s for s in seen if s.group != UNKNOWN]
     groups = {name: [s for s in recorded if s.group == name] for name in GROUPS}
-    made = {name: _group(rows) for name, rows in groups.items() if rows}
-    return Calibration({**made, POOLED: _group(recorded)} if made else {})
+    made = {name: _fit_group(rows) for name, rows in groups.items() if rows}
+    return SurrogateCalibration({**made, ALL_GROUPS: _fit_group(recorded)} if made else {})
 
 
-def risk_curves(rows: Sequence[Seen]) -> tuple[Curve, ...]:
-    """The correction of the stated risk that these replays call for, per class of `OWN`."""
-    told = (class_of(step.each) for s in rows for step in s.steps if step.beaten is not None)
-    return tuple(_risk_curve(rows, own) for own in _learnt(told))
+def risk_curves(rows: Sequence[ReplayRecord]) -> tuple[CalibrationCurve, ...]:
+    """The correction of the stated risk that these replays call for, per class of `OWN_MEASUREMENT_BOUNDS`."""
+    told = (measurement_class(step.each) for s in rows for step in s.steps if step.beaten is not None)
+    return tuple(_risk_curve(rows, own) for own in _nearest_observed(told))
 
 
-def _risk_curve(rows: Sequence[Seen], own: int) -> Curve:
-    stated, came_true, weight = risks(rows, own)
+def _risk_curve(rows: Sequence[ReplayRecord], own: int) -> CalibrationCurve:
+    stated, came_true, weight = risk_pairs(rows, own)
     families = len({s.family for s in rows})
     # Nothing ever went wrong in n families is no proof that it never does (Jeffreys' estimate).
-    return platt(stated, came_true, weight, least=0.5 / (families + 1))
+    return platt_curve(stated, came_true, weight, least=0.5 / (families + 1))
 
 
-def _group(rows: Sequence[Seen]) -> Group:
+def _fit_group(rows: Sequence[ReplayRecord]) -> CalibrationGroup:
     steps = [step for s in rows for step in s.steps if len(step.z)]
-    near = tuple(platt(*within(rows, own)) for own in _learnt(class_of(step.each) for step in steps))
-    wide = _learnt(width_class(step.own, step.each) for step in steps)
-    intervals = tuple(_factors(*scores(rows, own)) for own in wide)
-    return Group(risk_curves(rows), near, intervals, len({s.problem for s in rows}))
+    near = tuple(
+        platt_curve(*within_pairs(rows, own))
+        for own in _nearest_observed(measurement_class(step.each) for step in steps)
+    )
+    wide = _nearest_observed(interval_class(step.own, step.each) for step in steps)
+    intervals = tuple(_width_factors(*z_scores(rows, own)) for own in wide)
+    return CalibrationGroup(risk_curves(rows), near, intervals, len({s.problem for s in rows}))
 
 
-def _learnt(held: Iterable[int]) -> list[int]:
-    """Per class of `OWN` the class to learn from: itself, else the nearest of those that anything is of."""
+def _nearest_observed(held: Iterable[int]) -> list[int]:
+    """Per class of `OWN_MEASUREMENT_BOUNDS` the class to learn from: itself, else the nearest of those that anything is of."""
     some = sorted(set(held))
-    return [min(some, key=lambda other: (abs(other - own), other)) for own in range(len(OWN))]
+    return [
+        min(some, key=lambda other: (abs(other - own), other)) for own in range(len(OWN_MEASUREMENT_BOUNDS))
+    ]
 
 
-def risks(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
+def risk_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
     """(stated, came true, weight) of a class's steps with an incumbent; every replay weighs the same."""
-    every = [[t for t in s.steps if t.beaten is not None and class_of(t.each) == own] for s in rows]
+    every = [[t for t in s.steps if t.beaten is not None and measurement_class(t.each) == own] for s in rows]
     told = [steps for steps in every if steps]
     return (
         np.array([step.risk for steps in told for step in steps]),
@@ -93,12 +98,14 @@ def risks(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
     )
 
 
-def within(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
-    """(stated, came true, weight) per untried candidate at the steps of one class of `OWN`.
+def within_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
+    """(stated, came true, weight) per untried candidate at the steps of one class of `OWN_MEASUREMENT_BOUNDS`.
 
     Every step weighs the same.
     """
-    steps = [step for s in rows for step in s.steps if class_of(step.each) == own and len(step.p_within)]
+    steps = [
+        step for s in rows for step in s.steps if measurement_class(step.each) == own and len(step.p_within)
+    ]
     return (
         np.concatenate([np.zeros(0), *(step.p_within for step in steps)]),
         np.concatenate([np.zeros(0), *(step.within for step in steps)]),
@@ -106,33 +113,33 @@ def within(rows: Sequence[Seen], own: int) -> tuple[Array, Array, Array]:
     )
 
 
-def scores(rows: Sequence[Seen], own: int) -> tuple[Array, Array]:
+def z_scores(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array]:
     """(|z|, weight) per untried candidate that runs, at the steps of one class of intervals."""
     every = [step for s in rows for step in s.steps if len(step.z)]
-    steps = [step for step in every if width_class(step.own, step.each) == own]
+    steps = [step for step in every if interval_class(step.own, step.each) == own]
     return (
         np.abs(np.concatenate([np.zeros(0), *(step.z for step in steps)])),
         np.concatenate([np.zeros(0), *(np.full(len(s.z), 1.0 / len(s.z)) for s in steps)]),
     )
 
 
-def _factors(score: Array, weight: Array) -> tuple[float, ...]:
-    """Weighted quantiles of |z| over those of a normal, per level of `NOMINAL`; widths never fall."""
+def _width_factors(score: Array, weight: Array) -> tuple[float, ...]:
+    """Weighted quantiles of |z| over those of a normal, per level of `INTERVAL_LEVELS`; widths never fall."""
     order = np.argsort(score)
     share = np.cumsum(weight[order]) / weight.sum()
-    place = np.minimum(np.searchsorted(share, NOMINAL), len(score) - 1)
+    place = np.minimum(np.searchsorted(share, INTERVAL_LEVELS), len(score) - 1)
     widths = np.maximum.accumulate(score[order][place])
-    normal = [NormalDist().inv_cdf(0.5 + level / 2) for level in NOMINAL]
+    normal = [NormalDist().inv_cdf(0.5 + level / 2) for level in INTERVAL_LEVELS]
     return tuple(round(float(w / z), 4) for w, z in zip(np.maximum(widths, 0.01), normal, strict=True))
 
 
-def platt(stated: Array, came_true: Array, weight: Array, *, least: float = 0.0) -> Curve:
+def platt_curve(stated: Array, came_true: Array, weight: Array, *, least: float = 0.0) -> CalibrationCurve:
     """A logistic curve in the log odds of `stated`, as knots; never below `least`.
 
     Newton's method with weak normal priors, slope 1 and intercept 0 (variance 4 each, in units of one
     replay), so that few or one-sided data stay near what was stated. The slope is kept positive.
     """
-    x = _odds(stated)
+    x = _log_odds(stated)
     design = np.stack([np.ones_like(x), x], axis=1)
     prior, theta = np.array([0.0, 1.0]), np.array([0.0, 1.0])
     for _ in range(50):
@@ -144,10 +151,10 @@ def platt(stated: Array, came_true: Array, weight: Array, *, least: float = 0.0)
         theta[1] = max(theta[1], 0.02)
         if np.abs(step).max() < 1e-8:
             break
-    observed = 1.0 / (1.0 + np.exp(-(theta[0] + theta[1] * _odds(np.array(KNOTS)))))
-    return Curve(KNOTS, tuple(round(float(max(p, least)), 4) for p in observed))
+    observed = 1.0 / (1.0 + np.exp(-(theta[0] + theta[1] * _log_odds(np.array(KNOTS)))))
+    return CalibrationCurve(KNOTS, tuple(round(float(max(p, least)), 4) for p in observed))
 
 
-def _odds(p: Array) -> Array:
-    inside = _CLIP + (1.0 - 2.0 * _CLIP) * p
+def _log_odds(p: Array) -> Array:
+    inside = _PROBABILITY_CLIP + (1.0 - 2.0 * _PROBABILITY_CLIP) * p
     return np.asarray(np.log(inside) - np.log1p(-inside))

@@ -17,26 +17,26 @@ import numpy as np
 from forecast_autotune.records import digest
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.pooled import Pooled, group_of_pool
+from forecast_autotune.surrogates.pooled import PooledSurrogate, pool_group
 from forecast_autotune.surrogates.protocol import Relative
 from forecast_autotune.tuning.replay import relatives_of
 from forecast_train.evaluation.splits import SplitError, family_of
-from forecast_train.surrogate.calibrate import report
-from forecast_train.surrogate.curves import Seen, fit
-from forecast_train.surrogate.observe import observe
+from forecast_train.surrogate.calibrate import reliability_report
+from forecast_train.surrogate.curves import ReplayRecord, fit_curves
+from forecast_train.surrogate.observe import observe_replay
 
 TOLERANCES = (0.02, 0.05)
 """The default, and the one that relatives are checked at."""
 
-Job = tuple[Table, Sequence[Relative]]
+DeviceReplay = tuple[Table, Sequence[Relative]]
 
 
-def jobs_of(tables: Sequence[Table], seed: int) -> list[Job]:
+def device_replays(tables: Sequence[Table], seed: int) -> list[DeviceReplay]:
     """Every table with all others of its kernel and sizes on other devices, and with one drawn of them.
 
     Raises `SplitError` when there is no such table, or only one family of kernels.
     """
-    found: list[Job] = []
+    found: list[DeviceReplay] = []
     for table in tables:
         others = relatives_of(table, tables, "devices")
         if len(others) > 1:
@@ -53,25 +53,25 @@ def jobs_of(tables: Sequence[Table], seed: int) -> list[Job]:
     return found
 
 
-def played(job: Job, *, seed: int) -> list[Seen]:
+def run_device_replay(job: DeviceReplay, *, seed: int) -> list[ReplayRecord]:
     """One table's replays, at every tolerance of `TOLERANCES`."""
     table, others = job
     made = []
     for tolerance in TOLERANCES:
         settings = Settings().with_(tolerance=tolerance)
-        steps, _ = observe(table, Pooled(), seed=seed, relatives=others, settings=settings)
-        family, group = family_of(table.problem), group_of_pool(len(others))
-        made.append(Seen(family, table.problem.id, group, len(table.by_candidate()), tuple(steps)))
+        steps, _ = observe_replay(table, PooledSurrogate(), seed=seed, relatives=others, settings=settings)
+        family, group = family_of(table.problem), pool_group(len(others))
+        made.append(ReplayRecord(family, table.problem.id, group, len(table.by_candidate()), tuple(steps)))
     return made
 
 
-def calibrate_elsewhere(
+def calibrate_cross_device(
     tables: Sequence[Table], seeds: Sequence[int] = (0, 1), *, jobs: int = 1
 ) -> dict[str, Any]:
-    """What `calibrate.calibrate` returns, of `Pooled`. Raises `SplitError` as `jobs_of` does."""
-    seen: list[Seen] = []
+    """What `calibrate.calibrate` returns, of `PooledSurrogate`. Raises `SplitError` as `device_replays` does."""
+    seen: list[ReplayRecord] = []
     for seed in seeds:
-        work, given = partial(played, seed=seed), jobs_of(tables, seed)
+        work, given = partial(run_device_replay, seed=seed), device_replays(tables, seed)
         if jobs <= 1:
             found = [work(job) for job in given]
         else:
@@ -80,10 +80,10 @@ def calibrate_elsewhere(
                 found = list(pool.map(work, given))
         seen += [one for same in found for one in same]
     return {
-        "surrogate": f"{Pooled.name}/{Pooled.version}",
+        "surrogate": f"{PooledSurrogate.name}/{PooledSurrogate.version}",
         "problems": len({s.problem for s in seen}),
         "families": len({s.family for s in seen}),
         "seeds": len(seeds),
-        "calibration": fit(seen).to_json(),
-        "reliability": report(seen),
+        "calibration": fit_curves(seen).to_json(),
+        "reliability": reliability_report(seen),
     }

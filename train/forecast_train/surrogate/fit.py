@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.devices import card
-from forecast_autotune.features.vector import vectors
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.vector import feature_matrix
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.corpus import Corpus
-from forecast_autotune.surrogates.covariance import Hyper
+from forecast_autotune.surrogates.corpus import TrainingCorpus
+from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
-from forecast_autotune.surrogates.learned import LEARNED, Learned, Model
-from forecast_autotune.surrogates.prior import Prior, prior
+from forecast_autotune.surrogates.learned import LEARNED_HYPERPARAMETERS, LearnedModel, LearnedSurrogate
+from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.surrogates.protocol import Array
 from forecast_train.surrogate.errors import FitError
 
 
 @dataclass(frozen=True)
-class Recipe:
+class FitSettings:
     """How the trees are grown."""
 
     trees: int = 64
@@ -52,13 +52,13 @@ class Recipe:
     """Share of the rows that a boosted tree sees."""
     weight: float = 1.0
     """Share of the residual that is believed."""
-    hyper: Hyper = LEARNED
+    hyper: Hyperparameters = LEARNED_HYPERPARAMETERS
     """Of the Gaussian process; also what compresses slowdowns here."""
     jobs: int = -1
 
 
 @dataclass(frozen=True)
-class Rows:
+class ProblemArrays:
     """One problem as numbers."""
 
     features: Array
@@ -71,26 +71,34 @@ class Rows:
     failed: npt.NDArray[np.bool_]
 
 
-def fit(tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None) -> Learned:
+def fit(tables: Sequence[Table], *, seed: int = 0, recipe: FitSettings | None = None) -> LearnedSurrogate:
     """A surrogate fitted to these tables alone. Raises `FitError` when none has IR and times."""
-    return Learned(fit_model(tables, seed=seed, recipe=recipe))
+    return LearnedSurrogate(fit_model(tables, seed=seed, recipe=recipe))
 
 
-Believe = Callable[
+PriorFunction = Callable[
     [Problem, Sequence[Candidate], Mapping[Candidate, tuple[int, ...]], Mapping[str, str]], Prior
 ]
 """What is believed before anything is measured, of a problem, its candidates, their grids and IR."""
 
 
 def fit_model(
-    tables: Sequence[Table], *, seed: int = 0, recipe: Recipe | None = None, believe: Believe = prior
-) -> Model:
+    tables: Sequence[Table],
+    *,
+    seed: int = 0,
+    recipe: FitSettings | None = None,
+    believe: PriorFunction = formula_prior,
+) -> LearnedModel:
     """The forests; see the module. Raises `FitError` when no table has IR, or facts of it, and times.
 
     `believe` is the formula whose residual is learned: another one may read other problems, too.
     """
-    how = recipe or Recipe()
-    read = [(rows, t.problem.kernel.name) for t in tables if (rows := _rows(_Ref(t), believe)) is not None]
+    how = recipe or FitSettings()
+    read = [
+        (rows, t.problem.kernel.name)
+        for t in tables
+        if (rows := _problem_arrays(_TableKey(t), believe)) is not None
+    ]
     problems = [rows for rows, _ in read]
     if not problems:
         raise FitError(
@@ -105,7 +113,9 @@ def fit_model(
             f"fitting needs scikit-learn and LightGBM: pip install 'forecast-autotune[eval]' ({missing})"
         ) from missing
     features = np.concatenate([p.features for p in problems])
-    target, weight = (np.concatenate(x) for x in zip(*(_residual(p, how) for p in problems), strict=True))
+    target, weight = (
+        np.concatenate(x) for x in zip(*(_residual_targets(p, how) for p in problems), strict=True)
+    )
     growing: dict[str, Any] = {
         "n_estimators": how.trees,
         "min_samples_leaf": how.leaf,
@@ -116,14 +126,16 @@ def fit_model(
     used = weight > 0
     features = features.astype(np.float32)  # as they will be read
     fitted = features[used], target[used], weight[used] / weight[used].mean()
-    boosted = [LGBMRegressor(**boosting).fit(*fitted).booster_ for boosting in _boosting(how, seed)]
-    kin = exported(ExtraTreesRegressor(**growing).fit(*fitted))
+    boosted = [
+        LGBMRegressor(**boosting).fit(*fitted).booster_ for boosting in _boosting_parameters(how, seed)
+    ]
+    kin = forest_arrays(ExtraTreesRegressor(**growing).fit(*fitted))
     failed = np.concatenate([p.failed for p in problems])
     failure = None
     if failed.sum() >= 20:
         even = np.concatenate([np.full(len(p.failed), 1.0 / len(p.failed)) for p in problems])
         grown = ExtraTreesRegressor(**growing).fit(features, failed.astype(float), sample_weight=even)
-        failure = exported(grown)
+        failure = forest_arrays(grown)
     about = {
         "kernels": len({t.problem.kernel.name for t in tables}),
         "problems": len(problems),
@@ -132,11 +144,13 @@ def fit_model(
         "seed": seed,
     }
     alike = replace(kin, value=np.zeros_like(kin.value))
-    met = Corpus.of(problems[0].names, [p.features for p in problems], [name for _, name in read])
-    return Model(problems[0].names, summed(boosted), alike, failure, how.hyper, how.weight, about, met)
+    met = TrainingCorpus.of(problems[0].names, [p.features for p in problems], [name for _, name in read])
+    return LearnedModel(
+        problems[0].names, summed_forest(boosted), alike, failure, how.hyper, how.weight, about, met
+    )
 
 
-def _boosting(how: Recipe, seed: int) -> list[dict[str, Any]]:
+def _boosting_parameters(how: FitSettings, seed: int) -> list[dict[str, Any]]:
     """What LightGBM is to do, per boosted model. Two seeds have no model in common."""
     alike = {
         "n_estimators": how.rounds,
@@ -157,7 +171,7 @@ def _boosting(how: Recipe, seed: int) -> list[dict[str, Any]]:
     return [{**alike, "random_state": seed * how.bags + i} for i in range(how.bags)]
 
 
-def exported(forest: Any) -> Forest:
+def forest_arrays(forest: Any) -> Forest:
     """A fitted scikit-learn forest as arrays; nodes of a tree are in pre-order, so parents come first."""
     trees = [e.tree_ for e in forest.estimators_]
     sizes = [t.node_count for t in trees]
@@ -178,7 +192,7 @@ def exported(forest: Any) -> Forest:
     )
 
 
-def summed(boosters: Sequence[Any]) -> Forest:
+def summed_forest(boosters: Sequence[Any]) -> Forest:
     """The trees of LightGBM's models as one forest, whose mean is the mean of the models' sums."""
     trees = [tree for booster in boosters for tree in booster.dump_model()["tree_info"]]
     scale = len(trees) / len(boosters)
@@ -201,7 +215,7 @@ def summed(boosters: Sequence[Any]) -> Forest:
     return Forest(
         feature=np.array(feature, dtype=np.int16),
         # A threshold lies between two numbers of single precision; rounded up it would let the upper one in.
-        threshold=_below(np.array(threshold)),
+        threshold=_largest_float32_below(np.array(threshold)),
         left=np.array(left, dtype=np.int32),
         right=np.array(right, dtype=np.int32),
         value=np.array(value, dtype=np.float32),
@@ -209,13 +223,13 @@ def summed(boosters: Sequence[Any]) -> Forest:
     )
 
 
-def _below(values: Array) -> npt.NDArray[np.float32]:
+def _largest_float32_below(values: Array) -> npt.NDArray[np.float32]:
     """The largest numbers of single precision that are not above these."""
     near = values.astype(np.float32)
     return np.where(near > values, np.nextafter(near, np.float32(-np.inf)), near)
 
 
-def _residual(rows: Rows, how: Recipe) -> tuple[Array, Array]:
+def _residual_targets(rows: ProblemArrays, how: FitSettings) -> tuple[Array, Array]:
     """(target, weight) per candidate: compressed log2 slowdown, observed minus formula, centred."""
     ok = ~rows.failed
     seen = how.hyper.compress(rows.observed - np.nanmin(rows.observed), 0.0)
@@ -226,7 +240,7 @@ def _residual(rows: Rows, how: Recipe) -> tuple[Array, Array]:
     return residual - (residual * weight).sum(), weight
 
 
-class _Ref:
+class _TableKey:
     """A table as a cache key: hashed by identity, which `lru_cache` keeps alive."""
 
     def __init__(self, table: Table) -> None:
@@ -236,11 +250,11 @@ class _Ref:
         return id(self.table)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Ref) and other.table is self.table
+        return isinstance(other, _TableKey) and other.table is self.table
 
 
 @lru_cache(maxsize=8192)
-def _rows(ref: _Ref, believe: Believe = prior) -> Rows | None:
+def _problem_arrays(ref: _TableKey, believe: PriorFunction = formula_prior) -> ProblemArrays | None:
     """The numbers of one table; None where there is no IR or nothing ran. Folds share tables: cached."""
     table = ref.table
     observed = np.array(table.log2_ms())
@@ -251,5 +265,7 @@ def _rows(ref: _Ref, believe: Believe = prior) -> Rows | None:
     before = believe(problem, candidates, table.grids(), problem.ttir)
     if before.facts is None or before.costs is None:
         return None
-    x, names = vectors(before.facts, before.costs, [c.config for c in candidates], card(problem.device))
-    return Rows(x, tuple(names), before.mean, observed, ~ran)
+    x, names = feature_matrix(
+        before.facts, before.costs, [c.config for c in candidates], device_spec(problem.device)
+    )
+    return ProblemArrays(x, tuple(names), before.mean, observed, ~ran)

@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.encode import Encoder
+from forecast_autotune.features.encode import ConfigEncoder
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.covariance import Hyper, together
-from forecast_autotune.surrogates.formula import Analytic
+from forecast_autotune.surrogates.covariance import Hyperparameters, forest_proximity
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Array, Query
-from forecast_train.evaluation.splits import family_groups, family_of, without
+from forecast_train.evaluation.splits import family_groups, family_of, tables_without
 from forecast_train.surrogate.errors import FitError
-from forecast_train.surrogate.fit import Recipe, fit
+from forecast_train.surrogate.fit import FitSettings, fit
 
-FITTED = (
+FITTED_PARAMETERS = (
     *("slope", "additive", "joint", "rough", "forest", "noise"),
     *("additive_scale", "joint_scale", "warp_scale", "stage_scale"),
 )
-_SCALES = (0.5, 0.7, 1.0, 1.4, 2.0)
+_SCALE_GRID = (0.5, 0.7, 1.0, 1.4, 2.0)
 _LEAST, _MOST = 0.003, 20.0
 _BATCH = 64
 _RATE = 0.05
@@ -37,7 +37,7 @@ _JITTER = 1e-9
 
 
 @dataclass(frozen=True)
-class _Observed:
+class _FastCandidates:
     """One problem's fast candidates."""
 
     points: Array
@@ -52,13 +52,13 @@ class _Observed:
 
 def fit_hyper(
     tables: Sequence[Table],
-    surrogate: Callable[[Table], Analytic],
+    surrogate: Callable[[Table], AnalyticSurrogate],
     *,
-    start: Hyper | None = None,
+    start: Hyperparameters | None = None,
     rounds: int = 12,
     rows: int = 64,
     seed: int = 0,
-) -> tuple[Hyper, float]:
+) -> tuple[Hyperparameters, float]:
     """Hyperparameters and their mean log likelihood per observation, by `rounds` passes of Adam.
 
     `surrogate(table)` is what forecasts a table: fitted without its family, or its trees have seen the
@@ -70,13 +70,13 @@ def fit_hyper(
     except ImportError as missing:
         raise FitError(f"fitting hyperparameters needs torch: pip install torch ({missing})") from missing
     first = start or surrogate(tables[0]).hyper
-    data = [found for t in tables if (found := _observed(t, surrogate(t), rows)) is not None]
+    data = [found for t in tables if (found := _fast_candidates(t, surrogate(t), rows)) is not None]
     if not data:
         raise FitError(f"none of {len(tables)} tables has TTIR, grids and times")
     everything = _padded(data)
     logs = {
         name: torch.tensor(np.log(np.clip(value, _LEAST, _MOST)), requires_grad=True)
-        for name, value in _values(first).items()
+        for name, value in _fitted_values(first).items()
     }
     optimiser = torch.optim.Adam(list(logs.values()), lr=_RATE)
     generator = torch.Generator().manual_seed(seed)
@@ -94,12 +94,12 @@ def fit_hyper(
     with torch.no_grad():
         parts = [{k: v[i : i + _BATCH] for k, v in everything.items()} for i in range(0, len(data), _BATCH)]
         final = torch.cat([_likelihood(part, logs, first.intercept) for part in parts]).mean()
-    return _hyper(first, {k: np.exp(v.detach().numpy()) for k, v in logs.items()}), float(final)
+    return _with_values(first, {k: np.exp(v.detach().numpy()) for k, v in logs.items()}), float(final)
 
 
 def fit_all(
-    tables: Sequence[Table], *, groups: int = 6, seed: int = 0, recipe: Recipe | None = None
-) -> tuple[Hyper, float]:
+    tables: Sequence[Table], *, groups: int = 6, seed: int = 0, recipe: FitSettings | None = None
+) -> tuple[Hyperparameters, float]:
     """`fit_hyper` on surrogates that were each fitted without a group of families, for the whole corpus.
 
     Nor with a kernel of the group that counts among another family as well. Raises `FitError` when that
@@ -109,9 +109,9 @@ def fit_all(
     if len(held) < 2:
         families = sorted({family_of(t.problem) for t in tables})
         raise FitError(f"hyperparameters need tables of two families or more, these are of {families}")
-    forecaster: dict[str, Analytic] = {}
+    forecaster: dict[str, AnalyticSurrogate] = {}
     for group in held:
-        apart = without(tables, group)
+        apart = tables_without(tables, group)
         if not apart:
             held_out = sorted({family_of(t.problem) for t in group})
             raise FitError(f"hyperparameters need kernels that are not of {held_out}, and there are none")
@@ -120,24 +120,24 @@ def fit_all(
     return fit_hyper(tables, lambda t: forecaster[t.problem.id], seed=seed)
 
 
-def _values(hyper: Hyper) -> dict[str, Array]:
-    return {name: np.array(getattr(hyper, name), dtype=float) for name in (*FITTED, "part_slopes")}
+def _fitted_values(hyper: Hyperparameters) -> dict[str, Array]:
+    return {name: np.array(getattr(hyper, name), dtype=float) for name in (*FITTED_PARAMETERS, "part_slopes")}
 
 
-def _hyper(first: Hyper, values: Mapping[str, Array]) -> Hyper:
-    plain = {name: float(values[name]) for name in FITTED}
+def _with_values(first: Hyperparameters, values: Mapping[str, Array]) -> Hyperparameters:
+    plain = {name: float(values[name]) for name in FITTED_PARAMETERS}
     return replace(first, **plain, part_slopes=tuple(float(v) for v in values["part_slopes"]))
 
 
-def _observed(table: Table, surrogate: Analytic, rows: int) -> _Observed | None:
+def _fast_candidates(table: Table, surrogate: AnalyticSurrogate, rows: int) -> _FastCandidates | None:
     query = Query(table.problem, list(table.by_candidate()), table.grids(), ttir=table.problem.ttir)
-    before = surrogate.before(query)
+    before = surrogate.prior(query)
     times = np.array(table.log2_ms())
     ran = np.flatnonzero(np.isfinite(times))
     if not before.informed or len(ran) < 3:
         return None
     ran = ran[np.argsort(times[ran], kind="stable")][:rows]
-    encoder = Encoder.of(query.candidates)
+    encoder = ConfigEncoder.of(query.candidates)
     inputs, believed = surrogate.inputs(query.candidates, before, encoder)
     points = encoder(query.candidates)
     unit = np.zeros(points.shape[1], dtype=np.intp)
@@ -145,10 +145,12 @@ def _observed(table: Table, surrogate: Analytic, rows: int) -> _Observed | None:
         unit[place] = {"num_warps": 1, "num_stages": 2}.get(name, 0)
     seen = surrogate.hyper.compress(times[ran], float(np.nanmin(times)))
     leaves = inputs.leaves[ran]
-    return _Observed(points[ran], unit, inputs.slopes[ran], together(leaves, leaves), seen - believed[ran])
+    return _FastCandidates(
+        points[ran], unit, inputs.slopes[ran], forest_proximity(leaves, leaves), seen - believed[ran]
+    )
 
 
-def _padded(data: Sequence[_Observed]) -> dict[str, Any]:
+def _padded(data: Sequence[_FastCandidates]) -> dict[str, Any]:
     """All problems as tensors of one shape; `there` is 1 for what is not padding."""
     import torch
 
@@ -185,7 +187,7 @@ def _likelihood(data: Mapping[str, Any], logs: Mapping[str, Any], intercept: flo
     both = there[:, :, None] * there[:, None, :]
     diagonal = torch.diag_embed(h["noise"] ** 2 * there + (1.0 - there) + _JITTER)
     found = []
-    for scale in _SCALES:
+    for scale in _SCALE_GRID:
         root = torch.linalg.cholesky((scale**2 * residual + tilt + intercept**2) * both + diagonal)
         white = torch.linalg.solve_triangular(root, data["residual"][:, :, None], upper=False)[:, :, 0]
         fit = -0.5 * (white**2).sum(dim=1) - torch.log(torch.diagonal(root, dim1=1, dim2=2)).sum(dim=1)

@@ -17,26 +17,26 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features.kept import informed
+from forecast_autotune.features.kept import has_facts
 from forecast_autotune.records import digest
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.learned import Learned, Model
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Query
 from forecast_train.evaluation.splits import kernel_of
 from forecast_train.surrogate.errors import FitError
-from forecast_train.surrogate.fit import Recipe, fit_model
+from forecast_train.surrogate.fit import FitSettings, fit_model
 
-HELD_OUT = 5
+HOLD_OUT_EVERY = 5
 """One kernel in so many is held out."""
-WORSE = 0.02
+WORSE_BY = 0.02
 """A new model may be worse by this much (log2 of the mean slowdown) without being rolled back: noise."""
-SHARE, LEAST = 0.10, 3
+JUDGED_SHARE, JUDGED_LEAST = 0.10, 3
 """Judged by the best of the first `max(LEAST, SHARE)` candidates of a forecast, and by its first."""
 
 
 @dataclass(frozen=True)
-class Score:
+class ForecastScore:
     """How good a surrogate's first forecasts are on held-out problems; log2 slowdowns, 0 is perfect."""
 
     problems: int
@@ -45,13 +45,13 @@ class Score:
     tenth: float
     """... of the best among the first tenth."""
 
-    def worse_than(self, other: Score) -> bool:
+    def worse_than(self, other: ForecastScore) -> bool:
         """Whether it is worse by more than noise in either figure."""
-        return self.first > other.first + WORSE or self.tenth > other.tenth + WORSE
+        return self.first > other.first + WORSE_BY or self.tenth > other.tenth + WORSE_BY
 
 
 @dataclass(frozen=True)
-class Refresh:
+class RefreshResult:
     """What one refresh did."""
 
     kept: bool
@@ -59,20 +59,20 @@ class Refresh:
     reason: str
     measurements: int
     """In the store when it was fitted."""
-    before: Score | None
-    after: Score | None
+    before: ForecastScore | None
+    after: ForecastScore | None
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object."""
         return asdict(self)
 
 
-def held_out(table: Table) -> bool:
+def is_held_out(table: Table) -> bool:
     """Whether a kernel is never learnt from here."""
-    return int(digest("held out", kernel_of(table.problem).lower())[:8], 16) % HELD_OUT == 0
+    return int(digest("held out", kernel_of(table.problem).lower())[:8], 16) % HOLD_OUT_EVERY == 0
 
 
-def score(surrogate: Analytic, tables: Sequence[Table]) -> Score:
+def score_surrogate(surrogate: AnalyticSurrogate, tables: Sequence[Table]) -> ForecastScore:
     """Judge first forecasts. Tables where fewer than two candidates ran say nothing and do not count."""
     first, tenth = [], []
     for table in tables:
@@ -84,26 +84,31 @@ def score(surrogate: Analytic, tables: Sequence[Table]) -> Score:
         # A failure costs a full measurement: three doublings.
         slow = np.where(np.isnan(log2_ms), np.nanmax(log2_ms) + 3.0, log2_ms) - np.nanmin(log2_ms)
         first.append(slow[order[0]])
-        tenth.append(slow[order[: max(LEAST, math.ceil(SHARE * len(order)))]].min())
+        tenth.append(slow[order[: max(JUDGED_LEAST, math.ceil(JUDGED_SHARE * len(order)))]].min())
     if not first:
-        return Score(0, 0.0, 0.0)
-    return Score(len(first), float(np.mean(first)), float(np.mean(tenth)))
+        return ForecastScore(0, 0.0, 0.0)
+    return ForecastScore(len(first), float(np.mean(first)), float(np.mean(tenth)))
 
 
-def refresh(
-    tables: Sequence[Table], path: Path, current: Model | None, *, seed: int = 0, recipe: Recipe | None = None
-) -> Refresh:
+def refresh_model(
+    tables: Sequence[Table],
+    path: Path,
+    current: LearnedModel | None,
+    *,
+    seed: int = 0,
+    recipe: FitSettings | None = None,
+) -> RefreshResult:
     """Fit a model to what is not held out and put it at `path`, unless `current` is better on what is.
 
     Nothing is written when the fit fails or is worse. Without held-out problems there is nothing to judge
     by, and nothing is replaced. Raises `OSError` where `path` cannot be written.
     """
     count = sum(len(t.by_candidate()) for t in tables)
-    judged = [t for t in tables if held_out(t) and informed(t.problem)]
-    learnt = [t for t in tables if not held_out(t)]
-    before = score(Analytic() if current is None else Learned(current), judged)
+    judged = [t for t in tables if is_held_out(t) and has_facts(t.problem)]
+    learnt = [t for t in tables if not is_held_out(t)]
+    before = score_surrogate(AnalyticSurrogate() if current is None else LearnedSurrogate(current), judged)
     if not before.problems:
-        return Refresh(
+        return RefreshResult(
             False,
             "no kernel of the store that is held out has IR (or facts of it) and times: nothing to judge by",
             count,
@@ -113,31 +118,31 @@ def refresh(
     try:
         model = fit_model(learnt, seed=seed, recipe=recipe)
     except FitError as error:
-        return Refresh(False, str(error), count, before, None)
-    after = score(Learned(model), judged)
+        return RefreshResult(False, str(error), count, before, None)
+    after = score_surrogate(LearnedSurrogate(model), judged)
     if after.worse_than(before):
-        return Refresh(
+        return RefreshResult(
             False, "worse on held-out kernels than the one in use: rolled back", count, before, after
         )
     if path.is_file():
-        _link(path, previous(path))
+        _replace_link(path, previous_model_path(path))
     model.save(path)
-    return Refresh(True, "at least as good on held-out kernels as the one before", count, before, after)
+    return RefreshResult(True, "at least as good on held-out kernels as the one before", count, before, after)
 
 
-def previous(path: Path) -> Path:
+def previous_model_path(path: Path) -> Path:
     """Where the model that was replaced last is kept."""
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
 def roll_back(path: Path) -> None:
     """Put the model before the last refresh into use again. Raises `FitError` where there is none."""
-    if not previous(path).is_file():
-        raise FitError(f"there is no {previous(path)}: nothing was replaced yet")
-    previous(path).replace(path)
+    if not previous_model_path(path).is_file():
+        raise FitError(f"there is no {previous_model_path(path)}: nothing was replaced yet")
+    previous_model_path(path).replace(path)
 
 
-def _link(path: Path, to: Path) -> None:
+def _replace_link(path: Path, to: Path) -> None:
     """A second name for a file, in one step, so that `path` is never missing."""
     part = to.with_name(f".{to.name}.part")
     part.unlink(missing_ok=True)
@@ -146,14 +151,14 @@ def _link(path: Path, to: Path) -> None:
 
 
 @dataclass(frozen=True)
-class State:
+class RefreshState:
     """What is remembered between refreshes, beside the model."""
 
     measurements: int = 0
     """In the store at the last refresh, kept or not."""
 
     @classmethod
-    def read(cls, path: Path) -> State:
+    def read(cls, path: Path) -> RefreshState:
         """Read it; a missing or broken file is a fresh start."""
         try:
             return cls(int(json.loads(path.read_text(encoding="utf-8"))["measurements"]))
@@ -167,6 +172,6 @@ class State:
         part.replace(path)
 
 
-def due(tables: Sequence[Table], state: State, every: int) -> bool:
+def is_refresh_due(tables: Sequence[Table], state: RefreshState, every: int) -> bool:
     """Whether `every` measurements or more came in since the last refresh."""
     return sum(len(t.by_candidate()) for t in tables) - state.measurements >= every

@@ -12,28 +12,30 @@ import numpy as np
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.table import dump_line, read_lines
-from forecast_autotune.store.files import write_whole
-from forecast_train.surrogate.curves import Seen
-from forecast_train.surrogate.observe import Step
+from forecast_autotune.store.files import write_atomically
+from forecast_train.surrogate.curves import ReplayRecord
+from forecast_train.surrogate.observe import ReplayStep
 
 _ARRAYS = ("p_within", "within", "z")
-_DIGITS = 5
+_STORED_DIGITS = 5
 
 
-def save(path: Path, surrogate: str, seen: Sequence[Seen]) -> None:
+def write_replays(path: Path, surrogate: str, seen: Sequence[ReplayRecord]) -> None:
     """Write gzipped JSON lines, atomically: the surrogate's `name/version`, then one replay a line."""
     lines = [dump_line({"surrogate": surrogate, "replays": len(seen)})]
     for one in seen:
-        steps = [{**asdict(s), **{n: _plain(getattr(s, n)) for n in _ARRAYS}} for s in one.steps]
+        steps = [{**asdict(s), **{n: _json_numbers(getattr(s, n)) for n in _ARRAYS}} for s in one.steps]
         lines.append(dump_line({**vars(one), "steps": steps}))
-    write_whole(path, gzip.compress("".join(lines).encode()))
+    write_atomically(path, gzip.compress("".join(lines).encode()))
 
 
-def read(path: Path) -> tuple[str, list[Seen]]:
-    """What `save` wrote. Raises `RecordError` for anything else, naming the remedy."""
+def read_replays(path: Path) -> tuple[str, list[ReplayRecord]]:
+    """What `write_replays` wrote. Raises `RecordError` for anything else, naming the remedy."""
     try:
         head, *lines = [data for _, data in read_lines(path)]
-        found = [Seen(**{**line, "steps": tuple(map(_step, line["steps"]))}) for line in lines]
+        found = [
+            ReplayRecord(**{**line, "steps": tuple(map(_step_from_json, line["steps"]))}) for line in lines
+        ]
         if len(found) != head["replays"]:
             raise ValueError(f"{len(found)} replays of {head['replays']}")
         return str(head["surrogate"]), found
@@ -43,9 +45,9 @@ def read(path: Path) -> tuple[str, list[Seen]]:
         ) from error
 
 
-def _plain(values: Any) -> list[float]:
-    return [round(float(x), _DIGITS) for x in values]
+def _json_numbers(values: Any) -> list[float]:
+    return [round(float(x), _STORED_DIGITS) for x in values]
 
 
-def _step(data: dict[str, Any]) -> Step:
-    return Step(**{**data, **{name: np.array(data[name], dtype=float) for name in _ARRAYS}})
+def _step_from_json(data: dict[str, Any]) -> ReplayStep:
+    return ReplayStep(**{**data, **{name: np.array(data[name], dtype=float) for name in _ARRAYS}})

@@ -4,6 +4,6 @@ Each is small and means to keep what a source computes; what it makes is verifie
 round otherwise. Nothing here imports torch or runs a source.
 """
 
-from forecast_harness.rewrites.torch.registry import REWRITES, Made, rewrites_of
+from forecast_harness.rewrites.torch.registry import REWRITES, RewrittenSource, rewrites_of
 
-__all__ = ["REWRITES", "Made", "rewrites_of"]
+__all__ = ["REWRITES", "RewrittenSource", "rewrites_of"]

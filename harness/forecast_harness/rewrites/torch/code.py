@@ -12,17 +12,17 @@ from typing import Any, TypeVar, cast
 
 from forecast_autotune import parsing
 from forecast_autotune.errors import RecordError
-from forecast_harness.rewrites.triton.unit import ordered, read, stored
+from forecast_harness.rewrites.triton.unit import assigned_names, nodes_in_order, read_names
 
 T = TypeVar("T", bound=ast.AST)
 
-_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.MatMult, ast.Pow)
-_SIZES = ("shape", "ndim", "dtype", "device")
-_COUNTS = ("size", "dim", "numel", "stride", "element_size")
+_ARITHMETIC_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.MatMult, ast.Pow)
+_SIZE_ATTRIBUTES = ("shape", "ndim", "dtype", "device")
+_SIZE_METHODS = ("size", "dim", "numel", "stride", "element_size")
 
 
 @dataclass
-class Code:
+class ParsedSource:
     """One source, parsed."""
 
     tree: ast.Module
@@ -30,17 +30,17 @@ class Code:
     _twins: dict[int, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def parse(cls, source: str, entry: str) -> Code:
+    def parse(cls, source: str, entry: str) -> ParsedSource:
         """Read a source. Raises `RecordError` if it is not Python."""
         try:
-            return cls(parsing.module(source), entry)
+            return cls(parsing.parse_module(source), entry)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RecordError(f"the source is not Python: {error}") from error
 
-    def copy(self) -> Code:
+    def copy(self) -> ParsedSource:
         """A copy to edit; `twin` finds a node of this one in it."""
         memo: dict[int, Any] = {}
-        return Code(copy.deepcopy(self.tree, memo), self.entry, memo)
+        return ParsedSource(copy.deepcopy(self.tree, memo), self.entry, memo)
 
     def twin(self, node: T) -> T:
         """The copy of a node of the source that this one was copied from."""
@@ -49,14 +49,14 @@ class Code:
     def text(self) -> str:
         """The source without assignments that nothing reads, formatted by `ast.unparse`."""
         for function in self.functions:
-            _drop_unread(function)
+            _drop_unused_assignments(function)
         self._import_torch()
         return ast.unparse(ast.fix_missing_locations(self.tree)) + "\n"
 
     @property
     def functions(self) -> list[ast.FunctionDef]:
         """Functions and methods of the host: kernels that a decorator compiles are not among them."""
-        every = [n for n in ordered(self.tree) if isinstance(n, ast.FunctionDef)]
+        every = [n for n in nodes_in_order(self.tree) if isinstance(n, ast.FunctionDef)]
         return [f for f in every if not any("jit" in ast.unparse(d) for d in f.decorator_list)]
 
     @property
@@ -80,14 +80,14 @@ class Code:
         return found
 
     @property
-    def differentiates(self) -> bool:
+    def uses_autograd(self) -> bool:
         """Whether gradients are taken somewhere: then values must not be overwritten."""
         words = ("requires_grad", "autograd", "backward", "enable_grad")
         return any(isinstance(n, ast.Attribute) and n.attr.rstrip("_") in words for n in ast.walk(self.tree))
 
     def _import_torch(self) -> None:
         used = any(isinstance(n, ast.Name) and n.id == "torch" for n in ast.walk(self.tree))
-        if used and "torch" not in Code(self.tree, self.entry).modules:
+        if used and "torch" not in ParsedSource(self.tree, self.entry).modules:
             future = [n for n in self.tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
             said = ast.get_docstring(self.tree) is not None
             at = max(self.tree.body.index(future[-1]) + 1 if future else 0, int(said))
@@ -95,10 +95,10 @@ class Code:
 
 
 @dataclass
-class Scope:
+class FunctionScope:
     """What is known of the names in one function."""
 
-    code: Code
+    code: ParsedSource
     function: ast.FunctionDef
 
     @cached_property
@@ -110,7 +110,7 @@ class Scope:
     @cached_property
     def assigned(self) -> Counter[str]:
         """How often each name is assigned, apart from the call."""
-        return Counter(stored(self.function.body))
+        return Counter(assigned_names(self.function.body))
 
     @cached_property
     def mutated(self) -> set[str]:
@@ -125,8 +125,8 @@ class Scope:
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr.endswith("_") and not node.func.attr.endswith("__"):
                     target = node.func.value
-                found |= {root for k in node.keywords if k.arg == "out" and (root := root_of(k.value))}
-            if target is not None and (root := root_of(target)):
+                found |= {root for k in node.keywords if k.arg == "out" and (root := root_name(k.value))}
+            if target is not None and (root := root_name(target)):
                 found.add(root)
         return found
 
@@ -141,11 +141,11 @@ class Scope:
                 and isinstance(node.targets[0], ast.Name)
             ):
                 name = node.targets[0].id
-                if self.steady(name) and all(self.steady(n) for n in read(node.value)):
+                if self.is_constant(name) and all(self.is_constant(n) for n in read_names(node.value)):
                     found[name] = node.value
         return found
 
-    def steady(self, name: str) -> bool:
+    def is_constant(self, name: str) -> bool:
         """Whether a name has one value throughout the function."""
         if name in self.mutated:
             return False
@@ -159,9 +159,9 @@ class Scope:
             before = len(found)
             for node in ast.walk(self.function):
                 if isinstance(node, ast.Assign) and self._plain(node.value, found):
-                    found |= set(stored(list(node.targets)))
-                elif isinstance(node, ast.For) and "range" in read(node.iter):
-                    found |= set(stored(node.target))
+                    found |= set(assigned_names(list(node.targets)))
+                elif isinstance(node, ast.For) and "range" in read_names(node.iter):
+                    found |= set(assigned_names(node.target))
             if len(found) == before:
                 break
         return found
@@ -176,10 +176,10 @@ class Scope:
         if isinstance(node, ast.Name):
             return node.id in known or node.id.isupper()
         if isinstance(node, ast.Attribute):
-            return node.attr in _SIZES
+            return node.attr in _SIZE_ATTRIBUTES
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute):
-                return node.func.attr in _COUNTS or ast.unparse(node.func).startswith("math.")
+                return node.func.attr in _SIZE_METHODS or ast.unparse(node.func).startswith("math.")
             return isinstance(node.func, ast.Name) and node.func.id in (
                 "len",
                 "int",
@@ -192,7 +192,7 @@ class Scope:
         children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
         return bool(children) and all(self._plain(c, known) for c in children)
 
-    def resolved(self, node: ast.expr) -> ast.expr:
+    def resolve_name(self, node: ast.expr) -> ast.expr:
         """What a name stands for, through any number of names; other expressions as they are."""
         for _ in range(8):
             if not (isinstance(node, ast.Name) and node.id in self.definitions):
@@ -201,27 +201,27 @@ class Scope:
         return node
 
 
-def root_of(node: ast.expr) -> str:
+def root_name(node: ast.expr) -> str:
     """The name at the start of `a[i].b.c(...)`; empty if there is none."""
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def expressions(function: ast.FunctionDef) -> Iterator[ast.expr]:
+def read_expressions(function: ast.FunctionDef) -> Iterator[ast.expr]:
     """Every expression of a function's body that is read, in the order of the text."""
     for statement in function.body:
-        for node in ordered(statement):
+        for node in nodes_in_order(statement):
             if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
                 yield node
 
 
-def arithmetic(node: ast.AST) -> bool:
+def is_arithmetic(node: ast.AST) -> bool:
     """Whether it is a sum, product, quotient, power or product of matrices."""
-    return isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC)
+    return isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC_OPERATORS)
 
 
-def pure(node: ast.expr) -> bool:
+def is_pure(node: ast.expr) -> bool:
     """Whether leaving an expression out changes nothing but its value."""
     for part in ast.walk(node):
         if isinstance(part, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr):
@@ -244,18 +244,18 @@ def pure(node: ast.expr) -> bool:
     return True
 
 
-def _drop_unread(function: ast.FunctionDef) -> None:
+def _drop_unused_assignments(function: ast.FunctionDef) -> None:
     for _ in range(8):
         used = Counter(
             n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
         )
         dropped = False
-        for block in _bodies(function):
+        for block in _statement_lists(function):
             for statement in list(block):
                 if (
                     isinstance(statement, ast.Assign)
                     and all(isinstance(t, ast.Name) and not used[t.id] for t in statement.targets)
-                    and pure(statement.value)
+                    and is_pure(statement.value)
                     and len(block) > 1
                 ):
                     block.remove(statement)
@@ -264,7 +264,7 @@ def _drop_unread(function: ast.FunctionDef) -> None:
             return
 
 
-def _bodies(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
+def _statement_lists(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
     for node in ast.walk(function):
         for name in ("body", "orelse", "finalbody"):
             inner = getattr(node, name, None)

@@ -6,22 +6,28 @@ import ast
 import copy
 from collections.abc import Iterator, Sequence
 
-from forecast_harness.rewrites.torch.code import Code, Scope, arithmetic, pure, root_of
+from forecast_harness.rewrites.torch.code import (
+    FunctionScope,
+    ParsedSource,
+    is_arithmetic,
+    is_pure,
+    root_name,
+)
 from forecast_harness.rewrites.torch.matching import term_of
-from forecast_harness.rewrites.torch.protocol import Edit, Facts
+from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit
 from forecast_harness.rewrites.triton.unit import (
     Block,
-    expression,
-    fresh,
+    assigned_names,
+    fresh_name,
     names,
-    ordered,
-    read,
-    statements,
-    stored,
-    swap,
+    nodes_in_order,
+    parse_expression,
+    parse_statements,
+    read_names,
+    swap_expressions,
 )
 
-_POINTWISE = frozenset(
+_POINTWISE_OPERATIONS = frozenset(
     (
         "exp",
         "exp2",
@@ -38,31 +44,33 @@ _POINTWISE = frozenset(
         "float",
     )
 ) | {"reciprocal", "F.silu"}
-ROWS = 64
+DEFAULT_ROWS = 64
 """First guess at rows per pass; a constant that is tuned afterwards."""
 
 
-def hoist(code: Code, facts: Facts) -> Iterator[Edit]:
+def hoist_invariants(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
     """Expressions that are the same in every pass are evaluated once, before the loop."""
     for function in code.functions:
-        scope = Scope(code, function)
-        for block, loop in _loops(function):
-            found = _invariant(loop, scope)
+        scope = FunctionScope(code, function)
+        for block, loop in _loops_of(function):
+            found = _invariant_expressions(loop, scope)
             for some in [[one] for one in found] + ([found] if len(found) > 1 else []):
-                yield _before(code, function, block, loop, [(list(same), same[0]) for same in some])
+                yield _evaluate_before_loop(
+                    code, function, block, loop, [(list(same), same[0]) for same in some]
+                )
 
 
-def pointwise_first(code: Code, facts: Facts) -> Iterator[Edit]:
+def hoist_pointwise(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
     """`exp(x[part])` in a loop becomes a part of `exp(x)`, worked out for all parts at once."""
     for function in code.functions:
-        scope = Scope(code, function)
-        for block, loop in _loops(function):
-            changed = _changed(loop)
-            for node in ordered(loop):
+        scope = FunctionScope(code, function)
+        for block, loop in _loops_of(function):
+            changed = _changed_names(loop)
+            for node in nodes_in_order(loop):
                 if not isinstance(node, ast.Call):
                     continue
                 form = term_of(node, code.modules)
-                if form.head not in _POINTWISE or len(form.parts) != 1:
+                if form.head not in _POINTWISE_OPERATIONS or len(form.parts) != 1:
                     continue
                 (inner,) = form.parts
                 whole = inner.node.value if isinstance(inner.node, ast.Subscript) else None
@@ -71,39 +79,39 @@ def pointwise_first(code: Code, facts: Facts) -> Iterator[Edit]:
                 every: ast.expr = copy.deepcopy(node)
                 twins = {ast.dump(n): n for n in ast.walk(every) if isinstance(n, ast.Subscript)}
                 at = twins[ast.dump(inner.node)]
-                every = swap(ast.Expression(every), {id(at): copy.deepcopy(whole)}).body
-                yield _before(code, function, block, loop, [([node], every)], inner.node)
+                every = swap_expressions(ast.Expression(every), {id(at): copy.deepcopy(whole)}).body
+                yield _evaluate_before_loop(code, function, block, loop, [([node], every)], inner.node)
 
 
-def rows_together(code: Code, facts: Facts) -> Iterator[Edit]:
-    """`for i in range(n)` over single rows takes `ROWS` of them in each pass."""
+def batch_rows(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
+    """`for i in range(n)` over single rows takes `DEFAULT_ROWS` of them in each pass."""
     for function in code.functions:
-        for _, loop in _loops(function):
-            if not isinstance(loop, ast.For) or not _over_rows(loop, function):
+        for _, loop in _loops_of(function):
+            if not isinstance(loop, ast.For) or not _is_row_loop(loop, function):
                 continue
             draft = code.copy()
             twin = draft.twin(loop)
             assert isinstance(twin.target, ast.Name)
             assert isinstance(twin.iter, ast.Call)
             taken = names(draft.tree)
-            constant = fresh("ROWS", taken)
+            constant = fresh_name("ROWS", taken)
             index = twin.target.id
-            part = expression(f"slice({index}, {index} + {constant})")
+            part = parse_expression(f"slice({index}, {index} + {constant})")
             places = [n for s in twin.body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == index]
-            swap(twin, {id(n): copy.deepcopy(part) for n in places})
+            swap_expressions(twin, {id(n): copy.deepcopy(part) for n in places})
             limit = twin.iter.args[-1]
             twin.iter.args = [ast.Constant(0), limit, ast.Name(constant, ast.Load())]
-            lists = {name for s in twin.body for n in ast.walk(s) if (name := _appended(n))}
+            lists = {name for s in twin.body for n in ast.walk(s) if (name := _appended_list(n))}
             for node in ast.walk(draft.tree):
                 joins = isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.stack"
-                if isinstance(node, ast.Call) and joins and root_of(node.args[0]) in lists:
-                    node.func = expression("torch.cat")
-            _define(draft, constant, ROWS)
-            yield Edit(draft.text(), f"rows are taken {constant} at a time")
+                if isinstance(node, ast.Call) and joins and root_name(node.args[0]) in lists:
+                    node.func = parse_expression("torch.cat")
+            _insert_constant(draft, constant, DEFAULT_ROWS)
+            yield TorchEdit(draft.text(), f"rows are taken {constant} at a time")
 
 
-def _loops(function: ast.FunctionDef) -> Iterator[tuple[Block, ast.For | ast.While]]:
-    for node in ordered(function):
+def _loops_of(function: ast.FunctionDef) -> Iterator[tuple[Block, ast.For | ast.While]]:
+    for node in nodes_in_order(function):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list):
@@ -112,32 +120,32 @@ def _loops(function: ast.FunctionDef) -> Iterator[tuple[Block, ast.For | ast.Whi
                         yield block, statement
 
 
-def _changed(loop: ast.For | ast.While) -> set[str]:
+def _changed_names(loop: ast.For | ast.While) -> set[str]:
     """Names that a pass of a loop gives another value, or writes to."""
-    found = set(stored(loop))
+    found = set(assigned_names(loop))
     for node in ast.walk(loop):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            found.add(root_of(node.value))
+            found.add(root_name(node.value))
         elif isinstance(node, ast.AugAssign):
-            found.add(root_of(node.target))
+            found.add(root_name(node.target))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr.endswith("_") or node.func.attr in ("append", "extend", "pop"):
-                found.add(root_of(node.func.value))
-            found |= {root_of(k.value) for k in node.keywords if k.arg == "out"}
+                found.add(root_name(node.func.value))
+            found |= {root_name(k.value) for k in node.keywords if k.arg == "out"}
     return found
 
 
-def _invariant(loop: ast.For | ast.While, scope: Scope) -> list[list[ast.expr]]:
+def _invariant_expressions(loop: ast.For | ast.While, scope: FunctionScope) -> list[list[ast.expr]]:
     """The largest expressions in a loop that are the same in every pass, equal ones together."""
-    changed = _changed(loop)
+    changed = _changed_names(loop)
     modules = set(scope.code.modules)
     found: dict[str, list[ast.expr]] = {}
 
     def visit(node: ast.AST) -> None:
-        movable = isinstance(node, ast.Call) or arithmetic(node)
+        movable = isinstance(node, ast.Call) or is_arithmetic(node)
         if movable and isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store):
-            used = read(node)
-            if used - modules and not used & changed and pure(node) and not scope.scalar(node):
+            used = read_names(node)
+            if used - modules and not used & changed and is_pure(node) and not scope.scalar(node):
                 found.setdefault(ast.dump(node), []).append(node)
                 return
         for child in ast.iter_child_nodes(node):
@@ -148,14 +156,14 @@ def _invariant(loop: ast.For | ast.While, scope: Scope) -> list[list[ast.expr]]:
     return list(found.values())
 
 
-def _before(
-    code: Code,
+def _evaluate_before_loop(
+    code: ParsedSource,
     function: ast.FunctionDef,
     block: Block,
     loop: ast.stmt,
     moved: Sequence[tuple[list[ast.expr], ast.expr]],
     part: ast.expr | None = None,
-) -> Edit:
+) -> TorchEdit:
     """A copy in which expressions are evaluated before a loop; of `part`, its index stays in the loop."""
     draft = code.copy()
     taken = names(draft.tree)
@@ -163,7 +171,7 @@ def _before(
     new: list[ast.stmt] = []
     swaps: dict[int, ast.expr] = {}
     for places, value in moved:
-        name = fresh("ready", taken)
+        name = fresh_name("ready", taken)
         new.append(ast.Assign([ast.Name(name, ast.Store())], copy.deepcopy(value)))
         instead: ast.expr = ast.Name(name, ast.Load())
         if isinstance(part, ast.Subscript):
@@ -174,13 +182,13 @@ def _before(
             inside = getattr(node, field, None)
             if isinstance(inside, list) and any(s is twin_loop for s in inside):
                 at = next(i for i, s in enumerate(inside) if s is twin_loop)
-                swap(twin_loop, swaps)
+                swap_expressions(twin_loop, swaps)
                 inside[at:at] = new
-                return Edit(draft.text(), "worked out once, before the loop")
+                return TorchEdit(draft.text(), "worked out once, before the loop")
     raise AssertionError("the loop stands in a block of its function")
 
 
-def _over_rows(loop: ast.For, function: ast.FunctionDef) -> bool:
+def _is_row_loop(loop: ast.For, function: ast.FunctionDef) -> bool:
     """Whether every pass handles one row by itself: its index only picks rows, nothing is carried over."""
     call = loop.iter
     if not (isinstance(call, ast.Call) and ast.unparse(call.func) == "range" and not loop.orelse):
@@ -200,25 +208,25 @@ def _over_rows(loop: ast.For, function: ast.FunctionDef) -> bool:
             if isinstance(node, ast.Break | ast.Continue | ast.Return | ast.AugAssign | ast.If | ast.For):
                 return False
     uses = sum(isinstance(n, ast.Name) and n.id == index for s in loop.body for n in ast.walk(s))
-    made = {n for s in loop.body for n in stored(s)}
+    made = {n for s in loop.body for n in assigned_names(s)}
     inside = {id(n) for n in ast.walk(loop)}
     later = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and id(n) not in inside}
     return picks > 0 and picks == uses and not made & later
 
 
-def _appended(node: ast.AST) -> str:
+def _appended_list(node: ast.AST) -> str:
     """The list that a call appends to; empty for anything else."""
     call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append"
-    return root_of(node) if call and isinstance(node, ast.expr) else ""
+    return root_name(node) if call and isinstance(node, ast.expr) else ""
 
 
-def _define(code: Code, constant: str, value: int) -> None:
+def _insert_constant(code: ParsedSource, constant: str, value: int) -> None:
     """Put a constant at the top of the module, after its imports."""
-    define(code.tree, f"{constant} = {value}")
+    insert_definition(code.tree, f"{constant} = {value}")
 
 
-def define(tree: ast.Module, text: str) -> None:
+def insert_definition(tree: ast.Module, text: str) -> None:
     """Put statements after a module's imports and docstring."""
     last = [i for i, s in enumerate(tree.body) if isinstance(s, ast.Import | ast.ImportFrom)]
     at = last[-1] + 1 if last else int(ast.get_docstring(tree) is not None)
-    tree.body[at:at] = statements(text)
+    tree.body[at:at] = parse_statements(text)

@@ -14,19 +14,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from forecast_harness.rewrites.torch.code import Code, Scope, expressions
-from forecast_harness.rewrites.torch.protocol import Edit
-from forecast_harness.rewrites.triton.unit import expression, swap
+from forecast_harness.rewrites.torch.code import FunctionScope, ParsedSource, read_expressions
+from forecast_harness.rewrites.torch.protocol import TorchEdit
+from forecast_harness.rewrites.triton.unit import parse_expression, swap_expressions
 
-Bound = dict[str, "Term"]
+Bindings = dict[str, "ExpressionTerm"]
 
-_ANY = re.compile(r"_[a-z]")
-_NUMBERS = ("_k", "_j")
+_PATTERN_NAME = re.compile(r"_[a-z]")
+_NUMBER_NAMES = ("_k", "_j")
 _OPERATORS = {
     "mul": "Mult", "multiply": "Mult", "add": "Add", "sub": "Sub", "subtract": "Sub", "div": "Div",
     "divide": "Div", "true_divide": "Div", "matmul": "MatMult", "mm": "MatMult", "bmm": "MatMult",
 }  # fmt: skip
-_SAME = {"pow": "Pow", "clip": "clamp", "neg": "USub", "negative": "USub", "absolute": "abs", "concat": "cat"}
+_SYNONYMS = {
+    "pow": "Pow",
+    "clip": "clamp",
+    "neg": "USub",
+    "negative": "USub",
+    "absolute": "abs",
+    "concat": "cat",
+}
 _REDUCTIONS = frozenset(
     (
         "sum",
@@ -43,69 +50,69 @@ _REDUCTIONS = frozenset(
         "logsumexp",
     )
 ) | frozenset(("argmax", "argmin", "prod", "norm"))
-_COMMUTE = ("Mult", "Add")
-_DEEP = 12
+_COMMUTATIVE = ("Mult", "Add")
+_MAX_DEPTH = 12
 
 
 @dataclass(frozen=True)
-class Term:
+class ExpressionTerm:
     """An expression in a form in which equal things look alike; `node` is where it stands."""
 
     head: str
-    parts: tuple[Term, ...] = ()
+    parts: tuple[ExpressionTerm, ...] = ()
     node: ast.expr = field(default_factory=lambda: ast.Constant(None), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
-class Rule:
+class RewriteRule:
     """A pattern and what may stand in its place."""
 
     name: str
     pattern: str
-    instead: str
+    replacement: str
     note: str
     scalar: tuple[str, ...] = ()
     """Of the pattern's names, those that must be plain numbers or sizes."""
     tensor: tuple[str, ...] = ()
     """Those that must not be."""
-    together: bool = False
+    all_places_only: bool = False
     """Whether it only makes sense at all places of a source at once."""
 
 
-def term_of(node: ast.expr, modules: Mapping[str, str]) -> Term:
+def term_of(node: ast.expr, modules: Mapping[str, str]) -> ExpressionTerm:
     """The form of an expression."""
 
-    def form(inner: ast.expr) -> Term:
+    def form(inner: ast.expr) -> ExpressionTerm:
         return term_of(inner, modules)
 
     if isinstance(node, ast.Name):
-        return Term(f"name:{node.id}", (), node)
+        return ExpressionTerm(f"name:{node.id}", (), node)
     if isinstance(node, ast.Constant):
         number = isinstance(node.value, int | float) and not isinstance(node.value, bool)
         value = float(ast.literal_eval(node)) if number else node.value
-        return Term(f"constant:{value!r}", (), node)
+        return ExpressionTerm(f"constant:{value!r}", (), node)
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant) and node.right.value == 2:
-            return Term("square", (form(node.left),), node)
-        return Term(type(node.op).__name__, (form(node.left), form(node.right)), node)
+            return ExpressionTerm("square", (form(node.left),), node)
+        return ExpressionTerm(type(node.op).__name__, (form(node.left), form(node.right)), node)
     if isinstance(node, ast.UnaryOp):
         if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-            return Term(f"constant:-{form(node.operand).head.partition(':')[2]}", (), node)
-        return Term(type(node.op).__name__, (form(node.operand),), node)
+            return ExpressionTerm(f"constant:-{form(node.operand).head.partition(':')[2]}", (), node)
+        return ExpressionTerm(type(node.op).__name__, (form(node.operand),), node)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
-        return _call(node, modules)
+        return _call_term(node, modules)
     if isinstance(node, ast.Attribute):
-        return Term(f".{node.attr}", (form(node.value),), node)
+        return ExpressionTerm(f".{node.attr}", (form(node.value),), node)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return Term(type(node.ops[0]).__name__, (form(node.left), form(node.comparators[0])), node)
+        return ExpressionTerm(type(node.ops[0]).__name__, (form(node.left), form(node.comparators[0])), node)
     if isinstance(node, ast.Subscript):
-        return Term("item", (form(node.value), form(node.slice)), node)
+        return ExpressionTerm("item", (form(node.value), form(node.slice)), node)
     if isinstance(node, ast.Tuple | ast.List):
-        return Term("tuple", tuple(form(e) for e in node.elts), node)
-    return Term(f"other:{ast.dump(node)}", (), node)
+        return ExpressionTerm("tuple", tuple(form(e) for e in node.elts), node)
+    return ExpressionTerm(f"other:{ast.dump(node)}", (), node)
 
 
-def _call(node: ast.Call, modules: Mapping[str, str]) -> Term:
+def _call_term(node: ast.Call, modules: Mapping[str, str]) -> ExpressionTerm:
     written = ast.unparse(node.func)
     first, _, rest = written.partition(".")
     plain = not re.search(r"[^\w.]", written)
@@ -121,7 +128,7 @@ def _call(node: ast.Call, modules: Mapping[str, str]) -> Term:
     else:
         assert isinstance(node.func, ast.Attribute)
         head, given = node.func.attr, [node.func.value, *given]
-    head = _SAME.get(head, head)
+    head = _SYNONYMS.get(head, head)
     named = {k.arg or "**": k.value for k in node.keywords}
     if head in _REDUCTIONS:
         if len(given) == 1 and "dim" in named:
@@ -132,45 +139,47 @@ def _call(node: ast.Call, modules: Mapping[str, str]) -> Term:
         head = _OPERATORS[head]
     if head == "Pow" and len(given) == 2 and isinstance(given[1], ast.Constant) and given[1].value == 2:
         head, given = "square", given[:1]
-    keywords = tuple(Term(f"{k}=", (term_of(v, modules),), v) for k, v in sorted(named.items()))
-    return Term(head, (*(term_of(g, modules) for g in given), *keywords), node)
+    keywords = tuple(ExpressionTerm(f"{k}=", (term_of(v, modules),), v) for k, v in sorted(named.items()))
+    return ExpressionTerm(head, (*(term_of(g, modules) for g in given), *keywords), node)
 
 
-class Matcher:
+class PatternMatcher:
     """Matches patterns in one function."""
 
-    def __init__(self, code: Code, scope: Scope) -> None:
+    def __init__(self, code: ParsedSource, scope: FunctionScope) -> None:
         self.modules = code.modules
         self.scope = scope
 
-    def matches(self, rule: Rule, node: ast.expr) -> Bound | None:
+    def matches(self, rule: RewriteRule, node: ast.expr) -> Bindings | None:
         """What the names of a rule's pattern stand for, or None where it does not apply."""
-        for bound in self._match(pattern_of(rule.pattern), term_of(node, self.modules), {}, 0):
+        for bound in self._match(parse_pattern(rule.pattern), term_of(node, self.modules), {}, 0):
             plain = [self.scope.scalar(bound[n].node) for n in rule.scalar]
             if all(plain) and not any(self.scope.scalar(bound[n].node) for n in rule.tensor):
                 return bound
         return None
 
-    def same(self, a: Term, b: Term) -> bool:
+    def same(self, a: ExpressionTerm, b: ExpressionTerm) -> bool:
         """Whether two expressions have one value, as far as names that never change show."""
-        return a == b or self._open(a) == self._open(b)
+        return a == b or self._expand(a) == self._expand(b)
 
-    def _open(self, term: Term, depth: int = 0) -> Term:
-        if term.head.startswith("name:") and depth < _DEEP:
-            meant = self._meaning(term)
-            return term if meant is None else self._open(meant, depth + 1)
-        return Term(term.head, tuple(self._open(p, depth) for p in term.parts))
+    def _expand(self, term: ExpressionTerm, depth: int = 0) -> ExpressionTerm:
+        if term.head.startswith("name:") and depth < _MAX_DEPTH:
+            meant = self._definition_of(term)
+            return term if meant is None else self._expand(meant, depth + 1)
+        return ExpressionTerm(term.head, tuple(self._expand(p, depth) for p in term.parts))
 
-    def _meaning(self, term: Term) -> Term | None:
+    def _definition_of(self, term: ExpressionTerm) -> ExpressionTerm | None:
         found = self.scope.definitions.get(term.head.partition(":")[2])
         return None if found is None else term_of(found, self.modules)
 
-    def _match(self, pattern: Term, term: Term, bound: Bound, depth: int) -> Iterator[Bound]:
-        if depth > _DEEP:
+    def _match(
+        self, pattern: ExpressionTerm, term: ExpressionTerm, bound: Bindings, depth: int
+    ) -> Iterator[Bindings]:
+        if depth > _MAX_DEPTH:
             return
         name = pattern.head.partition(":")[2]
-        if pattern.head.startswith("name:") and _ANY.fullmatch(name):
-            if name in _NUMBERS and not re.fullmatch(r"constant:-?[\d.e+-]+", term.head):
+        if pattern.head.startswith("name:") and _PATTERN_NAME.fullmatch(name):
+            if name in _NUMBER_NAMES and not re.fullmatch(r"constant:-?[\d.e+-]+", term.head):
                 return
             if name not in bound:
                 yield {**bound, name: term}
@@ -179,17 +188,21 @@ class Matcher:
             return
         if pattern.head == term.head and len(pattern.parts) == len(term.parts):
             yield from self._parts(pattern.parts, term.parts, bound, depth)
-            if pattern.head in _COMMUTE:
+            if pattern.head in _COMMUTATIVE:
                 yield from self._parts(pattern.parts, term.parts[::-1], bound, depth)
             return
         if pattern.head == "square" and term.head == "Mult" and self.same(*term.parts):
             yield from self._match(pattern.parts[0], term.parts[0], bound, depth + 1)
-        elif term.head.startswith("name:") and (meant := self._meaning(term)) is not None:
+        elif term.head.startswith("name:") and (meant := self._definition_of(term)) is not None:
             yield from self._match(pattern, meant, bound, depth + 1)
 
     def _parts(
-        self, patterns: tuple[Term, ...], terms: tuple[Term, ...], bound: Bound, depth: int
-    ) -> Iterator[Bound]:
+        self,
+        patterns: tuple[ExpressionTerm, ...],
+        terms: tuple[ExpressionTerm, ...],
+        bound: Bindings,
+        depth: int,
+    ) -> Iterator[Bindings]:
         if not patterns:
             yield bound
             return
@@ -198,29 +211,31 @@ class Matcher:
 
 
 @cache
-def pattern_of(text: str) -> Term:
+def parse_pattern(text: str) -> ExpressionTerm:
     """The form of a pattern's text."""
-    return term_of(expression(text), {"torch": "torch", "F": "torch.nn.functional"})
+    return term_of(parse_expression(text), {"torch": "torch", "F": "torch.nn.functional"})
 
 
-def filled(text: str, bound: Mapping[str, Term]) -> ast.expr:
+def instantiate_pattern(text: str, bound: Mapping[str, ExpressionTerm]) -> ast.expr:
     """An expression from its text, with a pattern's names replaced by what they stand for."""
-    made = expression(text)
+    made = parse_expression(text)
     names = [n for n in ast.walk(made) if isinstance(n, ast.Name) and n.id in bound]
-    return swap(ast.Expression(made), {id(n): copy.deepcopy(bound[n.id].node) for n in names}).body
+    return swap_expressions(
+        ast.Expression(made), {id(n): copy.deepcopy(bound[n.id].node) for n in names}
+    ).body
 
 
-def rewritten(code: Code, rule: Rule) -> Iterator[Edit]:
+def apply_rule(code: ParsedSource, rule: RewriteRule) -> Iterator[TorchEdit]:
     """One edit per place where a rule applies, and one of all places if there are several."""
     found: list[tuple[ast.expr, ast.expr]] = []
     for function in code.functions:
-        matcher = Matcher(code, Scope(code, function))
-        for node in expressions(function):
+        matcher = PatternMatcher(code, FunctionScope(code, function))
+        for node in read_expressions(function):
             bound = None if isinstance(node, ast.Name) else matcher.matches(rule, node)
             if bound is not None:
-                found.append((node, filled(rule.instead, bound)))
-    alone = [] if rule.together else [[one] for one in found]
-    for places in alone + ([found] if found and (rule.together or len(found) > 1) else []):
+                found.append((node, instantiate_pattern(rule.replacement, bound)))
+    alone = [] if rule.all_places_only else [[one] for one in found]
+    for places in alone + ([found] if found and (rule.all_places_only or len(found) > 1) else []):
         draft = code.copy()
-        swap(draft.tree, {id(draft.twin(old)): copy.deepcopy(new) for old, new in places})
-        yield Edit(draft.text(), rule.note)
+        swap_expressions(draft.tree, {id(draft.twin(old)): copy.deepcopy(new) for old, new in places})
+        yield TorchEdit(draft.text(), rule.note)

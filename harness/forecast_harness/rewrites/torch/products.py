@@ -7,32 +7,32 @@ import copy
 import re
 from collections.abc import Iterator
 
-from forecast_harness.rewrites.torch.code import Code, expressions
-from forecast_harness.rewrites.torch.protocol import Edit, Facts
-from forecast_harness.rewrites.triton.unit import expression, swap
+from forecast_harness.rewrites.torch.code import ParsedSource, read_expressions
+from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit
+from forecast_harness.rewrites.triton.unit import parse_expression, swap_expressions
 
-_EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)")
+_EINSUM_EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)")
 
 
-def einsum_to_matmul(code: Code, facts: Facts) -> Iterator[Edit]:
+def einsum_to_matmul(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
     """An einsum of two operands as `matmul` of permuted ones: batch axes, one free axis each, one summed."""
     found: list[tuple[ast.expr, ast.expr]] = []
     for function in code.functions:
-        for node in expressions(function):
+        for node in read_expressions(function):
             if (made := _as_matmul(node)) is not None:
                 found.append((node, made))
     for places in [[one] for one in found] + ([found] if len(found) > 1 else []):
         draft = code.copy()
-        swap(draft.tree, {id(draft.twin(old)): copy.deepcopy(new) for old, new in places})
-        yield Edit(draft.text(), "a product of matrices, where an einsum would find out how first")
+        swap_expressions(draft.tree, {id(draft.twin(old)): copy.deepcopy(new) for old, new in places})
+        yield TorchEdit(draft.text(), "a product of matrices, where an einsum would find out how first")
 
 
-def contiguous_operands(code: Code, facts: Facts) -> Iterator[Edit]:
+def contiguous_operands(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
     """What `permute` gives is laid out as it is read, at each place and at all."""
     places = [
         node
         for function in code.functions
-        for node in expressions(function)
+        for node in read_expressions(function)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "permute"
     ]
     for some in [[one] for one in places] + ([places] if len(places) > 1 else []):
@@ -41,8 +41,8 @@ def contiguous_operands(code: Code, facts: Facts) -> Iterator[Edit]:
             id(draft.twin(p)): ast.Call(ast.Attribute(copy.deepcopy(p), "contiguous", ast.Load()), [], [])
             for p in some
         }
-        swap(draft.tree, made)
-        yield Edit(draft.text(), "permuted tensors are laid out as they are read")
+        swap_expressions(draft.tree, made)
+        yield TorchEdit(draft.text(), "permuted tensors are laid out as they are read")
 
 
 def _as_matmul(node: ast.expr) -> ast.expr | None:
@@ -51,7 +51,7 @@ def _as_matmul(node: ast.expr) -> ast.expr | None:
     stated, a, b = node.args
     if not (isinstance(stated, ast.Constant) and isinstance(stated.value, str)) or node.keywords:
         return None
-    parts = _EQUATION.fullmatch(stated.value.replace(" ", ""))
+    parts = _EINSUM_EQUATION.fullmatch(stated.value.replace(" ", ""))
     if parts is None or any(len(set(p)) < len(p) for p in parts.groups()):
         return None
     left, right, out = parts.groups()
@@ -71,6 +71,6 @@ def _permuted(value: ast.expr, have: str, want: list[str]) -> ast.expr:
     order = [have.index(c) for c in want]
     if order == list(range(len(order))):
         return copy.deepcopy(value)
-    made = expression(f"_v.permute({', '.join(map(str, order))})")
+    made = parse_expression(f"_v.permute({', '.join(map(str, order))})")
     (name,) = (n for n in ast.walk(made) if isinstance(n, ast.Name))
-    return swap(ast.Expression(made), {id(name): copy.deepcopy(value)}).body
+    return swap_expressions(ast.Expression(made), {id(name): copy.deepcopy(value)}).body

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forecast_harness.rewrites.torch.code import Code
+    from forecast_harness.rewrites.torch.code import ParsedSource
 
 
 @dataclass(frozen=True)
-class Facts:
+class InputFacts:
     """What is known besides the source; nothing has to be."""
 
     rows: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Edit:
+class TorchEdit:
     """One edited source."""
 
     text: str = field(repr=False)
@@ -30,9 +30,9 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class TorchRewrite:
     """A named rewrite; see `registry`."""
 
     name: str
-    apply: Callable[[Code, Facts], Iterable[Edit]]
+    apply: Callable[[ParsedSource, InputFacts], Iterable[TorchEdit]]
     """Yields nothing where it does not apply. Never changes its argument."""

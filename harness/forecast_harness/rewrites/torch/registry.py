@@ -21,50 +21,52 @@ from forecast_harness.rewrites.torch import (
     products,
     structure,
 )
-from forecast_harness.rewrites.torch.code import Code
-from forecast_harness.rewrites.torch.protocol import Edit, Facts, Rewrite
+from forecast_harness.rewrites.torch.code import ParsedSource
+from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit, TorchRewrite
 
-PAIRS = 400
+MAX_PAIRS = 400
 """Most combinations of two rewrites that are made of one source."""
 
 
-def _by_rules(rules: Iterable[matching.Rule]) -> Callable[[Code, Facts], Iterable[Edit]]:
+def _apply_rules(
+    rules: Iterable[matching.RewriteRule],
+) -> Callable[[ParsedSource, InputFacts], Iterable[TorchEdit]]:
     taken = tuple(rules)
 
-    def apply(code: Code, facts: Facts) -> Iterator[Edit]:
+    def apply(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
         for rule in taken:
-            yield from matching.rewritten(code, rule)
+            yield from matching.apply_rule(code, rule)
 
     return apply
 
 
-def _ruled() -> Iterator[Rewrite]:
-    grouped: dict[str, list[matching.Rule]] = defaultdict(list)
+def _rule_rewrites() -> Iterator[TorchRewrite]:
+    grouped: dict[str, list[matching.RewriteRule]] = defaultdict(list)
     for rule in (*fused.RULES, *algebra.RULES):
         grouped[rule.name].append(rule)
     for name, rules in grouped.items():
-        yield Rewrite(name, _by_rules(rules))
+        yield TorchRewrite(name, _apply_rules(rules))
 
 
-REWRITES: tuple[Rewrite, ...] = (
+REWRITES: tuple[TorchRewrite, ...] = (
     # In the order in which they are applied to one another: what shows patterns first, what hides them last.
-    *_ruled(),
-    Rewrite("einsum-to-matmul", products.einsum_to_matmul),
-    Rewrite("once", structure.once),
-    Rewrite("hoist", loops.hoist),
-    Rewrite("pointwise-first", loops.pointwise_first),
-    Rewrite("rows-together", loops.rows_together),
-    Rewrite("contiguous-operands", products.contiguous_operands),
-    Rewrite("overwrite", inplace.overwrite),
-    Rewrite("destinations", inplace.destinations),
-    Rewrite("inference-mode", structure.inference_mode),
-    Rewrite("chunk-rows", chunking.chunk_rows),
-    Rewrite("constants", constants.scatter),
+    *_rule_rewrites(),
+    TorchRewrite("einsum-to-matmul", products.einsum_to_matmul),
+    TorchRewrite("once", structure.eliminate_common_subexpressions),
+    TorchRewrite("hoist", loops.hoist_invariants),
+    TorchRewrite("pointwise-first", loops.hoist_pointwise),
+    TorchRewrite("rows-together", loops.batch_rows),
+    TorchRewrite("contiguous-operands", products.contiguous_operands),
+    TorchRewrite("overwrite", inplace.operate_in_place),
+    TorchRewrite("destinations", inplace.write_with_out),
+    TorchRewrite("inference-mode", structure.inference_mode),
+    TorchRewrite("chunk-rows", chunking.chunk_rows),
+    TorchRewrite("constants", constants.vary_constants),
 )
 
 
 @dataclass(frozen=True)
-class Made:
+class RewrittenSource:
     """An edited source and the rewrites that made it."""
 
     names: tuple[str, ...]
@@ -72,29 +74,35 @@ class Made:
     note: str
 
 
-def rewrites_of(source: str, entry: str, facts: Facts | None = None, *, combine: bool = True) -> list[Made]:
+def rewrites_of(
+    source: str, entry: str, facts: InputFacts | None = None, *, combine: bool = True
+) -> list[RewrittenSource]:
     """What the rewrites make of a source, each different text once: single ones, then pairs.
 
     Always in the same order. Raises `RecordError` for a source that is not Python.
     """
-    facts = facts or Facts()
-    code = Code.parse(source, entry)
-    seen = {_form(source)}
-    singles = [made for rewrite in REWRITES for made in _apply(rewrite, code, facts, seen)]
-    pairs: list[Made] = []
+    facts = facts or InputFacts()
+    code = ParsedSource.parse(source, entry)
+    seen = {_canonical_form(source)}
+    singles = [made for rewrite in REWRITES for made in _apply_rewrite(rewrite, code, facts, seen)]
+    pairs: list[RewrittenSource] = []
     if combine:
         order = {r.name: i for i, r in enumerate(REWRITES)}
         for first in singles:
-            inner = Code.parse(first.text, entry)
+            inner = ParsedSource.parse(first.text, entry)
             for second in REWRITES[order[first.names[0]] + 1 :]:
-                if len(pairs) >= PAIRS:
+                if len(pairs) >= MAX_PAIRS:
                     break
-                for made in _apply(second, inner, facts, seen):
-                    pairs.append(Made((*first.names, *made.names), made.text, f"{first.note}; {made.note}"))
-    return [*singles, *pairs[:PAIRS]]
+                for made in _apply_rewrite(second, inner, facts, seen):
+                    pairs.append(
+                        RewrittenSource((*first.names, *made.names), made.text, f"{first.note}; {made.note}")
+                    )
+    return [*singles, *pairs[:MAX_PAIRS]]
 
 
-def _apply(rewrite: Rewrite, code: Code, facts: Facts, seen: set[str]) -> Iterator[Made]:
+def _apply_rewrite(
+    rewrite: TorchRewrite, code: ParsedSource, facts: InputFacts, seen: set[str]
+) -> Iterator[RewrittenSource]:
     try:
         edits = list(rewrite.apply(code, facts))
         for edit in edits:
@@ -113,10 +121,10 @@ def _apply(rewrite: Rewrite, code: Code, facts: Facts, seen: set[str]) -> Iterat
         warnings.warn(f"the rewrite {rewrite.name} is left out: {type(e).__name__}: {e}", stacklevel=2)
         return
     for edit in edits:
-        if (form := _form(edit.text)) not in seen:
+        if (form := _canonical_form(edit.text)) not in seen:
             seen.add(form)
-            yield Made((rewrite.name,), edit.text, edit.note)
+            yield RewrittenSource((rewrite.name,), edit.text, edit.note)
 
 
-def _form(text: str) -> str:
-    return ast.dump(parsing.module(text))
+def _canonical_form(text: str) -> str:
+    return ast.dump(parsing.parse_module(text))

@@ -6,15 +6,23 @@ import ast
 import copy
 from collections.abc import Iterator
 
-from forecast_harness.rewrites.torch.code import Code, Scope, arithmetic, pure
-from forecast_harness.rewrites.torch.protocol import Edit, Facts
-from forecast_harness.rewrites.triton.unit import expression, fresh, names, ordered, read, stored, swap
+from forecast_harness.rewrites.torch.code import FunctionScope, ParsedSource, is_arithmetic, is_pure
+from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit
+from forecast_harness.rewrites.triton.unit import (
+    assigned_names,
+    fresh_name,
+    names,
+    nodes_in_order,
+    parse_expression,
+    read_names,
+    swap_expressions,
+)
 
 
-def inference_mode(code: Code, facts: Facts) -> Iterator[Edit]:
+def inference_mode(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
     """Nothing is noted down for gradients: the entry runs in inference mode, or without gradients."""
     entry = code.entry_function
-    if entry is None or code.differentiates:
+    if entry is None or code.uses_autograd:
         return
     decorated = {ast.unparse(d) for d in entry.decorator_list}
     for mode in ("torch.inference_mode()", "torch.no_grad()"):
@@ -23,54 +31,56 @@ def inference_mode(code: Code, facts: Facts) -> Iterator[Edit]:
         draft = code.copy()
         twin = draft.twin(entry)
         kept = [d for d in twin.decorator_list if ast.unparse(d) != "torch.no_grad()"]
-        twin.decorator_list = [expression(mode), *kept]
-        yield Edit(draft.text(), f"runs under {mode}")
+        twin.decorator_list = [parse_expression(mode), *kept]
+        yield TorchEdit(draft.text(), f"runs under {mode}")
     for node in ast.walk(code.tree):
         if isinstance(node, ast.withitem) and ast.unparse(node.context_expr) == "torch.no_grad()":
             draft = code.copy()
-            draft.twin(node).context_expr = expression("torch.inference_mode()")
-            yield Edit(draft.text(), "inference mode in place of no gradients")
+            draft.twin(node).context_expr = parse_expression("torch.inference_mode()")
+            yield TorchEdit(draft.text(), "inference mode in place of no gradients")
 
 
-def once(code: Code, facts: Facts) -> Iterator[Edit]:
+def eliminate_common_subexpressions(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
     """What is written twice in a row of statements is worked out once."""
     for function in code.functions:
-        scope = Scope(code, function)
-        for block in _blocks(function):
-            for places in _repeated(block, code, scope):
+        scope = FunctionScope(code, function)
+        for block in _statement_blocks(function):
+            for places in _repeated_expressions(block, code, scope):
                 draft = code.copy()
-                name = fresh("shared", names(draft.tree))
+                name = fresh_name("shared", names(draft.tree))
                 first = next(s for s in block if any(n is places[0] for n in ast.walk(s)))
                 twin = draft.twin(first)
                 made = ast.Assign([ast.Name(name, ast.Store())], copy.deepcopy(draft.twin(places[0])))
                 swaps: dict[int, ast.expr] = {id(draft.twin(p)): ast.Name(name, ast.Load()) for p in places}
-                swap(draft.tree, swaps)
-                for inner in _blocks(draft.twin(function)):
+                swap_expressions(draft.tree, swaps)
+                for inner in _statement_blocks(draft.twin(function)):
                     if any(s is twin for s in inner):
                         inner.insert(next(i for i, s in enumerate(inner) if s is twin), made)
-                yield Edit(draft.text(), "worked out once where it was written twice")
+                yield TorchEdit(draft.text(), "worked out once where it was written twice")
 
 
-def _blocks(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
-    for node in ordered(function):
+def _statement_blocks(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
+    for node in nodes_in_order(function):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
                 yield block
 
 
-def _repeated(block: list[ast.stmt], code: Code, scope: Scope) -> Iterator[list[ast.expr]]:
+def _repeated_expressions(
+    block: list[ast.stmt], code: ParsedSource, scope: FunctionScope
+) -> Iterator[list[ast.expr]]:
     """Equal expressions of a block whose names do not change in it."""
     plain = [s for s in block if isinstance(s, ast.Assign | ast.AugAssign | ast.Expr | ast.Return)]
     counted: dict[str, list[ast.expr]] = {}
     for statement in plain:
-        for node in ordered(statement):
-            if isinstance(node, ast.Call) or arithmetic(node):
+        for node in nodes_in_order(statement):
+            if isinstance(node, ast.Call) or is_arithmetic(node):
                 assert isinstance(node, ast.expr)
                 counted.setdefault(ast.dump(node), []).append(node)
-    changed = set(stored(block)) | scope.mutated
+    changed = set(assigned_names(block)) | scope.mutated
     for places in counted.values():
-        used = read(places[0]) - set(code.modules)
-        steady = used and not used & changed and pure(places[0])
+        used = read_names(places[0]) - set(code.modules)
+        steady = used and not used & changed and is_pure(places[0])
         if len(places) > 1 and steady and not scope.scalar(places[0]):
             yield places

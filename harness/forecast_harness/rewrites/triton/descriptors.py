@@ -12,14 +12,32 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from forecast_harness.rewrites.triton.affine import NotProvable, Sum, induced, tests
-from forecast_harness.rewrites.triton.facts import Facts
-from forecast_harness.rewrites.triton.loops import Access, Loop, accesses, always, loops
-from forecast_harness.rewrites.triton.ordering import docstring
-from forecast_harness.rewrites.triton.protocol import Context, Edit
-from forecast_harness.rewrites.triton.spill import stays_inside
-from forecast_harness.rewrites.triton.tiles import Tiles, Wrapped, lanes, spread_room
-from forecast_harness.rewrites.triton.unit import Unit, expression, fresh, names, statements, stored, swap
+from forecast_harness.rewrites.triton.affine import (
+    NotProvable,
+    Polynomial,
+    induction_variables,
+    mask_conditions,
+)
+from forecast_harness.rewrites.triton.facts import FunctionFacts
+from forecast_harness.rewrites.triton.loops import MemoryAccess, RangeLoop, accesses, always_executes, loops
+from forecast_harness.rewrites.triton.ordering import docstring_length
+from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
+from forecast_harness.rewrites.triton.spill import never_stored_outside
+from forecast_harness.rewrites.triton.tiles import (
+    TileReader,
+    WrappedOffsets,
+    lane_atoms,
+    spread_positive_form,
+)
+from forecast_harness.rewrites.triton.unit import (
+    SourceUnit,
+    assigned_names,
+    fresh_name,
+    names,
+    parse_expression,
+    parse_statements,
+    swap_expressions,
+)
 
 _BYTES = {
     "float16": 2,
@@ -30,69 +48,73 @@ _BYTES = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
-_ALIGNED = 16
-_ENDLESS = "2147483647"
+_ALIGNMENT_BYTES = 16
+_UNBOUNDED = "2147483647"
 """Extent of a side along which the load has no bound: no element is ever outside."""
 
 
 @dataclass
-class _Side:
+class _TileAxis:
     """One axis of a tile."""
 
     lane: str
-    stride: Sum
+    stride: Polynomial
     block: str
-    offset: Sum = field(default_factory=Sum)
-    limit: str = _ENDLESS
-    wrapped: Wrapped | None = None
+    offset: Polynomial = field(default_factory=Polynomial)
+    limit: str = _UNBOUNDED
+    wrapped: WrappedOffsets | None = None
 
 
 @dataclass(frozen=True)
-class _Tile:
+class _TileLoad:
     """One load as a tile of a matrix."""
 
-    access: Access
+    access: MemoryAccess
     root: str
     """The argument that is loaded from."""
-    base: Sum
+    base: Polynomial
     """Where the matrix begins: `root`, and what is added to it."""
-    sides: tuple[_Side, _Side]
+    sides: tuple[_TileAxis, _TileAxis]
     inner: int
     """The axis whose elements are neighbours in memory."""
 
 
-def describe(unit: Unit, context: Context) -> Iterator[Edit]:
+def use_descriptors(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Replace loads that feed dots by loads through descriptors, where all preconditions are shown."""
     if context.arch < 90 or not context.arguments:
         return
-    facts, taken = Facts(unit, unit.entry), names(unit.entry) | set(unit.functions)
+    facts, taken = FunctionFacts(unit, unit.entry), names(unit.entry) | set(unit.functions)
     draft, changed = unit.copy(), 0
     for loop in loops(unit, unit.entry):
-        if not loop.dots or not loop.innermost or loop.leaves or not loop.ascending:
+        if not loop.has_dots or not loop.innermost or loop.may_exit_early or not loop.ascending:
             continue
         for tile in _tiles(facts, loop, context):
-            _load(draft, facts, loop, tile, taken)
+            _load_through_descriptor(draft, facts, loop, tile, taken)
             changed += 1
     if changed:
-        yield Edit(draft, f"{changed} tile(s) are loaded by the copy engine, through tensor descriptors", 7.0)
+        yield SourceEdit(
+            draft, f"{changed} tile(s) are loaded by the copy engine, through tensor descriptors", 7.0
+        )
 
 
-def _tiles(facts: Facts, loop: Loop, context: Context) -> list[_Tile]:
+def _tiles(facts: FunctionFacts, loop: RangeLoop, context: RewriteContext) -> list[_TileLoad]:
     body = loop.node.body
-    varying = frozenset(stored(loop.node))
-    reader = Tiles(facts, varying, loop.node.lineno, {loop.counter: Sum.of(loop.counter)})
-    reader.local |= induced(reader, loop)
+    varying = frozenset(assigned_names(loop.node))
+    reader = TileReader(facts, varying, loop.node.lineno, {loop.counter: Polynomial.of(loop.counter)})
+    reader.local |= induction_variables(reader, loop)
     masks: dict[str, ast.expr] = {}
-    found, again = [], stored(body)
+    found, again = [], assigned_names(body)
     for statement in body:
         simple = isinstance(statement, ast.Assign) and len(statement.targets) == 1
         for access in accesses(facts.unit, statement) if simple else []:
-            if access.kind != "load" or not access.plain or not always(statement, access.call):
+            if access.kind != "load" or not access.plain or not always_executes(statement, access.call):
                 continue
             try:
                 tile = _tile(reader, access, masks, context)
                 for side in tile.sides:
-                    if side.wrapped and not stays_inside(facts, access.call, side.lane, side.wrapped, reader):
+                    if side.wrapped and not never_stored_outside(
+                        facts, access.call, side.lane, side.wrapped, reader
+                    ):
                         raise NotProvable("elements outside might be stored")
                 found.append(tile)
             except NotProvable:
@@ -104,9 +126,11 @@ def _tiles(facts: Facts, loop: Loop, context: Context) -> list[_Tile]:
     return found
 
 
-def _tile(reader: Tiles, access: Access, masks: dict[str, ast.expr], context: Context) -> _Tile:
-    address = reader.sum(access.pointer)
-    roots = reader.facts.roots(access.pointer)
+def _tile(
+    reader: TileReader, access: MemoryAccess, masks: dict[str, ast.expr], context: RewriteContext
+) -> _TileLoad:
+    address = reader.polynomial(access.pointer)
+    roots = reader.facts.root_parameters(access.pointer)
     if roots is None or len(roots) != 1:
         raise NotProvable("the address is not one argument's")
     (root,) = roots
@@ -114,58 +138,62 @@ def _tile(reader: Tiles, access: Access, masks: dict[str, ast.expr], context: Co
     if given is None or not given.aligned or (given.dtype or "") not in _BYTES:
         raise NotProvable(f"{root} is not known to be aligned")
     size = _BYTES[given.dtype or ""]
-    sides = (_side(reader, address, 0), _side(reader, address, 1))
-    inner = _inner(sides, context)
-    outer = _number(sides[1 - inner].stride, context)
-    if outer is None or outer * size % _ALIGNED:
+    sides = (_tile_axis(reader, address, 0), _tile_axis(reader, address, 1))
+    inner = _contiguous_axis(sides, context)
+    outer = _known_value(sides[1 - inner].stride, context)
+    if outer is None or outer * size % _ALIGNMENT_BYTES:
         raise NotProvable("rows are not known to be aligned")
     left = address
     for side in sides:
-        left -= Sum.of(side.lane) * side.stride
-    rooms = [spread_room(reader, t) for t in tests(access.mask, masks)] if access.mask is not None else []
+        left -= Polynomial.of(side.lane) * side.stride
+    rooms = (
+        [spread_positive_form(reader, t) for t in mask_conditions(access.mask, masks)]
+        if access.mask is not None
+        else []
+    )
     for axis in sorted((0, 1), key=lambda i: not sides[i].stride.atoms()):
-        left = _place(sides[axis], left, rooms, reader)
+        left = _tile_offset(sides[axis], left, rooms, reader)
     numbers = [left.text(), *(text for s in sides for text in (s.offset.text(), s.limit, s.stride.text()))]
-    if any(reader.facts.shape(expression(text)) for text in numbers):
+    if any(reader.facts.shape(parse_expression(text)) for text in numbers):
         raise NotProvable("rows are gathered")
     other = [k.value for k in access.call.keywords if k.arg == "other"] + access.call.args[2:]
     if rooms or any(not isinstance(o, ast.Constant) or o.value != 0 for o in other):
         raise NotProvable("the mask says more than where the matrix ends")
     if left.terms.get((root,)) != 1:
         raise NotProvable(f"{root} is changed before")
-    for product, times in (left - Sum.of(root)).terms.items():
-        known = [n for a in product if (n := _number(Sum.of(a), context)) is not None]
-        if math.prod([times, *known]) * size % _ALIGNED:
+    for product, times in (left - Polynomial.of(root)).terms.items():
+        known = [n for a in product if (n := _known_value(Polynomial.of(a), context)) is not None]
+        if math.prod([times, *known]) * size % _ALIGNMENT_BYTES:
             raise NotProvable("the matrix does not begin at an aligned address")
-    return _Tile(access, root, left, sides, inner)
+    return _TileLoad(access, root, left, sides, inner)
 
 
-def _side(reader: Tiles, address: Sum, axis: int) -> _Side:
-    found = [a for a in lanes(address) if a.endswith(f"@{axis}")]
-    if len(found) != 1 or len(lanes(address)) != 2:
+def _tile_axis(reader: TileReader, address: Polynomial, axis: int) -> _TileAxis:
+    found = [a for a in lane_atoms(address) if a.endswith(f"@{axis}")]
+    if len(found) != 1 or len(lane_atoms(address)) != 2:
         raise NotProvable("the address has other lanes than rows and columns")
     lane = found[0]
-    stride = address.with_factor(lane)
+    stride = address.coefficient_of(lane)
     if list(stride.terms.values()) != [1]:
         raise NotProvable(f"the stride {stride.text()} is no single product")
     wrapped = reader.wraps.get(lane.rpartition("@")[0])
     if wrapped is None:
-        return _Side(lane, stride, lane.removeprefix("arange<").rpartition(">")[0])
-    (inner,) = lanes(wrapped.offsets) if len(lanes(wrapped.offsets)) == 1 else ("",)
-    if not inner.startswith("arange<") or wrapped.offsets.with_factor(inner) != Sum.of(times=1):
+        return _TileAxis(lane, stride, lane.removeprefix("arange<").rpartition(">")[0])
+    (inner,) = lane_atoms(wrapped.offsets) if len(lane_atoms(wrapped.offsets)) == 1 else ("",)
+    if not inner.startswith("arange<") or wrapped.offsets.coefficient_of(inner) != Polynomial.of(times=1):
         raise NotProvable("what is wrapped is no range of offsets")
     block = inner.removeprefix("arange<").rpartition(">")[0]
-    return _Side(lane, stride, block, wrapped.offsets.without(inner), wrapped.size.text(), wrapped)
+    return _TileAxis(lane, stride, block, wrapped.offsets.without(inner), wrapped.size.text(), wrapped)
 
 
-def _inner(sides: Sequence[_Side], context: Context) -> int:
+def _contiguous_axis(sides: Sequence[_TileAxis], context: RewriteContext) -> int:
     for axis in (1, 0):
-        if _number(sides[axis].stride, context) == 1:
+        if _known_value(sides[axis].stride, context) == 1:
             return axis
     raise NotProvable("no axis is known to be contiguous")
 
 
-def _number(found: Sum, context: Context) -> int | None:
+def _known_value(found: Polynomial, context: RewriteContext) -> int | None:
     """Value of a sum of known scalars; None if one is not known."""
     total = 0
     for product, times in found.terms.items():
@@ -177,13 +205,15 @@ def _number(found: Sum, context: Context) -> int | None:
     return total
 
 
-def _place(side: _Side, left: Sum, rooms: list[Sum], reader: Tiles) -> Sum:
+def _tile_offset(
+    side: _TileAxis, left: Polynomial, rooms: list[Polynomial], reader: TileReader
+) -> Polynomial:
     """Find where the tile begins along an axis, and where the matrix ends; returns what else is added.
 
     Takes the conditions of the axis out of `rooms`.
     """
     if side.wrapped is None:
-        mine = [r for r in rooms if lanes(r) == [side.lane]]
+        mine = [r for r in rooms if lane_atoms(r) == [side.lane]]
         room = mine[0] if mine else None
         factors = next(iter(side.stride.terms))
         for product, times in left.terms.items():
@@ -192,13 +222,13 @@ def _place(side: _Side, left: Sum, rooms: list[Sum], reader: Tiles) -> Sum:
                 continue
             for factor in factors:
                 rest.remove(factor)
-            term = Sum.of(*rest, times=times)
+            term = Polynomial.of(*rest, times=times)
             told = room is not None and all(room.terms.get(p) == -t for p, t in term.terms.items())
             if factors or told or (room is None and {side.block, *reader.local} & set(rest)):
                 side.offset += term
         if room is not None:
-            limit = room + Sum.of(side.lane) + side.offset
-            if lanes(limit) or limit.atoms() & reader.varying:
+            limit = room + Polynomial.of(side.lane) + side.offset
+            if lane_atoms(limit) or limit.atoms() & reader.varying:
                 raise NotProvable("the mask's bound moves with the tile")
             side.limit = limit.text()
             rooms.remove(room)
@@ -206,13 +236,15 @@ def _place(side: _Side, left: Sum, rooms: list[Sum], reader: Tiles) -> Sum:
     return left
 
 
-def _load(draft: Unit, facts: Facts, loop: Loop, tile: _Tile, taken: set[str]) -> None:
+def _load_through_descriptor(
+    draft: SourceUnit, facts: FunctionFacts, loop: RangeLoop, tile: _TileLoad, taken: set[str]
+) -> None:
     """Make a descriptor before the loop, and load through it."""
     order = (1 - tile.inner, tile.inner)
     sides = [tile.sides[axis] for axis in order]
-    name = fresh(f"{tile.root}_tiles", taken)
+    name = fresh_name(f"{tile.root}_tiles", taken)
     # What is added to the address counts elements and may need 64 bits, though its factors do not.
-    added = tile.base - Sum.of(tile.root)
+    added = tile.base - Polynomial.of(tile.root)
     wide = [
         " * ".join([f"{draft.tl}.cast({times}, {draft.tl}.int64)", *p]) for p, times in added.terms.items()
     ]
@@ -222,13 +254,15 @@ def _load(draft: Unit, facts: Facts, loop: Loop, tile: _Tile, taken: set[str]) -
         f"[{sides[0].block}, {sides[1].block}])"
     )
     call = draft.twin(tile.access.call)
-    new = expression(f"{name}.load([{sides[0].offset.text()}, {sides[1].offset.text()}])")
-    swap(draft.twin(loop.node), {id(call): draft.language("trans", new) if tile.inner == 0 else new})
-    made = statements(code)
+    new = parse_expression(f"{name}.load([{sides[0].offset.text()}, {sides[1].offset.text()}])")
+    swap_expressions(
+        draft.twin(loop.node), {id(call): draft.language_call("trans", new) if tile.inner == 0 else new}
+    )
+    made = parse_statements(code)
     # Best made once, at the top, if nothing in it is computed by the kernel.
     if ({n for s in made for n in names(s)} - {name}) & set(facts.definitions):
         block, node = draft.twin(loop.block), draft.twin(loop.node)
         at = next(i for i, s in enumerate(block) if s is node)
     else:
-        block, at = draft.entry.body, docstring(draft.entry.body)
+        block, at = draft.entry.body, docstring_length(draft.entry.body)
     block[at:at] = made

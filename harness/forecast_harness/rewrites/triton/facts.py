@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from forecast_harness.rewrites.triton.shapes import (
-    UNSEEN,
-    Shape,
+    UNKNOWN_SHAPE,
+    BlockShape,
+    arange_side,
     axis_of,
-    broadcast,
-    indexed,
-    joined,
+    broadcast_shape,
+    common_shape,
+    indexed_shape,
     keyword,
     reduced_axis,
-    side_of,
 )
-from forecast_harness.rewrites.triton.unit import Function, Unit, arguments, stored
+from forecast_harness.rewrites.triton.unit import Function, SourceUnit, arguments, assigned_names
 
 ELEMENTWISE = frozenset(
     (
@@ -30,14 +30,19 @@ ELEMENTWISE = frozenset(
     )
 )
 _REDUCTIONS = frozenset(("sum", "max", "min", "argmax", "argmin", "xor_sum"))
-_SCALARS = frozenset(("program_id", "num_programs", "len"))
-_SAME_TYPE = ELEMENTWISE - {"cast", "cdiv", "floor", "ceil", "umulhi"} | {"sum", "max", "min", "softmax"}
+_SCALAR_CALLS = frozenset(("program_id", "num_programs", "len"))
+_TYPE_PRESERVING = ELEMENTWISE - {"cast", "cdiv", "floor", "ceil", "umulhi"} | {
+    "sum",
+    "max",
+    "min",
+    "softmax",
+}
 
 
-class Facts:
+class FunctionFacts:
     """Facts about one function."""
 
-    def __init__(self, unit: Unit, function: Function, float32: frozenset[str] = frozenset()) -> None:
+    def __init__(self, unit: SourceUnit, function: Function, float32: frozenset[str] = frozenset()) -> None:
         """`float32` names parameters that are known to be float32 tensors."""
         self.unit, self.function, self._float32 = unit, function, float32
         self.parameters = [a.arg for a in arguments(function)]
@@ -50,7 +55,7 @@ class Facts:
         for node in ast.walk(self.function):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
-                    for name, value in _pairs(target, node.value):
+                    for name, value in _target_values(target, node.value):
                         found.setdefault(name, []).append(value)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
                 found.setdefault(node.target.id, []).append(node.value)
@@ -58,13 +63,13 @@ class Facts:
                 value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
                 found.setdefault(node.target.id, []).append(value)
             elif isinstance(node, ast.For):
-                for name in stored(node.target):
+                for name in assigned_names(node.target):
                     found.setdefault(name, []).append(None)
             elif isinstance(node, ast.NamedExpr) and isinstance(node.target, ast.Name):
                 found.setdefault(node.target.id, []).append(node.value)
         return found
 
-    def once(self, name: str) -> ast.expr | None:
+    def single_value(self, name: str) -> ast.expr | None:
         """The value of a name that is assigned exactly once and is no parameter; else None."""
         given = self.definitions.get(name, [])
         return given[0] if len(given) == 1 and name not in self.parameters else None
@@ -75,35 +80,35 @@ class Facts:
     def targets(self) -> frozenset[str]:
         """Names that count loops."""
         loops = [n for n in ast.walk(self.function) if isinstance(n, ast.For)]
-        return frozenset(name for loop in loops for name in stored(loop.target))
+        return frozenset(name for loop in loops for name in assigned_names(loop.target))
 
     @cached_property
-    def _shapes(self) -> dict[str, Shape | None]:
-        known: dict[str, Shape | None] = {name: () for name in (*self.targets, *self.parameters)}
+    def _shapes(self) -> dict[str, BlockShape | None]:
+        known: dict[str, BlockShape | None] = {name: () for name in (*self.targets, *self.parameters)}
         # The shapes of names only grow from "not seen yet"; a few rounds settle loop-carried ones.
         for _ in range(4):
             before = dict(known)
             for name, values in self.definitions.items():
                 shapes = [self._shape(v, known) for v in values if v is not None]
-                seen = [s for s in shapes if s != UNSEEN]
+                seen = [s for s in shapes if s != UNKNOWN_SHAPE]
                 if name in self.parameters or name in self.targets:
                     seen.append(())
                 if seen:
-                    known[name] = joined(seen)
+                    known[name] = common_shape(seen)
             if known == before:
                 break
         return known
 
-    def shape(self, node: ast.expr) -> Shape | None:
+    def shape(self, node: ast.expr) -> BlockShape | None:
         """Shape of an expression; None if it cannot be told."""
         found = self._shape(node, self._shapes)
-        return None if found == UNSEEN else found
+        return None if found == UNKNOWN_SHAPE else found
 
-    def _shape(self, node: ast.expr, known: dict[str, Shape | None]) -> Shape | None:
+    def _shape(self, node: ast.expr, known: dict[str, BlockShape | None]) -> BlockShape | None:
         if isinstance(node, ast.Constant):
             return ()
         if isinstance(node, ast.Name):
-            return known.get(node.id, UNSEEN if node.id in self.definitions else ())
+            return known.get(node.id, UNKNOWN_SHAPE if node.id in self.definitions else ())
         if isinstance(node, ast.BinOp):
             return self._cast([node.left, node.right], known)
         if isinstance(node, ast.UnaryOp):
@@ -111,22 +116,22 @@ class Facts:
         if isinstance(node, ast.Compare):
             return self._cast([node.left, *node.comparators], known)
         if isinstance(node, ast.IfExp):
-            return joined([self._shape(node.body, known), self._shape(node.orelse, known)])
+            return common_shape([self._shape(node.body, known), self._shape(node.orelse, known)])
         if isinstance(node, ast.Subscript):
-            return indexed(self._shape(node.value, known), node.slice)
+            return indexed_shape(self._shape(node.value, known), node.slice)
         return self._call_shape(node, known) if isinstance(node, ast.Call) else None
 
-    def _call_shape(self, node: ast.Call, known: dict[str, Shape | None]) -> Shape | None:
-        name, given = self.unit.called(node), list(node.args)
-        method = self.unit.method(node)
+    def _call_shape(self, node: ast.Call, known: dict[str, BlockShape | None]) -> BlockShape | None:
+        name, given = self.unit.callee_name(node), list(node.args)
+        method = self.unit.method_name(node)
         if method and isinstance(node.func, ast.Attribute):
             name, given = method, [node.func.value, *given]
             if method == "to":
                 return self._shape(given[0], known)
-        if name in _SCALARS or _infinite(node):
+        if name in _SCALAR_CALLS or _is_infinity(node):
             return ()
         if name == "arange" and len(given) == 2:
-            return (side_of(given),)
+            return (arange_side(given),)
         if name in ("zeros", "full"):
             sides = given[0] if given else keyword(node, "shape")
             return tuple(map(ast.unparse, sides.elts)) if isinstance(sides, ast.Tuple | ast.List) else None
@@ -139,14 +144,16 @@ class Facts:
             return self._cast(given, known)
         if name in _REDUCTIONS and given:
             return self._reduced(node, given, known)
-        if name in ELEMENTWISE or name in ("max", "min", "abs") or self.unit.foreign(node):
+        if name in ELEMENTWISE or name in ("max", "min", "abs") or self.unit.is_library_call(node):
             return self._cast([*given, *(k.value for k in node.keywords)], known)
         return None
 
-    def _reduced(self, node: ast.Call, given: list[ast.expr], known: dict[str, Shape | None]) -> Shape | None:
+    def _reduced(
+        self, node: ast.Call, given: list[ast.expr], known: dict[str, BlockShape | None]
+    ) -> BlockShape | None:
         shape, axis = self._shape(given[0], known), reduced_axis(node, given)
-        if shape is None or shape == UNSEEN or keyword(node, "keep_dims") is not None:
-            return None if shape != UNSEEN else shape
+        if shape is None or shape == UNKNOWN_SHAPE or keyword(node, "keep_dims") is not None:
+            return None if shape != UNKNOWN_SHAPE else shape
         if axis is None:
             return ()
         if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
@@ -155,11 +162,15 @@ class Facts:
         del left[axis]
         return tuple(left)
 
-    def _cast(self, nodes: Sequence[ast.expr], known: dict[str, Shape | None]) -> Shape | None:
+    def _cast(self, nodes: Sequence[ast.expr], known: dict[str, BlockShape | None]) -> BlockShape | None:
         shapes = [self._shape(n, known) for n in nodes]
         if None in shapes:
             return None
-        return UNSEEN if UNSEEN in shapes else broadcast([s for s in shapes if s is not None])
+        return (
+            UNKNOWN_SHAPE
+            if UNKNOWN_SHAPE in shapes
+            else broadcast_shape([s for s in shapes if s is not None])
+        )
 
     # --- float32 ---
 
@@ -179,7 +190,7 @@ class Facts:
     def _may_be_float(self, value: ast.expr | None, held: set[str]) -> bool:
         # A Python float that a block or scalar begins with becomes float32.
         begins = isinstance(value, ast.Constant) and isinstance(value.value, float)
-        return value is not None and (begins or _infinite(value) or self._float(value, held))
+        return value is not None and (begins or _is_infinity(value) or self._float(value, held))
 
     def is_float32(self, node: ast.expr) -> bool:
         """Whether an expression is certainly a float32 block or scalar."""
@@ -205,9 +216,9 @@ class Facts:
         return self._float_call(node, held)
 
     def _float_call(self, node: ast.Call, held: set[str]) -> bool:
-        if self.unit.method(node) == "to" and len(node.args) == 1:
+        if self.unit.method_name(node) == "to" and len(node.args) == 1:
             return self.is_float32_type(node.args[0])
-        name = self.unit.called(node)
+        name = self.unit.callee_name(node)
         if name in ("zeros", "full", "cast"):
             given = keyword(node, "dtype") or (node.args[-1] if len(node.args) > 1 else None)
             return given is not None and self.is_float32_type(given)
@@ -215,9 +226,9 @@ class Facts:
             into = node.args[2] if len(node.args) > 2 else keyword(node, "acc")
             return into is not None and self._float(into, held)
         if name == "load" and node.args and self._float32:
-            roots = self.roots(node.args[0])
+            roots = self.root_parameters(node.args[0])
             return roots is not None and roots <= self._float32
-        if (name in _SAME_TYPE or self.unit.foreign(node)) and node.args:
+        if (name in _TYPE_PRESERVING or self.unit.is_library_call(node)) and node.args:
             given_args = (
                 node.args[1:] if name == "where" else node.args[:1] if name in _REDUCTIONS else node.args
             )
@@ -232,7 +243,7 @@ class Facts:
             return isinstance(node.value, int | float)
         if isinstance(node, ast.UnaryOp):
             return self._neutral(node.operand)
-        if _infinite(node):
+        if _is_infinity(node):
             return True
         return isinstance(node, ast.Name) and node.id in self.parameters and node.id not in self.definitions
 
@@ -249,14 +260,14 @@ class Facts:
         while left:
             one = left.pop()
             for n in ast.walk(one):
-                if self.unit.called(n) == "program_id":
+                if self.unit.callee_name(n) == "program_id":
                     found.add(f"pid {axis_of(n)}")
                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id not in found:
                     found.add(n.id)
                     left += [v for v in self.definitions.get(n.id, []) if v is not None]
         return frozenset(found)
 
-    def roots(self, pointer: ast.expr) -> frozenset[str] | None:
+    def root_parameters(self, pointer: ast.expr) -> frozenset[str] | None:
         """Parameters that an address is formed from by adding; None if it cannot be told.
 
         Integers that are only ever added count, too: a set may be too large, never too small.
@@ -291,9 +302,9 @@ class Facts:
             return [node.body, node.orelse]
         if not isinstance(node, ast.Call):
             return []
-        if self.unit.method(node) and isinstance(node.func, ast.Attribute):
+        if self.unit.method_name(node) and isinstance(node.func, ast.Attribute):
             return [node.func.value]
-        name = self.unit.called(node)
+        name = self.unit.callee_name(node)
         if name in ("make_block_ptr", "make_tensor_descriptor", "advance", "multiple_of", "max_contiguous"):
             return [*node.args[:1], *(k.value for k in node.keywords if k.arg == "base")]
         own = isinstance(node.func, ast.Name) and node.func.id in self.unit.functions
@@ -309,7 +320,7 @@ class Facts:
                 sides = [n.left, *n.comparators]
             elif isinstance(n, ast.BinOp) and not isinstance(n.op, ast.Add | ast.Sub):
                 sides = [n.left, n.right]
-            elif isinstance(n, ast.Call) and self.unit.called(n) in (
+            elif isinstance(n, ast.Call) and self.unit.callee_name(n) in (
                 "range",
                 "cdiv",
                 "arange",
@@ -320,18 +331,18 @@ class Facts:
         return frozenset(found)
 
 
-def _infinite(node: ast.expr) -> bool:
+def _is_infinity(node: ast.expr) -> bool:
     """`float("-inf")` and the like."""
     if isinstance(node, ast.UnaryOp):
-        return _infinite(node.operand)
+        return _is_infinity(node.operand)
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float"
 
 
-def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr | None]]:
+def _target_values(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr | None]]:
     if isinstance(target, ast.Name):
         return [(target.id, value)]
     if isinstance(target, ast.Tuple | ast.List):
         if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts):
-            return [p for t, v in zip(target.elts, value.elts, strict=True) for p in _pairs(t, v)]
-        return [(name, None) for name in stored(target)]
+            return [p for t, v in zip(target.elts, value.elts, strict=True) for p in _target_values(t, v)]
+        return [(name, None) for name in assigned_names(target)]
     return []

@@ -8,9 +8,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from forecast_harness.rewrites.triton.arithmetic import LOG2_E
-from forecast_harness.rewrites.triton.facts import Facts
-from forecast_harness.rewrites.triton.protocol import Context, Edit
-from forecast_harness.rewrites.triton.unit import Unit, fresh, names, ordered, statements, swap
+from forecast_harness.rewrites.triton.facts import FunctionFacts
+from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
+from forecast_harness.rewrites.triton.unit import (
+    SourceUnit,
+    fresh_name,
+    names,
+    nodes_in_order,
+    parse_statements,
+    swap_expressions,
+)
 
 _ERF = """
 def {name}(x):
@@ -31,26 +38,26 @@ def {name}(x):
 """
 
 
-def erf(unit: Unit, context: Context) -> Iterator[Edit]:
+def erf(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """`erf` of float32 by one rational approximation.
 
     The one of CUDA branches twice for every element, on what differs from lane to lane: both ways are taken
     nearly always, and the elements of a thread wait for one another.
     """
-    draft = _replaced(unit, context, "erf_straight", _ERF, _erf)
+    draft = _replace_calls(unit, context, "erf_straight", _ERF, _match_erf)
     if draft is not None:
-        yield Edit(draft, "erf by one formula instead of branching for each element", 10.0)
+        yield SourceEdit(draft, "erf by one formula instead of branching for each element", 10.0)
 
 
-def sigmoid(unit: Unit, context: Context) -> Iterator[Edit]:
+def sigmoid(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """`sigmoid` of float32 by a reciprocal square root: a division guards against what never happens here."""
-    draft = _replaced(unit, context, "sigmoid_by_root", _SIGMOID, _sigmoid)
+    draft = _replace_calls(unit, context, "sigmoid_by_root", _SIGMOID, _match_sigmoid)
     if draft is not None:
-        yield Edit(draft, "sigmoid by a reciprocal square root instead of a division", 8.0)
+        yield SourceEdit(draft, "sigmoid by a reciprocal square root instead of a division", 8.0)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FunctionMatch:
     """A call of a function, or what amounts to one."""
 
     argument: ast.expr
@@ -58,54 +65,58 @@ class _Found:
     """What the result is multiplied by."""
 
 
-def _erf(facts: Facts, node: ast.AST) -> _Found | None:
-    return _alone(facts, node, "erf")
+def _match_erf(facts: FunctionFacts, node: ast.AST) -> _FunctionMatch | None:
+    return _single_call(facts, node, "erf")
 
 
-def _sigmoid(facts: Facts, node: ast.AST) -> _Found | None:
+def _match_sigmoid(facts: FunctionFacts, node: ast.AST) -> _FunctionMatch | None:
     """`tl.sigmoid(x)`, `1 / (1 + tl.exp(-x))` and `y / (1 + tl.exp(-x))`."""
-    if found := _alone(facts, node, "sigmoid"):
+    if found := _single_call(facts, node, "sigmoid"):
         return found
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
         return None
     below = node.right
     if not isinstance(below, ast.BinOp) or not isinstance(below.op, ast.Add):
         return None
-    power = below.right if _one(below.left) else below.left if _one(below.right) else None
-    inner = None if power is None else _alone(facts, power, "exp")
+    power = below.right if _is_one(below.left) else below.left if _is_one(below.right) else None
+    inner = None if power is None else _single_call(facts, power, "exp")
     if inner is None or not isinstance(inner.argument, ast.UnaryOp):
         return None
     if not isinstance(inner.argument.op, ast.USub):
         return None
-    if _one(node.left):
-        return _Found(inner.argument.operand)
-    return _Found(inner.argument.operand, node.left) if facts.is_float32(node.left) else None
+    if _is_one(node.left):
+        return _FunctionMatch(inner.argument.operand)
+    return _FunctionMatch(inner.argument.operand, node.left) if facts.is_float32(node.left) else None
 
 
-def _alone(facts: Facts, node: ast.AST, name: str) -> _Found | None:
-    if not isinstance(node, ast.Call) or facts.unit.called(node) != name:
+def _single_call(facts: FunctionFacts, node: ast.AST, name: str) -> _FunctionMatch | None:
+    if not isinstance(node, ast.Call) or facts.unit.callee_name(node) != name:
         return None
     alone = len(node.args) == 1 and not node.keywords
-    return _Found(node.args[0]) if alone and facts.is_float32(node.args[0]) else None
+    return _FunctionMatch(node.args[0]) if alone and facts.is_float32(node.args[0]) else None
 
 
-def _one(node: ast.expr) -> bool:
+def _is_one(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value == 1
 
 
-def _replaced(
-    unit: Unit, context: Context, wanted: str, source: str, known: Callable[[Facts, ast.AST], _Found | None]
-) -> Unit | None:
+def _replace_calls(
+    unit: SourceUnit,
+    context: RewriteContext,
+    wanted: str,
+    source: str,
+    known: Callable[[FunctionFacts, ast.AST], _FunctionMatch | None],
+) -> SourceUnit | None:
     """A copy that calls a function of its own in place of others; None where there are none."""
     jit = unit.entry.decorator_list[-1] if unit.entry.decorator_list else None
     jit = jit.func if isinstance(jit, ast.Call) else jit
     if jit is None or not unit.tl:
         return None
-    name = fresh(wanted, names(unit.tree) | set(unit.functions))
+    name = fresh_name(wanted, names(unit.tree) | set(unit.functions))
     places = []
     for function in unit.kernels:
         facts = context.facts(unit, function)
-        places += [(node, found) for node in ordered(function) if (found := known(facts, node))]
+        places += [(node, found) for node in nodes_in_order(function) if (found := known(facts, node))]
     if not places:
         return None
     draft = unit.copy()
@@ -114,8 +125,8 @@ def _replaced(
         call: ast.expr = ast.Call(ast.Name(name, ast.Load()), [draft.twin(found.argument)], [])
         if found.times is not None:
             call = ast.BinOp(draft.twin(found.times), ast.Mult(), call)
-        swap(draft.tree, {id(draft.twin(node)): call})
-    (helper,) = statements(source.format(name=name, tl=unit.tl, log2_e=LOG2_E))
+        swap_expressions(draft.tree, {id(draft.twin(node)): call})
+    (helper,) = parse_statements(source.format(name=name, tl=unit.tl, log2_e=LOG2_E))
     assert isinstance(helper, ast.FunctionDef)
     helper.decorator_list = [copy.deepcopy(jit)]
     at = next(i for i, s in enumerate(draft.tree.body) if isinstance(s, ast.FunctionDef))

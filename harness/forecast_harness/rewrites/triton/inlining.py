@@ -5,14 +5,22 @@ from __future__ import annotations
 import ast
 import copy
 
-from forecast_harness.rewrites.triton.ordering import docstring
-from forecast_harness.rewrites.triton.unit import Function, Unit, arguments, names, read, stored, swap
+from forecast_harness.rewrites.triton.ordering import docstring_length
+from forecast_harness.rewrites.triton.unit import (
+    Function,
+    SourceUnit,
+    arguments,
+    assigned_names,
+    names,
+    read_names,
+    swap_expressions,
+)
 
 _ROUNDS = 4
 """How deep helpers may call helpers."""
 
 
-def inlined(unit: Unit) -> Unit:
+def inline_helpers(unit: SourceUnit) -> SourceUnit:
     """A copy with calls of one-expression helpers replaced by the expression. Helpers stay defined."""
     draft = unit.copy()
     for _ in range(_ROUNDS):
@@ -20,29 +28,29 @@ def inlined(unit: Unit) -> Unit:
         for function in draft.kernels:
             found = {}
             for call in draft.helper_calls(function):
-                value = _value(draft, function, call)
+                value = _inlined_value(draft, function, call)
                 if value is not None:
                     found[id(call)] = value
-            swap(function, found)
+            swap_expressions(function, found)
             changed += len(found)
         if not changed:
             break
-    return Unit.parse(draft.text(), draft.entry_name)
+    return SourceUnit.parse(draft.text(), draft.entry_name)
 
 
-def _value(unit: Unit, caller: Function, call: ast.Call) -> ast.expr | None:
+def _inlined_value(unit: SourceUnit, caller: Function, call: ast.Call) -> ast.expr | None:
     assert isinstance(call.func, ast.Name)
     helper = unit.functions[call.func.id]
-    body = helper.body[docstring(helper.body) :]
-    given = _bound(helper, call)
+    body = helper.body[docstring_length(helper.body) :]
+    given = _bind_arguments(helper, call)
     if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None or given is None:
         return None
-    if helper is caller or helper.decorator_list != [d for d in helper.decorator_list if _plain(d)]:
+    if helper is caller or helper.decorator_list != [d for d in helper.decorator_list if _is_plain_jit(d)]:
         return None
     value = copy.deepcopy(body[0].value)
-    free = read(value) - set(given)
+    free = read_names(value) - set(given)
     inner = unit.effects(value) or any(isinstance(n, ast.Lambda | ast.NamedExpr) for n in ast.walk(value))
-    if inner or free & (names(caller) - unit.constexprs(caller) | set(stored(caller))) - {unit.tl}:
+    if inner or free & (names(caller) - unit.constexprs(caller) | set(assigned_names(caller))) - {unit.tl}:
         return None
     count = {p: sum(isinstance(n, ast.Name) and n.id == p for n in ast.walk(value)) for p in given}
     if any(unit.effects(a) and count[p] != 1 for p, a in given.items()):
@@ -50,15 +58,15 @@ def _value(unit: Unit, caller: Function, call: ast.Call) -> ast.expr | None:
     parts = [n for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in given]
     if isinstance(value, ast.Name):
         return copy.deepcopy(given[value.id]) if value.id in given else None
-    return swap(value, {id(n): copy.deepcopy(given[n.id]) for n in parts})
+    return swap_expressions(value, {id(n): copy.deepcopy(given[n.id]) for n in parts})
 
 
-def _plain(decorator: ast.expr) -> bool:
+def _is_plain_jit(decorator: ast.expr) -> bool:
     """`@triton.jit` without options: `noinline` is somebody's wish."""
     return not isinstance(decorator, ast.Call)
 
 
-def _bound(helper: Function, call: ast.Call) -> dict[str, ast.expr] | None:
+def _bind_arguments(helper: Function, call: ast.Call) -> dict[str, ast.expr] | None:
     """Arguments by parameter; None where the call leaves some to defaults or spreads them."""
     parameters = [a.arg for a in arguments(helper)]
     if any(isinstance(a, ast.Starred) for a in call.args) or helper.args.vararg or helper.args.kwarg:

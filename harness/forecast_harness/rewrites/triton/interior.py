@@ -12,36 +12,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from forecast_autotune.records import Config
-from forecast_harness.rewrites.triton.affine import NotProvable, Reader, Sum, room_of, tests
-from forecast_harness.rewrites.triton.facts import ELEMENTWISE, Facts
-from forecast_harness.rewrites.triton.loops import Access, accesses, unmask
-from forecast_harness.rewrites.triton.protocol import Context, Edit
-from forecast_harness.rewrites.triton.shapes import broadcast
+from forecast_harness.rewrites.triton.affine import (
+    NotProvable,
+    Polynomial,
+    PolynomialReader,
+    mask_conditions,
+    positive_form,
+)
+from forecast_harness.rewrites.triton.facts import ELEMENTWISE, FunctionFacts
+from forecast_harness.rewrites.triton.loops import MemoryAccess, accesses, keep_conditions
+from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
+from forecast_harness.rewrites.triton.shapes import broadcast_shape
 from forecast_harness.rewrites.triton.unit import (
     Block,
-    Unit,
-    expression,
-    fresh,
+    SourceUnit,
+    assigned_names,
+    fresh_name,
     names,
-    ordered,
-    read,
-    statements,
-    stored,
-    swap,
+    nodes_in_order,
+    parse_expression,
+    parse_statements,
+    read_names,
+    swap_expressions,
 )
 
-_ROWS = 3
+_MAX_DIVISIONS = 3
 """Different divisions that one program asks about; a kernel with more finds itself outside too often."""
 
-_ANY = ELEMENTWISE | {"arange", "full", "program_id", "zeros"}
+_SHAPE_FOLLOWING = ELEMENTWISE | {"arange", "full", "program_id", "zeros"}
 """What takes numbers and blocks alike, or takes neither."""
 
 
 @dataclass(frozen=True)
-class _Inside:
+class _InteriorAccess:
     """An access, and what must be positive for conditions of its mask to hold for all of its elements."""
 
-    access: Access
+    access: MemoryAccess
     rooms: tuple[str, ...]
     rest: tuple[ast.expr, ...]
     """The other conditions."""
@@ -64,95 +70,95 @@ class _Division:
         return self.begin, self.side, self.by
 
 
-class _Reading:
+class _EntryAnalysis:
     """What the entry's text shows of its numbers before any loop."""
 
-    def __init__(self, unit: Unit, context: Context) -> None:
+    def __init__(self, unit: SourceUnit, context: RewriteContext) -> None:
         self.unit, self.facts = unit, context.facts(unit, unit.entry)
         loops = [n for n in ast.walk(unit.entry) if isinstance(n, ast.For | ast.While)]
         own = self.facts.definitions
         again = {n for n, values in own.items() if len(values) > 1 or n in self.facts.parameters}
         # A name that is assigned more than once means different things in different places.
-        varying = frozenset(again.union(*(stored(loop) for loop in loops)))
-        self.reader = Reader(self.facts, varying, 10**9)
+        varying = frozenset(again.union(*(assigned_names(loop) for loop in loops)))
+        self.reader = PolynomialReader(self.facts, varying, 10**9)
         # Sums are read without their conversions: what was 64 bits wide must not overflow now.
         self._wide = "int64" in ast.unparse(unit.entry)
 
-    def text(self, number: Sum) -> str:
+    def text(self, number: Polynomial) -> str:
         """A sum as Python, the same for all lanes. Raises `NotProvable` for one that is not."""
-        node = expression(number.text())
+        node = parse_expression(number.text())
         if self.facts.shape(node) != ():
             raise NotProvable(f"{number.text()} is not one number")
         if self._wide:
             wide = {
-                id(c): expression(f"{ast.unparse(c)}.to({self.unit.tl}.int64)")
+                id(c): parse_expression(f"{ast.unparse(c)}.to({self.unit.tl}.int64)")
                 for c in self.unit.calls(node, "program_id")
             }
-            node = swap(node, wide)
+            node = swap_expressions(node, wide)
         return ast.unparse(node)
 
-    def room(self, test: ast.expr) -> str:
+    def positive_condition(self, test: ast.expr) -> str:
         """What is positive where a comparison holds for every lane. Raises `NotProvable`."""
-        room = room_of(self.reader, test.value if isinstance(test, ast.Subscript) else test)
+        room = positive_form(self.reader, test.value if isinstance(test, ast.Subscript) else test)
         found, lanes = room, [a for a in room.atoms() if a.startswith("arange<")]
         for lane in lanes:
-            times = room.with_factor(lane)
+            times = room.coefficient_of(lane)
             if set(times.terms) != {()}:
                 raise NotProvable(f"{lane} is multiplied by {times.text()}")
             found = found.without(lane)
             if times.terms[()] < 0:
-                found += times * (self._side(lane) - Sum.of(times=1))
+                found += times * (self._side(lane) - Polynomial.of(times=1))
         if not lanes:
             raise NotProvable(f"{ast.unparse(test)} asks nothing of the lanes")
         return self.text(found)
 
-    def _side(self, lane: str) -> Sum:
-        return self.reader.sum(expression(lane.removeprefix("arange<").removesuffix(">")))
+    def _side(self, lane: str) -> Polynomial:
+        return self.reader.polynomial(parse_expression(lane.removeprefix("arange<").removesuffix(">")))
 
-    def inside(self, known: Sequence[str]) -> Iterator[_Inside]:
+    def inside(self, known: Sequence[str]) -> Iterator[_InteriorAccess]:
         """Accesses whose mask, or a part of it, holds where numbers of these names are positive."""
-        named = {n: v for n in self.facts.definitions if (v := self.facts.once(n)) is not None}
+        named = {n: v for n in self.facts.definitions if (v := self.facts.single_value(n)) is not None}
         for access in accesses(self.unit, self.unit.entry):
             if not access.plain or access.mask is None or not self._keeps_shape(access):
                 continue
             rooms, rest = [], []
-            for test in tests(access.mask, named):
+            for test in mask_conditions(access.mask, named):
                 try:
-                    room = self.room(test)
+                    room = self.positive_condition(test)
                 except NotProvable:
                     room = ""
-                if room and read(expression(room)) <= set(known):
+                if room and read_names(parse_expression(room)) <= set(known):
                     rooms.append(room)
                 else:
                     rest.append(test)
             if rooms:
-                yield _Inside(access, tuple(rooms), tuple(rest))
+                yield _InteriorAccess(access, tuple(rooms), tuple(rest))
 
-    def _keeps_shape(self, access: Access) -> bool:
+    def _keeps_shape(self, access: MemoryAccess) -> bool:
         """Whether what is loaded or stored has the same shape without the mask."""
         assert access.mask is not None
         shape, mask = self.facts.shape(access.pointer), self.facts.shape(access.mask)
-        return shape is not None and mask is not None and broadcast([shape, mask]) == shape
+        return shape is not None and mask is not None and broadcast_shape([shape, mask]) == shape
 
     def divisions(self, known: Sequence[str]) -> Iterator[_Division]:
         """Quotients and rests of one number for each lane, by a number that is the same for all of them."""
-        for node in ordered(self.unit.entry):
+        for node in nodes_in_order(self.unit.entry):
             if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.FloorDiv | ast.Mod):
                 continue
             try:
-                whole, by = self.reader.sum(node.left), self.text(self.reader.sum(node.right))
+                whole, by = self.reader.polynomial(node.left), self.text(self.reader.polynomial(node.right))
                 lanes = [a for a in whole.atoms() if a.startswith("arange<")]
-                if len(lanes) != 1 or whole.with_factor(lanes[0]) != Sum.of(times=1):
+                if len(lanes) != 1 or whole.coefficient_of(lanes[0]) != Polynomial.of(times=1):
                     continue
                 side = lanes[0].removeprefix("arange<").removesuffix(">")
                 begin = self.text(whole.without(lanes[0]))
             except NotProvable:
                 continue
-            if read([expression(begin), expression(by)]) <= set(known):
+            if read_names([parse_expression(begin), parse_expression(by)]) <= set(known):
                 yield _Division(node, begin, side, by)
 
 
-def _split(unit: Unit, nodes: Sequence[ast.AST]) -> tuple[int, list[str]] | None:
+def _split_point(unit: SourceUnit, nodes: Sequence[ast.AST]) -> tuple[int, list[str]] | None:
     """The first statement that holds one of these, and the names that are known before it.
 
     None where what follows cannot stand in two branches.
@@ -164,30 +170,35 @@ def _split(unit: Unit, nodes: Sequence[ast.AST]) -> tuple[int, list[str]] | None
     if any(isinstance(n, ast.Return | ast.AnnAssign) for s in body[at:] for n in ast.walk(s)):
         return None
     simple = [s for s in body[:at] if not isinstance(s, ast.If | ast.For | ast.While | ast.With)]
-    return at, [*Facts(unit, unit.entry).parameters, *unit.constexprs(unit.entry), *stored(simple), unit.tl]
+    return at, [
+        *FunctionFacts(unit, unit.entry).parameters,
+        *unit.constexprs(unit.entry),
+        *assigned_names(simple),
+        unit.tl,
+    ]
 
 
-def _branch(draft: Unit, at: int, test: str, plain: Block, before: Block) -> Unit:
+def _branch(draft: SourceUnit, at: int, test: str, plain: Block, before: Block) -> SourceUnit:
     """Run a plain body where a test holds; the names that it makes are its own."""
     body, entry = draft.entry.body, draft.entry
-    old = set(stored(body[:at])) | set(Facts(draft, entry).parameters)
+    old = set(assigned_names(body[:at])) | set(FunctionFacts(draft, entry).parameters)
     taken = names(entry) | names(plain) | set(draft.functions)
-    own = {n: fresh(f"{n}_inside", taken) for n in dict.fromkeys(stored(plain)) if n not in old}
+    own = {n: fresh_name(f"{n}_inside", taken) for n in dict.fromkeys(assigned_names(plain)) if n not in old}
     for n in (n for s in plain for n in ast.walk(s)):
         if isinstance(n, ast.Name):
             n.id = own.get(n.id, n.id)
-    body[at:] = [*before, ast.If(expression(test), plain, body[at:])]
+    body[at:] = [*before, ast.If(parse_expression(test), plain, body[at:])]
     return draft
 
 
-def _test(rooms: Sequence[str]) -> str:
+def _interior_test(rooms: Sequence[str]) -> str:
     return " & ".join(f"({room} > 0)" for room in dict.fromkeys(rooms))
 
 
-def interior(unit: Unit, context: Context) -> Iterator[Edit]:
+def interior_fast_path(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Programs whose whole tile lies inside load and store without masks."""
-    reading = _Reading(unit, context)
-    place = _split(unit, [f.access.call for f in reading.inside(sorted(names(unit.tree)))])
+    reading = _EntryAnalysis(unit, context)
+    place = _split_point(unit, [f.access.call for f in reading.inside(sorted(names(unit.tree)))])
     if place is None:
         return
     at, known = place
@@ -197,98 +208,100 @@ def interior(unit: Unit, context: Context) -> Iterator[Edit]:
     draft = unit.copy()
     slow = copy.deepcopy(draft.entry.body[at:])
     for one in found:
-        unmask(draft.twin(one.access.call), one.access.kind, copy.deepcopy(one.rest))
+        keep_conditions(draft.twin(one.access.call), one.access.kind, copy.deepcopy(one.rest))
     plain, draft.entry.body[at:] = draft.entry.body[at:], slow
     loop = any(isinstance(n, ast.For) for s in slow for n in ast.walk(s))
-    _branch(draft, at, _test([r for f in found for r in f.rooms]), plain, [])
-    yield Edit(draft, "programs whose whole tile lies inside need no masks", 2.0 if loop else 3.0)
+    _branch(draft, at, _interior_test([r for f in found for r in f.rooms]), plain, [])
+    yield SourceEdit(draft, "programs whose whole tile lies inside need no masks", 2.0 if loop else 3.0)
 
 
-def one_row(unit: Unit, context: Context) -> Iterator[Edit]:
+def one_row_fast_path(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Programs whose elements all lie in one row divide their first number only.
 
     The quotient is then one number for the whole program, and what is loaded at it is loaded once; addresses
     made of the rest are consecutive, which shows in the text only now.
     """
-    reading = _Reading(unit, context)
+    reading = _EntryAnalysis(unit, context)
     every = list(reading.divisions(sorted(names(unit.tree))))
-    place = _split(unit, [d.node for d in every])
+    place = _split_point(unit, [d.node for d in every])
     if place is None:
         return
     at, known = place
     found = list(reading.divisions(known))
     keys = list(dict.fromkeys(d.key for d in found))
     body = unit.entry.body
-    old = set(stored(body[:at])) | set(reading.facts.parameters)
+    old = set(assigned_names(body[:at])) | set(reading.facts.parameters)
     compound = (ast.For, ast.While, ast.If, ast.With, ast.Lambda)
     bent = any(isinstance(n, compound) for s in body[at:] for n in ast.walk(s))
-    if not found or len(keys) > _ROWS or bent or old & set(stored(body[at:])):
+    if not found or len(keys) > _MAX_DIVISIONS or bent or old & set(assigned_names(body[at:])):
         return
     inside = list(reading.inside(known))
     taken, tl = names(unit.entry) | set(unit.functions), unit.tl
-    rows = {key: (fresh("row", taken), fresh("begin", taken)) for key in keys}
+    rows = {key: (fresh_name("row", taken), fresh_name("begin", taken)) for key in keys}
     draft = unit.copy()
     slow = copy.deepcopy(draft.entry.body[at:])
     new: dict[int, ast.expr] = {}
     for one in found:
         row, begin = rows[one.key]
         text = row if isinstance(one.node.op, ast.FloorDiv) else f"{begin} + {tl}.arange(0, {one.side})"
-        new[id(draft.twin(one.node))] = expression(text)
+        new[id(draft.twin(one.node))] = parse_expression(text)
     before, asked = [], []
     for (first, side, by), (row, begin) in rows.items():
-        before += statements(f"{row} = ({first}) // ({by})\n{begin} = {first} - {row} * ({by})")
+        before += parse_statements(f"{row} = ({first}) // ({by})\n{begin} = {first} - {row} * ({by})")
         asked += [f"{first} + 1", f"{by} - {begin} - {side} + 1"]
-    swap(draft.entry, new)
+    swap_expressions(draft.entry, new)
     draft.entry.body[at:at] = before
-    if not _still_fits(reading.facts, Facts(draft, draft.entry), at, len(before), inside):
+    if not _shapes_still_fit(reading.facts, FunctionFacts(draft, draft.entry), at, len(before), inside):
         return
     for access in inside:
-        unmask(draft.twin(access.access.call), access.access.kind, copy.deepcopy(access.rest))
+        keep_conditions(draft.twin(access.access.call), access.access.kind, copy.deepcopy(access.rest))
     asked += [room for one in inside for room in one.rooms]
     plain, draft.entry.body[at:] = draft.entry.body[at + len(before) :], slow
-    _branch(draft, at, _test(asked), plain, before)
-    configs = _dividing(context, keys)
-    yield Edit(draft, "programs inside one row divide once, not for each element", 7.0, configs)
+    _branch(draft, at, _interior_test(asked), plain, before)
+    configs = _dividing_configs(context, keys)
+    yield SourceEdit(draft, "programs inside one row divide once, not for each element", 7.0, configs)
 
 
-def _still_fits(old: Facts, new: Facts, at: int, added: int, inside: Sequence[_Inside]) -> bool:
+def _shapes_still_fit(
+    old: FunctionFacts, new: FunctionFacts, at: int, added: int, inside: Sequence[_InteriorAccess]
+) -> bool:
     """Whether everything takes what has become one number where it was a block."""
     bare = {id(one.access.call) for one in inside if not one.rest}
     pairs = zip(old.function.body[at:], new.function.body[at + added :], strict=True)
-    return all(_takes(old, new, a, b, bare) for a, b in pairs)
+    return all(_accepts_scalar(old, new, a, b, bare) for a, b in pairs)
 
 
-def _takes(old: Facts, new: Facts, a: ast.AST, b: ast.AST, bare: set[int]) -> bool:
+def _accepts_scalar(old: FunctionFacts, new: FunctionFacts, a: ast.AST, b: ast.AST, bare: set[int]) -> bool:
     if type(a) is not type(b):
         return True  # what was put in its place
     if isinstance(a, ast.BinOp) and isinstance(b, ast.BinOp) and type(a.op) is not type(b.op):
         return True
     below = list(zip(ast.iter_child_nodes(a), ast.iter_child_nodes(b), strict=True))
-    if not all(_takes(old, new, x, y, bare) for x, y in below):
+    if not all(_accepts_scalar(old, new, x, y, bare) for x, y in below):
         return False
     if isinstance(a, ast.Subscript) and isinstance(b, ast.Subscript):
-        return _same(old, new, [(a.value, b.value)])
+        return _same_shapes(old, new, [(a.value, b.value)])
     if not isinstance(a, ast.Call) or not isinstance(b, ast.Call):
         return True
-    name = old.unit.called(a)
-    if name in _ANY or old.unit.foreign(a) or old.unit.method(a) == "to":
+    name = old.unit.callee_name(a)
+    if name in _SHAPE_FOLLOWING or old.unit.is_library_call(a) or old.unit.method_name(a) == "to":
         return True
     if name == "load" and id(a) in bare and new.shape(b.args[0]) == ():
         return True
     if name == "store":  # a value is spread over a block of addresses, not the other way round
-        return _same(old, new, [(a.args[0], b.args[0])])
+        return _same_shapes(old, new, [(a.args[0], b.args[0])])
     given = zip(
         [*a.args, *(k.value for k in a.keywords)], [*b.args, *(k.value for k in b.keywords)], strict=True
     )
-    return _same(old, new, list(given))
+    return _same_shapes(old, new, list(given))
 
 
-def _same(old: Facts, new: Facts, pairs: Sequence[tuple[ast.expr, ast.expr]]) -> bool:
+def _same_shapes(old: FunctionFacts, new: FunctionFacts, pairs: Sequence[tuple[ast.expr, ast.expr]]) -> bool:
     """Whether shapes are known, and the same before and after."""
     return all((shape := old.shape(a)) is not None and shape == new.shape(b) for a, b in pairs)
 
 
-def _dividing(context: Context, keys: Sequence[tuple[str, str, str]]) -> tuple[Config, ...]:
+def _dividing_configs(context: RewriteContext, keys: Sequence[tuple[str, str, str]]) -> tuple[Config, ...]:
     """The base's widest configs whose blocks end where rows end; none if all of them do."""
     kept = list(context.configs)
     for _, side, by in keys:

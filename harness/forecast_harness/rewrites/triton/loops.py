@@ -7,18 +7,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from forecast_autotune import parsing
-from forecast_harness.rewrites.triton.facts import Facts
+from forecast_harness.rewrites.triton.facts import FunctionFacts
 from forecast_harness.rewrites.triton.shapes import argument
-from forecast_harness.rewrites.triton.unit import Block, Function, Unit, blocks, ordered, read, stored
+from forecast_harness.rewrites.triton.unit import (
+    Block,
+    Function,
+    SourceUnit,
+    assigned_names,
+    blocks,
+    nodes_in_order,
+    read_names,
+)
 
-_LEAVING = (ast.Break, ast.Continue, ast.Return)
+_EXIT_STATEMENTS = (ast.Break, ast.Continue, ast.Return)
 
 
 @dataclass(frozen=True)
-class Loop:
+class RangeLoop:
     """A `for` over `range` or `tl.range` with one counter."""
 
-    unit: Unit
+    unit: SourceUnit
     function: Function
     node: ast.For
     block: Block
@@ -27,7 +35,7 @@ class Loop:
     """Whether the loop stands inside another loop."""
 
     @property
-    def head(self) -> ast.Call:
+    def range_call(self) -> ast.Call:
         """The call of `range`."""
         assert isinstance(self.node.iter, ast.Call)
         return self.node.iter
@@ -39,10 +47,10 @@ class Loop:
         return self.node.target.id
 
     @property
-    def extent(self) -> tuple[str, str, str]:
+    def range_bounds(self) -> tuple[str, str, str]:
         """First value, end and step as texts."""
-        given = [ast.unparse(a) for a in self.head.args]
-        named = {k.arg: ast.unparse(k.value) for k in self.head.keywords}
+        given = [ast.unparse(a) for a in self.range_call.args]
+        named = {k.arg: ast.unparse(k.value) for k in self.range_call.keywords}
         if len(given) == 1:
             return "0", given[0], named.get("step", "1")
         return given[0], given[1], given[2] if len(given) > 2 else named.get("step", "1")
@@ -50,42 +58,46 @@ class Loop:
     @property
     def options(self) -> dict[str, ast.expr]:
         """Keywords of `tl.range`, without the extent."""
-        return {k.arg: k.value for k in self.head.keywords if k.arg and k.arg not in ("arg1", "arg2", "step")}
+        return {
+            k.arg: k.value
+            for k in self.range_call.keywords
+            if k.arg and k.arg not in ("arg1", "arg2", "step")
+        }
 
     @property
     def innermost(self) -> bool:
         """Whether no other loop runs inside it, helpers included."""
-        return not any(_loops(self.unit, s, frozenset()) for s in self.node.body)
+        return not any(_has_loops(self.unit, s, frozenset()) for s in self.node.body)
 
     @property
-    def leaves(self) -> bool:
+    def may_exit_early(self) -> bool:
         """Whether control can leave an iteration or the loop early."""
-        return bool(self.node.orelse) or any(isinstance(n, _LEAVING) for n in ast.walk(self.node))
+        return bool(self.node.orelse) or any(isinstance(n, _EXIT_STATEMENTS) for n in ast.walk(self.node))
 
     @property
-    def dots(self) -> bool:
+    def has_dots(self) -> bool:
         """Whether an iteration multiplies matrices, helpers included."""
-        return _dots(self.unit, self.node.body, frozenset())
+        return _has_dots(self.unit, self.node.body, frozenset())
 
     @property
-    def carried(self) -> set[str]:
+    def carried_names(self) -> set[str]:
         """Names whose value goes from one iteration into the next."""
         seen: set[str] = {self.counter}
         found: set[str] = set()
-        assigned = set(stored(self.node.body))
+        assigned = set(assigned_names(self.node.body))
         for statement in self.node.body:
-            found |= (read(statement) & assigned) - seen
+            found |= (read_names(statement) & assigned) - seen
             if not isinstance(statement, ast.If | ast.While | ast.For):
-                seen |= set(stored(statement))
+                seen |= set(assigned_names(statement))
             elif isinstance(statement, ast.If):
-                seen |= set(stored(statement.body)) & set(stored(statement.orelse))
+                seen |= set(assigned_names(statement.body)) & set(assigned_names(statement.orelse))
         return found
 
     @property
     def ascending(self) -> bool:
         """Whether the step is certainly positive: a tile is never empty."""
-        step = self.extent[2]
-        parsed = parsing.expression(step)
+        step = self.range_bounds[2]
+        parsed = parsing.parse_expression(step)
         factors = [n for n in ast.walk(parsed) if not isinstance(n, ast.Name | ast.Constant | ast.Load)]
         constant = self.unit.constexprs(self.function)
         return all(isinstance(n, ast.Expression | ast.BinOp | ast.Mult) for n in factors) and all(
@@ -103,7 +115,7 @@ class Loop:
         )
 
 
-def loops(unit: Unit, function: Function) -> Iterator[Loop]:
+def loops(unit: SourceUnit, function: Function) -> Iterator[RangeLoop]:
     """Every `range` loop of a function, outer ones first."""
     inner = {
         id(n)
@@ -117,32 +129,32 @@ def loops(unit: Unit, function: Function) -> Iterator[Loop]:
             if (
                 isinstance(statement, ast.For)
                 and isinstance(statement.target, ast.Name)
-                and unit.called(statement.iter) == "range"
+                and unit.callee_name(statement.iter) == "range"
                 and isinstance(statement.iter, ast.Call)
                 and 1 <= len(statement.iter.args) <= 3
                 and not any(isinstance(a, ast.Starred) for a in statement.iter.args)
                 and not any(k.arg in (None, "arg1", "arg2") for k in statement.iter.keywords)
             ):
-                yield Loop(unit, function, statement, block, id(statement) in inner)
+                yield RangeLoop(unit, function, statement, block, id(statement) in inner)
 
 
-def _loops(unit: Unit, node: ast.AST, seen: frozenset[str]) -> bool:
+def _has_loops(unit: SourceUnit, node: ast.AST, seen: frozenset[str]) -> bool:
     for n in ast.walk(node):
-        if isinstance(n, ast.For | ast.While) and unit.called(getattr(n, "iter", n)) != "static_range":
+        if isinstance(n, ast.For | ast.While) and unit.callee_name(getattr(n, "iter", n)) != "static_range":
             return True
     names = {c.func.id for c in unit.helper_calls(node) if isinstance(c.func, ast.Name)} - seen
-    return any(_loops(unit, unit.functions[n], seen | names) for n in names)
+    return any(_has_loops(unit, unit.functions[n], seen | names) for n in names)
 
 
-def _dots(unit: Unit, body: Block, seen: frozenset[str]) -> bool:
+def _has_dots(unit: SourceUnit, body: Block, seen: frozenset[str]) -> bool:
     if unit.calls(body, "dot", "dot_scaled"):
         return True
     names = {c.func.id for s in body for c in unit.helper_calls(s) if isinstance(c.func, ast.Name)} - seen
-    return any(_dots(unit, unit.functions[n].body, seen | names) for n in names)
+    return any(_has_dots(unit, unit.functions[n].body, seen | names) for n in names)
 
 
 @dataclass(frozen=True)
-class Access:
+class MemoryAccess:
     """A load, store or atomic through an address, not through a descriptor."""
 
     call: ast.Call
@@ -163,7 +175,7 @@ class Access:
         }
 
 
-def unmask(call: ast.Call, kind: str, rest: Sequence[ast.expr]) -> None:
+def keep_conditions(call: ast.Call, kind: str, rest: Sequence[ast.expr]) -> None:
     """Leave of a load's or store's mask only these conditions, in place; what it gives elsewhere goes too."""
     position = 1 if kind == "load" else 2
     left: ast.expr | None = None
@@ -177,32 +189,32 @@ def unmask(call: ast.Call, kind: str, rest: Sequence[ast.expr]) -> None:
         call.keywords += [ast.keyword("other", o) for o in other]
 
 
-def accesses(unit: Unit, node: ast.AST | Block) -> list[Access]:
+def accesses(unit: SourceUnit, node: ast.AST | Block) -> list[MemoryAccess]:
     """Memory accesses of a tree in the order of the text; those of helpers are not among them."""
     found = []
     for root in node if isinstance(node, list) else [node]:
-        for n in ordered(root):
-            name = unit.called(n)
+        for n in nodes_in_order(root):
+            name = unit.callee_name(n)
             if not isinstance(n, ast.Call) or not n.args:
                 continue
             if name == "load":
-                found.append(Access(n, "load", n.args[0], argument(n, 1, "mask")))
+                found.append(MemoryAccess(n, "load", n.args[0], argument(n, 1, "mask")))
             elif name == "store":
-                found.append(Access(n, "store", n.args[0], argument(n, 2, "mask")))
+                found.append(MemoryAccess(n, "store", n.args[0], argument(n, 2, "mask")))
             elif name.startswith("atomic_"):
                 at = 3 if name == "atomic_cas" else 2
-                found.append(Access(n, "atomic", n.args[0], argument(n, at, "mask")))
+                found.append(MemoryAccess(n, "atomic", n.args[0], argument(n, at, "mask")))
     return found
 
 
-def always(statement: ast.AST, call: ast.Call) -> bool:
+def always_executes(statement: ast.AST, call: ast.Call) -> bool:
     """Whether a statement that is executed always makes this call: it is in no branch of an expression."""
     maybe = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.GeneratorExp)
     branches = [n for n in ast.walk(statement) if isinstance(n, maybe)]
     return not any(inner is call for branch in branches for inner in ast.walk(branch))
 
 
-def shown(unit: Unit, node: ast.AST | Block) -> bool:
+def all_accesses_known(unit: SourceUnit, node: ast.AST | Block) -> bool:
     """Whether every memory access of a tree is one that `accesses` finds."""
     roots = node if isinstance(node, list) else [node]
     found = {id(a.call) for a in accesses(unit, node)}
@@ -212,19 +224,19 @@ def shown(unit: Unit, node: ast.AST | Block) -> bool:
     return True
 
 
-def independent(facts: Facts, body: Block) -> bool:
+def loads_may_move(facts: FunctionFacts, body: Block) -> bool:
     """Whether no memory that the statements write is read by them: loads may move over the stores.
 
     Arguments of different names are taken not to overlap: no variant is launched where a tensor that is
     written overlaps another one (`forecast_integrations.triton.variants.loading`).
     """
-    if not shown(facts.unit, body):
+    if not all_accesses_known(facts.unit, body):
         return not facts.unit.effects(body) & {"store", "atomic", "other"}
     if "other" in facts.unit.effects(body):
         return False
     read_roots, written = set[str](), set[str]()
     for access in accesses(facts.unit, body):
-        roots = facts.roots(access.pointer)
+        roots = facts.root_parameters(access.pointer)
         if access.kind != "load" and roots is None:
             return False
         if access.kind == "load":

@@ -5,72 +5,79 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from forecast_harness.rewrites.triton.facts import Facts
-from forecast_harness.rewrites.triton.loops import Access, Loop, accesses, always, loops, shown
-from forecast_harness.rewrites.triton.protocol import Context, Edit
+from forecast_harness.rewrites.triton.facts import FunctionFacts
+from forecast_harness.rewrites.triton.loops import (
+    MemoryAccess,
+    RangeLoop,
+    accesses,
+    all_accesses_known,
+    always_executes,
+    loops,
+)
+from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
 from forecast_harness.rewrites.triton.unit import (
     Block,
-    Unit,
+    SourceUnit,
+    assigned_names,
     blocks,
-    expression,
-    fresh,
+    fresh_name,
     names,
-    read,
-    stored,
-    swap,
+    parse_expression,
+    read_names,
+    swap_expressions,
 )
 
 _REDUCE = ("sum", "max", "min", "argmax", "argmin", "reduce", "cumsum", "associative_scan", "sort", "softmax")
 _BRANCHES = (ast.If, ast.While, ast.For, ast.With)
 
 
-def hoist(unit: Unit, context: Context) -> Iterator[Edit]:
+def hoist(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Load before a loop what every iteration loads from the same address.
 
     A loop that does not run at all loads nothing, so the load before it is masked by `first < end`.
     """
     draft, moved = unit.copy(), 0
     for function in unit.kernels:
-        facts, taken = Facts(unit, function), names(function)
+        facts, taken = FunctionFacts(unit, function), names(function)
         for loop in loops(unit, function):
-            if not loop.ascending or loop.leaves or not shown(unit, loop.node.body):
+            if not loop.ascending or loop.may_exit_early or not all_accesses_known(unit, loop.node.body):
                 continue
-            for access in _invariant(facts, loop):
-                name = fresh("held", taken)
+            for access in _invariant_loads(facts, loop):
+                name = fresh_name("held", taken)
                 call = draft.twin(access.call)
                 block, node = draft.twin(loop.block), draft.twin(loop.node)
-                swap(node, {id(call): ast.Name(name, ast.Load())})
-                _guard(draft, call, access, loop)
+                swap_expressions(node, {id(call): ast.Name(name, ast.Load())})
+                _mask_by_trip(draft, call, access, loop)
                 at = next(i for i, s in enumerate(block) if s is node)
                 block.insert(at, ast.Assign([ast.Name(name, ast.Store())], call))
                 moved += 1
     if moved:
         count = "a load that does" if moved == 1 else f"{moved} loads that do"
-        yield Edit(draft, f"{count} not depend on the iteration made once, before the loop", 4.0)
+        yield SourceEdit(draft, f"{count} not depend on the iteration made once, before the loop", 4.0)
 
 
-def _invariant(facts: Facts, loop: Loop) -> list[Access]:
+def _invariant_loads(facts: FunctionFacts, loop: RangeLoop) -> list[MemoryAccess]:
     body = loop.node.body
     if "other" in facts.unit.effects(body):
         return []
-    changing = set(stored(loop.node))
+    changing = set(assigned_names(loop.node))
     found = accesses(facts.unit, body)
-    written = [facts.roots(a.pointer) for a in found if a.kind != "load"]
+    written = [facts.root_parameters(a.pointer) for a in found if a.kind != "load"]
     top = {
         id(a.call)
         for s in body
         if not isinstance(s, _BRANCHES)
         for a in accesses(facts.unit, s)
-        if always(s, a.call)
+        if always_executes(s, a.call)
     }
     kept = []
     for access in found:
-        roots = facts.roots(access.pointer)
+        roots = facts.root_parameters(access.pointer)
         if (
             access.kind != "load"
             or not access.plain
             or id(access.call) not in top
-            or read(access.call) & changing
+            or read_names(access.call) & changing
         ):
             continue
         if facts.unit.effects(ast.Tuple([access.pointer, *access.call.args[1:]])) or roots is None:
@@ -82,61 +89,61 @@ def _invariant(facts: Facts, loop: Loop) -> list[Access]:
     return kept
 
 
-def _guard(unit: Unit, call: ast.Call, access: Access, loop: Loop) -> None:
+def _mask_by_trip(unit: SourceUnit, call: ast.Call, access: MemoryAccess, loop: RangeLoop) -> None:
     """Mask a load by whether the loop runs; its address is valid only then."""
-    first, end, _ = loop.extent
+    first, end, _ = loop.range_bounds
     if first.isdigit() and end.isdigit() and int(first) < int(end):
         return
-    runs = expression(f"({first}) < ({end})")
+    runs = parse_expression(f"({first}) < ({end})")
     if access.mask is None:
         call.keywords.append(ast.keyword("mask", runs))
         return
     # `mask & runs`, in a form that the interpreter computes right for a block and a scalar.
     if len(call.args) > 1:
-        call.args[1] = unit.language("where", runs, call.args[1], ast.Constant(False))
+        call.args[1] = unit.language_call("where", runs, call.args[1], ast.Constant(False))
     else:
         given = next(k for k in call.keywords if k.arg == "mask")
-        given.value = unit.language("where", runs, given.value, ast.Constant(False))
+        given.value = unit.language_call("where", runs, given.value, ast.Constant(False))
 
 
-def load_early(unit: Unit, context: Context) -> Iterator[Edit]:
+def load_early(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Issue loads before the reductions that stand above them, instead of waiting for those first."""
     draft, moved = unit.copy(), 0
     for function in draft.kernels:
         taken = names(function)
         for block in list(blocks(function)):
-            moved += _raise(draft, block, taken)
+            moved += _move_loads_up(draft, block, taken)
     if moved:
         count = "a load is" if moved == 1 else f"{moved} loads are"
-        yield Edit(draft, f"{count} issued before the reductions above, which then hide the wait", 4.0)
+        yield SourceEdit(draft, f"{count} issued before the reductions above, which then hide the wait", 4.0)
 
 
-def _raise(unit: Unit, block: Block, taken: set[str]) -> int:
+def _move_loads_up(unit: SourceUnit, block: Block, taken: set[str]) -> int:
     moved, at = 0, 0
     while at < len(block):
         statement = block[at]
         if not isinstance(statement, _BRANCHES) and not isinstance(statement, ast.AugAssign):
             for access in [a for a in accesses(unit, statement) if a.kind == "load" and a.plain]:
-                place = _place(unit, block, at, access.call)
-                if place is None or not always(statement, access.call):
+                place = _earliest_place(unit, block, at, access.call)
+                if place is None or not always_executes(statement, access.call):
                     continue
-                name = fresh("early", taken)
-                swap(statement, {id(access.call): ast.Name(name, ast.Load())})
+                name = fresh_name("early", taken)
+                swap_expressions(statement, {id(access.call): ast.Name(name, ast.Load())})
                 block.insert(place, ast.Assign([ast.Name(name, ast.Store())], access.call))
                 moved, at = moved + 1, at + 1
         at += 1
     return moved
 
 
-def _place(unit: Unit, block: Block, at: int, call: ast.Call) -> int | None:
+def _earliest_place(unit: SourceUnit, block: Block, at: int, call: ast.Call) -> int | None:
     """The earliest place in a block for a load; None where that gains nothing."""
     inside = set().union(*(unit.effects(a) for a in [*call.args, *(k.value for k in call.keywords)]))
     if inside:
         return None
-    needed, place = read(call), at
+    needed, place = read_names(call), at
     while place > 0:
         above = block[place - 1]
-        if needed & set(stored(above)) or unit.effects(above) - {"load"} or _may_leave(above):
+        if needed & set(assigned_names(above)) or unit.effects(above) - {"load"} or _may_exit(above):
             break
         place -= 1
     crossed = block[place:at]
@@ -144,6 +151,6 @@ def _place(unit: Unit, block: Block, at: int, call: ast.Call) -> int | None:
     return place if gains and not all(isinstance(s, _BRANCHES) for s in crossed) else None
 
 
-def _may_leave(statement: ast.stmt) -> bool:
+def _may_exit(statement: ast.stmt) -> bool:
     leaving = (ast.Return, ast.Break, ast.Continue, ast.Assert)
     return any(isinstance(n, leaving) for n in ast.walk(statement))

@@ -9,39 +9,55 @@ from dataclasses import replace as with_
 from itertools import count, pairwise
 
 from forecast_autotune.records import Config
-from forecast_harness.rewrites.triton.affine import NotProvable, Reader, Sum, arange
-from forecast_harness.rewrites.triton.facts import Facts
-from forecast_harness.rewrites.triton.loops import Access, Loop, accesses, always, independent, loops, shown
-from forecast_harness.rewrites.triton.protocol import Context, Edit
-from forecast_harness.rewrites.triton.unit import Block, Unit, expression, fresh, names, stored, swap
+from forecast_harness.rewrites.triton.affine import NotProvable, Polynomial, PolynomialReader, arange_atom
+from forecast_harness.rewrites.triton.facts import FunctionFacts
+from forecast_harness.rewrites.triton.loops import (
+    MemoryAccess,
+    RangeLoop,
+    accesses,
+    all_accesses_known,
+    always_executes,
+    loads_may_move,
+    loops,
+)
+from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
+from forecast_harness.rewrites.triton.unit import (
+    Block,
+    SourceUnit,
+    assigned_names,
+    fresh_name,
+    names,
+    parse_expression,
+    swap_expressions,
+)
 
 _WARPS = (4, 8, 16, 32)
-_WIDEST = 65536
+_MAX_TILE = 65536
 
 
-def _rows(unit: Unit) -> Iterator[list[Loop]]:
+def _row_loops(unit: SourceUnit) -> Iterator[list[RangeLoop]]:
     """Loops of the entry that stand side by side and run over the same `range(0, n, TILE)`."""
-    groups: dict[tuple[int, tuple[str, str, str]], list[Loop]] = {}
+    groups: dict[tuple[int, tuple[str, str, str]], list[RangeLoop]] = {}
     constant = unit.constexprs(unit.entry)
-    assigned = set(stored(unit.entry))
+    assigned = set(assigned_names(unit.entry))
     for loop in loops(unit, unit.entry):
-        first, end, step = loop.extent
+        first, end, step = loop.range_bounds
         fits = first == "0" and step in constant and end.isidentifier() and end not in assigned | constant
-        if fits and loop.innermost and not loop.leaves:
-            groups.setdefault((id(loop.block), loop.extent), []).append(loop)
+        if fits and loop.innermost and not loop.may_exit_early:
+            groups.setdefault((id(loop.block), loop.range_bounds), []).append(loop)
     yield from (found for found in groups.values() if len(found) > 1)
 
 
 # --- one tile holds the whole row ---
 
 
-def one_pass(unit: Unit, context: Context) -> Iterator[Edit]:
+def one_pass(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Where one tile holds a whole row, keep it in registers instead of loading it in every loop.
 
     The kernel asks for `n <= TILE` itself and keeps its loops for all other rows.
     """
-    for found in _rows(unit):
-        first, (_, end, step) = found[0], found[0].extent
+    for found in _row_loops(unit):
+        first, (_, end, step) = found[0], found[0].range_bounds
         at = next(i for i, s in enumerate(first.block) if s is first.node)
         rest = first.block[at:]
         if any(isinstance(n, ast.Return | ast.Break | ast.Continue) for s in rest for n in ast.walk(s)):
@@ -55,57 +71,59 @@ def one_pass(unit: Unit, context: Context) -> Iterator[Edit]:
             else:
                 straight.append(ast.Assign([ast.Name(loop.counter, ast.Store())], ast.Constant(0)))
                 straight += copy.deepcopy(loop.node.body)
-        kept = keep(unit, straight, names(unit.entry), (end, step))
+        kept = reuse_loads(unit, straight, names(unit.entry), (end, step))
         if not kept:
             continue
         draft = unit.copy()
         block = draft.twin(first.block)
-        test = expression(f"({end} <= {step}) & ({end} > 0)")
+        test = parse_expression(f"({end} <= {step}) & ({end} > 0)")
         block[at:] = [ast.If(test, straight, block[at:])]
         note = f"rows of up to {step} elements stay in registers: {kept} loads fewer"
-        configs = _wider(context, step, context.value(end))
-        yield Edit(draft, note, 9.0, configs)
+        configs = _wider_configs(context, step, context.value(end))
+        yield SourceEdit(draft, note, 9.0, configs)
 
 
-def keep(unit: Unit, block: Block, taken: set[str], row: tuple[str, str]) -> int:
+def reuse_loads(unit: SourceUnit, block: Block, taken: set[str], row: tuple[str, str]) -> int:
     """Reuse values that straight-line code has loaded before; returns how many loads are gone.
 
     `row` is the length of a row and the side of the tile that holds it. A store ends the reuse of what
     was loaded through the same argument.
     """
-    facts = Facts(unit, unit.entry)
-    numbers = _Numbers(unit, facts, row)
+    facts = FunctionFacts(unit, unit.entry)
+    numbers = _ValueNumbering(unit, facts, row)
     gone, at = 0, 0
     while at < len(block):
         statement = block[at]
         simple = isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign)
         # The innermost first: an address may itself be loaded.
         for access in reversed(accesses(unit, statement)) if simple else []:
-            if access.kind != "load" or not access.plain or not always(statement, access.call):
+            if access.kind != "load" or not access.plain or not always_executes(statement, access.call):
                 continue
             name = numbers.known(access)
             if name is not None:
-                swap(statement, {id(access.call): ast.Name(name, ast.Load())})
+                swap_expressions(statement, {id(access.call): ast.Name(name, ast.Load())})
                 gone += 1
             else:
-                name = fresh("kept", taken)
+                name = fresh_name("kept", taken)
                 numbers.remember(access, name)
-                swap(statement, {id(access.call): ast.Name(name, ast.Load())})
+                swap_expressions(statement, {id(access.call): ast.Name(name, ast.Load())})
                 block.insert(at, ast.Assign([ast.Name(name, ast.Store())], access.call))
                 at += 1
         numbers.assign(statement, simple)
         if unit.effects(statement) - {"load"}:
-            written = [facts.roots(a.pointer) for a in accesses(unit, statement) if a.kind != "load"]
-            clear = shown(unit, statement) and "other" not in unit.effects(statement)
+            written = [
+                facts.root_parameters(a.pointer) for a in accesses(unit, statement) if a.kind != "load"
+            ]
+            clear = all_accesses_known(unit, statement) and "other" not in unit.effects(statement)
             numbers.forget([roots if clear else None for roots in written] if written else [None])
         at += 1
     return gone
 
 
-class _Numbers:
+class _ValueNumbering:
     """Value numbering: equal numbers mean equal values."""
 
-    def __init__(self, unit: Unit, facts: Facts, row: tuple[str, str]) -> None:
+    def __init__(self, unit: SourceUnit, facts: FunctionFacts, row: tuple[str, str]) -> None:
         self._unit, self._facts, self._row = unit, facts, row
         self._names: dict[str, int] = {}
         self._seen: dict[str, int] = {}
@@ -170,29 +188,29 @@ class _Numbers:
         """Take note of what a statement assigns."""
         if simple and isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             value = self.number(statement.value)
-            for name in stored(statement):
+            for name in assigned_names(statement):
                 self._names[name] = value
             return
-        for name in stored(statement):
+        for name in assigned_names(statement):
             self._names[name] = next(self._next)
 
-    def _key(self, access: Access) -> tuple[str, int | None]:
+    def _key(self, access: MemoryAccess) -> tuple[str, int | None]:
         other = next((k.value for k in access.call.keywords if k.arg == "other"), None)
         if len(access.call.args) > 2:
             other = access.call.args[2]
         key = f"{self.number(access.pointer)} {self.number(access.mask)}"
         return key, None if other is None else self.number(other)
 
-    def known(self, access: Access) -> str | None:
+    def known(self, access: MemoryAccess) -> str | None:
         """The name that holds what a load would give; elements it masks out may be anything."""
         key, other = self._key(access)
         found = self._loads.get(key, [])
         return next((name for given, name, _ in found if other in (None, given)), None)
 
-    def remember(self, access: Access, name: str) -> None:
+    def remember(self, access: MemoryAccess, name: str) -> None:
         """A load's value is now held by a name."""
         key, other = self._key(access)
-        self._loads.setdefault(key, []).append((other, name, self._facts.roots(access.pointer)))
+        self._loads.setdefault(key, []).append((other, name, self._facts.root_parameters(access.pointer)))
 
     def forget(self, written: Sequence[frozenset[str] | None]) -> None:
         """Memory behind these arguments has changed; None: behind any of them."""
@@ -202,7 +220,7 @@ class _Numbers:
             ]
 
 
-def _wider(context: Context, tile: str, size: int | None) -> tuple[Config, ...]:
+def _wider_configs(context: RewriteContext, tile: str, size: int | None) -> tuple[Config, ...]:
     """The base's configs, and ones whose tile holds longer rows."""
     given = [c for c in context.configs if isinstance(dict(c.kwargs).get(tile), int)]
     if not given:
@@ -216,7 +234,7 @@ def _wider(context: Context, tile: str, size: int | None) -> tuple[Config, ...]:
     widest = max(map(side, given))
     rest = {tuple((k, v) for k, v in c.kwargs if k != tile): c for c in reversed(given)}
     least = sorted(rest.values(), key=lambda c: _product(c, tile))[:2]
-    wanted = [w for w in (widest * 2**i for i in range(1, 8)) if w <= _WIDEST]
+    wanted = [w for w in (widest * 2**i for i in range(1, 8)) if w <= _MAX_TILE]
     if size is not None:
         wanted = [w for w in wanted if w >= size][:1] if size > widest else []
     added = [
@@ -241,21 +259,21 @@ def _product(config: Config, without: str) -> int:
 # --- the last pass runs backwards ---
 
 
-def turn_back(unit: Unit, context: Context) -> Iterator[Edit]:
+def reverse_later_pass(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Run a later pass from the end to the beginning: what was read last is still in the cache."""
-    facts = Facts(unit, unit.entry)
-    for found in _rows(unit):
+    facts = FunctionFacts(unit, unit.entry)
+    for found in _row_loops(unit):
         draft, turned = unit.copy(), 0
         for before, loop in pairwise(found):
             if _same_order(unit, before, loop) and _reversible(facts, loop):
-                _turn(draft, loop, names(unit.entry))
+                _reverse_loop(draft, loop, names(unit.entry))
                 turned += 1
                 break  # the pass after this one meets the beginning in the cache
         if turned:
-            yield Edit(draft, "the later pass starts where the earlier one ended, in the cache", 3.0)
+            yield SourceEdit(draft, "the later pass starts where the earlier one ended, in the cache", 3.0)
 
 
-def _same_order(unit: Unit, before: Loop, loop: Loop) -> bool:
+def _same_order(unit: SourceUnit, before: RangeLoop, loop: RangeLoop) -> bool:
     first, second = (
         {ast.unparse(a.pointer) for a in accesses(unit, x.node.body) if a.kind == "load"}
         for x in (before, loop)
@@ -263,22 +281,28 @@ def _same_order(unit: Unit, before: Loop, loop: Loop) -> bool:
     return bool(first & second)
 
 
-def _reversible(facts: Facts, loop: Loop) -> bool:
+def _reversible(facts: FunctionFacts, loop: RangeLoop) -> bool:
     """Whether iterations are independent of one another, and write different elements."""
     body = loop.node.body
-    if loop.carried or not independent(facts, body) or set(stored(body)) & _outlasting(facts):
+    if (
+        loop.carried_names
+        or not loads_may_move(facts, body)
+        or set(assigned_names(body)) & _live_after_loop(facts)
+    ):
         return False
-    local: dict[str, Sum | None] = {loop.counter: Sum.of(loop.counter)}
-    reader = Reader(facts, frozenset(stored(loop.node)), loop.node.lineno, local)
+    local: dict[str, Polynomial | None] = {loop.counter: Polynomial.of(loop.counter)}
+    reader = PolynomialReader(facts, frozenset(assigned_names(loop.node)), loop.node.lineno, local)
     for statement in body:
         for access in accesses(facts.unit, statement):
-            if access.kind == "atomic" or (access.kind == "store" and not _apart(reader, access, loop)):
+            if access.kind == "atomic" or (
+                access.kind == "store" and not _writes_distinct_elements(reader, access, loop)
+            ):
                 return False
         reader.assign(statement)
     return True
 
 
-def _outlasting(facts: Facts) -> set[str]:
+def _live_after_loop(facts: FunctionFacts) -> set[str]:
     """Names that exist outside of the innermost loops: what a loop assigns to them is seen after it."""
     found = loops(facts.unit, facts.function)
     inside = {id(n) for loop in found if loop.innermost for s in loop.node.body for n in ast.walk(s)}
@@ -286,21 +310,21 @@ def _outlasting(facts: Facts) -> set[str]:
     return {n.id for n in every if id(n) not in inside} | set(facts.parameters)
 
 
-def _apart(reader: Reader, access: Access, loop: Loop) -> bool:
+def _writes_distinct_elements(reader: PolynomialReader, access: MemoryAccess, loop: RangeLoop) -> bool:
     try:
-        at = reader.sum(access.pointer)
-        moved, across = at.with_factor(loop.counter), at.with_factor(arange(loop.extent[2]))
+        at = reader.polynomial(access.pointer)
+        moved, across = at.coefficient_of(loop.counter), at.coefficient_of(arange_atom(loop.range_bounds[2]))
     except NotProvable:
         return False
     return bool(moved.terms) and moved == across
 
 
-def _turn(draft: Unit, loop: Loop, taken: set[str]) -> None:
+def _reverse_loop(draft: SourceUnit, loop: RangeLoop, taken: set[str]) -> None:
     node = draft.twin(loop.node)
-    _, end, step = loop.extent
-    back = fresh(f"{loop.counter}_back", taken)
+    _, end, step = loop.range_bounds
+    back = fresh_name(f"{loop.counter}_back", taken)
     forward = ast.Assign(
-        [ast.Name(loop.counter, ast.Store())], expression(f"({end} - 1) // {step} * {step} - {back}")
+        [ast.Name(loop.counter, ast.Store())], parse_expression(f"({end} - 1) // {step} * {step} - {back}")
     )
     node.target = ast.Name(back, ast.Store())
     node.body.insert(0, forward)

@@ -8,102 +8,114 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forecast_harness.rewrites.triton.affine import Bound, NotProvable, Reader, Sum, bound, induced, tests
-from forecast_harness.rewrites.triton.facts import Facts
-from forecast_harness.rewrites.triton.loops import Access, Loop, accesses, loops, unmask
-from forecast_harness.rewrites.triton.protocol import Context, Edit
+from forecast_harness.rewrites.triton.affine import (
+    CounterBound,
+    NotProvable,
+    Polynomial,
+    PolynomialReader,
+    counter_bound,
+    induction_variables,
+    mask_conditions,
+)
+from forecast_harness.rewrites.triton.facts import FunctionFacts
+from forecast_harness.rewrites.triton.loops import MemoryAccess, RangeLoop, accesses, keep_conditions, loops
+from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
 from forecast_harness.rewrites.triton.unit import (
-    Unit,
-    expression,
-    fresh,
+    SourceUnit,
+    assigned_names,
+    fresh_name,
     names,
-    replace,
-    statements,
-    stored,
+    parse_expression,
+    parse_statements,
+    replace_statement,
 )
 
 
 @dataclass(frozen=True)
-class _Masked:
+class _MaskedAccess:
     """An access whose mask has conditions that end with the loop's counter."""
 
-    access: Access
-    bounds: tuple[tuple[ast.expr, Bound | None], ...]
+    access: MemoryAccess
+    bounds: tuple[tuple[ast.expr, CounterBound | None], ...]
     """Each condition of the mask, with its bound where one can be shown."""
 
-    def holds(self, chosen: Bound) -> bool:
+    def holds(self, chosen: CounterBound) -> bool:
         return any(b == chosen for _, b in self.bounds)
 
-    def rest(self, chosen: Bound) -> list[ast.expr]:
+    def rest(self, chosen: CounterBound) -> list[ast.expr]:
         return [test for test, b in self.bounds if b != chosen]
 
 
-def _masked(facts: Facts, loop: Loop) -> list[_Masked]:
+def _masked(facts: FunctionFacts, loop: RangeLoop) -> list[_MaskedAccess]:
     body = loop.node.body
-    assigned = Counter(stored(body))
+    assigned = Counter(assigned_names(body))
     varying = frozenset(assigned) | {loop.counter}
-    local: dict[str, Sum | None] = {loop.counter: Sum.of(loop.counter)}
-    reader = Reader(facts, varying, loop.node.lineno, local)
-    local |= induced(reader, loop)
+    local: dict[str, Polynomial | None] = {loop.counter: Polynomial.of(loop.counter)}
+    reader = PolynomialReader(facts, varying, loop.node.lineno, local)
+    local |= induction_variables(reader, loop)
     masks: dict[str, ast.expr] = {}
     found = []
     for statement in body:
         for access in accesses(facts.unit, statement):
-            if access.plain and access.mask is not None and not _nested(statement):
-                pairs = [(test, _bound(reader, test, loop.counter)) for test in tests(access.mask, masks)]
+            if access.plain and access.mask is not None and not _has_nested_block(statement):
+                pairs = [
+                    (test, _bound(reader, test, loop.counter)) for test in mask_conditions(access.mask, masks)
+                ]
                 if any(b is not None for _, b in pairs):
-                    found.append(_Masked(access, tuple(pairs)))
+                    found.append(_MaskedAccess(access, tuple(pairs)))
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target = statement.targets[0]
-            parts = stored(statement) + [n for n in names(statement.value) if n in assigned]
+            parts = assigned_names(statement) + [n for n in names(statement.value) if n in assigned]
             if isinstance(target, ast.Name) and all(assigned[n] <= 1 for n in parts):
                 masks[target.id] = statement.value
         reader.assign(statement)
     return found
 
 
-def _nested(statement: ast.stmt) -> bool:
+def _has_nested_block(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If | ast.For | ast.While | ast.With)
 
 
-def _bound(reader: Reader, test: ast.expr, counter: str) -> Bound | None:
+def _bound(reader: PolynomialReader, test: ast.expr, counter: str) -> CounterBound | None:
     inner = test.value if isinstance(test, ast.Subscript) else test
     try:
-        return bound(reader, inner, counter)
+        return counter_bound(reader, inner, counter)
     except NotProvable:
         return None
 
 
-def _is_sum(facts: Facts, loop: Loop, text: str, other: str) -> bool:
+def _is_sum(facts: FunctionFacts, loop: RangeLoop, text: str, other: str) -> bool:
     """Whether two texts are the same sum where the loop begins."""
-    reader = Reader(facts, frozenset(stored(loop.node)), loop.node.lineno)
+    reader = PolynomialReader(facts, frozenset(assigned_names(loop.node)), loop.node.lineno)
     try:
-        return reader.sum(expression(text)) == reader.sum(expression(other))
+        return reader.polynomial(parse_expression(text)) == reader.polynomial(parse_expression(other))
     except NotProvable:
         return False
 
 
-def _is_count(facts: Facts, loop: Loop, text: str, limit: str, side: str) -> bool:
+def _is_count(facts: FunctionFacts, loop: RangeLoop, text: str, limit: str, side: str) -> bool:
     """Whether a text is `cdiv(limit, side)`, perhaps by the name it was given."""
-    node: ast.expr | None = expression(text)
+    node: ast.expr | None = parse_expression(text)
     if isinstance(node, ast.Name):
-        node = facts.once(node.id)
+        node = facts.single_value(node.id)
     if not isinstance(node, ast.Call) or len(node.args) != 2 or not ast.unparse(node.func).endswith("cdiv"):
         return False
     first, second = map(ast.unparse, node.args)
     return _is_sum(facts, loop, first, limit) and _is_sum(facts, loop, second, side)
 
 
-def _split(facts: Facts, loop: Loop, chosen: Bound, full: str) -> tuple[str, str, str]:
+def _split_bounds(
+    facts: FunctionFacts, loop: RangeLoop, chosen: CounterBound, full: str
+) -> tuple[str, str, str]:
     """Statement that computes where the masks stop being all true, end of the long part, begin of the rest.
 
     `full` is the name to compute. Raises `NotProvable` for loops of another form.
     """
-    first, end, step = loop.extent
+    first, end, step = loop.range_bounds
     limit, side = chosen.limit, chosen.side
-    if facts.shape(expression(limit)):
+    if facts.shape(parse_expression(limit)):
         raise NotProvable(f"{limit} is not one number")
-    size = limit if expression(limit).__class__ is ast.Name else f"max({limit}, 0)"
+    size = limit if parse_expression(limit).__class__ is ast.Name else f"max({limit}, 0)"
     if chosen.factor == "1" and first == "0" and step == side and _is_sum(facts, loop, end, limit):
         return f"{full} = {size} // {side} * {side}", full, full
     if chosen.factor == "1":
@@ -123,64 +135,72 @@ def _split(facts: Facts, loop: Loop, chosen: Bound, full: str) -> tuple[str, str
     return f"{full} = {count}", full, full if first == "0" else f"max({first}, {full})"
 
 
-def _unmask(draft: Unit, masked: _Masked, chosen: Bound) -> None:
+def _unmask(draft: SourceUnit, masked: _MaskedAccess, chosen: CounterBound) -> None:
     """Drop the conditions that hold from an access of the copy."""
     rest = [copy.deepcopy(test) for test in masked.rest(chosen)]
-    unmask(draft.twin(masked.access.call), masked.access.kind, rest)
+    keep_conditions(draft.twin(masked.access.call), masked.access.kind, rest)
 
 
-def peel(unit: Unit, context: Context) -> Iterator[Edit]:
+def peel(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Run the iterations whose masks are all true without masks, then the rest as it was."""
     draft = unit.copy()
     peeled = dots = 0
     for function in unit.kernels:
-        facts = Facts(unit, function)
+        facts = FunctionFacts(unit, function)
         taken = names(function)
         for loop in loops(unit, function):
-            if loop.leaves or not loop.innermost or not loop.ascending or _reads_counter(loop):
+            if loop.may_exit_early or not loop.innermost or not loop.ascending or _reads_counter(loop):
                 continue
             masked = _masked(facts, loop)
             if not masked:
                 continue
             chosen = Counter(b for m in masked for _, b in m.bounds if b is not None).most_common(1)[0][0]
-            full = fresh(f"{loop.counter}_full", taken)
+            full = fresh_name(f"{loop.counter}_full", taken)
             try:
-                compute, end, begin = _split(facts, loop, chosen, full)
+                compute, end, begin = _split_bounds(facts, loop, chosen, full)
             except NotProvable:
                 continue
-            _rebuild(draft, loop, [m for m in masked if m.holds(chosen)], chosen, (compute, end, begin))
-            peeled, dots = peeled + 1, dots + loop.dots
+            _split_loop(draft, loop, [m for m in masked if m.holds(chosen)], chosen, (compute, end, begin))
+            peeled, dots = peeled + 1, dots + loop.has_dots
     if peeled:
         count = "the loop" if peeled == 1 else f"{peeled} loops"
-        yield Edit(
+        yield SourceEdit(
             draft,
             f"{count} without masks as long as tiles are full; the last tile as before",
             4.0 + 2.0 * bool(dots),
         )
 
 
-def _reads_counter(loop: Loop) -> bool:
+def _reads_counter(loop: RangeLoop) -> bool:
     """Whether the counter's last value matters after the loop."""
     other = [n for n in ast.walk(loop.function) if isinstance(n, ast.For) and n is not loop.node]
-    again = any(loop.counter in stored(n.target) for n in other)
+    again = any(loop.counter in assigned_names(n.target) for n in other)
     return not again and loop.used_after({loop.counter})
 
 
-def _rebuild(
-    draft: Unit, loop: Loop, masked: list[_Masked], chosen: Bound, where: tuple[str, str, str]
+def _split_loop(
+    draft: SourceUnit,
+    loop: RangeLoop,
+    masked: list[_MaskedAccess],
+    chosen: CounterBound,
+    where: tuple[str, str, str],
 ) -> None:
     compute, end, begin = where
-    first, stop, step = loop.extent
+    first, stop, step = loop.range_bounds
     node = draft.twin(loop.node)
     tail = copy.deepcopy(node)
     for one in masked:
         _unmask(draft, one, chosen)
     assert isinstance(node.iter, ast.Call)
     assert isinstance(tail.iter, ast.Call)
-    node.iter.args = [expression(first), expression(end), expression(step)]
+    node.iter.args = [parse_expression(first), parse_expression(end), parse_expression(step)]
     node.iter.keywords = [k for k in node.iter.keywords if k.arg != "step"]
     # The rest is one tile at most: pipelining it would only cost shared memory.
-    tail.iter = draft.language(
-        "range", expression(begin), expression(stop), expression(step), num_stages=ast.Constant(1)
+    tail.iter = draft.language_call(
+        "range",
+        parse_expression(begin),
+        parse_expression(stop),
+        parse_expression(step),
+        num_stages=ast.Constant(1),
     )
-    replace(draft.twin(loop.block), node, [*statements(compute), node, tail])
+    replace_statement(draft.twin(loop.block), node, [*parse_statements(compute), node, tail])

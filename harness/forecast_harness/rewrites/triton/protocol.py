@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from forecast_autotune.records import Argument, Config
-from forecast_harness.rewrites.triton.facts import Facts
-from forecast_harness.rewrites.triton.unit import Function, Unit
+from forecast_harness.rewrites.triton.facts import FunctionFacts
+from forecast_harness.rewrites.triton.unit import Function, SourceUnit
 
 
 @dataclass(frozen=True)
-class Context:
+class RewriteContext:
     """What is known besides the source. Nothing has to be: a rewrite then does without."""
 
     arch: int = 90
@@ -27,10 +27,10 @@ class Context:
         """Data type of a tensor argument as torch names it; empty if not known."""
         return next((a.dtype or "" for a in self.arguments if a.name == name and a.kind == "tensor"), "")
 
-    def facts(self, unit: Unit, function: Function) -> Facts:
+    def facts(self, unit: SourceUnit, function: Function) -> FunctionFacts:
         """Facts about a function; those about the entry include the types of its arguments."""
         known = [a.name for a in self.arguments if a.kind == "tensor" and a.dtype == "float32"]
-        return Facts(unit, function, frozenset(known) if function is unit.entry else frozenset())
+        return FunctionFacts(unit, function, frozenset(known) if function is unit.entry else frozenset())
 
     def value(self, name: str) -> int | None:
         """Value of a scalar argument; None if not known."""
@@ -39,29 +39,29 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Edit:
+class SourceEdit:
     """One edited source."""
 
-    unit: Unit
+    unit: SourceUnit
     note: str
     """What was changed and why, in a sentence."""
-    promise: float
+    expected_gain: float
     """How much faster one may hope it is, in percent: orders variants, and claims nothing."""
     configs: tuple[Config, ...] = ()
     """In place of the base's; empty: the base's."""
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class TritonRewrite:
     """A named rewrite; see `registry`."""
 
     name: str
     summary: str
     """What it does, in a clause."""
-    apply: Callable[[Unit, Context], Iterable[Edit]]
+    apply: Callable[[SourceUnit, RewriteContext], Iterable[SourceEdit]]
     """Yields nothing where its preconditions do not show in the text. Never changes its argument."""
     approximate: bool = False
     """Whether results may differ by rounding, as sums in another order do."""
-    apart: frozenset[str] = frozenset()
+    incompatible: frozenset[str] = frozenset()
     """Rewrites that gain nothing on top of this one."""
     version: int = 1

@@ -24,79 +24,86 @@ from forecast_harness.rewrites.triton import (
     programs,
     splitting,
 )
-from forecast_harness.rewrites.triton.inlining import inlined
-from forecast_harness.rewrites.triton.protocol import Context, Edit, Rewrite
-from forecast_harness.rewrites.triton.unit import Unit
+from forecast_harness.rewrites.triton.inlining import inline_helpers
+from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit, TritonRewrite
+from forecast_harness.rewrites.triton.unit import SourceUnit
 
-_CODE = frozenset(("exchange", "interior", "persist", "two-tiles"))
+_STRUCTURAL_REWRITES = frozenset(("exchange", "interior", "persist", "two-tiles"))
 
-REWRITES: tuple[Rewrite, ...] = (
+REWRITES: tuple[TritonRewrite, ...] = (
     # In the order in which they are applied to one another: structure first, hints last. Functions touch
     # nothing else, and stand first so that what only adds code to them is left out.
-    Rewrite("erf", "erf without branches", functions.erf, True, apart=_CODE),
-    Rewrite("sigmoid", "sigmoid without a division", functions.sigmoid, True, apart=_CODE),
-    Rewrite(
+    TritonRewrite("erf", "erf without branches", functions.erf, True, incompatible=_STRUCTURAL_REWRITES),
+    TritonRewrite(
+        "sigmoid", "sigmoid without a division", functions.sigmoid, True, incompatible=_STRUCTURAL_REWRITES
+    ),
+    TritonRewrite(
         "one-pass",
         "a row that fits one tile is loaded once",
         passes.one_pass,
-        apart=frozenset(("turn-back", "lane-sums", "peel", "hoist", "pipeline", "unroll")),
+        incompatible=frozenset(("turn-back", "lane-sums", "peel", "hoist", "pipeline", "unroll")),
     ),
-    Rewrite("turn-back", "the later pass over a row runs backwards", passes.turn_back),
-    Rewrite("lane-sums", "one reduction after a loop, not one in each iteration", arithmetic.lane_sums, True),
-    Rewrite("peel", "full tiles without masks", peeling.peel, apart=frozenset(("describe",))),
-    Rewrite("hoist", "invariant loads before the loop", motion.hoist),
-    Rewrite("load-early", "loads before reductions", motion.load_early),
-    Rewrite(
+    TritonRewrite("turn-back", "the later pass over a row runs backwards", passes.reverse_later_pass),
+    TritonRewrite(
+        "lane-sums", "one reduction after a loop, not one in each iteration", arithmetic.lane_sums, True
+    ),
+    TritonRewrite("peel", "full tiles without masks", peeling.peel, incompatible=frozenset(("describe",))),
+    TritonRewrite("hoist", "invariant loads before the loop", motion.hoist),
+    TritonRewrite("load-early", "loads before reductions", motion.load_early),
+    TritonRewrite(
         "one-row",
         "one division for each program",
-        interior.one_row,
-        apart=frozenset(("interior", "two-tiles", "persist")),
+        interior.one_row_fast_path,
+        incompatible=frozenset(("interior", "two-tiles", "persist")),
     ),
-    Rewrite(
+    TritonRewrite(
         "interior",
         "whole tiles without masks",
-        interior.interior,
-        apart=frozenset(("two-tiles", "persist", "describe")),
+        interior.interior_fast_path,
+        incompatible=frozenset(("two-tiles", "persist", "describe")),
     ),
-    Rewrite("two-tiles", "two neighbouring tiles in each program", programs.two_tiles),
-    Rewrite(
-        "spread", "more programs that take tile after tile", programs.spread, apart=frozenset(("persist",))
+    TritonRewrite("two-tiles", "two neighbouring tiles in each program", programs.two_tiles),
+    TritonRewrite(
+        "spread",
+        "more programs that take tile after tile",
+        programs.spread,
+        incompatible=frozenset(("persist",)),
     ),
-    Rewrite("persist", "programs that stay and take tile after tile", programs.persist),
-    Rewrite("split-sum", "several programs share a sum of dots", splitting.split_sum, True),
-    Rewrite("describe", "tiles through tensor descriptors", descriptors.describe),
-    Rewrite("group", "tiles in bands that share the cache", ordering.group),
-    Rewrite("exchange", "the second grid axis varies fastest", ordering.exchange),
-    Rewrite("reverse", "the longest programs first", ordering.reverse),
-    Rewrite("accumulate", "dots add to their accumulator", arithmetic.accumulate, True),
-    Rewrite("exp2", "exp as exp2 of a multiply-add", arithmetic.exp2, True),
-    Rewrite("reciprocal", "products for quotients", arithmetic.reciprocal, True),
-    Rewrite("flatten", "a loop nest in one pipeline", pipelining.flatten),
-    Rewrite("pipeline", "loads run iterations ahead", pipelining.pipeline),
-    Rewrite("unroll", "loops unrolled", pipelining.unroll),
-    Rewrite("single-buffer", "one accumulator in tensor memory", pipelining.single_buffer),
-    Rewrite("specialise-warps", "loads and dots in warps of their own", pipelining.specialise_warps),
-    Rewrite("evict", "eviction policies by reuse", caching.evict),
-    Rewrite("bypass-l1", "loads read once do not fill L1", caching.bypass_l1),
-    Rewrite("stream-stores", "results past the cache", caching.stream_stores),
+    TritonRewrite("persist", "programs that stay and take tile after tile", programs.persist),
+    TritonRewrite("split-sum", "several programs share a sum of dots", splitting.split_sum, True),
+    TritonRewrite("describe", "tiles through tensor descriptors", descriptors.use_descriptors),
+    TritonRewrite("group", "tiles in bands that share the cache", ordering.group),
+    TritonRewrite("exchange", "the second grid axis varies fastest", ordering.exchange),
+    TritonRewrite("reverse", "the longest programs first", ordering.reverse),
+    TritonRewrite("accumulate", "dots add to their accumulator", arithmetic.accumulate, True),
+    TritonRewrite("exp2", "exp as exp2 of a multiply-add", arithmetic.exp2, True),
+    TritonRewrite("reciprocal", "products for quotients", arithmetic.reciprocal, True),
+    TritonRewrite("flatten", "a loop nest in one pipeline", pipelining.flatten),
+    TritonRewrite("pipeline", "loads run iterations ahead", pipelining.pipeline),
+    TritonRewrite("unroll", "loops unrolled", pipelining.unroll),
+    TritonRewrite("single-buffer", "one accumulator in tensor memory", pipelining.single_buffer),
+    TritonRewrite("specialise-warps", "loads and dots in warps of their own", pipelining.specialise_warps),
+    TritonRewrite("evict", "eviction policies by reuse", caching.evict),
+    TritonRewrite("bypass-l1", "loads read once do not fill L1", caching.bypass_l1),
+    TritonRewrite("stream-stores", "results past the cache", caching.stream_stores),
 )
 
-_AGAIN = 0.7
+_REPEAT_DISCOUNT = 0.7
 """A variant's promise counts this much for each one already taken with the same rewrites."""
-_WITH = 0.3
+_PARTNER_SHARE = 0.3
 """Share of the smaller promise that counts where two rewrites are combined: gains rarely add up."""
-_PARTNERS = 6
+_MAX_PARTNERS = 6
 """Rewrites that are combined with one another: all pairs of so many would be too many to order well."""
-_WORTH = 0.4
+_MIN_GAIN = 0.4
 """The least promise of a rewrite that joins another one, as a share of the other's."""
 
 
 @dataclass(frozen=True)
-class Found:
+class AppliedRewrites:
     """One edited source, and the rewrites that made it."""
 
-    rewrites: tuple[Rewrite, ...]
-    edit: Edit
+    rewrites: tuple[TritonRewrite, ...]
+    edit: SourceEdit
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,7 +111,7 @@ class Found:
         return tuple(r.name for r in self.rewrites)
 
     @property
-    def lead(self) -> str:
+    def leading_name(self) -> str:
         """The first of its rewrites."""
         return self.names[0]
 
@@ -147,22 +154,22 @@ def variants_of(
     names = [r.name for r in REWRITES]
     if unknown := [n for n in only if n not in names]:
         raise ValueError(f"no rewrite is named {unknown}; there are {names}")
-    context = Context(arch, tuple(configs), tuple(arguments), multiprocessors)
-    unit = inlined(Unit.parse(source, entry))
+    context = RewriteContext(arch, tuple(configs), tuple(arguments), multiprocessors)
+    unit = inline_helpers(SourceUnit.parse(source, entry))
     chosen = [r for r in REWRITES if not only or r.name in only]
     singles = [found for rewrite in chosen for found in _apply(rewrite, unit, context)]
     every = [*singles, *(_combined(singles, context) if combine else ())]
-    seen = {_form(unit)}
+    seen = {_normal_form(unit)}
     distinct = []
     for found in every:
-        form = _form(found.edit.unit, found.edit.configs)
-        if form not in seen and found.edit.unit.runtime() == unit.runtime():
+        form = _normal_form(found.edit.unit, found.edit.configs)
+        if form not in seen and found.edit.unit.runtime_parameters() == unit.runtime_parameters():
             seen.add(form)
             distinct.append(found)
-    return [_variant(found, base_sha256) for found in _ranked(distinct)[:limit]]
+    return [_variant(found, base_sha256) for found in _rank(distinct)[:limit]]
 
 
-def _apply(rewrite: Rewrite, unit: Unit, context: Context) -> Iterator[Found]:
+def _apply(rewrite: TritonRewrite, unit: SourceUnit, context: RewriteContext) -> Iterator[AppliedRewrites]:
     try:
         edits = list(rewrite.apply(unit, context))
         for edit in edits:
@@ -177,68 +184,80 @@ def _apply(rewrite: Rewrite, unit: Unit, context: Context) -> Iterator[Found]:
         return
     for edit in edits:
         # Texts are read again, so that every tree has the line numbers of its own text.
-        yield Found((rewrite,), replace(edit, unit=Unit.parse(edit.unit.text(), unit.entry_name)))
+        yield AppliedRewrites(
+            (rewrite,), replace(edit, unit=SourceUnit.parse(edit.unit.text(), unit.entry_name))
+        )
 
 
-def _combined(singles: Sequence[Found], context: Context) -> Iterator[Found]:
+def _combined(singles: Sequence[AppliedRewrites], context: RewriteContext) -> Iterator[AppliedRewrites]:
     """Pairs of rewrites, and the best pairs with a third."""
-    best: dict[str, Found] = {}
+    best: dict[str, AppliedRewrites] = {}
     for found in singles:
-        if found.lead not in best or found.edit.promise > best[found.lead].edit.promise:
-            best[found.lead] = found
+        if (
+            found.leading_name not in best
+            or found.edit.expected_gain > best[found.leading_name].edit.expected_gain
+        ):
+            best[found.leading_name] = found
     order = {r.name: i for i, r in enumerate(REWRITES)}
-    partners = sorted(best.values(), key=lambda f: (-f.edit.promise, order[f.lead]))[:_PARTNERS]
+    partners = sorted(best.values(), key=lambda f: (-f.edit.expected_gain, order[f.leading_name]))[
+        :_MAX_PARTNERS
+    ]
     pairs = []
     for first in partners:
         for second in partners:
-            if order[first.lead] < order[second.lead]:
-                pairs += _with(first, second, context)
+            if order[first.leading_name] < order[second.leading_name]:
+                pairs += _apply_on_top(first, second, context)
     yield from pairs
-    for pair in sorted(pairs, key=lambda f: -f.edit.promise)[:_PARTNERS]:
+    for pair in sorted(pairs, key=lambda f: -f.edit.expected_gain)[:_MAX_PARTNERS]:
         for third in partners:
-            if order[pair.rewrites[-1].name] < order[third.lead]:
-                yield from _with(pair, third, context)
+            if order[pair.rewrites[-1].name] < order[third.leading_name]:
+                yield from _apply_on_top(pair, third, context)
 
 
-def _with(first: Found, second: Found, context: Context) -> list[Found]:
+def _apply_on_top(
+    first: AppliedRewrites, second: AppliedRewrites, context: RewriteContext
+) -> list[AppliedRewrites]:
     """The best edit of a rewrite on top of others; nothing where it would hardly add to them."""
     (rewrite,) = second.rewrites
-    low, high = sorted((first.edit.promise, second.edit.promise))
-    if low < _WORTH * high or any(rewrite.name in r.apart for r in first.rewrites):
+    low, high = sorted((first.edit.expected_gain, second.edit.expected_gain))
+    if low < _MIN_GAIN * high or any(rewrite.name in r.incompatible for r in first.rewrites):
         return []
     known = replace(context, configs=first.edit.configs or context.configs)
     found = list(_apply(rewrite, first.edit.unit, known))
     if not found:
         return []
-    edit = max(found, key=lambda f: f.edit.promise).edit
-    promises = sorted((first.edit.promise, edit.promise))
-    joined = Edit(
+    edit = max(found, key=lambda f: f.edit.expected_gain).edit
+    promises = sorted((first.edit.expected_gain, edit.expected_gain))
+    joined = SourceEdit(
         edit.unit,
         f"{first.edit.note}; {edit.note}",
-        promises[1] + _WITH * promises[0],
+        promises[1] + _PARTNER_SHARE * promises[0],
         edit.configs or first.edit.configs,
     )
-    return [Found((*first.rewrites, rewrite), joined)]
+    return [AppliedRewrites((*first.rewrites, rewrite), joined)]
 
 
-def _form(unit: Unit, configs: Sequence[Config] = ()) -> str:
+def _normal_form(unit: SourceUnit, configs: Sequence[Config] = ()) -> str:
     """Digest of a source and its configs; formatting does not count."""
     return digest(ast.dump(unit.tree), [c.to_json() for c in configs])
 
 
-def _ranked(found: Sequence[Found]) -> list[Found]:
+def _rank(found: Sequence[AppliedRewrites]) -> list[AppliedRewrites]:
     """Most promising first, in turns: a rewrite that was just taken waits for others a little."""
     left, taken = list(found), Counter[str]()
     ranked = []
     while left:
-        promise = [f.edit.promise * _AGAIN ** (sum(taken[n] for n in f.names) / len(f.names)) for f in left]
+        promise = [
+            f.edit.expected_gain * _REPEAT_DISCOUNT ** (sum(taken[n] for n in f.names) / len(f.names))
+            for f in left
+        ]
         one = left.pop(promise.index(max(promise)))
         taken.update(one.names)
         ranked.append(one)
     return ranked
 
 
-def _variant(found: Found, base_sha256: str) -> Variant:
+def _variant(found: AppliedRewrites, base_sha256: str) -> Variant:
     names = list(found.names)
     author = "+".join(f"{r.name}/{r.version}" for r in found.rewrites)
     approximate = any(r.approximate for r in found.rewrites)
@@ -247,7 +266,7 @@ def _variant(found: Found, base_sha256: str) -> Variant:
         found.edit.unit.entry_name,
         base_sha256,
         found.edit.unit.text(),
-        Provenance(Origin.MECHANICAL, author=author, note=note),
+        Provenance(Origin.REWRITE, author=author, note=note),
         title="+".join(names),
         configs=found.edit.configs,
     )

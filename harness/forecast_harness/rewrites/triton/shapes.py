@@ -5,20 +5,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-Shape = tuple[str, ...]
+BlockShape = tuple[str, ...]
 """One text per dimension, `1` for a broadcast one; the empty tuple is a scalar."""
 
-UNSEEN: Shape = ("?",)
+UNKNOWN_SHAPE: BlockShape = ("?",)
 """Of names that nothing has been seen of yet."""
 
 
-def joined(shapes: Sequence[Shape | None]) -> Shape | None:
+def common_shape(shapes: Sequence[BlockShape | None]) -> BlockShape | None:
     """The shape if all are the same; else None."""
     first = shapes[0]
     return first if all(s == first for s in shapes) else None
 
 
-def broadcast(shapes: Sequence[Shape]) -> Shape | None:
+def broadcast_shape(shapes: Sequence[BlockShape]) -> BlockShape | None:
     """The shape that shapes broadcast to; None where they do not fit. Missing dimensions are in front."""
     rank = max(map(len, shapes))
     padded = [("1",) * (rank - len(s)) + s for s in shapes]
@@ -31,9 +31,9 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
     return tuple(sides)
 
 
-def indexed(shape: Shape | None, index: ast.expr) -> Shape | None:
+def indexed_shape(shape: BlockShape | None, index: ast.expr) -> BlockShape | None:
     """The shape of `x[index]` for indices that add dimensions; None for others."""
-    if shape is None or shape == UNSEEN:
+    if shape is None or shape == UNKNOWN_SHAPE:
         return shape
     parts = index.elts if isinstance(index, ast.Tuple) else [index]
     left, found = list(shape), []
@@ -47,7 +47,7 @@ def indexed(shape: Shape | None, index: ast.expr) -> Shape | None:
     return tuple(found + left)
 
 
-def side_of(given: Sequence[ast.expr]) -> str:
+def arange_side(given: Sequence[ast.expr]) -> str:
     """The side of `arange(first, last)`."""
     first, last = given
     if isinstance(first, ast.Constant) and first.value == 0:

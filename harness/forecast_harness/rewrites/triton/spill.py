@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import ast
 
-from forecast_harness.rewrites.triton.affine import NotProvable, tests
-from forecast_harness.rewrites.triton.facts import Facts
+from forecast_harness.rewrites.triton.affine import NotProvable, mask_conditions
+from forecast_harness.rewrites.triton.facts import FunctionFacts
 from forecast_harness.rewrites.triton.loops import accesses
 from forecast_harness.rewrites.triton.shapes import argument
-from forecast_harness.rewrites.triton.tiles import Tiles, Wrapped, along, spread_room
+from forecast_harness.rewrites.triton.tiles import (
+    TileReader,
+    WrappedOffsets,
+    spread_along,
+    spread_positive_form,
+)
 
 _ELEMENTWISE = frozenset(
     (
@@ -24,17 +29,19 @@ _ROUNDS = 3
 """Passes over the text: what a loop carries taints what stands above it."""
 
 
-def stays_inside(facts: Facts, load: ast.Call, lane: str, wrapped: Wrapped, reader: Tiles) -> bool:
+def never_stored_outside(
+    facts: FunctionFacts, load: ast.Call, lane: str, wrapped: WrappedOffsets, reader: TileReader
+) -> bool:
     """Whether elements of a load with `offsets >= size` along the lane's axis are never stored."""
     axis = int(lane.rpartition("@")[2])
-    flow = _Flow(facts, load, axis)
+    flow = _OutsideFlow(facts, load, axis)
     try:
         for _ in range(_ROUNDS):
             for statement in _statements(facts.function.body):
                 flow.pass_through(statement)
         for store, tainted in flow.stores:
             for side in tainted:
-                _must_mask(reader, store, side, wrapped)
+                _require_masked(reader, store, side, wrapped)
     except NotProvable:
         return False
     return True
@@ -49,10 +56,10 @@ def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
     return found
 
 
-class _Flow:
+class _OutsideFlow:
     """Axes along which values hold elements of the outside, by name."""
 
-    def __init__(self, facts: Facts, load: ast.Call, axis: int) -> None:
+    def __init__(self, facts: FunctionFacts, load: ast.Call, axis: int) -> None:
         self._facts, self._load, self._axis = facts, load, axis
         self._tainted: dict[str, frozenset[int]] = {}
         self.stores: list[tuple[ast.Call, frozenset[int]]] = []
@@ -111,7 +118,7 @@ class _Flow:
 
     def _call(self, node: ast.Call) -> frozenset[int]:
         unit = self._facts.unit
-        name, method = unit.called(node), unit.method(node)
+        name, method = unit.callee_name(node), unit.method_name(node)
         if method and isinstance(node.func, ast.Attribute):
             owner = self.axes(node.func.value)
             if owner and method != "to":
@@ -134,15 +141,15 @@ class _Flow:
         raise NotProvable(f"{ast.unparse(node.func)} of it")
 
 
-def _must_mask(reader: Tiles, store: ast.Call, axis: int, wrapped: Wrapped) -> None:
+def _require_masked(reader: TileReader, store: ast.Call, axis: int, wrapped: WrappedOffsets) -> None:
     """Raise `NotProvable` unless a store keeps to `offsets < size` along an axis."""
     mask = argument(store, 2, "mask")
     named = {n: v[0] for n, v in reader.facts.definitions.items() if len(v) == 1 and v[0] is not None}
-    after = Tiles(reader.facts, frozenset(), store.lineno)
-    wanted = wrapped.size - along(wrapped.offsets, axis)
-    for test in tests(mask, named) if mask is not None else []:
+    after = TileReader(reader.facts, frozenset(), store.lineno)
+    wanted = wrapped.size - spread_along(wrapped.offsets, axis)
+    for test in mask_conditions(mask, named) if mask is not None else []:
         try:
-            if spread_room(after, test) == wanted:
+            if spread_positive_form(after, test) == wanted:
                 return
         except NotProvable:
             continue

@@ -41,7 +41,7 @@ _BUILTINS = frozenset(("abs", "bool", "float", "int", "isinstance", "len", "max"
 
 
 @dataclass
-class Unit:
+class SourceUnit:
     """One self-contained source, parsed."""
 
     tree: ast.Module
@@ -49,10 +49,10 @@ class Unit:
     _memo: dict[int, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def parse(cls, source: str, entry: str) -> Unit:
+    def parse(cls, source: str, entry: str) -> SourceUnit:
         """Read a source. Raises `RecordError` if it is not Python or has no such function."""
         try:
-            tree = parsing.module(source)
+            tree = parsing.parse_module(source)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RecordError(f"the source is not Python: {error}") from error
         unit = cls(tree, entry)
@@ -63,10 +63,10 @@ class Unit:
             )
         return unit
 
-    def copy(self) -> Unit:
+    def copy(self) -> SourceUnit:
         """A copy to edit; `twin` finds a node of this unit in it."""
         memo: dict[int, Any] = {}
-        return Unit(copy.deepcopy(self.tree, memo), self.entry_name, memo)
+        return SourceUnit(copy.deepcopy(self.tree, memo), self.entry_name, memo)
 
     def twin(self, node: Node) -> Node:
         """The copy of a node, or of a list of statements, of the unit that this one was copied from."""
@@ -91,13 +91,13 @@ class Unit:
         """The entry, then the functions it reaches by name."""
         found = [self.entry]
         for function in found:
-            reached = read(function) & set(self.functions)
+            reached = read_names(function) & set(self.functions)
             found += [self.functions[n] for n in sorted(reached) if self.functions[n] not in found]
         return found
 
     @cached_property
     def _names(self) -> tuple[frozenset[str], dict[str, str], frozenset[str]]:
-        """Names of `triton.language`, bare names from it, and other imported modules."""
+        """Names of `triton.language_call`, bare names from it, and other imported modules."""
         language, bare, modules = set(), {}, set()
         for node in self.tree.body:
             if isinstance(node, ast.Import):
@@ -119,11 +119,11 @@ class Unit:
 
     @property
     def tl(self) -> str:
-        """How the source spells `triton.language`; empty if it never imports it."""
+        """How the source spells `triton.language_call`; empty if it never imports it."""
         return min(self._names[0], default="")
 
-    def called(self, node: ast.AST) -> str:
-        """Name in `triton.language` of what a call calls; `range` for the builtin; else empty."""
+    def callee_name(self, node: ast.AST) -> str:
+        """Name in `triton.language_call` of what a call calls; `range` for the builtin; else empty."""
         if not isinstance(node, ast.Call):
             return ""
         if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) in self._names[0]:
@@ -133,7 +133,7 @@ class Unit:
             return self._names[1].get(name, name if name in _BUILTINS else "")
         return ""
 
-    def method(self, node: ast.AST) -> str:
+    def method_name(self, node: ast.AST) -> str:
         """Name of the method that a call calls on a value; empty for other calls."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             return ""
@@ -142,9 +142,9 @@ class Unit:
         return "" if owner in self._names[0] or first in self._names[2] else node.func.attr
 
     def calls(self, node: ast.AST | Sequence[ast.AST], *names: str) -> list[ast.Call]:
-        """Calls of these functions of `triton.language` in a tree, in the order of the text."""
+        """Calls of these functions of `triton.language_call` in a tree, in the order of the text."""
         roots = node if isinstance(node, Sequence) else [node]
-        found = [n for root in roots for n in ordered(root) if self.called(n) in names]
+        found = [n for root in roots for n in nodes_in_order(root) if self.callee_name(n) in names]
         return [n for n in found if isinstance(n, ast.Call)]
 
     def effects(self, node: ast.AST | Sequence[ast.AST], _seen: frozenset[str] = frozenset()) -> set[str]:
@@ -153,20 +153,20 @@ class Unit:
         calls = [n for root in roots for n in ast.walk(root) if isinstance(n, ast.Call)]
         return set().union(*(self.effect(call, _seen) for call in calls))
 
-    def foreign(self, node: ast.AST) -> bool:
+    def is_library_call(self, node: ast.AST) -> bool:
         """Whether a call calls what is imported from elsewhere in Triton, as `libdevice.tanh`: arithmetic."""
-        if not isinstance(node, ast.Call) or self.called(node):
+        if not isinstance(node, ast.Call) or self.callee_name(node):
             return False
         return ast.unparse(node.func).partition(".")[0] in self._names[2]
 
     def effect(self, call: ast.Call, _seen: frozenset[str] = frozenset()) -> set[str]:
         """What a call itself does to memory, apart from its arguments."""
-        name = self.called(call) or self.method(call)
+        name = self.callee_name(call) or self.method_name(call)
         if _ATOMIC.fullmatch(name):
             return {"atomic"}
         if name in _EFFECTS:
             return {_EFFECTS[name]}
-        if name or not isinstance(call.func, ast.Name) or self.foreign(call):
+        if name or not isinstance(call.func, ast.Name) or self.is_library_call(call):
             return set()
         helper = self.functions.get(call.func.id)
         if helper is None:
@@ -177,7 +177,7 @@ class Unit:
         """Calls of the source's own functions."""
         return [
             n
-            for n in ordered(node)
+            for n in nodes_in_order(node)
             if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in self.functions
         ]
 
@@ -186,19 +186,19 @@ class Unit:
         found = {a.arg for a in arguments(function) if "constexpr" in _annotation(a.annotation)}
         for node in ast.walk(function):
             if isinstance(node, ast.AnnAssign) and "constexpr" in _annotation(node.annotation):
-                found |= set(stored(node))
+                found |= set(assigned_names(node))
         for top in self.tree.body:
-            if isinstance(top, ast.Assign) and self.called(top.value) == "constexpr":
+            if isinstance(top, ast.Assign) and self.callee_name(top.value) == "constexpr":
                 found |= {t.id for t in top.targets if isinstance(t, ast.Name)}
         return found
 
-    def runtime(self) -> list[str]:
+    def runtime_parameters(self) -> list[str]:
         """The entry's runtime parameters in order, without what the launcher fills in."""
         constant = self.constexprs(self.entry)
         return [a.arg for a in arguments(self.entry) if a.arg not in constant and a.arg not in BASE_GRID]
 
-    def language(self, name: str, *given: ast.expr, **named: ast.expr) -> ast.Call:
-        """A call of `triton.language.<name>`."""
+    def language_call(self, name: str, *given: ast.expr, **named: ast.expr) -> ast.Call:
+        """A call of `triton.language_call.<name>`."""
         function = ast.Attribute(ast.Name(self.tl, ast.Load()), name, ast.Load())
         return ast.Call(function, list(given), [ast.keyword(k, v) for k, v in named.items()])
 
@@ -213,11 +213,11 @@ def arguments(function: Function) -> list[ast.arg]:
     return [*a.posonlyargs, *a.args, *a.kwonlyargs]
 
 
-def ordered(node: ast.AST) -> Iterator[ast.AST]:
+def nodes_in_order(node: ast.AST) -> Iterator[ast.AST]:
     """All nodes of a tree, in the order of the text."""
     yield node
     for child in ast.iter_child_nodes(node):
-        yield from ordered(child)
+        yield from nodes_in_order(child)
 
 
 def blocks(function: Function) -> Iterator[Block]:
@@ -233,7 +233,7 @@ def blocks(function: Function) -> Iterator[Block]:
                     left.append(inner)
 
 
-def stored(node: ast.AST | Sequence[ast.AST]) -> list[str]:
+def assigned_names(node: ast.AST | Sequence[ast.AST]) -> list[str]:
     """Names that a tree assigns, once for each assignment; loop targets included."""
     roots = node if isinstance(node, Sequence) else [node]
     found = []
@@ -244,7 +244,7 @@ def stored(node: ast.AST | Sequence[ast.AST]) -> list[str]:
     return found
 
 
-def read(node: ast.AST | Sequence[ast.AST]) -> set[str]:
+def read_names(node: ast.AST | Sequence[ast.AST]) -> set[str]:
     """Names that a tree reads; the target of an augmented assignment counts."""
     roots = node if isinstance(node, Sequence) else [node]
     found = set()
@@ -264,7 +264,7 @@ def names(node: ast.AST | Sequence[ast.AST]) -> set[str]:
     return {n.id for n in every if isinstance(n, ast.Name)} | {n.arg for n in every if isinstance(n, ast.arg)}
 
 
-def fresh(wanted: str, taken: set[str]) -> str:
+def fresh_name(wanted: str, taken: set[str]) -> str:
     """A name that is not taken, `wanted` if possible; it is taken afterwards."""
     name, number = wanted, 2
     while name in taken:
@@ -273,23 +273,23 @@ def fresh(wanted: str, taken: set[str]) -> str:
     return name
 
 
-def expression(text: str) -> ast.expr:
+def parse_expression(text: str) -> ast.expr:
     """An expression from its text."""
-    return parsing.expression(text)
+    return parsing.parse_expression(text)
 
 
-def statements(text: str) -> Block:
+def parse_statements(text: str) -> Block:
     """Statements from their text."""
-    return parsing.module(text).body
+    return parsing.parse_module(text).body
 
 
-def replace(block: Block, old: ast.stmt, new: Sequence[ast.stmt]) -> None:
+def replace_statement(block: Block, old: ast.stmt, new: Sequence[ast.stmt]) -> None:
     """Put statements in the place of one of a block."""
     at = next(i for i, s in enumerate(block) if s is old)
     block[at : at + 1] = new
 
 
-class _Swap(ast.NodeTransformer):
+class _ExpressionSwap(ast.NodeTransformer):
     def __init__(self, found: Mapping[int, ast.expr]) -> None:
         self._found = found
 
@@ -298,6 +298,6 @@ class _Swap(ast.NodeTransformer):
         return self.generic_visit(node) if found is None else found
 
 
-def swap(root: Tree, found: Mapping[int, ast.expr]) -> Tree:
+def swap_expressions(root: Tree, found: Mapping[int, ast.expr]) -> Tree:
     """Replace expressions in place, found by the `id` of their nodes; returns the root."""
-    return cast("Tree", _Swap(found).visit(root))
+    return cast("Tree", _ExpressionSwap(found).visit(root))

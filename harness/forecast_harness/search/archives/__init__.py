@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from forecast_autotune.errors import SettingsError
-from forecast_harness.search.archives.greedy import Beam, Greedy
-from forecast_harness.search.archives.islands import Islands
-from forecast_harness.search.archives.puct import Puct
+from forecast_harness.search.archives.greedy import BeamArchive, GreedyArchive
+from forecast_harness.search.archives.islands import IslandArchive
+from forecast_harness.search.archives.puct import PuctArchive
 from forecast_harness.search.interfaces import Archive
 
 ARCHIVES: Mapping[str, Callable[[], Archive]] = {
-    "puct": Puct,
-    "islands": Islands,
-    "greedy": Greedy,
-    "beam": Beam,
+    "puct": PuctArchive,
+    "islands": IslandArchive,
+    "greedy": GreedyArchive,
+    "beam": BeamArchive,
 }
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forecast_harness.search.archives.lineage import ancestors, open_nodes
-from forecast_harness.search.interfaces import View
+from forecast_harness.search.archives.lineage import ancestors, expandable_nodes
+from forecast_harness.search.interfaces import ArchiveView
 
 
 @dataclass
-class Greedy:
+class GreedyArchive:
     """The `n` fastest nodes."""
 
     name: str = "greedy"
 
-    def select(self, view: View, n: int, seed: int) -> Sequence[str]:
+    def select(self, view: ArchiveView, n: int, seed: int) -> Sequence[str]:
         """See `Archive`."""
-        return open_nodes(view)[:n]
+        return expandable_nodes(view)[:n]
 
 
 @dataclass
-class Beam:
+class BeamArchive:
     """The fastest `width` nodes of every generation are expanded once, older generations first.
 
     When all were, the least often expanded nodes follow, faster ones first.
@@ -30,7 +30,7 @@ class Beam:
     name: str = "beam"
     width: int = 4
 
-    def select(self, view: View, n: int, seed: int) -> Sequence[str]:
+    def select(self, view: ArchiveView, n: int, seed: int) -> Sequence[str]:
         """See `Archive`."""
         generation = {id: sum(1 for _ in ancestors(view.nodes, id)) for id in view.scores if id in view.nodes}
         beams: dict[int, list[str]] = {}
@@ -43,4 +43,4 @@ class Beam:
             waiting = id in kept and not times
             return not waiting, times, generation[id] if waiting else 0, view.scores[id], id
 
-        return sorted(open_nodes(view), key=order)[:n]
+        return sorted(expandable_nodes(view), key=order)[:n]

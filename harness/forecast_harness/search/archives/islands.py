@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forecast_autotune.records import digest
-from forecast_harness.search.archives.behaviour import Cell, cell_of
-from forecast_harness.search.archives.lineage import open_nodes, parent_of
-from forecast_harness.search.interfaces import View
+from forecast_harness.search.archives.behaviour import BehaviourCell, behaviour_cell
+from forecast_harness.search.archives.lineage import expandable_nodes, parent_of
+from forecast_harness.search.interfaces import ArchiveView
 
 
 @dataclass
-class Islands:
+class IslandArchive:
     """See the module."""
 
     name: str = "islands"
@@ -30,13 +30,13 @@ class Islands:
     """Islands."""
     period: int = 4
     """Batches between migrations."""
-    fading: float = 0.7
+    rank_decay: float = 0.7
     """The chance of an elite to be drawn, as a share of the one before it in rank."""
 
-    def select(self, view: View, n: int, seed: int) -> Sequence[str]:
+    def select(self, view: ArchiveView, n: int, seed: int) -> Sequence[str]:
         """See `Archive`."""
-        homes = self.homes(view)
-        left = open_nodes(view)
+        homes = self.islands_of(view)
+        left = expandable_nodes(view)
         chance = random.Random(digest(seed, n))
         turn = sum(view.expansions.values())
         chosen: list[str] = []
@@ -48,12 +48,12 @@ class Islands:
                     break
             if not elites:
                 break
-            weights = [self.fading**rank for rank in range(len(elites))]
+            weights = [self.rank_decay**rank for rank in range(len(elites))]
             chosen += chance.choices(elites, weights)
             turn += 1
         return chosen
 
-    def homes(self, view: View) -> Mapping[str, frozenset[int]]:
+    def islands_of(self, view: ArchiveView) -> Mapping[str, frozenset[int]]:
         """The islands that every node lives on."""
         homes: dict[str, frozenset[int]] = {}
         moved: dict[str, frozenset[int]] = {}
@@ -72,7 +72,7 @@ class Islands:
         return {id: islands | moved.get(id, frozenset()) for id, islands in homes.items()}
 
     def _migrate(
-        self, view: View, homes: Mapping[str, frozenset[int]], moved: dict[str, frozenset[int]]
+        self, view: ArchiveView, homes: Mapping[str, frozenset[int]], moved: dict[str, frozenset[int]]
     ) -> None:
         """The best of each island so far moves to the next one, too."""
         ranked = sorted((id for id in homes if id in view.scores), key=lambda id: (view.scores[id], id))
@@ -81,9 +81,9 @@ class Islands:
             if best is not None:
                 moved[best] = moved.get(best, frozenset()) | {(island + 1) % self.count}
 
-    def _elites(self, view: View, ids: Sequence[str]) -> list[str]:
+    def _elites(self, view: ArchiveView, ids: Sequence[str]) -> list[str]:
         """The first of each cell; `ids` are in the order of speed."""
-        best: dict[Cell, str] = {}
+        best: dict[BehaviourCell, str] = {}
         for id in ids:
-            best.setdefault(cell_of(view.nodes[id], view.judged.get(id)), id)
+            best.setdefault(behaviour_cell(view.nodes[id], view.judged.get(id)), id)
         return list(best.values())

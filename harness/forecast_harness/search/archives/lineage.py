@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from forecast_harness.search.interfaces import View
+from forecast_harness.search.interfaces import ArchiveView
 from forecast_harness.search.records import Node
 
 
@@ -23,7 +23,7 @@ def ancestors(nodes: Mapping[str, Node], id: str) -> Iterator[str]:
         above = parent_of(nodes[above])
 
 
-def open_nodes(view: View) -> list[str]:
+def expandable_nodes(view: ArchiveView) -> list[str]:
     """Ids of nodes that ran and of which more may be made; best first, equal ones by id."""
-    left = [id for id in view.scores if id in view.nodes and id not in view.spent_parents]
+    left = [id for id in view.scores if id in view.nodes and id not in view.exhausted_parents]
     return sorted(left, key=lambda id: (view.scores[id], id))

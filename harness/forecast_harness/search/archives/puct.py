@@ -27,11 +27,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forecast_harness.search.archives.lineage import ancestors, parent_of
-from forecast_harness.search.interfaces import View
+from forecast_harness.search.interfaces import ArchiveView
 
 
 @dataclass
-class Puct:
+class PuctArchive:
     """See the module."""
 
     name: str = "puct"
@@ -40,7 +40,7 @@ class Puct:
     capacity: int = 1000
     """Most nodes that are not seeds, by reward; seeds stay."""
 
-    def select(self, view: View, n: int, seed: int) -> Sequence[str]:
+    def select(self, view: ArchiveView, n: int, seed: int) -> Sequence[str]:
         """See `Archive`. There are fewer than `n` where every other node is kin of one selected."""
         scores = self.scores(view)
         ranked = sorted(scores, key=lambda id: (-scores[id], id))
@@ -50,13 +50,13 @@ class Puct:
             if len(chosen) == n:
                 break
             above = set(ancestors(view.nodes, id))
-            if id in view.spent_parents or id in blocked or above & set(chosen):
+            if id in view.exhausted_parents or id in blocked or above & set(chosen):
                 continue
             chosen.append(id)
             blocked |= above
         return chosen
 
-    def scores(self, view: View) -> Mapping[str, float]:
+    def scores(self, view: ArchiveView) -> Mapping[str, float]:
         """The PUCT score of every node in the archive, spent ones included: they still rank."""
         rewards = {id: 2.0 ** -view.scores[id] for id in self._archive(view)}
         if not rewards:
@@ -80,14 +80,14 @@ class Puct:
             found[id] = value + bonus
         return found
 
-    def _archive(self, view: View) -> list[str]:
+    def _archive(self, view: ArchiveView) -> list[str]:
         seeds = set(view.seeds)
         ran = [id for id in view.scores if id in view.nodes]
         born = sorted((id for id in ran if id not in seeds), key=lambda id: (view.scores[id], id))
         return [id for id in ran if id in seeds] + born[: self.capacity]
 
 
-def _visits(view: View) -> tuple[Counter[str], int]:
+def _visits(view: ArchiveView) -> tuple[Counter[str], int]:
     """Expansions of each node and of all its descendants, and of all nodes together."""
     visits: Counter[str] = Counter()
     for id, times in view.expansions.items():

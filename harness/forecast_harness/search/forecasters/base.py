@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from forecast_autotune.errors import SettingsError
-from forecast_harness.search.forecasters.lineage import Lineage
+from forecast_harness.search.forecasters.lineage import LineageForecaster
 from forecast_harness.search.interfaces import Forecaster
-from forecast_harness.search.records import Kind, Target
+from forecast_harness.search.records import SearchTarget, TargetKind
 
-FORMS = "auto, none, lineage, triton, or llm:SPEC with a model as in FORECAST_AUTOTUNE_LLM"
+SPEC_FORMS = "auto, none, lineage, triton, or llm:SPEC with a model as in FORECAST_AUTOTUNE_LLM"
 
 
-def open_forecaster(spec: str, target: Target) -> Forecaster | None:
+def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
     """The forecaster that `spec` names; None for `none`.
 
     `lineage` learns from the search's own results, in any language. `triton` adds the shipped surrogate where
@@ -22,23 +22,23 @@ def open_forecaster(spec: str, target: Target) -> Forecaster | None:
         return None
     if spec.startswith("llm:"):
         from forecast_autotune.llm.providers import provider
-        from forecast_harness.search.forecasters.llm import Model
+        from forecast_harness.search.forecasters.llm import LLMNodeForecaster
 
-        return Model(provider().backend(spec.removeprefix("llm:")), _plain("auto", target))
-    return _plain(spec, target)
+        return LLMNodeForecaster(provider().backend(spec.removeprefix("llm:")), _without_llm("auto", target))
+    return _without_llm(spec, target)
 
 
-def _plain(spec: str, target: Target) -> Forecaster:
-    traceable = target.kind is Kind.KERNEL or target.language == "triton"
+def _without_llm(spec: str, target: SearchTarget) -> Forecaster:
+    traceable = target.kind is TargetKind.KERNEL or target.language == "triton"
     if spec == "lineage" or (spec == "auto" and not traceable):
-        return Lineage()
+        return LineageForecaster()
     if spec in ("auto", "triton"):
         if not traceable:
             raise SettingsError(
                 f"triton forecasts what launches Triton kernels on a CUDA device; {target.name} is searched "
                 f"for sources in {target.language}: use lineage"
             )
-        from forecast_harness.search.forecasters.triton import Traced
+        from forecast_harness.search.forecasters.triton import TritonForecaster
 
-        return Traced(target)
-    raise SettingsError(f"no forecaster is called {spec!r}; there are {FORMS}")
+        return TritonForecaster(target)
+    raise SettingsError(f"no forecaster is called {spec!r}; there are {SPEC_FORMS}")

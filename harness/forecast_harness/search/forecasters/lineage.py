@@ -15,21 +15,21 @@ import numpy as np
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.surrogates.protocol import Array
-from forecast_harness.search.events import Forecasted, Question
+from forecast_harness.search.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.forecasters import describing
-from forecast_harness.search.forecasters.process import fit
-from forecast_harness.search.records import Belief, Node
+from forecast_harness.search.forecasters.process import fit_mixture
+from forecast_harness.search.records import Node, NodeForecast
 
-LEAST = 3
+MIN_RESULTS = 3
 """Results that ran before anything is said, and of which one at least must have a parent."""
-FAR = 0.1
+MIN_CORRELATION = 0.1
 """Correlation below which a node is unlike everything measured."""
-WIDE = 0.7
+UNINFORMED_SD = 0.7
 """Spread (log2) where nothing is known but the parent's score."""
 KNEE, BEYOND = 1.0, 0.25
 """A child more than twice as slow as its parent counts for less than that: how slow does not matter."""
-_NOISE = 0.02
-_GRID: Mapping[str, Sequence[float]] = {
+_NOISE_SD = 0.02
+_VARIANCE_GRID: Mapping[str, Sequence[float]] = {
     "level": (0.01, 0.09),
     "slope": (0.04,),
     "edit": (0.003, 0.03, 0.15, 0.6),
@@ -37,109 +37,119 @@ _GRID: Mapping[str, Sequence[float]] = {
     "static": (0.001, 0.02, 0.2),
 }
 """Variances in squared log2 units."""
-_LOCAL = ("edit", "whole")
-_MOST = 256
+_SIMILARITY_PARTS = ("edit", "whole")
+_MAX_RESULTS = 256
 """Results that are looked at: all of few, the latest of many."""
 _SURE_OF_ARM, _SURE_OF_LIKE, _PRIOR_FAIL, _LEAST_FAIL = 1.5, 8.0, 2.0, 0.01
 
 
 @dataclass(frozen=True)
-class Views:
+class NodeFeatures:
     """What the covariance sees of n nodes; rows are nodes."""
 
-    edits: Array
-    wholes: Array
-    statics: Array
+    edit_embeddings: Array
+    source_embeddings: Array
+    static_features: Array
     parents: Array
     """Scores of their nearest scored ancestors, [n]."""
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], known: Mapping[str, Node], scores: Mapping[str, float]) -> Views:
+    def of(
+        cls, nodes: Sequence[Node], known: Mapping[str, Node], scores: Mapping[str, float]
+    ) -> NodeFeatures:
         """`known`: every node that may be a parent; `scores`: log2 of those that ran."""
         firsts = [known.get(n.parents[0]) if n.parents else None for n in nodes]
         pairs = list(zip(nodes, firsts, strict=True))
         return cls(
-            np.array([describing.edit(n, p) for n, p in pairs]).reshape(len(nodes), 3 * describing.WIDTH),
-            np.array([describing.whole(n) for n in nodes]).reshape(len(nodes), describing.WIDTH),
-            describing.static(pairs),
-            np.array([_ancestor(n, known, scores) for n in nodes]),
+            np.array([describing.edit_embedding(n, p) for n, p in pairs]).reshape(
+                len(nodes), 3 * describing.HASH_WIDTH
+            ),
+            np.array([describing.source_embedding(n) for n in nodes]).reshape(
+                len(nodes), describing.HASH_WIDTH
+            ),
+            describing.static_features(pairs),
+            np.array([_ancestor_score(n, known, scores) for n in nodes]),
         )
 
 
 @dataclass(frozen=True)
-class Posterior:
+class ScorePosterior:
     """Scores (log2 time against the first seed) of n nodes, [n] each."""
 
     mean: Array
     sd: Array
-    near: Array
+    nearest_correlation: Array
     """Correlation with the most alike result; 0 far from everything."""
     reason: str = ""
     """Why nothing is said; then `mean` is the parent's score and `sd` wide."""
 
 
-class Lineage:
+class LineageForecaster:
     """See the module."""
 
     name = "lineage-2"
 
-    def forecast(self, question: Question) -> Forecasted:
-        """Beliefs about every node; those far from all results, and all before `LEAST` results, abstain."""
+    def forecast(self, question: NodeForecastRequest) -> Forecasted:
+        """Beliefs about every node; those far from all results, and all before `MIN_RESULTS` results, abstain."""
         found = self.posterior(question)
-        fails = failing(question)
-        return answer(question, found, fails, self.name)
+        fails = failure_probabilities(question)
+        return relative_forecasts(question, found, fails, self.name)
 
-    def posterior(self, question: Question, offsets: Mapping[str, float] | None = None) -> Posterior:
+    def posterior(
+        self, question: NodeForecastRequest, offsets: Mapping[str, float] | None = None
+    ) -> ScorePosterior:
         """What is believed of the question's nodes.
 
         `offsets` corrects what is expected of a node (log2, by id) before anything was learnt: another
         surrogate's word on how it differs from its parent. Results then teach how far off that is.
         """
         told = offsets or {}
-        results = [r for r in question.judged if r[1].log2_ratio is not None][-_MOST:]
+        results = [r for r in question.judged if r[1].log2_ratio is not None][-_MAX_RESULTS:]
         known = {n.id: n for n, _, _ in question.judged} | {n.id: n for n in question.nodes}
         known |= {question.reference.id: question.reference}
         scores = {n.id: score for n, _, score in results}
-        asked = Views.of(question.nodes, known, scores)
+        asked = NodeFeatures.of(question.nodes, known, scores)
         before = asked.parents + np.array([told.get(n.id, 0.0) for n in question.nodes])
         derived = [n for n, _, _ in results if n.parents]
-        if len(results) < LEAST or not derived:
-            wide = np.full(len(before), WIDE)
-            said = f"{len(results)} results of {LEAST} that are needed"
-            return Posterior(before, wide, np.zeros(len(before)), said)
+        if len(results) < MIN_RESULTS or not derived:
+            wide = np.full(len(before), UNINFORMED_SD)
+            said = f"{len(results)} results of {MIN_RESULTS} that are needed"
+            return ScorePosterior(before, wide, np.zeros(len(before)), said)
         rows = [(n, j, s) for n, j, s in results if n.parents]
-        views = Views.of([n for n, _, _ in rows], known, scores)
+        views = NodeFeatures.of([n for n, _, _ in rows], known, scores)
         mean = views.parents + np.array([told.get(n.id, 0.0) for n, _, _ in rows])
-        targets = _bent(np.array([s for _, _, s in rows]) - mean)
-        noise = np.array([_NOISE**2 + j.sd**2 for _, j, _ in rows])
-        scale = _scale(np.concatenate([views.statics, asked.statics]))
-        fitted = fit(_parts(views, views, scale), targets, noise, _GRID)
-        cross = _parts(asked, views, scale)
-        shift, sd = fitted.predict(cross, _diagonal(asked))
-        return Posterior(before + shift, sd, _nearness(asked, views, cross))
+        targets = _compress_slowdowns(np.array([s for _, _, s in rows]) - mean)
+        noise = np.array([_NOISE_SD**2 + j.sd**2 for _, j, _ in rows])
+        scale = _column_scale(np.concatenate([views.static_features, asked.static_features]))
+        fitted = fit_mixture(_covariance_parts(views, views, scale), targets, noise, _VARIANCE_GRID)
+        cross = _covariance_parts(asked, views, scale)
+        shift, sd = fitted.predict(cross, _prior_variances(asked))
+        return ScorePosterior(before + shift, sd, _nearest_correlation(asked, views, cross))
 
     def close(self) -> None:
         """Holds nothing."""
 
 
-def answer(question: Question, found: Posterior, fails: Array, name: str) -> Forecasted:
+def relative_forecasts(
+    question: NodeForecastRequest, found: ScorePosterior, fails: Array, name: str
+) -> Forecasted:
     """Beliefs relative to the question's reference. Where the posterior gives a reason, all abstain."""
     scores = {n.id: s for n, j, s in question.judged if j.log2_ratio is not None}
     base = scores.get(question.reference.id, 0.0)
-    beliefs: dict[str, Belief] = {}
+    beliefs: dict[str, NodeForecast] = {}
     for i, node in enumerate(question.nodes):
         mean, sd, p_fail = float(found.mean[i]) - base, float(found.sd[i]), float(fails[i])
-        far = float(found.near[i]) < FAR
-        sd = max(sd, WIDE) if far else sd
+        far = float(found.nearest_correlation[i]) < MIN_CORRELATION
+        sd = max(sd, UNINFORMED_SD) if far else sd
         note = found.reason or ("unlike everything measured" if far else name)
         better = (1.0 - p_fail) * 0.5 * math.erfc(mean / (sd * math.sqrt(2.0)))
         # Rounded: linear algebra differs in the last digits between processors and numbers of threads.
         mean, sd, p_fail, better = (round(v, 6) for v in (mean, sd, p_fail, better))
-        beliefs[node.id] = Belief(mean, sd, p_fail, better, bool(found.reason) or far, note)
+        beliefs[node.id] = NodeForecast(mean, sd, p_fail, better, bool(found.reason) or far, note)
     return Forecasted(question.batch, question.reference.id, beliefs)
 
 
-def failing(question: Question) -> Array:
+def failure_probabilities(question: NodeForecastRequest) -> Array:
     """P(fails) of every node, [n]: the share of failures, of the same arm and of alike changes above all.
 
     A smoothed mean over results, weighed by whether they are of the arm and by the squared cosine of the
@@ -151,22 +161,22 @@ def failing(question: Question) -> Array:
     overall = (failed.sum() + 0.1 * _PRIOR_FAIL) / (len(rows) + _PRIOR_FAIL)
     if not rows:
         return np.full(len(question.nodes), overall)
-    before = np.array([_edit(n, known) for n, _ in rows])
+    before = np.array([_unit_edit(n, known) for n, _ in rows])
     found = []
     for node in question.nodes:
-        alike = np.maximum(before @ _edit(node, known), 0.0) ** 2
+        alike = np.maximum(before @ _unit_edit(node, known), 0.0) ** 2
         same = np.array([float(n.arm == node.arm) for n, _ in rows])
         weight = _SURE_OF_ARM * same + _SURE_OF_LIKE * alike
         found.append((_PRIOR_FAIL * overall + weight @ failed) / (_PRIOR_FAIL + weight.sum()))
     return np.maximum(found, _LEAST_FAIL)
 
 
-def _edit(node: Node, known: Mapping[str, Node]) -> Array:
-    change = describing.edit(node, known.get(node.parents[0]) if node.parents else None)
+def _unit_edit(node: Node, known: Mapping[str, Node]) -> Array:
+    change = describing.edit_embedding(node, known.get(node.parents[0]) if node.parents else None)
     return change / max(1e-9, float(np.linalg.norm(change)))
 
 
-def _ancestor(node: Node, known: Mapping[str, Node], scores: Mapping[str, float]) -> float:
+def _ancestor_score(node: Node, known: Mapping[str, Node], scores: Mapping[str, float]) -> float:
     """Score of the nearest ancestor that ran, along first parents; 0, the seed's, where none did."""
     seen = {node.id}
     while node.parents and node.parents[0] not in seen:
@@ -180,47 +190,47 @@ def _ancestor(node: Node, known: Mapping[str, Node], scores: Mapping[str, float]
     return 0.0
 
 
-def _bent(differences: Array) -> Array:
+def _compress_slowdowns(differences: Array) -> Array:
     over = differences - KNEE
     return np.where(over > 0, KNEE + BEYOND * over, differences)
 
 
-def _scale(statics: Array) -> Array:
+def _column_scale(statics: Array) -> Array:
     """Spread of every column, 1 where there is none."""
     spread = statics.std(axis=0)
     return np.where(spread > 1e-9, spread, 1.0)
 
 
-def _parts(a: Views, b: Views, scale: Array) -> dict[str, Array]:
+def _covariance_parts(a: NodeFeatures, b: NodeFeatures, scale: Array) -> dict[str, Array]:
     """Covariances at scale 1 between two sets of nodes, [len(a), len(b)] each."""
-    left, right = a.statics / scale, b.statics / scale
+    left, right = a.static_features / scale, b.static_features / scale
     apart = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2 * left @ right.T
-    alike = np.clip(a.wholes @ b.wholes.T, -1.0, 1.0)
+    alike = np.clip(a.source_embeddings @ b.source_embeddings.T, -1.0, 1.0)
     return {
         "level": np.ones((len(left), len(right))),
         "slope": np.outer(a.parents, b.parents),
-        "edit": a.edits @ b.edits.T,
+        "edit": a.edit_embeddings @ b.edit_embeddings.T,
         # Squared distance of unit vectors; sources of one family are all alike, so the length is short.
         "whole": np.exp(-(2.0 - 2.0 * alike) / (2 * 0.3**2)),
         "static": np.exp(-np.maximum(apart, 0.0) / (2.0 * left.shape[1])),
     }
 
 
-def _diagonal(a: Views) -> dict[str, Array]:
+def _prior_variances(a: NodeFeatures) -> dict[str, Array]:
     ones = np.ones(len(a.parents))
     return {
         "level": ones,
         "slope": a.parents**2,
-        "edit": (a.edits**2).sum(axis=1),
+        "edit": (a.edit_embeddings**2).sum(axis=1),
         "whole": ones,
         "static": ones,
     }
 
 
-def _nearness(a: Views, b: Views, cross: Mapping[str, Array]) -> Array:
+def _nearest_correlation(a: NodeFeatures, b: NodeFeatures, cross: Mapping[str, Array]) -> Array:
     """Correlation with the most alike training point, [len(a)], by what nodes are and change alone."""
-    own, theirs = _diagonal(a), _diagonal(b)
-    joint = sum((cross[name] for name in _LOCAL), np.zeros(1))
-    alone = sum((own[name] for name in _LOCAL), np.zeros(1))
-    others = sum((theirs[name] for name in _LOCAL), np.zeros(1))
+    own, theirs = _prior_variances(a), _prior_variances(b)
+    joint = sum((cross[name] for name in _SIMILARITY_PARTS), np.zeros(1))
+    alone = sum((own[name] for name in _SIMILARITY_PARTS), np.zeros(1))
+    others = sum((theirs[name] for name in _SIMILARITY_PARTS), np.zeros(1))
     return np.asarray((joint / np.sqrt(np.outer(alone, others))).max(axis=1))

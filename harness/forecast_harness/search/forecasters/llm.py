@@ -14,46 +14,46 @@ from dataclasses import replace
 
 import numpy as np
 
-from forecast_autotune.llm.backend import Answer, Backend, LLMError
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.prompt import (
-    FORECAST,
+    FORECAST_VERSION,
     Neighbour,
+    ProblemDescription,
     Prompt,
-    Reference,
-    Subject,
+    ReferenceTime,
     forecast_prompt,
-    shown_variant,
+    variant_text,
 )
 from forecast_autotune.records import Device, Kernel, Problem
 from forecast_autotune.surrogates.protocol import Array
-from forecast_harness.search.events import Forecasted, Question
+from forecast_harness.search.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.interfaces import Forecaster
-from forecast_harness.search.records import Belief, Judged, Node, Spent
+from forecast_harness.search.records import Node, NodeForecast, NodeResult, SearchCost
 
-ERROR = 0.5
+MODEL_ERROR_SD = 0.5
 """Standard deviation (log2) of a model's own error, on top of the spread that it states."""
-SHOWN = 6
+MAX_SHOWN_RESULTS = 6
 """Results that are shown: the fastest, and failures."""
 _TIMEOUT_S = 300.0
-_LEAST_MASS = 0.2
+_MIN_LABEL_MASS = 0.2
 """Of the probability that must lie on the labels: a smaller one means the question was not understood."""
 _FAIL_WEIGHT = 0.3
 
 
-class Model:
+class LLMNodeForecaster:
     """See the module. Deterministic as far as its backend is."""
 
     def __init__(self, backend: Backend, base: Forecaster) -> None:
         self._backend, self._base = backend, base
-        self.name = f"llm-1-{FORECAST}-{backend.name}+{base.name}"
+        self.name = f"llm-1-{FORECAST_VERSION}-{backend.name}+{base.name}"
 
-    def forecast(self, question: Question) -> Forecasted:
+    def forecast(self, question: NodeForecastRequest) -> Forecasted:
         """The base's beliefs, moved by the model's; `problem` says why the model said nothing."""
         before = self._base.forecast(question)
         if not question.nodes:
             return before
-        asked = prompt(question)
+        asked = question_prompt(question)
         try:
             answer = self._backend.forecast(asked.prefix, asked.suffixes, asked.labels, timeout_s=_TIMEOUT_S)
         except (LLMError, OSError, ValueError) as error:
@@ -65,16 +65,18 @@ class Model:
         self._backend.close()
         self._base.close()
 
-    def _blended(self, question: Question, before: Forecasted, answer: Answer) -> Forecasted:
-        mean, sd, p_fail = BINS.moments(_rows(answer))
-        heard = answer.answered & (answer.mass >= _LEAST_MASS)
+    def _blended(
+        self, question: NodeForecastRequest, before: Forecasted, answer: BackendResponse
+    ) -> Forecasted:
+        mean, sd, p_fail = BINS.moments(_normalized_rows(answer))
+        heard = answer.answered & (answer.mass >= _MIN_LABEL_MASS)
         beliefs = dict(before.beliefs)
         for i, node in enumerate(question.nodes):
             if heard[i]:
                 word = (float(mean[i]), float(sd[i]), float(p_fail[i]))
-                beliefs[node.id] = blend(before.beliefs[node.id], *word)
+                beliefs[node.id] = blend_forecast(before.beliefs[node.id], *word)
         used = answer.usage
-        spent = Spent(
+        spent = SearchCost(
             wall_seconds=used.seconds, tokens=used.prompt_tokens + used.output_tokens, money=used.money
         )
         problem = before.problem
@@ -84,12 +86,12 @@ class Model:
         return Forecasted(question.batch, before.reference, beliefs, before.spent + spent, problem[:500])
 
 
-def blend(before: Belief, mean: float, sd: float, p_fail: float) -> Belief:
-    """A belief and a model's word on it, weighed by their precisions; the model's with `ERROR` added.
+def blend_forecast(before: NodeForecast, mean: float, sd: float, p_fail: float) -> NodeForecast:
+    """A belief and a model's word on it, weighed by their precisions; the model's with `MODEL_ERROR_SD` added.
 
     A belief that abstains still does: that the model thinks it knows has not been proved.
     """
-    doubt = sd**2 + ERROR**2
+    doubt = sd**2 + MODEL_ERROR_SD**2
     precision = 1.0 / before.sd**2 + 1.0 / doubt
     moved = (before.mean / before.sd**2 + mean / doubt) / precision
     spread = math.sqrt(1.0 / precision)
@@ -97,10 +99,10 @@ def blend(before: Belief, mean: float, sd: float, p_fail: float) -> Belief:
     fails = 1.0 / (1.0 + math.exp(-odds))
     better = (1.0 - fails) * 0.5 * math.erfc(moved / (spread * math.sqrt(2.0)))
     note = f"{before.note}; model {mean:+.2f}"
-    return Belief(moved, spread, fails, better, before.abstains, note)
+    return NodeForecast(moved, spread, fails, better, before.abstains, note)
 
 
-def prompt(question: Question) -> Prompt:
+def question_prompt(question: NodeForecastRequest) -> Prompt:
     """The question to a model: the incumbent's source and time, results, and the nodes as changes to it."""
     reference, target = question.reference, question.target
     results = {n.id: (n, j, s) for n, j, s in question.judged}
@@ -111,14 +113,14 @@ def prompt(question: Question) -> Prompt:
     name, statement = ("", "") if target is None else (target.name, target.statement)
     kernel = Kernel(name, reference.language, reference.source)
     return forecast_prompt(
-        Subject(Problem("", kernel, (), _device(question)), work=_first_lines(statement)),
-        [_shown(reference, n) for n in question.nodes],
-        Reference(log2_ms, "the source above, geometric mean over all workloads", bool(seconds)),
+        ProblemDescription(Problem("", kernel, (), _device(question)), work=_task_summary(statement)),
+        [_shown_change(reference, n) for n in question.nodes],
+        ReferenceTime(log2_ms, "the source above, geometric mean over all workloads", bool(seconds)),
         _neighbours(reference, score, list(results.values())),
     )
 
 
-def _device(question: Question) -> Device:
+def _device(question: NodeForecastRequest) -> Device:
     """Where the target is searched: as it says itself, or a CPU, of which no device's figures are shown."""
     if question.target is not None and (given := question.target.payload.get("device")) is not None:
         return Device.from_json(given)
@@ -127,31 +129,31 @@ def _device(question: Question) -> Device:
 
 
 def _neighbours(
-    reference: Node, score: float, results: Sequence[tuple[Node, Judged, float]]
+    reference: Node, score: float, results: Sequence[tuple[Node, NodeResult, float]]
 ) -> list[Neighbour]:
     """The fastest of the other results, and the latest failures; each by its note."""
     others = [r for r in results if r[0].id != reference.id]
     ran = sorted((r for r in others if r[1].log2_ratio is not None), key=lambda r: (r[2], r[0].id))
     failed = [r for r in others if r[1].log2_ratio is None]
-    told = [Neighbour(_named(n), s - score) for n, _, s in ran[: SHOWN - 2]]
-    return told + [Neighbour(_named(n), None) for n, _, _ in failed[-2:]]
+    told = [Neighbour(_node_title(n), s - score) for n, _, s in ran[: MAX_SHOWN_RESULTS - 2]]
+    return told + [Neighbour(_node_title(n), None) for n, _, _ in failed[-2:]]
 
 
-def _named(node: Node) -> str:
+def _node_title(node: Node) -> str:
     return " ".join((node.provenance.note or node.arm or node.id).split())[:160]
 
 
-def _shown(reference: Node, node: Node) -> str:
-    return shown_variant(reference.source, node.source, f"by {_named(node)}")
+def _shown_change(reference: Node, node: Node) -> str:
+    return variant_text(reference.source, node.source, f"by {_node_title(node)}")
 
 
-def _first_lines(statement: str) -> str:
+def _task_summary(statement: str) -> str:
     """What a statement says before its rules, in a line."""
     told = statement.partition("\nRules for a source:")[0]
     return " ".join(told.split())[:1500]
 
 
-def _rows(answer: Answer) -> Array:
+def _normalized_rows(answer: BackendResponse) -> Array:
     """Probabilities whose rows sum to 1; rows without an answer are even, and not used."""
     rows = np.asarray(answer.probabilities, float)
     total = rows.sum(axis=1, keepdims=True)

@@ -20,31 +20,31 @@ import numpy as np
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.features.ttir.walk import assignment_key, assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
-from forecast_autotune.surrogates.default import default
+from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
-from forecast_harness.packs.schema import Format
-from forecast_harness.sandbox.api import Job, Lane, Limits, Status
-from forecast_harness.search.forecasters.timings import Timing, measurement, remember
-from forecast_harness.search.records import Node, Target
+from forecast_harness.packs.schema import PackFormat
+from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
+from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import pack_of
-from forecast_harness.search.tuned import Config as TunedConfig
-from forecast_harness.search.tuned import applied, configs_of, spread
+from forecast_harness.search.tuned import SourceConfig as TunedConfig
+from forecast_harness.search.tuned import apply_config, configs_of, diverse_configs
 
-MOST = 8
+MAX_TRACED_CONFIGS = 8
 """Configs of one source that are traced, the source as it stands among them."""
-RANKED = 24
+MAX_RANKED_CONFIGS = 24
 """Configs of one source that are forecast to choose from."""
-_KEPT = 4096
-_TRACES = 64
+_MAX_CACHED_FORECASTS = 4096
+_MAX_CACHED_TRACES = 64
 """Sources without timings whose IR is kept."""
-_LIMITS = Limits(wall_s=60.0, trusted_s=60.0)
-_TRACE = "forecast_harness.search.pack_cell:main"
-_Launch = dict[str, Any]
+_TRACE_LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
+_TRACE_JOB = "forecast_harness.search.pack_cell:main"
+_LaunchRecord = dict[str, Any]
 """One launch of a kernel, as `pack_cell.trace` tells it."""
 
 
 @dataclass(frozen=True)
-class _Alone:
+class _SingleLaunch:
     """The only kernel that a call launches."""
 
     kernel: str
@@ -55,7 +55,7 @@ class _Alone:
     ttir: str
 
     @classmethod
-    def of(cls, launches: Sequence[_Launch]) -> _Alone | None:
+    def of(cls, launches: Sequence[_LaunchRecord]) -> _SingleLaunch | None:
         """None where there are several."""
         if len(launches) != 1:
             return None
@@ -68,7 +68,7 @@ class _Alone:
 class PackTracer:
     """Traces and forecasts solutions of one pack. Use from one thread at a time."""
 
-    def __init__(self, target: Target, folder: Path | None = None) -> None:
+    def __init__(self, target: SearchTarget, folder: Path | None = None) -> None:
         """`folder` is for scratch files; the sandbox starts when it is first needed."""
         self._target, self._folder = target, folder
         self._device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
@@ -82,52 +82,58 @@ class PackTracer:
             {n: [t.dtype, list(t.sizes({**constants, **w.axes}))] for n, t in tensors.items()}
             for w in pack.timed_workloads("cuda")
         ]
-        self._own = pack.definition.format is Format.OWN
-        self._lane: Lane | None = None
-        self._known: dict[str, tuple[float, float] | None] = {}
+        self._is_native = pack.definition.format is PackFormat.OWN
+        self._lane: SandboxLane | None = None
+        self._cached_forecasts: dict[str, tuple[float, float] | None] = {}
         """By id of the node: such answers depend on the text alone."""
-        self._traces: dict[str, list[list[_Launch]]] = {}
+        self._traces: dict[str, list[list[_LaunchRecord]]] = {}
         """Launches per call, by source with its config applied; none where that cannot be traced."""
-        self._timed: dict[tuple[str, str], Timing] = {}
+        self._timings: dict[tuple[str, str], Timing] = {}
         """By source and source with a config applied."""
-        self._surrogate = default()
+        self._surrogate = default_surrogate()
         self.version = f"{self._surrogate.name}-{self._surrogate.version}"
 
-    def best_of(self, node: Node) -> tuple[float, float] | None:
+    def best_forecast(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config; None where nothing can be traced."""
-        if not self._own or node.language != "triton":
+        if not self._is_native or node.language != "triton":
             return None
-        if node.id not in self._known:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
+        if node.id not in self._cached_forecasts:
+            if len(self._cached_forecasts) >= _MAX_CACHED_FORECASTS:
+                self._cached_forecasts.clear()
             try:
-                self._known[node.id] = self._best(node.source)
+                self._cached_forecasts[node.id] = self._best_forecast(node.source)
             except ForecastAutotuneError:
-                self._known[node.id] = None  # odd CONFIGS or IR, or no sandbox here: the search goes on
-        return self._known[node.id]
+                self._cached_forecasts[node.id] = (
+                    None  # odd CONFIGS or IR, or no sandbox here: the search goes on
+                )
+        return self._cached_forecasts[node.id]
 
     def learn(self, source: str, timings: Sequence[tuple[TunedConfig, Timing]]) -> None:
-        """Have choices from now on heed what was timed of some of a source's configs; see `remember`.
+        """Have choices from now on heed what was timed of some of a source's configs; see `add_timings`.
 
         A call of a timing is a workload that is timed on a device, in the pack's order. Raises `RecordError`
         for a config that names no constant of the source.
         """
-        if self._own:  # no other can be called on tensors without memory
-            remember(self._timed, {(source, applied(source, c)): t for c, t in timings}, len(self._calls))
+        if self._is_native:  # no other can be called on tensors without memory
+            add_timings(
+                self._timings, {(source, apply_config(source, c)): t for c, t in timings}, len(self._calls)
+            )
 
-    def best(self, source: str, configs: Sequence[TunedConfig], n: int) -> tuple[TunedConfig, ...]:
+    def best_configs(self, source: str, configs: Sequence[TunedConfig], n: int) -> tuple[TunedConfig, ...]:
         """Up to `n` of the configs to time: the most promising, and the one most unlike the first of all.
 
         Without forecasts, a spread over all of them.
         """
-        asked = spread(configs, RANKED)
-        launched = [self._launched(applied(source, c)) for c in asked]
-        told = self._learnt(source, launched) or [self._summed(calls) for calls in launched]
+        asked = diverse_configs(configs, MAX_RANKED_CONFIGS)
+        launched = [self._launches_of(apply_config(source, c)) for c in asked]
+        told = self._forecast_from_timings(source, launched) or [
+            self._sum_forecasts(calls) for calls in launched
+        ]
         ranked = [(f[0] + 6.0 * f[1], i, c) for i, (c, f) in enumerate(zip(asked, told, strict=True)) if f]
         if len(configs) <= n or not ranked:
-            return spread(configs, n)
+            return diverse_configs(configs, n)
         top = [c for _, _, c in sorted(ranked, key=lambda r: r[:2])[: n - (n > 2)]]
-        rest = [c for c in spread(configs, len(top) + 1) if c not in top]
+        rest = [c for c in diverse_configs(configs, len(top) + 1) if c not in top]
         return (*top, *rest[: n - len(top)])
 
     def close(self) -> None:
@@ -136,24 +142,24 @@ class PackTracer:
             self._lane.close()
         self._lane = None
 
-    def _best(self, source: str) -> tuple[float, float] | None:
-        asked = spread([{}, *configs_of(source)], MOST)
-        found = [self._summed(self._launched(applied(source, c))) for c in asked]
+    def _best_forecast(self, source: str) -> tuple[float, float] | None:
+        asked = diverse_configs([{}, *configs_of(source)], MAX_TRACED_CONFIGS)
+        found = [self._sum_forecasts(self._launches_of(apply_config(source, c))) for c in asked]
         told = [f for f in found if f is not None]
         return min(told, key=lambda f: f[0] + 6.0 * f[1], default=None)
 
-    def _launched(self, source: str) -> list[list[_Launch]]:
+    def _launches_of(self, source: str) -> list[list[_LaunchRecord]]:
         """What it launches, per call; empty where that cannot be traced, or any call launches nothing."""
         if source not in self._traces:
-            self._traces[source] = self._traced(source)
-            timed = {s for _, s in self._timed}
-            for other in [s for s in self._traces if s not in timed and s != source][:-_TRACES]:
+            self._traces[source] = self._trace_source(source)
+            timed = {s for _, s in self._timings}
+            for other in [s for s in self._traces if s not in timed and s != source][:-_MAX_CACHED_TRACES]:
                 del self._traces[other]
         return self._traces[source]
 
-    def _traced(self, source: str) -> list[list[_Launch]]:
+    def _trace_source(self, source: str) -> list[list[_LaunchRecord]]:
         if self._lane is None:
-            self._lane = Lane(scratch=self._folder, environment={"TRITON_INTERPRET": "0"})
+            self._lane = SandboxLane(scratch=self._folder, environment={"TRITON_INTERPRET": "0"})
             self._lane.__enter__()
         payload = {
             "file": "solution.py",
@@ -161,24 +167,24 @@ class PackTracer:
             "calls": self._calls,
             "arch": int(self._device.arch or 90),
         }
-        result = self._lane.run(Job(_TRACE, payload, {"solution.py": source}), _LIMITS)
-        fine = result.status is Status.OK and all(result.value)
+        result = self._lane.run(SandboxJob(_TRACE_JOB, payload, {"solution.py": source}), _TRACE_LIMITS)
+        fine = result.status is JobStatus.OK and all(result.value)
         return list(result.value) if fine else []
 
-    def _summed(self, calls: Sequence[Sequence[_Launch]]) -> tuple[float, float] | None:
+    def _sum_forecasts(self, calls: Sequence[Sequence[_LaunchRecord]]) -> tuple[float, float] | None:
         """(log2 ms, P(fails)), of all that it launches and of nothing that was timed."""
         if not calls:
             return None
         logs, runs = [], 1.0
         for launches in calls:
-            kernels = [self._kernel(x) for x in launches]
+            kernels = [self._forecast_launch(x) for x in launches]
             logs.append(math.log2(sum(2.0**mean for mean, _ in kernels)))
             runs *= float(np.prod([1.0 - p for _, p in kernels]))
         # The same kernels at several sizes fail together.
         return float(np.mean(logs)), 1.0 - runs ** (1.0 / len(calls))
 
-    def _learnt(
-        self, source: str, launched: Sequence[Sequence[Sequence[_Launch]]]
+    def _forecast_from_timings(
+        self, source: str, launched: Sequence[Sequence[Sequence[_LaunchRecord]]]
     ) -> list[tuple[float, float] | None] | None:
         """(log2 ms, P(fails)) of each config of a source, given what was timed; None for what has no trace.
 
@@ -187,17 +193,19 @@ class PackTracer:
         """
         places = [i for i, calls in enumerate(launched) if calls]
         listed = range(len(self._calls) if places else 0)
-        calls_of_own = [[x for i in places if (x := _Alone.of(launched[i][n])) is not None] for n in listed]
+        calls_of_own = [
+            [x for i in places if (x := _SingleLaunch.of(launched[i][n])) is not None] for n in listed
+        ]
         for own in calls_of_own:
             if len({x.config for x in own}) < len(places) or len({x.arguments for x in own}) > 1:
                 return None
-        timed = [(s, t, self._launched(text)) for (s, text), t in self._timed.items()]
+        timed = [(s, t, self._launches_of(text)) for (s, text), t in self._timings.items()]
         means, runs = list[Array](), list[Array]()
         for number, own in enumerate(calls_of_own):
             rows = {Candidate(one.config): one for one in own}
             timings = dict[Candidate, Timing]()
             for other, timing, calls in timed:
-                kin = _Alone.of(calls[number]) if calls else None
+                kin = _SingleLaunch.of(calls[number]) if calls else None
                 if kin is None or kin.arguments != own[0].arguments:
                     continue
                 candidate = Candidate(kin.config) if other == source else Candidate(kin.config, digest(other))
@@ -208,7 +216,7 @@ class PackTracer:
             kernel = Kernel(own[0].kernel, source_sha256=digest(source))
             problem = Problem.of(kernel, own[0].arguments, self._device)
             texts = {assignment_of(c): one.ttir for c, one in rows.items()}
-            measured = [measurement(problem.id, c, t, number) for c, t in timings.items()]
+            measured = [to_measurement(problem.id, c, t, number) for c, t in timings.items()]
             grids = {c: one.grid for c, one in rows.items()}
             found = self._surrogate.forecast(Query(problem, list(rows), grids, measured, ttir=texts))
             means.append(found.mean[: len(own)])
@@ -220,7 +228,7 @@ class PackTracer:
         by_place = dict(zip(places, told, strict=True))
         return [by_place.get(i) for i in range(len(launched))]
 
-    def _kernel(self, launch: _Launch) -> tuple[float, float]:
+    def _forecast_launch(self, launch: _LaunchRecord) -> tuple[float, float]:
         """(log2 ms, P(fails)) of one launch."""
         config = Config.from_json(launch["config"])
         candidate = Candidate(config)

@@ -16,13 +16,13 @@ import numpy as np
 
 from forecast_autotune.surrogates.protocol import Array
 
-_LEAST = 1e-8
-_NEGLIGIBLE = 0.01
+_JITTER = 1e-8
+_MIN_RELATIVE_EVIDENCE = 0.01
 """Evidence against the best's below which scales are left out."""
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedProcess:
     """A posterior: values at training points were `targets` with independent `noise`."""
 
     variances: Mapping[str, float]
@@ -33,7 +33,7 @@ class Fitted:
     """Inverse times targets, [n]."""
     evidence: float
     """Natural log of the marginal likelihood, without its constant."""
-    stretch: float
+    sd_scale: float
     """What standard deviations are multiplied by: how far leave-one-out residuals lay off, in their own."""
 
     def predict(self, cross: Mapping[str, Array], prior: Mapping[str, Array]) -> tuple[Array, Array]:
@@ -46,40 +46,40 @@ class Fitted:
         own = sum((v * prior[name] for name, v in self.variances.items()), np.zeros(1))
         mean = joint @ self.weights
         variance = own - ((joint @ self.inverse) * joint).sum(axis=1)
-        return mean, self.stretch * np.sqrt(np.maximum(variance, _LEAST))
+        return mean, self.sd_scale * np.sqrt(np.maximum(variance, _JITTER))
 
 
 @dataclass(frozen=True)
-class Mixture:
+class ProcessMixture:
     """Posteriors under several scales, with weights that add up to 1, the heaviest first."""
 
-    parts: Sequence[tuple[float, Fitted]]
+    parts: Sequence[tuple[float, FittedProcess]]
 
     def predict(self, cross: Mapping[str, Array], prior: Mapping[str, Array]) -> tuple[Array, Array]:
-        """As `Fitted.predict`: mean and standard deviation of the mixture, [m] each."""
+        """As `FittedProcess.predict`: mean and standard deviation of the mixture, [m] each."""
         each = [(weight, *fitted.predict(cross, prior)) for weight, fitted in self.parts]
         mean = sum((w * m for w, m, _ in each), np.zeros(1))
         second = sum((w * (sd**2 + m**2) for w, m, sd in each), np.zeros(1))
-        return mean, np.sqrt(np.maximum(second - mean**2, _LEAST))
+        return mean, np.sqrt(np.maximum(second - mean**2, _JITTER))
 
 
-def fit(
+def fit_mixture(
     parts: Mapping[str, Array],
     targets: Array,
     noise: Array,
     grid: Mapping[str, Sequence[float]],
-) -> Mixture:
+) -> ProcessMixture:
     """Posteriors under the variances of the grid, each weighed by how well it explains the targets.
 
     `parts`: covariances at scale 1 by name, [n, n]; `noise`: variances, [n]; `grid`: the variances to try,
     by the same names; all are as likely before. Raises `ValueError` for an empty grid.
     """
-    found: list[Fitted] = []
+    found: list[FittedProcess] = []
     names = list(parts)
     for values in itertools.product(*(grid[name] for name in names)):
         variances = dict(zip(names, values, strict=True))
         covariance = sum((v * parts[name] for name, v in variances.items()), np.zeros(1))
-        covariance = covariance + np.diag(noise + _LEAST)
+        covariance = covariance + np.diag(noise + _JITTER)
         root = np.linalg.cholesky(covariance)
         half = np.linalg.solve(root, np.eye(len(targets)))
         inverse = half.T @ half
@@ -88,11 +88,11 @@ def fit(
         # Equations 5.10-5.12: the residual of each point under all others, and its variance.
         off = weights**2 / np.diag(inverse)
         stretch = math.sqrt((float(off.sum()) + 4.0) / (len(targets) + 4.0))
-        found.append(Fitted(variances, inverse, weights, evidence, min(max(stretch, 0.7), 3.0)))
+        found.append(FittedProcess(variances, inverse, weights, evidence, min(max(stretch, 0.7), 3.0)))
     if not found:
         raise ValueError("the grid needs at least one variance for every part")
     found.sort(key=lambda one: -one.evidence)
     likely = [math.exp(one.evidence - found[0].evidence) for one in found]
-    kept = [(share, one) for share, one in zip(likely, found, strict=True) if share > _NEGLIGIBLE]
+    kept = [(share, one) for share, one in zip(likely, found, strict=True) if share > _MIN_RELATIVE_EVIDENCE]
     total = sum(share for share, _ in kept)
-    return Mixture([(share / total, one) for share, one in kept])
+    return ProcessMixture([(share / total, one) for share, one in kept])

@@ -8,14 +8,14 @@ from typing import TypeAlias, TypeVar
 
 from forecast_autotune.records import Candidate, Measurement, Outcome
 
-REMEMBERED = 256
+MAX_TIMINGS = 256
 """Timings that are kept, the latest: the work of a forecast grows with the cube of their number."""
 Timing: TypeAlias = Sequence[float] | Outcome
 """Seconds of one launch by number of the call, or what it failed with."""
 K = TypeVar("K", bound=Hashable)
 
 
-def remember(memory: dict[K, Timing], timings: Mapping[K, Timing], calls: int) -> None:
+def add_timings(memory: dict[K, Timing], timings: Mapping[K, Timing], calls: int) -> None:
     """Add timings to a memory, and forget the oldest. What is timed again replaces what was known.
 
     Left out is what teaches nothing: not one positive time for each of `calls`, a failure of the harness.
@@ -28,11 +28,11 @@ def remember(memory: dict[K, Timing], timings: Mapping[K, Timing], calls: int) -
         if sound:
             memory.pop(key, None)
             memory[key] = timing
-    while len(memory) > REMEMBERED:
+    while len(memory) > MAX_TIMINGS:
         del memory[next(iter(memory))]
 
 
-def measurement(problem: str, candidate: Candidate, timing: Timing, call: int) -> Measurement:
+def to_measurement(problem: str, candidate: Candidate, timing: Timing, call: int) -> Measurement:
     """A timing as surrogates read it: at one call, in milliseconds."""
     if isinstance(timing, Outcome):
         return Measurement(problem, candidate, timing)

@@ -16,27 +16,27 @@ import numpy as np
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
-from forecast_autotune.surrogates.default import default
+from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
-from forecast_autotune.tuning.tracing import spread
-from forecast_harness.sandbox.api import Job, Lane, Limits, Status
-from forecast_harness.search.forecasters.timings import Timing, measurement, remember
-from forecast_harness.search.records import Node, Target
+from forecast_autotune.tuning.tracing import farthest_point_sample
+from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
+from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import configs_for, subjects_of
 
-MOST = 48
+MAX_TRACED_CONFIGS = 48
 """Configs of one source that are traced, spread over longer lists."""
-UNTRACEABLE = 0.9
+UNTRACEABLE_P_FAIL = 0.9
 """P(fails) of a config that does not get as far as IR."""
-_KEPT = 4096
-_TRACES = 16
+_MAX_CACHED_FORECASTS = 4096
+_MAX_CACHED_TRACES = 16
 """Sources without timings whose IR is kept; of those with timings it is, of what was timed."""
-_LIMITS = Limits(wall_s=120.0, trusted_s=120.0)
-_TRACE = "forecast_harness.search.kernel_race:trace"
+_TRACE_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
+_TRACE_JOB = "forecast_harness.search.kernel_race:trace"
 
 
 @dataclass(frozen=True)
-class Forecasts:
+class ConfigForecasts:
     """Of n configs, [n] each: log2 milliseconds, geometric mean over calls."""
 
     configs: tuple[Config, ...]
@@ -49,29 +49,29 @@ class Forecasts:
         """From the most promising to the least, failures charged as in `surrogates.base`."""
         return [int(i) for i in np.argsort(self.mean + 6.0 * self.p_fail, kind="stable")]
 
-    def without(self, configs: Collection[Config]) -> Forecasts:
+    def excluding(self, configs: Collection[Config]) -> ConfigForecasts:
         """Those of all other configs."""
         at = np.array([i for i, c in enumerate(self.configs) if c not in configs], dtype=np.intp)
         left = tuple(self.configs[i] for i in at)
-        return Forecasts(left, self.mean[at], self.sd[at], self.p_fail[at])
+        return ConfigForecasts(left, self.mean[at], self.sd[at], self.p_fail[at])
 
 
 @dataclass(frozen=True)
-class _Trace:
+class _SubjectTrace:
     """What one source is at one call, by config; None where a config has no IR, or no grid is known."""
 
     arguments: tuple[Argument, ...]
     texts: dict[Config, str | None]
     grids: dict[Config, tuple[int, ...] | None]
 
-    def keep(self, configs: Collection[Config]) -> None:
+    def keep_only(self, configs: Collection[Config]) -> None:
         """Forget all other configs."""
         for found in (self.texts, self.grids):
             for config in [c for c in found if c not in configs]:
                 del found[config]
 
 
-def suits(own: Config, other: Config) -> bool:
+def is_compatible(own: Config, other: Config) -> bool:
     """Whether a source can run another's config: equal, but for parameters that either does not have."""
     mine, theirs = dict(own.kwargs), dict(other.kwargs)
     common = mine.keys() & theirs.keys()
@@ -81,76 +81,80 @@ def suits(own: Config, other: Config) -> bool:
     )
 
 
-def promising(found: Forecasts | None, configs: Sequence[Config], n: int) -> list[Config]:
-    """Up to `n` of more than `n` configs; see `Tracer.best`."""
+def most_promising(found: ConfigForecasts | None, configs: Sequence[Config], n: int) -> list[Config]:
+    """Up to `n` of more than `n` configs; see `VariantTracer.best_configs`."""
     if found is None:
-        return [c.config for c in spread([Candidate(c) for c in configs], n)]
+        return [c.config for c in farthest_point_sample([Candidate(c) for c in configs], n)]
     top = [found.configs[i] for i in found.order[: n - (n > 2)]]
     rest = [Candidate(c) for c in configs if c not in set(top)]
-    return top if n <= 2 else [*top, spread(rest, 1)[0].config]
+    return top if n <= 2 else [*top, farthest_point_sample(rest, 1)[0].config]
 
 
-class Tracer:
+class VariantTracer:
     """Traces and forecasts sources of one kernel target; answers are kept until something is learnt.
 
     Until then they depend on the text alone. Use from one thread at a time.
     """
 
-    def __init__(self, target: Target, folder: Path | None = None) -> None:
+    def __init__(self, target: SearchTarget, folder: Path | None = None) -> None:
         """`folder` is for scratch files; the sandbox starts when it is first needed."""
         self._target, self._subjects, self._folder = target, subjects_of(target), folder
         self._device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
-        self._lane: Lane | None = None
-        self._known: dict[str, Forecasts | None] = {}
-        self._traces: dict[str, tuple[_Trace, ...]] = {}
+        self._lane: SandboxLane | None = None
+        self._cached_forecasts: dict[str, ConfigForecasts | None] = {}
+        self._traces: dict[str, tuple[_SubjectTrace, ...]] = {}
         """Of each subject, by source; none for a source that cannot be traced."""
-        self._timed: dict[tuple[str, Config], Timing] = {}
-        self.surrogate = default()
+        self._timings: dict[tuple[str, Config], Timing] = {}
+        self.surrogate = default_surrogate()
         self.version = f"{self.surrogate.name}-{self.surrogate.version}"
 
     def learn(self, source: str, timings: Mapping[Config, Timing]) -> None:
-        """Have forecasts from now on heed what became of some of a source's configs; see `remember`.
+        """Have forecasts from now on heed what became of some of a source's configs; see `add_timings`.
 
         A call of a timing is a subject of the target, in its order.
         """
-        remember(self._timed, {(source, c): t for c, t in timings.items()}, len(self._subjects))
+        add_timings(self._timings, {(source, c): t for c, t in timings.items()}, len(self._subjects))
         for other, configs in self._by_source().items():
             for trace in self._traces.get(other, ()):
-                trace.keep(configs)
-        self._known.clear()
+                trace.keep_only(configs)
+        self._cached_forecasts.clear()
 
-    def forecast(self, source: str, configs: Sequence[Config]) -> Forecasts | None:
+    def forecast(self, source: str, configs: Sequence[Config]) -> ConfigForecasts | None:
         """Forecasts of a spread over `configs`; None where nothing can be traced or forecast."""
         if not configs:
             return None
         key = digest(source, [c.to_json() for c in configs])
-        if key not in self._known:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
+        if key not in self._cached_forecasts:
+            if len(self._cached_forecasts) >= _MAX_CACHED_FORECASTS:
+                self._cached_forecasts.clear()
             candidates = [Candidate(c) for c in configs]
-            chosen = spread(candidates, MOST) if len(candidates) > MOST else candidates
+            chosen = (
+                farthest_point_sample(candidates, MAX_TRACED_CONFIGS)
+                if len(candidates) > MAX_TRACED_CONFIGS
+                else candidates
+            )
             try:
-                self._known[key] = self._forecast(source, [c.config for c in chosen])
+                self._cached_forecasts[key] = self._forecast(source, [c.config for c in chosen])
             except ForecastAutotuneError:
-                self._known[key] = None  # no sandbox here, or odd IR: the search goes on without
-        return self._known[key]
+                self._cached_forecasts[key] = None  # no sandbox here, or odd IR: the search goes on without
+        return self._cached_forecasts[key]
 
-    def best(
+    def best_configs(
         self, source: str, configs: Sequence[Config], n: int, beside: Config | None = None
     ) -> list[Config]:
         """Up to `n` of the configs to time: the most promising, and one drawn from the rest by distance.
 
-        First comes the one that `suits` the rival's config `beside`, where there is one: whichever source is
+        First comes the one that `is_compatible` the rival's config `beside`, where there is one: whichever source is
         better, it should be seen under equal conditions. Without forecasts, a spread over all others.
         """
-        first = [c for c in configs if beside is not None and suits(c, beside)][:1]
+        first = [c for c in configs if beside is not None and is_compatible(c, beside)][:1]
         rest, left = [c for c in configs if c not in first], n - len(first)
         if left <= 0 or len(rest) <= left:
             return [*first, *rest[:left]]
         found = self.forecast(source, configs)
-        return [*first, *promising(None if found is None else found.without(first), rest, left)]
+        return [*first, *most_promising(None if found is None else found.excluding(first), rest, left)]
 
-    def best_of(self, node: Node) -> tuple[float, float] | None:
+    def best_forecast(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config; None where it cannot be traced."""
         try:
             configs = configs_for(self._target, node.source)
@@ -168,16 +172,16 @@ class Tracer:
             self._lane.close()
         self._lane = None
 
-    def _forecast(self, source: str, configs: Sequence[Config]) -> Forecasts | None:
-        traces = self._traced(source, configs)
+    def _forecast(self, source: str, configs: Sequence[Config]) -> ConfigForecasts | None:
+        traces = self._traces_of(source, configs)
         if not traces or any(all(t.texts[c] is None for c in configs) for t in traces):
             return None
-        timed = {s: self._traced(s, c) for s, c in self._by_source().items()}
+        timed = {s: self._traces_of(s, c) for s, c in self._by_source().items()}
         means, variances, fails = [], [], []
         for call, own in enumerate(traces):
             rows = {Candidate(c): (own, c) for c in configs}
             timings = dict[Candidate, Timing]()
-            for (other, config), timing in self._timed.items():
+            for (other, config), timing in self._timings.items():
                 # One that cannot be traced says nothing: of what it is alike is not known.
                 if timed[other] and timed[other][call].texts[config] is not None:
                     candidate = Candidate(config) if other == source else Candidate(config, digest(other))
@@ -186,26 +190,26 @@ class Tracer:
             grids = {c: g for c, (t, x) in rows.items() if (g := t.grids[x]) is not None}
             kernel = Kernel(self._subjects[0].kernel, source=source, source_sha256=digest(source))
             problem = Problem.of(kernel, own.arguments, self._device)
-            measured = [measurement(problem.id, c, t, call) for c, t in timings.items()]
+            measured = [to_measurement(problem.id, c, t, call) for c, t in timings.items()]
             answer = self.surrogate.forecast(Query(problem, list(rows), grids, measured, ttir=texts))
             count, failed = len(configs), np.array([own.texts[c] is None for c in configs])
             means.append(answer.mean[:count])
             variances.append(answer.sd[:count] ** 2)
-            fails.append(np.where(failed, UNTRACEABLE, answer.p_fail[:count]))
+            fails.append(np.where(failed, UNTRACEABLE_P_FAIL, answer.p_fail[:count]))
         mean = np.mean(means, axis=0)
         # Calls of one kernel err alike: no comfort from there being several.
         sd = np.sqrt(np.mean(variances, axis=0))
         logs = np.sum(np.log1p(-np.clip(fails, 0.0, 0.999)), axis=0)
-        return Forecasts(tuple(configs), mean, sd, 1.0 - np.exp(logs / math.sqrt(len(traces))))
+        return ConfigForecasts(tuple(configs), mean, sd, 1.0 - np.exp(logs / math.sqrt(len(traces))))
 
     def _by_source(self) -> dict[str, list[Config]]:
         """Configs with timings."""
         found: dict[str, list[Config]] = {}
-        for source, config in self._timed:
+        for source, config in self._timings:
             found.setdefault(source, []).append(config)
         return found
 
-    def _traced(self, source: str, configs: Iterable[Config]) -> tuple[_Trace, ...]:
+    def _traces_of(self, source: str, configs: Iterable[Config]) -> tuple[_SubjectTrace, ...]:
         """A trace per subject that has these configs, and perhaps more. Empty where that fails.
 
         Raises `ForecastAutotuneError` without a sandbox.
@@ -213,16 +217,16 @@ class Tracer:
         found = self._traces.pop(source, None)
         missing = [c for c in configs if found is None or (found and c not in found[0].texts)]
         if missing:
-            found = self._extended(source, missing, found or ())
+            found = self._trace_more(source, missing, found or ())
         self._traces[source] = found or ()
-        timed = {s for s, _ in self._timed}
-        for other in [s for s in self._traces if s not in timed][:-_TRACES]:
+        timed = {s for s, _ in self._timings}
+        for other in [s for s in self._traces if s not in timed][:-_MAX_CACHED_TRACES]:
             del self._traces[other]
         return found or ()
 
-    def _extended(
-        self, source: str, configs: Sequence[Config], before: tuple[_Trace, ...]
-    ) -> tuple[_Trace, ...]:
+    def _trace_more(
+        self, source: str, configs: Sequence[Config], before: tuple[_SubjectTrace, ...]
+    ) -> tuple[_SubjectTrace, ...]:
         """The traces before, with more configs; empty where these cannot be traced."""
         payload = {
             "subjects": [s.to_json() for s in self._subjects],
@@ -230,11 +234,12 @@ class Tracer:
             "configs": [c.to_json() for c in configs],
             "arch": int(self._device.arch or 90),
         }
-        result = self._opened().run(Job(_TRACE, payload, {"variant.py": source}), _LIMITS)
-        if result.status is not Status.OK:
+        result = self._open_lane().run(SandboxJob(_TRACE_JOB, payload, {"variant.py": source}), _TRACE_LIMITS)
+        if result.status is not JobStatus.OK:
             return ()
         made = before or tuple(
-            _Trace(tuple(Argument.from_json(a) for a in said["arguments"]), {}, {}) for said in result.value
+            _SubjectTrace(tuple(Argument.from_json(a) for a in said["arguments"]), {}, {})
+            for said in result.value
         )
         for trace, said in zip(made, result.value, strict=True):
             grids = [None if g is None else tuple(g) for g in said["grids"]]
@@ -242,9 +247,9 @@ class Tracer:
             trace.grids.update(zip(configs, grids, strict=True))
         return made
 
-    def _opened(self) -> Lane:
+    def _open_lane(self) -> SandboxLane:
         if self._lane is None:
-            lane = Lane(scratch=self._folder, environment={"TRITON_INTERPRET": "0"})
+            lane = SandboxLane(scratch=self._folder, environment={"TRITON_INTERPRET": "0"})
             lane.__enter__()
             self._lane = lane
         return self._lane

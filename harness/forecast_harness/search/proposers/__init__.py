@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from forecast_autotune.errors import SettingsError
 from forecast_harness.search.interfaces import Proposer
-from forecast_harness.search.records import Target
+from forecast_harness.search.records import SearchTarget
 
-FORMS = "mechanical, recorded:PATH, llm:SPEC or external:COMMAND"
+SPEC_FORMS = "mechanical, recorded:PATH, llm:SPEC or external:COMMAND"
 
 
-def open_proposer(spec: str, target: Target) -> Proposer:
+def open_proposer(spec: str, target: SearchTarget) -> Proposer:
     """The proposer that `spec` names, for `target`.
 
     `spec`: `mechanical`; `recorded:` and a folder or a `.jsonl[.gz]` file; `llm:` and what
@@ -18,19 +18,19 @@ def open_proposer(spec: str, target: Target) -> Proposer:
     """
     kind, _, rest = spec.strip().partition(":")
     if kind == "mechanical" and not rest:
-        from forecast_harness.search.proposers.mechanical import Mechanical
+        from forecast_harness.search.proposers.mechanical import RewriteProposer
 
-        return Mechanical(target)
+        return RewriteProposer(target)
     if kind == "recorded" and rest:
-        from forecast_harness.search.proposers.recorded import Recorded
+        from forecast_harness.search.proposers.recorded import RecordedProposer
 
-        return Recorded(rest, target)
+        return RecordedProposer(rest, target)
     if kind == "llm" and rest:
-        from forecast_harness.search.proposers.llm import open_llm
+        from forecast_harness.search.proposers.llm import open_llm_proposer
 
-        return open_llm(rest, target)
+        return open_llm_proposer(rest, target)
     if kind == "external" and rest:
-        from forecast_harness.search.proposers.external import External
+        from forecast_harness.search.proposers.external import ExternalProposer
 
-        return External(rest, target)
-    raise SettingsError(f"a proposer is given as {FORMS}, not as {spec!r:.80}")
+        return ExternalProposer(rest, target)
+    raise SettingsError(f"a proposer is given as {SPEC_FORMS}, not as {spec!r:.80}")

@@ -39,34 +39,34 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_autotune.records.fields import decode_json, listed, number, whole
+from forecast_autotune.records.fields import decode_json, read_integer, read_list, read_number
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.packs.schema import Language
 from forecast_harness.search import codec
-from forecast_harness.search.events import Proposed, Request
+from forecast_harness.search.events import ProposalRequest, Proposed
 from forecast_harness.search.proposers.making import Draft, new_nodes
-from forecast_harness.search.records import Node, Spent, Target
+from forecast_harness.search.records import Node, SearchCost, SearchTarget
 
 SCHEMA = 1
 TIMEOUT_S = 600.0
 """Seconds that one answer may take."""
-LARGEST = 16 * 2**20
+MAX_ANSWER_BYTES = 16 * 2**20
 """Bytes of an answer."""
-_LEAVE_S = 2.0
-_SAID = 400
-_NOTE = 300
+_TERMINATION_GRACE_S = 2.0
+_MAX_TEXT_CHARS = 400
+_MAX_NOTE_CHARS = 300
 
 
-class _Broken(Exception):
+class _ProtocolError(Exception):
     """The child did not answer as it has to; the text says how."""
 
 
-class External:
+class ExternalProposer:
     """See the module. Raises `SettingsError` for a command line that cannot be split."""
 
     styles: Sequence[str] = ("ask",)
 
-    def __init__(self, command: str, target: Target, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, command: str, target: SearchTarget, *, timeout_s: float = TIMEOUT_S) -> None:
         try:
             self._command = shlex.split(command)
         except ValueError as error:
@@ -76,22 +76,22 @@ class External:
         self.name = f"external:{Path(self._command[0]).name}"
         self._timeout_s = timeout_s
         self._mutex = threading.Lock()
-        self._starting = threading.Lock()
-        self._child: _Child | None = None
+        self._start_lock = threading.Lock()
+        self._child: _ChildProcess | None = None
         self._closed = False
 
-    def propose(self, request: Request) -> Proposed:
+    def propose(self, request: ProposalRequest) -> Proposed:
         """See `Proposer`."""
         begin = time.monotonic()
-        line = json.dumps(_asked(request), allow_nan=False).encode() + b"\n"
-        spent, problem = Spent(), ""
+        line = json.dumps(_request_json(request), allow_nan=False).encode() + b"\n"
+        spent, problem = SearchCost(), ""
         with self._mutex:
             for _ in range(2):
                 try:
-                    answer = self._exchange(line)
-                    spent = _spent(answer)
-                    found = _read(answer, request)
-                except (_Broken, RecordError) as error:
+                    answer = self._ask_child(line)
+                    spent = _answer_cost(answer)
+                    found = _read_answer(answer, request)
+                except (_ProtocolError, RecordError) as error:
                     problem = f"{self.name}: {error}"
                     self._stop()
                     if spent.tokens or spent.money:
@@ -105,7 +105,7 @@ class External:
 
     def close(self) -> None:
         """End the child and all processes that it started. An answer under way is lost."""
-        with self._starting:
+        with self._start_lock:
             self._closed = True
             child = self._child
         if child is not None:
@@ -113,11 +113,11 @@ class External:
         with self._mutex:  # whoever waited for the child has noticed its end
             self._stop()
 
-    def _exchange(self, line: bytes) -> Mapping[str, Any]:
-        with self._starting:
+    def _ask_child(self, line: bytes) -> Mapping[str, Any]:
+        with self._start_lock:
             if self._closed:
-                raise _Broken("it was closed")
-            child = self._child = self._child or _Child(self._command)
+                raise _ProtocolError("it was closed")
+            child = self._child = self._child or _ChildProcess(self._command)
         return child.ask(line, self._timeout_s)
 
     def _stop(self) -> None:
@@ -127,7 +127,7 @@ class External:
             self._child = None
 
 
-class _Child:
+class _ChildProcess:
     """The program at work."""
 
     def __init__(self, command: list[str]) -> None:
@@ -142,26 +142,26 @@ class _Child:
             )
         except OSError as error:
             self._errors.close()
-            raise _Broken(f"it cannot be started: {error}") from error
-        self._rest = b""
-        self._ending = threading.Lock()
+            raise _ProtocolError(f"it cannot be started: {error}") from error
+        self._unread = b""
+        self._end_lock = threading.Lock()
         self._ended = False
 
     def ask(self, line: bytes, timeout_s: float) -> Mapping[str, Any]:
-        """Write a line, read one. Raises `_Broken`."""
+        """Write a line, read one. Raises `_ProtocolError`."""
         end = time.monotonic() + timeout_s
-        if self._rest.strip():
-            raise _Broken(f"it said more than one line to a request: {_shown(self._rest)}")
-        said, _, self._rest = self._exchanged(line, end, timeout_s).partition(b"\n")
+        if self._unread.strip():
+            raise _ProtocolError(f"it said more than one line to a request: {_printable(self._unread)}")
+        said, _, self._unread = self._write_and_read(line, end, timeout_s).partition(b"\n")
         try:
             data = decode_json(said.decode("utf-8"))
         except (ValueError, RecursionError) as error:
-            raise _Broken(f"an answer that is not JSON: {_shown(said)}") from error
+            raise _ProtocolError(f"an answer that is not JSON: {_printable(said)}") from error
         if not isinstance(data, dict):
-            raise _Broken(f"an answer that is no object: {_shown(said)}")
+            raise _ProtocolError(f"an answer that is no object: {_printable(said)}")
         return data
 
-    def _exchanged(self, line: bytes, end: float, timeout_s: float) -> bytes:
+    def _write_and_read(self, line: bytes, end: float, timeout_s: float) -> bytes:
         """What is read until a line is whole."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -175,9 +175,9 @@ class _Child:
             while b"\n" not in got:
                 seconds = end - time.monotonic()
                 if seconds <= 0:
-                    raise _Broken(f"no answer within {timeout_s:g} s{self._said()}")
+                    raise _ProtocolError(f"no answer within {timeout_s:g} s{self._stderr_tail()}")
                 if self._ended:
-                    raise _Broken("it was ended meanwhile")
+                    raise _ProtocolError("it was ended meanwhile")
                 for key, _ in waiting.select(min(seconds, 1.0)):
                     if key.fileobj is stdin:
                         left = left[self._write(stdin.fileno(), left) :]
@@ -186,21 +186,21 @@ class _Child:
                         continue
                     part = os.read(stdout.fileno(), 1 << 16)
                     if not part:
-                        raise _Broken(f"it ended without an answer{self._said()}")
+                        raise _ProtocolError(f"it ended without an answer{self._stderr_tail()}")
                     got += part
-                    if len(got) > LARGEST:
-                        raise _Broken(f"an answer of more than {LARGEST} bytes")
+                    if len(got) > MAX_ANSWER_BYTES:
+                        raise _ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
         return got
 
     def end(self) -> None:
         """Signal its group, in the end with what none can refuse. Safe while another thread waits for it."""
-        with self._ending:
+        with self._end_lock:
             if self._ended:
                 return
             self._ended = True
             self._signal(signal.SIGTERM)
             # Not reaped before its group is gone: until then no other group can have its number.
-            until = time.monotonic() + _LEAVE_S
+            until = time.monotonic() + _TERMINATION_GRACE_S
             state = os.WEXITED | os.WNOHANG | os.WNOWAIT
             while os.waitid(os.P_PID, self._process.pid, state) is None and time.monotonic() < until:
                 time.sleep(0.01)
@@ -225,19 +225,19 @@ class _Child:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise _Broken(f"it does not read its requests ({error}){self._said()}") from error
+            raise _ProtocolError(f"it does not read its requests ({error}){self._stderr_tail()}") from error
 
-    def _said(self) -> str:
+    def _stderr_tail(self) -> str:
         """The end of what it wrote to stderr."""
         with contextlib.suppress(OSError, ValueError):
             size = self._errors.seek(0, os.SEEK_END)
-            self._errors.seek(max(0, size - 4 * _SAID))
-            if text := _shown(self._errors.read()[-_SAID:]):
+            self._errors.seek(max(0, size - 4 * _MAX_TEXT_CHARS))
+            if text := _printable(self._errors.read()[-_MAX_TEXT_CHARS:]):
                 return f"; it said: {text}"
         return ""
 
 
-def _asked(request: Request) -> dict[str, Any]:
+def _request_json(request: ProposalRequest) -> dict[str, Any]:
     target = {k: str(v) for k, v in vars(request.target).items() if k != "payload"}
     return {
         "type": "request",
@@ -247,13 +247,13 @@ def _asked(request: Request) -> dict[str, Any]:
         "seed": request.seed,
         "style": request.arm.rpartition("/")[2],
         "target": target,
-        "parents": [_node(p, request) for p in request.parents],
-        "failures": [_node(f, request) for f in request.failures],
+        "parents": [_node_json(p, request) for p in request.parents],
+        "failures": [_node_json(f, request) for f in request.failures],
         "score": request.score,
     }
 
 
-def _node(node: Node, request: Request) -> dict[str, Any]:
+def _node_json(node: Node, request: ProposalRequest) -> dict[str, Any]:
     judged = request.judged.get(node.id)
     return {
         "id": node.id,
@@ -264,29 +264,29 @@ def _node(node: Node, request: Request) -> dict[str, Any]:
     }
 
 
-def _spent(answer: Mapping[str, Any]) -> Spent:
-    tokens = whole(answer.get("tokens", 0), "tokens")
-    money = number(answer.get("money"), "money") or 0.0
+def _answer_cost(answer: Mapping[str, Any]) -> SearchCost:
+    tokens = read_integer(answer.get("tokens", 0), "tokens")
+    money = read_number(answer.get("money"), "money") or 0.0
     if money < 0:
         raise RecordError(f"money must not be negative, it is {money:g}")
-    return Spent(tokens=tokens, money=money)
+    return SearchCost(tokens=tokens, money=money)
 
 
-def _read(answer: Mapping[str, Any], request: Request) -> Proposed:
+def _read_answer(answer: Mapping[str, Any], request: ProposalRequest) -> Proposed:
     """The nodes of an answer. Raises `RecordError` for one of another form."""
     if answer.get("id") != request.id:
         raise RecordError(f"it answers {answer.get('id')!r:.60}, and was asked {request.id!r}")
     if "nodes" not in answer and not answer.get("problem"):
         raise RecordError(f"an answer needs nodes, a list; it has {', '.join(answer) or 'nothing'}")
-    drafts = [_draft(one, request) for one in listed(answer.get("nodes"), "nodes")]
+    drafts = [_draft(one, request) for one in read_list(answer.get("nodes"), "nodes")]
     nodes = new_nodes(request, drafts)
-    problem = str(answer.get("problem") or "")[:_SAID]
+    problem = str(answer.get("problem") or "")[:_MAX_TEXT_CHARS]
     if not nodes and not problem:
         problem = "nothing new among its sources" if drafts else "it gave no source"
     return Proposed(request.id, nodes, problem=problem, exhausted=answer.get("exhausted") is True)
 
 
-def _draft(data: Any, request: Request) -> Draft:
+def _draft(data: Any, request: ProposalRequest) -> Draft:
     source = data.get("source") if isinstance(data, Mapping) else None
     if not isinstance(source, str) or not source.strip():
         raise RecordError(f"every node needs a source, as a text that is not empty: {data!r:.80}")
@@ -295,11 +295,11 @@ def _draft(data: Any, request: Request) -> Draft:
         raise RecordError(f"a node's language must be one of {', '.join(Language)}, not {language!r:.40}")
     if (origin := data.get("origin", "llm")) not in list(Origin):
         raise RecordError(f"a node's origin must be one of {', '.join(Origin)}, not {origin!r:.40}")
-    note = " ".join(str(data.get("note") or "").split())[:_NOTE]
-    author = str(data.get("author") or request.arm)[:_NOTE]
+    note = " ".join(str(data.get("note") or "").split())[:_MAX_NOTE_CHARS]
+    author = str(data.get("author") or request.arm)[:_MAX_NOTE_CHARS]
     return Draft(source, Provenance(Origin(origin), author=author, note=note), str(language))
 
 
-def _shown(data: bytes) -> str:
+def _printable(data: bytes) -> str:
     text = data.decode("utf-8", "replace")
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_SAID]
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MAX_TEXT_CHARS]

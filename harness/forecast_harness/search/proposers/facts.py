@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forecast_harness.packs.schema import Format, Pack
-from forecast_harness.rewrites.torch.protocol import Facts
-from forecast_harness.search.records import Kind, Target
+from forecast_harness.packs.schema import Pack, PackFormat
+from forecast_harness.rewrites.torch.protocol import InputFacts
+from forecast_harness.search.records import SearchTarget, TargetKind
 
 
-def facts_of(target: Target) -> Facts:
+def target_facts(target: SearchTarget) -> InputFacts:
     """What is known of a target's inputs and outputs; nothing for kernels and foreign tasks."""
     given: Mapping[str, Any] | None = target.payload.get("pack")
-    if target.kind is not Kind.PACK or given is None:
-        return Facts()
-    return facts_of_pack(Pack.from_json(given))
+    if target.kind is not TargetKind.PACK or given is None:
+        return InputFacts()
+    return pack_facts(Pack.from_json(given))
 
 
-def facts_of_pack(pack: Pack) -> Facts:
+def pack_facts(pack: Pack) -> InputFacts:
     """Which arguments have rows, and how many results there are.
 
     An argument has rows when its first axis is the first of every output and stands nowhere else in the
     definition's shapes: what is computed for some of them may then depend on no others.
     """
     about = pack.definition
-    if about.format is not Format.OWN:
-        return Facts()
+    if about.format is not PackFormat.OWN:
+        return InputFacts()
     firsts = {t.shape[0] for t in about.outputs.values() if t.shape}
     outputs = 0 if about.destination else len(about.outputs)
     if len(firsts) != 1 or len({t.shape[:1] for t in about.outputs.values()}) != 1:
-        return Facts((), outputs)
+        return InputFacts((), outputs)
     (axis,) = firsts
     given = {**about.inputs, **(about.outputs if about.destination else {})}
     elsewhere = [t for t in (*about.inputs.values(), *about.outputs.values()) if axis in t.shape[1:]]
     rows = tuple(name for name, t in given.items() if t.shape[:1] == (axis,))
-    return Facts(() if elsewhere or axis not in about.axes else rows, outputs)
+    return InputFacts(() if elsewhere or axis not in about.axes else rows, outputs)

@@ -15,59 +15,59 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forecast_autotune.records import digest
-from forecast_autotune.records.fields import decode_json, number, whole
-from forecast_autotune.store.files import write_whole
-from forecast_harness.search.records import Spent
+from forecast_autotune.records.fields import decode_json, read_integer, read_number
+from forecast_autotune.store.files import write_atomically
+from forecast_harness.search.records import SearchCost
 
 SCHEMA = 1
-LIMIT = 256 * 2**20
+MAX_CACHE_BYTES = 256 * 2**20
 """Most bytes of kept texts; those written longest ago go first."""
-LARGEST = 32 * 2**20
-_SWEEP = 64
+MAX_FILE_BYTES = 32 * 2**20
+_EVICT_EVERY = 64
 
 
 @dataclass(frozen=True)
-class Texts:
+class GeneratedTexts:
     """What a model wrote, and what that cost when it was asked."""
 
     texts: tuple[str, ...] = field(default=(), repr=False)
-    spent: Spent = Spent()
+    spent: SearchCost = SearchCost()
 
 
-class Kept:
+class TextCache:
     """Texts below a directory, which is made when first written to. Trouble with it costs no text."""
 
-    def __init__(self, directory: Path, model: str, *, limit_bytes: int = LIMIT) -> None:
+    def __init__(self, directory: Path, model: str, *, limit_bytes: int = MAX_CACHE_BYTES) -> None:
         self._directory = directory
         self._model = model
         self._limit = limit_bytes
         self._written = 0
         self._warned = False
 
-    def read(self, *question: str) -> Texts:
+    def read(self, *question: str) -> GeneratedTexts:
         """What is kept for a question; nothing where a file is missing, damaged or of another kind."""
         path = self._path(question)
         try:
-            if path.stat().st_size > LARGEST:
-                return Texts()
+            if path.stat().st_size > MAX_FILE_BYTES:
+                return GeneratedTexts()
             data = decode_json(path.read_text(encoding="utf-8"))
             if data["schema"] != SCHEMA or not all(isinstance(t, str) for t in data["texts"]):
-                return Texts()
-            tokens, money = whole(data["tokens"], "tokens"), number(data["money"], "money") or 0.0
-            return Texts(tuple(data["texts"]), Spent(tokens=tokens, money=money))
+                return GeneratedTexts()
+            tokens, money = read_integer(data["tokens"], "tokens"), read_number(data["money"], "money") or 0.0
+            return GeneratedTexts(tuple(data["texts"]), SearchCost(tokens=tokens, money=money))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            return Texts()
+            return GeneratedTexts()
 
-    def write(self, found: Texts, *question: str) -> None:
+    def write(self, found: GeneratedTexts, *question: str) -> None:
         """Keep texts for a question, in place of what was kept for it."""
         told = {"tokens": found.spent.tokens, "money": found.spent.money}
         data = {"schema": SCHEMA, "model": self._model, "texts": list(found.texts), **told}
         try:
             # Models write lone surrogates now and then; escaped they are plain ASCII.
-            write_whole(self._path(question), json.dumps(data, allow_nan=False).encode("ascii"))
+            write_atomically(self._path(question), json.dumps(data, allow_nan=False).encode("ascii"))
             self._written += 1
-            if self._written % _SWEEP == 1:
-                self._sweep()
+            if self._written % _EVICT_EVERY == 1:
+                self._evict()
         except OSError as error:
             if not self._warned:
                 self._warned = True
@@ -81,7 +81,7 @@ class Kept:
     def _path(self, question: Sequence[str]) -> Path:
         return self._directory / f"{digest(SCHEMA, self._model, list(question))}.json"
 
-    def _sweep(self) -> None:
+    def _evict(self) -> None:
         found = []
         for path in self._directory.glob("*.json"):
             with contextlib.suppress(OSError):  # another process sweeps, too

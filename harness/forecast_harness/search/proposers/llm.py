@@ -25,59 +25,59 @@ from functools import partial
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.parallel import side_by_side
+from forecast_autotune.llm.parallel import run_parallel
 from forecast_autotune.llm.providers import answers_directory, provider
 from forecast_autotune.llm.spec import parsed
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.events import Proposed, Request
+from forecast_harness.search.events import ProposalRequest, Proposed
 from forecast_harness.search.proposers import prompting, reading
-from forecast_harness.search.proposers.kept import Kept, Texts
-from forecast_harness.search.proposers.making import Draft, new_nodes, salt
-from forecast_harness.search.records import Spent, Target
+from forecast_harness.search.proposers.kept import GeneratedTexts, TextCache
+from forecast_harness.search.proposers.making import Draft, draw_seed, new_nodes
+from forecast_harness.search.records import SearchCost, SearchTarget
 
-FOLDER = "written"
+CACHE_FOLDER = "written"
 """Below the directory of language models' answers."""
-_WIDTH = 8
+_MAX_CONCURRENT_RETRIES = 8
 """Second turns under way at a time."""
-_REASONS = 3
+_MAX_SHOWN_REASONS = 3
 
 
-def open_llm(text: str, target: Target, *, settings: Settings | None = None) -> LLM:
+def open_llm_proposer(text: str, target: SearchTarget, *, settings: Settings | None = None) -> LLMProposer:
     """The proposer over the model that a specification names; nothing is loaded or asked before its use.
 
     Raises `SettingsError` for a specification that is not understood, that holds a key, or whose model does
     not generate text.
     """
-    return LLM(text, target, settings or Settings.from_environment())
+    return LLMProposer(text, target, settings or Settings.from_environment())
 
 
-class LLM:
+class LLMProposer:
     """See the module. Thread-safe."""
 
     styles: Sequence[str] = prompting.STYLES
 
-    def __init__(self, text: str, target: Target, settings: Settings) -> None:
+    def __init__(self, text: str, target: SearchTarget, settings: Settings) -> None:
         spec = parsed(text, writing=True)
-        model = str(spec.options.get("model", spec.place))
+        model = str(spec.options.get("model", spec.location))
         self.name = f"llm:{model}"
         how = [f"{k}={v}" for k, v in sorted(spec.options.items()) if k != "model"]
         self._author = f"{model} ({', '.join(how)})" if how else model
         self._target = target
-        self._heard = threading.local()
-        self._write = provider().writer(text, settings=settings, told=self._hear)
-        asked = f"{spec.kind}:{spec.place}?{sorted(spec.options.items())}"
-        self._kept = Kept(answers_directory(settings) / FOLDER, asked)
+        self._usage_by_thread = threading.local()
+        self._write = provider().writer(text, settings=settings, told=self._record_usage)
+        asked = f"{spec.kind}:{spec.location}?{sorted(spec.options.items())}"
+        self._cache = TextCache(answers_directory(settings) / CACHE_FOLDER, asked)
 
-    def propose(self, request: Request) -> Proposed:
+    def propose(self, request: ProposalRequest) -> Proposed:
         """See `Proposer`."""
         begin = time.monotonic()
-        style = prompting.fitting(request, request.arm.rpartition("/")[2])
+        style = prompting.feasible_style(request, request.arm.rpartition("/")[2])
         try:
             question = prompting.prompt(request, style)
         except RecordError as error:
             return Proposed(request.id, (), problem=f"{self.name}: {error}")
-        told, trouble = self._texts(question, request.n, salt(request))
+        told, trouble = self._generate(question, request.n, draw_seed(request))
         drafts: list[Draft] = []
         refused: list[tuple[str, str]] = []
         for answer in told.texts:
@@ -85,27 +85,27 @@ class LLM:
                 drafts.append(self._draft(answer, request, style, question))
             except RecordError as error:
                 refused.append((answer, str(error)))
-        second, reasons, more = self._second_turns(request, style, question, refused)
+        second, reasons, more = self._retry_refused(request, style, question, refused)
         nodes = new_nodes(request, [*drafts, *second])
         spent = replace(told.spent + more, wall_seconds=time.monotonic() - begin)
         problem = ""
         if not nodes:
             known = ["nothing new among its sources"] if drafts or second else []
-            most = [text for text, _ in Counter([*trouble, *reasons]).most_common(_REASONS)]
+            most = [text for text, _ in Counter([*trouble, *reasons]).most_common(_MAX_SHOWN_REASONS)]
             problem = f"{self.name}: {'; '.join([*most, *known])}"
         return Proposed(request.id, nodes, spent, problem)
 
     def close(self) -> None:
         """Servers keep no connection; a model in this process keeps its memory until the process ends."""
 
-    def _second_turns(
-        self, request: Request, style: str, question: str, refused: Sequence[tuple[str, str]]
-    ) -> tuple[list[Draft], list[str], Spent]:
+    def _retry_refused(
+        self, request: ProposalRequest, style: str, question: str, refused: Sequence[tuple[str, str]]
+    ) -> tuple[list[Draft], list[str], SearchCost]:
         """What comes of telling the model, once, which rule its answer broke."""
 
-        def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, Spent]:
-            asked = prompting.again(question, answer, complaint)
-            told, trouble = self._texts(asked, 1, f"{salt(request)}/{number}")
+        def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, SearchCost]:
+            asked = prompting.retry_prompt(question, answer, complaint)
+            told, trouble = self._generate(asked, 1, f"{draw_seed(request)}/{number}")
             if not told.texts:
                 return None, trouble[0] if trouble else complaint, told.spent
             try:
@@ -114,8 +114,8 @@ class LLM:
                 return None, str(error), told.spent
 
         turns = [partial(turn, number, *pair) for number, pair in enumerate(refused)]
-        drafts, reasons, spent = [], [], Spent()
-        for found in side_by_side(turns, _WIDTH):
+        drafts, reasons, spent = [], [], SearchCost()
+        for found in run_parallel(turns, _MAX_CONCURRENT_RETRIES):
             if isinstance(found, LLMError):
                 reasons.append(str(found))
                 continue
@@ -127,42 +127,42 @@ class LLM:
                 reasons.append(reason)
         return drafts, reasons, spent
 
-    def _texts(self, question: str, n: int, mark: str) -> tuple[Texts, list[str]]:
+    def _generate(self, question: str, n: int, mark: str) -> tuple[GeneratedTexts, list[str]]:
         """Up to `n` texts, kept ones first, and why there are not more."""
-        found = self._kept.read(question, mark)
+        found = self._cache.read(question, mark)
         if len(found.texts) >= n:
             return replace(found, texts=found.texts[:n]), []
-        self._heard.usage = Usage()
+        self._usage_by_thread.usage = Usage()
         fresh: list[str] = []
         trouble: list[str] = []
         try:
             fresh = self._write(question, n - len(found.texts))
         except (ForecastAutotuneError, ImportError) as error:
             trouble = [str(error)]
-        usage: Usage = self._heard.usage
-        spent = Spent(tokens=usage.prompt_tokens + usage.output_tokens, money=usage.money)
-        found = Texts((*found.texts, *fresh), found.spent + spent)
+        usage: Usage = self._usage_by_thread.usage
+        spent = SearchCost(tokens=usage.prompt_tokens + usage.output_tokens, money=usage.money)
+        found = GeneratedTexts((*found.texts, *fresh), found.spent + spent)
         if fresh:
-            self._kept.write(found, question, mark)
+            self._cache.write(found, question, mark)
         return found, trouble
 
-    def _hear(self, usage: Usage) -> None:
+    def _record_usage(self, usage: Usage) -> None:
         """Called by the writer in the thread that asked it."""
-        self._heard.usage = usage
+        self._usage_by_thread.usage = usage
 
-    def _draft(self, answer: str, request: Request, style: str, question: str) -> Draft:
+    def _draft(self, answer: str, request: ProposalRequest, style: str, question: str) -> Draft:
         """Raises `RecordError` saying, to the model, which rule its answer breaks."""
         parent = request.parents[0]
-        read = reading.edited if style == "diff" else reading.whole
+        read = reading.apply_edits if style == "diff" else reading.extract_source
         source = read(answer, self._target, parent)
         others = {
             "crossover": request.parents[1:2],
-            "repair": tuple(filter(None, [prompting.failure_of(request)])),
+            "repair": tuple(filter(None, [prompting.failure_to_repair(request)])),
         }.get(style, ())
         made = Provenance(
             Origin.LLM,
             author=self._author,
             prompt_sha256=hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(),
-            note=reading.note_of(answer),
+            note=reading.extract_note(answer),
         )
         return Draft(source, made, parents=(parent.id, *(o.id for o in others)))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from forecast_autotune import parsing
 from forecast_autotune.records import digest
 from forecast_autotune.variants.records import Provenance
-from forecast_harness.search.events import Request
-from forecast_harness.search.novelty import identity
-from forecast_harness.search.records import Node, Target
+from forecast_harness.search.events import ProposalRequest
+from forecast_harness.search.novelty import node_identity
+from forecast_harness.search.records import Node, SearchTarget
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Draft:
     """Ids of the nodes it was made of; empty: the first parent of the request."""
 
 
-def identity_of(target: Target, draft: Draft) -> str:
+def draft_identity(target: SearchTarget, draft: Draft) -> str:
     """The id that a draft's node has."""
-    return identity(target.id, draft.language or target.language, draft.source)
+    return node_identity(target.id, draft.language or target.language, draft.source)
 
 
-def node_of(request: Request, draft: Draft) -> Node:
+def node_from_draft(request: ProposalRequest, draft: Draft) -> Node:
     """The node of a draft that answers a request."""
     return Node(
-        id=identity_of(request.target, draft),
+        id=draft_identity(request.target, draft),
         source=draft.source,
         language=draft.language or request.target.language,
         parents=draft.parents or tuple(p.id for p in request.parents[:1]),
@@ -45,7 +45,9 @@ def node_of(request: Request, draft: Draft) -> Node:
     )
 
 
-def new_nodes(request: Request, drafts: Iterable[Draft], limit: int | None = None) -> tuple[Node, ...]:
+def new_nodes(
+    request: ProposalRequest, drafts: Iterable[Draft], limit: int | None = None
+) -> tuple[Node, ...]:
     """Nodes of drafts that are not known yet, each once, in order; at most `limit`, by default `n`."""
     most = request.n if limit is None else limit
     seen = set(request.known) | {p.id for p in request.parents}
@@ -53,22 +55,22 @@ def new_nodes(request: Request, drafts: Iterable[Draft], limit: int | None = Non
     for draft in drafts:
         if len(found) >= most:
             break
-        node = node_of(request, draft)
+        node = node_from_draft(request, draft)
         if node.id not in seen:
             seen.add(node.id)
             found.append(node)
     return tuple(found)
 
 
-def salt(request: Request) -> str:
+def draw_seed(request: ProposalRequest) -> str:
     """What draws of a request are seeded with: other requests draw otherwise."""
     return digest(request.seed, request.id)
 
 
-def defines(source: str, entry: str, language: str) -> bool:
+def defines_entry(source: str, entry: str, language: str) -> bool:
     """Whether a source can hold the entry: Python that binds the name at its top level, or CUDA naming it."""
     try:
-        tree = parsing.module(source)
+        tree = parsing.parse_module(source)
     except (SyntaxError, ValueError, RecursionError):
         return language == "cuda" and entry in source
     for node in tree.body:

@@ -13,12 +13,12 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.packs.expressions import evaluate
-from forecast_harness.packs.schema import Definition, Format, Pack
-from forecast_harness.search.events import Request
-from forecast_harness.search.records import Judged, Kind, Node, Target
+from forecast_harness.packs.schema import Definition, Pack, PackFormat
+from forecast_harness.search.events import ProposalRequest
+from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
 from forecast_harness.variants.writing import IDEAS as KERNEL_IDEAS
 
-VERSION = "2"
+PROMPT_VERSION = "2"
 STYLES = ("rewrite", "diff", "crossover", "repair", "profile")
 LAUNCH_IDEA = (
     "the launch: num_warps, num_stages, several rows or another tile for each program; with constants and "
@@ -39,65 +39,67 @@ CUDA_IDEAS = (
     "warp shuffles for reductions, several elements for each thread",
     "another number of threads, unrolled loops, launch bounds",
 )
-_SHOWN_FAILURES = 6
-_LONGEST_SOURCE = 24_000
-_LONGEST_FEEDBACK = 3_000
-_FACTS = 16
-_HIDDEN = frozenset(("harness", "launches", "level", "blocks", "ended", "checks", "contests", "standing"))
-_BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
+_MAX_SHOWN_FAILURES = 6
+_MAX_SOURCE_CHARS = 24_000
+_MAX_FEEDBACK_CHARS = 3_000
+_MAX_FACTS = 16
+_HIDDEN_FACTS = frozenset(
+    ("harness", "launches", "level", "blocks", "ended", "checks", "contests", "standing")
+)
+_BYTES_OF_BITS = {"64": 8, "32": 4, "16": 2, "8": 1}
 
 
-def prompt(request: Request, style: str) -> str:
-    """The whole question for a style; `fitting` says which one can be asked. The same for equal requests."""
+def prompt(request: ProposalRequest, style: str) -> str:
+    """The whole question for a style; `feasible_style` says which one can be asked. The same for equal requests."""
     parent, target = request.parents[0], request.target
     judged = request.judged.get(parent.id)
     known: dict[str, Any] = {
         "statement": target.statement.strip(),
         "title": "The source to start from",
-        "standing": _standing(request.score),
+        "standing": _standing_text(request.score),
         "fence": "python",
-        "source": _cut(parent.source),
-        "facts": list(_facts(judged)) if style in ("profile", "rewrite") else [],
-        "tried": [_failure(f, request) for f in request.failures[-_SHOWN_FAILURES:]],
+        "source": _shortened(parent.source),
+        "facts": list(_fact_lines(judged)) if style in ("profile", "rewrite") else [],
+        "tried": [_failure_text(f, request) for f in request.failures[-_MAX_SHOWN_FAILURES:]],
         "entry": target.entry,
         "ideas": _ideas(target),
     }
     if style == "crossover":
         other = request.parents[1]
-        known |= {"other": _cut(other.source), "other_standing": other.provenance.note}
+        known |= {"other": _shortened(other.source), "other_standing": other.provenance.note}
     if style == "repair":
-        failed = failure_of(request)
+        failed = failure_to_repair(request)
         assert failed is not None
         told = request.judged[failed.id]
         known["tried"] = [
-            _failure(f, request) for f in request.failures[-_SHOWN_FAILURES:] if f is not failed
+            _failure_text(f, request) for f in request.failures[-_MAX_SHOWN_FAILURES:] if f is not failed
         ]
         known |= {
-            "failed": _cut(failed.source),
-            "stage": stage_of(told),
-            "verdict": _verdict(told),
-            "feedback": told.feedback[:_LONGEST_FEEDBACK].strip(),
+            "failed": _shortened(failed.source),
+            "stage": repair_stage(told),
+            "verdict": _verdict_text(told),
+            "feedback": told.feedback[:_MAX_FEEDBACK_CHARS].strip(),
         }
     if style == "profile":
-        known["rates"] = list(rates(target, judged))
+        known["rates"] = list(workload_rates(target, judged))
     return str(_template(style).render(known))
 
 
-def again(prompt: str, answer: str, complaint: str) -> str:
+def retry_prompt(prompt: str, answer: str, complaint: str) -> str:
     """The second turn, after an answer that broke a rule."""
-    return str(_template("again").render(prompt=prompt, answer=_cut(answer), complaint=complaint))
+    return str(_template("again").render(prompt=prompt, answer=_shortened(answer), complaint=complaint))
 
 
-def fitting(request: Request, style: str) -> str:
+def feasible_style(request: ProposalRequest, style: str) -> str:
     """The style that a request can be asked in: without a second parent, or a failure, it is a rewrite."""
     if style == "crossover" and len(request.parents) < 2:
         return "rewrite"
-    if style == "repair" and failure_of(request) is None:
+    if style == "repair" and failure_to_repair(request) is None:
         return "rewrite"
     return style if style in STYLES else "rewrite"
 
 
-def failure_of(request: Request) -> Node | None:
+def failure_to_repair(request: ProposalRequest) -> Node | None:
     """The failure to repair: the newest one that did not get as far as being timed, else the newest."""
     judged = [f for f in request.failures if f.id in request.judged]
     refused = [f for f in judged if request.judged[f.id].outcome is not Outcome.OK]
@@ -105,14 +107,14 @@ def failure_of(request: Request) -> Node | None:
     return chosen[-1] if chosen else None
 
 
-def stage_of(judged: Judged) -> str:
+def repair_stage(judged: NodeResult) -> str:
     """What comes next for a node: `compile`, then `correct`, then `fast`."""
     if judged.outcome is Outcome.OK:
         return "fast"
     return "correct" if judged.outcome is Outcome.INCORRECT else "compile"
 
 
-def rates(target: Target, judged: Judged | None) -> Iterator[str]:
+def workload_rates(target: SearchTarget, judged: NodeResult | None) -> Iterator[str]:
     """Time, memory traffic and arithmetic of each workload of a pack, by its definition's counts."""
     given: Mapping[str, Any] | None = target.payload.get("pack")
     if judged is None or given is None:
@@ -121,34 +123,34 @@ def rates(target: Target, judged: Judged | None) -> Iterator[str]:
     axes = {w.name: w.axes for w in pack.workloads}
     for name, seconds in judged.seconds.items():
         text = f"{name}: {1e6 * seconds:.4g} us"
-        if name in axes and pack.definition.format is Format.OWN and seconds > 0:
-            moved, flops = _counts(pack.definition, axes[name])
+        if name in axes and pack.definition.format is PackFormat.OWN and seconds > 0:
+            moved, flops = _traffic_and_operations(pack.definition, axes[name])
             text += f", at least {moved / seconds / 1e9:.3g} GB/s and {flops / seconds / 1e9:.3g} Gflop/s"
             text += f" ({flops / max(moved, 1):.3g} flop per byte)"
         yield text
 
 
-def _counts(about: Definition, axes: Mapping[str, int]) -> tuple[int, int]:
+def _traffic_and_operations(about: Definition, axes: Mapping[str, int]) -> tuple[int, int]:
     """Bytes that must be moved and useful operations at one size."""
     known = {**{n: a.value for n, a in about.axes.items() if a.value is not None}, **axes}
     if about.bytes:
         moved = evaluate(about.bytes, known)
     else:
         every = (*about.inputs.values(), *about.outputs.values())
-        moved = sum(math.prod(t.sizes(known)) * _size(t.dtype) for t in every)
+        moved = sum(math.prod(t.sizes(known)) * _element_bytes(t.dtype) for t in every)
     return moved, evaluate(about.flops, known)
 
 
-def _size(dtype: str) -> int:
+def _element_bytes(dtype: str) -> int:
     digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
-    return _BYTES.get(digits, 1)
+    return _BYTES_OF_BITS.get(digits, 1)
 
 
-def _standing(score: float) -> str:
+def _standing_text(score: float) -> str:
     return f"{2.0**-score:.3g} times as fast as the first one" if score else "the first one"
 
 
-def _facts(judged: Judged | None) -> Iterator[str]:
+def _fact_lines(judged: NodeResult | None) -> Iterator[str]:
     """What measuring told of a source, one line each."""
     if judged is None:
         return
@@ -157,18 +159,18 @@ def _facts(judged: Judged | None) -> Iterator[str]:
     shown = 0
     for name, value in judged.facts.items():
         plain = isinstance(value, str | int | float) and not isinstance(value, bool)
-        if name not in _HIDDEN and plain and value != "" and shown < _FACTS:
+        if name not in _HIDDEN_FACTS and plain and value != "" and shown < _MAX_FACTS:
             shown += 1
             yield f"{name.replace('_', ' ')}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}"
 
 
-def _failure(node: Node, request: Request) -> str:
+def _failure_text(node: Node, request: ProposalRequest) -> str:
     note = " ".join(node.provenance.note.split())[:160] or "a change without a note"
     judged = request.judged.get(node.id)
-    return f"{note} ({_verdict(judged)})" if judged is not None else note
+    return f"{note} ({_verdict_text(judged)})" if judged is not None else note
 
 
-def _verdict(judged: Judged) -> str:
+def _verdict_text(judged: NodeResult) -> str:
     if judged.log2_ratio is not None:
         ratio = 2.0**judged.log2_ratio
         return (
@@ -182,17 +184,17 @@ def _verdict(judged: Judged) -> str:
     }.get(judged.outcome, "failed when it ran")
 
 
-def _ideas(target: Target) -> tuple[str, ...]:
+def _ideas(target: SearchTarget) -> tuple[str, ...]:
     if target.language == "triton":
-        return (LAUNCH_IDEA, *KERNEL_IDEAS) if target.kind is Kind.PACK else KERNEL_IDEAS
+        return (LAUNCH_IDEA, *KERNEL_IDEAS) if target.kind is TargetKind.PACK else KERNEL_IDEAS
     return CUDA_IDEAS if target.language == "cuda" else TORCH_IDEAS
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     text = text.strip()
-    if len(text) <= _LONGEST_SOURCE:
+    if len(text) <= _MAX_SOURCE_CHARS:
         return text
-    half = _LONGEST_SOURCE // 2
+    half = _MAX_SOURCE_CHARS // 2
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
@@ -210,4 +212,4 @@ def _template(style: str) -> Any:
         undefined=jinja2.StrictUndefined,
         autoescape=False,
     )
-    return environment.get_template(f"{style}-{VERSION}.j2")
+    return environment.get_template(f"{style}-{PROMPT_VERSION}.j2")

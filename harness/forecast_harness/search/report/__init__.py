@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from forecast_harness.search.state import State
+from forecast_harness.search.state import SearchState
 
 __all__ = ["page"]
 
 
-def page(state: State) -> str:
+def page(state: SearchState) -> str:
     """The search as one HTML file that needs nothing else. See `render.page`."""
-    from forecast_harness.search.report.render import page as rendered
-    from forecast_harness.search.report.story import tell
+    from forecast_harness.search.report.render import render_page as rendered
+    from forecast_harness.search.report.story import build_report
 
-    return rendered(tell(state))
+    return rendered(build_report(state))

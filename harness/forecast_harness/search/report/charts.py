@@ -6,64 +6,79 @@ from collections.abc import Sequence
 from math import log2, sqrt
 
 from forecast_autotune.report.chart import percent
-from forecast_harness.search.batches import Point
-from forecast_harness.search.report.panel import Dot, Line, Panel, Word, across, placed, stairs, upward
-from forecast_harness.search.report.scales import amount, factor, factors, room, ticks
-from forecast_harness.search.report.story import Z90, Entry, Story
+from forecast_harness.search.batches import HistoryPoint
+from forecast_harness.search.report.panel import (
+    ChartLabel,
+    ChartMark,
+    ChartPanel,
+    ChartPath,
+    place_ticks,
+    step_path,
+    x_axis,
+    y_axis,
+)
+from forecast_harness.search.report.scales import (
+    amount_text,
+    factor_text,
+    factor_ticks,
+    padded_bounds,
+    round_ticks,
+)
+from forecast_harness.search.report.story import Z90, ReportNode, SearchReport
 
 MOST_DOTS = 600
 """A chart has at most so many marks of single results; the best ones and every n-th of the others stay."""
-BINS = 5
+RELIABILITY_BINS = 5
 """Bins of the reliability diagram: with the few dozen results of a search, more would each hold too few."""
-_FEW = 3
+_MIN_BIN_COUNT = 3
 
 
-def progress(story: Story, labels: dict[str, str], *, by: str) -> Panel:
+def progress_chart(story: SearchReport, labels: dict[str, str], *, by: str) -> ChartPanel:
     """Best speed-up so far over `by`: `measurements` or `device_seconds`. Each result is a mark."""
     unit = "measurements" if by == "measurements" else "device seconds"
     limit = getattr(story.budget, by)
-    spent = [float(getattr(s, by)) for s in story.steps]
+    spent = [float(getattr(s, by)) for s in story.history]
     end = max([*spent, 6.0 if by == "measurements" else 1e-3])  # room for whole ticks
     if limit is not None and limit <= 3 * end:
         end = max(end, float(limit))
-    heights = [-s.score for s in story.steps if s.score is not None]
-    low, high = room([0.0, *(max(h, -1.0) for h in heights)], least=log2(1.1))
-    x, y = across(0.0, end * 1.02), upward(low, high)
-    panel = Panel(
+    heights = [-s.score for s in story.history if s.score is not None]
+    low, high = padded_bounds([0.0, *(max(h, -1.0) for h in heights)], least=log2(1.1))
+    x, y = x_axis(0.0, end * 1.02), y_axis(low, high)
+    panel = ChartPanel(
         f"Best speed-up over {unit}",
         x,
         y,
         unit,
         "speed-up",
-        placed(x, [(t, amount(t)) for t in ticks(0.0, end)]),
-        placed(y, factors(low, high)),
+        place_ticks(x, [(t, amount_text(t)) for t in round_ticks(0.0, end)]),
+        place_ticks(y, factor_ticks(low, high)),
     )
-    if not story.steps:
+    if not story.history:
         panel.empty = "Nothing has been measured yet."
         return panel
-    for step, cost in _thinned(story.steps, spent):
+    for step, cost in _thin_points(story.history, spent):
         name = labels.get(step.node, step.node)
         if step.score is None:
-            panel.dots.append(Dot(x(cost), y(low), "failed", f"{name}: failed", step.node, 3.0, True))
+            panel.dots.append(ChartMark(x(cost), y(low), "failed", f"{name}: failed", step.node, 3.0, True))
         else:
             css = "faster" if step.score < 0 else "slower"
             panel.dots.append(
-                Dot(x(cost), y(-step.score), css, f"{name}: {factor(-step.score)}", step.node, 3.0)
+                ChartMark(x(cost), y(-step.score), css, f"{name}: {factor_text(-step.score)}", step.node, 3.0)
             )
-    best = [(x(cost), y(-step.best)) for step, cost in zip(story.steps, spent, strict=True)]
-    panel.lines.append(Line(f"M{x(0):g} {y(0):g}H{x(end):g}", "zero"))
-    panel.lines.append(Line(stairs([(x(0), y(0)), *best], x(max(spent))), "best"))
+    best = [(x(cost), y(-step.best)) for step, cost in zip(story.history, spent, strict=True)]
+    panel.lines.append(ChartPath(f"M{x(0):g} {y(0):g}H{x(end):g}", "zero"))
+    panel.lines.append(ChartPath(step_path([(x(0), y(0)), *best], x(max(spent))), "best"))
     if limit is not None and limit <= end:
-        panel.lines.append(Line(f"M{x(limit):g} {y(low):g}V{y(high):g}", "limit", f"budget: {limit:g}"))
-        panel.words.append(Word(x(limit) - 5, y(low) - 8, "budget", "end"))
-    if len(panel.dots) < len(story.steps):
+        panel.lines.append(ChartPath(f"M{x(limit):g} {y(low):g}V{y(high):g}", "limit", f"budget: {limit:g}"))
+        panel.words.append(ChartLabel(x(limit) - 5, y(low) - 8, "budget", "end"))
+    if len(panel.dots) < len(story.history):
         panel.note = (
-            f"{len(panel.dots)} of {len(story.steps)} results are marked; the line is drawn from all."
+            f"{len(panel.dots)} of {len(story.history)} results are marked; the line is drawn from all."
         )
     return panel
 
 
-def _thinned(steps: Sequence[Point], spent: Sequence[float]) -> list[tuple[Point, float]]:
+def _thin_points(steps: Sequence[HistoryPoint], spent: Sequence[float]) -> list[tuple[HistoryPoint, float]]:
     pairs = list(zip(steps, spent, strict=True))
     if len(pairs) <= MOST_DOTS:
         return pairs
@@ -74,27 +89,31 @@ def _thinned(steps: Sequence[Point], spent: Sequence[float]) -> list[tuple[Point
     return [pair for n, pair in enumerate(pairs) if n in stay or n % stride == 0]
 
 
-def scatter(story: Story, labels: dict[str, str]) -> Panel:
+def forecast_chart(story: SearchReport, labels: dict[str, str]) -> ChartPanel:
     """Forecast against measured speed-up, both over the reference of the forecast, with 90 % intervals."""
     told = [e for e in story.entries.values() if e.belief is not None and not e.belief.abstains]
     found = [e for e in told if e.measured is not None]
     pairs = [(-e.belief.mean, -(e.measured or 0.0)) for e in found if e.belief is not None]
-    low, high = room([max(-3.0, min(3.0, v)) for pair in pairs for v in pair], least=log2(1.2), margin=0.15)
-    x, y = across(low, high), upward(low, high)
-    panel = Panel(
+    low, high = padded_bounds(
+        [max(-3.0, min(3.0, v)) for pair in pairs for v in pair], least=log2(1.2), margin=0.15
+    )
+    x, y = x_axis(low, high), y_axis(low, high)
+    panel = ChartPanel(
         "Forecast against measured speed-up",
         x,
         y,
         "forecast, over the best at that time",
         "measured",
-        placed(x, factors(low, high, 7)),
-        placed(y, factors(low, high)),
+        place_ticks(x, factor_ticks(low, high, 7)),
+        place_ticks(y, factor_ticks(low, high)),
     )
     failed = [e for e in told if e.judged is not None and e.score is None]
     if not found:
         panel.empty = "Nothing that was forecast has run yet."
         return panel
-    panel.lines.append(Line(f"M{x(low):g} {y(low):g}L{x(high):g} {y(high):g}", "zero", "forecast = measured"))
+    panel.lines.append(
+        ChartPath(f"M{x(low):g} {y(low):g}L{x(high):g} {y(high):g}", "zero", "forecast = measured")
+    )
     inside = 0
     shown = {e.node.id for e in found[:: -(-len(found) // MOST_DOTS)]}
     for e in found:
@@ -106,8 +125,10 @@ def scatter(story: Story, labels: dict[str, str]) -> Panel:
         if e.node.id not in shown:
             continue
         at, css = -e.belief.mean, "faster" if hit else "missed"
-        panel.lines.append(Line(f"M{x(at - half):g} {y(-e.measured):g}H{x(at + half):g}", f"interval {css}"))
-        panel.dots.append(Dot(x(at), y(-e.measured), css, _forecast_title(e, labels), e.node.id, 3.5))
+        panel.lines.append(
+            ChartPath(f"M{x(at - half):g} {y(-e.measured):g}H{x(at + half):g}", f"interval {css}")
+        )
+        panel.dots.append(ChartMark(x(at), y(-e.measured), css, _forecast_title(e, labels), e.node.id, 3.5))
     panel.note = (
         f"{inside} of {len(found)} ({percent(inside / len(found))}) lie inside their 90 % interval "
         f"(blue; the others are orange), 90 % should. What was measured was chosen by these forecasts."
@@ -124,16 +145,16 @@ def scatter(story: Story, labels: dict[str, str]) -> Panel:
     return panel
 
 
-def _forecast_title(e: Entry, labels: dict[str, str]) -> str:
+def _forecast_title(e: ReportNode, labels: dict[str, str]) -> str:
     assert e.belief is not None
     assert e.measured is not None
     return (
-        f"{labels.get(e.node.id, e.node.id)}: forecast {factor(-e.belief.mean)}, "
-        f"measured {factor(-e.measured)}"
+        f"{labels.get(e.node.id, e.node.id)}: forecast {factor_text(-e.belief.mean)}, "
+        f"measured {factor_text(-e.measured)}"
     )
 
 
-def reliability(story: Story) -> Panel:
+def reliability_chart(story: SearchReport) -> ChartPanel:
     """P(runs and is faster than the reference) against how often that came true, in five bins.
 
     Bars are 95 % Wilson intervals; the Brier score is the mean squared error of the probabilities.
@@ -149,35 +170,35 @@ def reliability(story: Story) -> Panel:
     silent = sum(
         e.belief is not None and e.belief.abstains and e.judged is not None for e in story.entries.values()
     )
-    x, y = across(0.0, 1.0), upward(0.0, 1.0)
+    x, y = x_axis(0.0, 1.0), y_axis(0.0, 1.0)
     shares = [(n / 5, percent(n / 5)) for n in range(6)]
-    panel = Panel(
+    panel = ChartPanel(
         "Reliability of P(better)",
         x,
         y,
         "forecast probability of being faster",
         "came true",
-        placed(x, shares),
-        placed(y, shares),
+        place_ticks(x, shares),
+        place_ticks(y, shares),
     )
     if not pairs:
         panel.empty = "Nothing that was forecast has been measured yet."
         return panel
-    panel.lines.append(Line(f"M{x(0):g} {y(0):g}L{x(1):g} {y(1):g}", "zero", "forecast = came true"))
-    for n in range(BINS):
-        inside = [(p, hit) for p, hit in pairs if min(int(p * BINS), BINS - 1) == n]
+    panel.lines.append(ChartPath(f"M{x(0):g} {y(0):g}L{x(1):g} {y(1):g}", "zero", "forecast = came true"))
+    for n in range(RELIABILITY_BINS):
+        inside = [(p, hit) for p, hit in pairs if min(int(p * RELIABILITY_BINS), RELIABILITY_BINS - 1) == n]
         if not inside:
             continue
         count, hits = len(inside), sum(hit for _, hit in inside)
         mean = sum(p for p, _ in inside) / count
-        low, high = wilson(hits, count)
-        css = "faster" if count >= _FEW else "waiting"
-        panel.lines.append(Line(f"M{x(mean):g} {y(low):g}V{y(high):g}", f"interval {css}"))
+        low, high = wilson_interval(hits, count)
+        css = "faster" if count >= _MIN_BIN_COUNT else "waiting"
+        panel.lines.append(ChartPath(f"M{x(mean):g} {y(low):g}V{y(high):g}", f"interval {css}"))
         title = f"forecast {percent(mean)}, came true {hits} of {count}"
-        panel.dots.append(Dot(x(mean), y(hits / count), css, title, radius=min(4 + sqrt(count) / 2, 9)))
+        panel.dots.append(ChartMark(x(mean), y(hits / count), css, title, radius=min(4 + sqrt(count) / 2, 9)))
         right = x(mean) < 540
         panel.words.append(
-            Word(
+            ChartLabel(
                 x(mean) + (12 if right else -12),
                 y(hits / count) + 4,
                 f"{hits}/{count}",
@@ -201,7 +222,7 @@ def reliability(story: Story) -> Panel:
     return panel
 
 
-def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
     """Wilson's score interval of a share (E. B. Wilson, 1927); (0, 1) where nothing was counted."""
     if count == 0:
         return 0.0, 1.0

@@ -8,23 +8,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from forecast_autotune.report.chart import bar
-from forecast_harness.search.interfaces import Lanes
-from forecast_harness.search.records import EVIDENCE
+from forecast_harness.search.interfaces import JudgePool
+from forecast_harness.search.records import EVIDENCE_TEXTS
 from forecast_harness.search.report import tables
-from forecast_harness.search.report.scales import factor
-from forecast_harness.search.report.sources import visible
-from forecast_harness.search.state import State
+from forecast_harness.search.report.scales import factor_text
+from forecast_harness.search.report.sources import escape_invisible
+from forecast_harness.search.state import SearchState
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live as View
 
-_EVENTS = 8
-_PAUSE_S = 0.25
+_SHOWN_EVENTS = 8
+_REDRAW_INTERVAL_S = 0.25
 """The view is drawn at most so often: a recorded search gives thousands of results a second."""
 
 
-class Live:
+class LiveDisplay:
     """Watches a search: `with Live(console, lanes=lanes) as live: search(..., watch=live)`.
 
     On a terminal, a panel with the batch, the best so far, what was spent of which budget, the lanes and the
@@ -37,17 +37,17 @@ class Live:
         console: Console,
         *,
         quiet: bool = False,
-        lanes: Lanes | None = None,
+        lanes: JudgePool | None = None,
         where: str = "",
     ) -> None:
         self._console, self._quiet, self._lanes, self._where = console, quiet, lanes, where
-        self._events: deque[str] = deque(maxlen=_EVENTS)
+        self._events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
         self._results = self._batch = self._problems = 0  # so many of each were told of
         self._best = self._drawn_at = 0.0
         self._view: View | None = None
         self._began = time.monotonic()
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> LiveDisplay:
         if self._console.is_terminal and not self._quiet:
             from rich.live import Live as InPlace
 
@@ -62,51 +62,53 @@ class Live:
             self._view.stop()
             self._view = None
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: SearchState) -> None:
         """Show where the search stands."""
         if self._quiet or state.started is None:
             return
-        for line, important in self._news(state):
+        for line, important in self._new_lines(state):
             self._events.append(line)
             if self._view is None and important:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         now = time.monotonic()
-        if self._view is not None and (now - self._drawn_at >= _PAUSE_S or state.stopped is not None):
+        if self._view is not None and (
+            now - self._drawn_at >= _REDRAW_INTERVAL_S or state.stopped is not None
+        ):
             self._drawn_at = now
             self._view.update(self.panel(state), refresh=True)
 
-    def panel(self, state: State) -> RenderableType:
+    def panel(self, state: SearchState) -> RenderableType:
         """The view of a state."""
         from rich.console import Group
         from rich.panel import Panel
         from rich.text import Text
 
-        from forecast_autotune.report.table import facts
+        from forecast_autotune.report.table import key_value_table
 
         plain = not self._console.encoding.lower().startswith("utf")
         pairs: list[tuple[str, str | Text]] = [
             ("best", Text(self._best_text(state), style="bold green" if state.best_score < 0 else "bold")),
             ("batch", _batch_text(state)),
         ]
-        for one in tables.budget_of(state.spent, state.settings.budget):
+        for one in tables.bars_of_budget(state.spent, state.settings.budget):
             shown = f"{bar(one.share / 100, 16, plain=plain)} " if one.limited else ""
             pairs.append((one.name, f"{shown}{one.text}"))
         if self._lanes is not None:
-            pairs.append(("lanes", f"{self._lanes.width} at work"))
+            pairs.append(("lanes", f"{self._lanes.capacity} at work"))
         if self._where:
             pairs.append(("page", self._where))
         lines = Text("\n".join(self._events), style="dim", overflow="ellipsis", no_wrap=True)
-        title = Text(f" search of {visible(state.target.name)} ")
-        return Panel(Group(facts(pairs), Text(""), lines), title=title, title_align="left")
+        title = Text(f" search of {escape_invisible(state.target.name)} ")
+        return Panel(Group(key_value_table(pairs), Text(""), lines), title=title, title_align="left")
 
-    def _best_text(self, state: State) -> str:
+    def _best_text(self, state: SearchState) -> str:
         if state.best == state.seeds[0]:
             return "nothing faster than the seed yet"
-        sure = EVIDENCE[state.evidence(state.best)]
-        note = visible(state.nodes[state.best].provenance.note)
-        return f"{factor(-state.best_score)} over the seed ({sure}); {note}".removesuffix("; ")
+        sure = EVIDENCE_TEXTS[state.evidence(state.best)]
+        note = escape_invisible(state.nodes[state.best].provenance.note)
+        return f"{factor_text(-state.best_score)} over the seed ({sure}); {note}".removesuffix("; ")
 
-    def _news(self, state: State) -> list[tuple[str, bool]]:
+    def _new_lines(self, state: SearchState) -> list[tuple[str, bool]]:
         """Lines about what came since the last look, and whether they matter without a terminal too."""
         found: list[tuple[str, bool]] = []
         points = state.history[self._results :]
@@ -115,18 +117,18 @@ class Live:
             if point.node == state.seeds[0]:
                 continue
             judged = state.judged[point.node]
-            node = (
-                f"{point.measurements}: {visible(state.nodes[point.node].provenance.note or point.node[:8])}"
-            )
+            node = f"{point.measurements}: {escape_invisible(state.nodes[point.node].provenance.note or point.node[:8])}"
             if point.score is None:
                 why = (
-                    visible(judged.feedback.strip().splitlines()[0][:100]) if judged.feedback.strip() else ""
+                    escape_invisible(judged.feedback.strip().splitlines()[0][:100])
+                    if judged.feedback.strip()
+                    else ""
                 )
                 found.append((f"{node}: {str(judged.outcome).replace('_', ' ')} {why}".rstrip(), False))
             else:
                 better = point.score < self._best
                 self._best = min(self._best, point.score)
-                word = f"{factor(-point.score)} over the seed"
+                word = f"{factor_text(-point.score)} over the seed"
                 found.append((f"{node}: {word}{', the best so far' if better else ''}", better))
         batch = max(state.batches, default=0)
         if batch > self._batch:
@@ -135,15 +137,15 @@ class Live:
             found.append((f"{minutes:.1f} min, {state.text}", True))
         problems = [a for a in state.answers.values() if a.problem]
         for answer in problems[self._problems :]:
-            found.append((f"{answer.arm}: {visible(answer.problem[:200])}", True))
+            found.append((f"{answer.arm}: {escape_invisible(answer.problem[:200])}", True))
         self._problems = len(problems)
         return found
 
 
-def _batch_text(state: State) -> str:
+def _batch_text(state: SearchState) -> str:
     batch = max(state.batches, default=0)
     measuring = sum(len(b.open) for b in state.batches.values())
     return (
         f"{batch}; {len(state.nodes):,} nodes, {measuring} being measured, {len(state.pool):,} deferred, "
-        f"{len(state.refused):,} not new"
+        f"{len(state.duplicates):,} not new"
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from forecast_harness.search.report.scales import Scale
+from forecast_harness.search.report.scales import AxisScale
 
 
 @dataclass(frozen=True)
-class Dot:
+class ChartMark:
     """A mark that stands for a node (`node` is its id) or for a bin (empty)."""
 
     x: float
@@ -22,7 +22,7 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartPath:
     """A path; `path` is SVG's."""
 
     path: str
@@ -31,7 +31,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Word:
+class ChartLabel:
     """A label inside the chart."""
 
     x: float
@@ -42,19 +42,19 @@ class Word:
 
 
 @dataclass
-class Panel:
+class ChartPanel:
     """One chart. `x` and `y` map values to paper; ticks are (place, name)."""
 
     title: str
-    x: Scale
-    y: Scale
+    x: AxisScale
+    y: AxisScale
     x_title: str
     y_title: str
     x_ticks: Sequence[tuple[float, str]] = ()
     y_ticks: Sequence[tuple[float, str]] = ()
-    lines: list[Line] = field(default_factory=list)
-    dots: list[Dot] = field(default_factory=list)
-    words: list[Word] = field(default_factory=list)
+    lines: list[ChartPath] = field(default_factory=list)
+    dots: list[ChartMark] = field(default_factory=list)
+    words: list[ChartLabel] = field(default_factory=list)
     note: str = ""
     """A sentence under it."""
     empty: str = ""
@@ -72,22 +72,22 @@ LEFT, TOP, RIGHT, BOTTOM = 70.0, 14.0, 576.0, 254.0
 """Where the plotting area of a panel of the usual size lies."""
 
 
-def across(low: float, high: float) -> Scale:
+def x_axis(low: float, high: float) -> AxisScale:
     """The x axis of a panel of the usual size."""
-    return Scale(low, high, LEFT, RIGHT)
+    return AxisScale(low, high, LEFT, RIGHT)
 
 
-def upward(low: float, high: float) -> Scale:
+def y_axis(low: float, high: float) -> AxisScale:
     """The y axis of a panel of the usual size."""
-    return Scale(low, high, BOTTOM, TOP)
+    return AxisScale(low, high, BOTTOM, TOP)
 
 
-def placed(scale: Scale, ticks: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+def place_ticks(scale: AxisScale, ticks: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
     """Ticks by their places on paper."""
     return [(scale(value), name) for value, name in ticks]
 
 
-def stairs(points: Sequence[tuple[float, float]], end: float) -> str:
+def step_path(points: Sequence[tuple[float, float]], end: float) -> str:
     """A path that keeps each height until the next point, and the last one until `end`."""
     if not points:
         return ""

@@ -19,15 +19,15 @@ from forecast_autotune.report.chart import milliseconds, percent, seconds
 from forecast_autotune.report.page import STYLE
 from forecast_harness.search import codec
 from forecast_harness.search.report import charts, sources, tables, tree
-from forecast_harness.search.report.scales import factor
-from forecast_harness.search.report.sources import visible
-from forecast_harness.search.report.story import Entry, Story
+from forecast_harness.search.report.scales import factor_text
+from forecast_harness.search.report.sources import escape_invisible
+from forecast_harness.search.report.story import ReportNode, SearchReport
 
 MOST_NODES = 3_000
 """So many nodes can be chosen in a page; of larger searches the page holds the most important ones."""
-_FEEDBACK = 4_000
+_MAX_FEEDBACK_CHARS = 4_000
 """Characters."""
-_FACTS = 12
+_MAX_FACTS = 12
 """Facts of the harness about a node that are shown."""
 _LEGEND = (
     ("faster", "faster than the seed"),
@@ -37,16 +37,16 @@ _LEGEND = (
 )
 
 
-class MissingTemplates(ForecastAutotuneError):
+class MissingTemplateEngine(ForecastAutotuneError):
     """A page was asked for and jinja2 is not installed."""
 
 
-def page(story: Story, *, live: bool = False, revision: str = "") -> str:
+def render_page(story: SearchReport, *, live: bool = False, revision: str = "") -> str:
     """The whole file. `live`: it asks its server every other second for news after `revision`.
 
-    Raises `MissingTemplates` when jinja2 is not installed.
+    Raises `MissingTemplateEngine` when jinja2 is not installed.
     """
-    parts = pieces(story, revision=revision)
+    parts = render_parts(story, revision=revision)
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     policy = (
@@ -56,99 +56,99 @@ def page(story: Story, *, live: bool = False, revision: str = "") -> str:
     from markupsafe import Markup
 
     html: str = _template("page.html.j2").render(
-        title=f"search of {visible(story.target.name)}",
+        title=f"search of {escape_invisible(story.target.name)}",
         policy=policy,
         live=live,
         style=Markup(STYLE + _asset("page.css")),
         script=Markup(script),
         content=Markup(parts["content"]),
-        data=Markup(embedded(parts["data"])),
+        data=Markup(json_for_script(parts["data"])),
     )
     return html
 
 
-def pieces(story: Story, *, revision: str = "") -> dict[str, Any]:
+def render_parts(story: SearchReport, *, revision: str = "") -> dict[str, Any]:
     """What changes while a search runs: `content`, HTML, and `data`, what the script shows of nodes."""
-    labels = {name: label(entry) for name, entry in story.entries.items()}
+    labels = {name: node_label(entry) for name, entry in story.entries.items()}
     final = story.final
     best = final.node if final and final.node in story.entries else story.root
-    drawing = tree.draw(story)
-    data = {"revision": revision, **_data(story, best)}
+    drawing = tree.draw_lineage(story)
+    data = {"revision": revision, **_page_data(story, best)}
     workloads = tables.workloads(story)
     content = _template("content.html.j2").render(
-        head=_head(story),
-        cards=tables.cards(story),
-        progress=[charts.progress(story, labels, by=by) for by in ("measurements", "device_seconds")],
-        forecasts=[charts.scatter(story, labels), charts.reliability(story)],
+        head=_page_header(story),
+        cards=tables.header_cards(story),
+        progress=[charts.progress_chart(story, labels, by=by) for by in ("measurements", "device_seconds")],
+        forecasts=[charts.forecast_chart(story, labels), charts.reliability_chart(story)],
         legend=_LEGEND,
         tree=drawing,
         tree_note=_tree_note(drawing),
         labels=labels,
         best=best,
-        finalists=tables.finalists(story, workloads),
+        finalists=tables.finalist_rows(story, workloads),
         finalists_note=_finalists_note(story),
-        workloads=[visible(w) for w in workloads],
-        budget=tables.budget(story),
-        kinds=tables.kinds(story),
-        arms=tables.arms(story),
-        outcomes=tables.outcomes(story),
-        lost=_lost(story),
-        problems=[(visible(text), count) for text, count in story.problems.most_common(20)],
-        notes=_notes(story, data),
-        context=visible(json.dumps(codec.to_json(story.context), indent=2, ensure_ascii=False)),
+        workloads=[escape_invisible(w) for w in workloads],
+        budget=tables.budget_bars(story),
+        kinds=tables.cost_rows(story),
+        arms=tables.arm_rows(story),
+        outcomes=tables.outcome_bars(story),
+        lost=_lost_jobs_note(story),
+        problems=[(escape_invisible(text), count) for text, count in story.problems.most_common(20)],
+        notes=_footnotes(story, data),
+        context=escape_invisible(json.dumps(codec.to_json(story.context), indent=2, ensure_ascii=False)),
     )
     return {"content": content, "data": data}
 
 
-def embedded(data: Any) -> str:
+def json_for_script(data: Any) -> str:
     """JSON that may stand inside a script element: nothing in it can end the element or open a comment."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def label(entry: Entry) -> str:
+def node_label(entry: ReportNode) -> str:
     """A node's short name for people: its number and how it did."""
-    return f"#{entry.number} {result(entry)}"
+    return f"#{entry.number} {result_text(entry)}"
 
 
-def result(entry: Entry) -> str:
+def result_text(entry: ReportNode) -> str:
     """How a node did, in a word or two."""
     if entry.score is not None and (entry.node.parents or entry.judged is not None):
-        return factor(-entry.score)
+        return factor_text(-entry.score)
     return "seed" if entry.kind == "seed" and entry.judged is None else entry.status
 
 
-def _heading(story: Story, entry: Entry) -> str:
+def _node_heading(story: SearchReport, entry: ReportNode) -> str:
     again = story.confirmed.get(entry.node.id)
     if again is None:
-        return result(entry)
+        return result_text(entry)
     if again.log2_ratio is None:
-        return f"{result(entry)}, but not confirmed: {again.outcome}".replace("_", " ")
+        return f"{result_text(entry)}, but not confirmed: {again.outcome}".replace("_", " ")
     how = "confirmed" if again.evidence == "confirmed" else "not shown to be faster"
-    return f"{factor(-again.log2_ratio)}, {how} ({result(entry)} during the search)"
+    return f"{factor_text(-again.log2_ratio)}, {how} ({result_text(entry)} during the search)"
 
 
-def _head(story: Story) -> dict[str, str]:
+def _page_header(story: SearchReport) -> dict[str, str]:
     target, context, settings = story.target, story.context, story.context.settings
     return {
-        "title": f"Search of {visible(target.name)}",
-        "about": visible(
-            f"{target.kind} in {target.language} on {context.device}, started {_moment(story.at)}; "
+        "title": f"Search of {escape_invisible(target.name)}",
+        "about": escape_invisible(
+            f"{target.kind} in {target.language} on {context.device}, started {_time_text(story.at)}; "
             f"archive {settings.archive}, proposers {', '.join(settings.proposers) or 'none'}, surrogate "
             f"{context.surrogate}, seed {settings.seed}. Speed-ups are over node #0, the first seed."
             + (f" Taken up again {story.resumed} times." if story.resumed else "")
         ),
-        "statement": visible(target.statement),
+        "statement": escape_invisible(target.statement),
     }
 
 
-def _moment(at: str) -> str:
+def _time_text(at: str) -> str:
     return at.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC") or "at an unknown time"
 
 
-def _data(story: Story, best: str) -> dict[str, Any]:
-    order = tree.important(story)[:MOST_NODES]
-    written = sources.bounded(story.entries[n].node for n in order)
+def _page_data(story: SearchReport, best: str) -> dict[str, Any]:
+    order = tree.by_importance(story)[:MOST_NODES]
+    written = sources.sources_within(story.entries[n].node for n in order)
     texts = {n.id: number for number, n in enumerate(written)}
     nodes: dict[str, Any] = {}
     for name in order:
@@ -157,15 +157,15 @@ def _data(story: Story, best: str) -> dict[str, Any]:
         known = parent if parent in story.entries else ""
         nodes[name] = {
             "label": f"#{entry.number}",
-            "result": _heading(story, entry),
-            "note": visible(entry.node.provenance.note),
+            "result": _node_heading(story, entry),
+            "note": escape_invisible(entry.node.provenance.note),
             "parent": known,
-            "facts": _facts(story, entry),
+            "facts": _node_facts(story, entry),
             "ran": entry.score is not None,
-            "feedback": visible(entry.judged.feedback[:_FEEDBACK]) if entry.judged else "",
+            "feedback": escape_invisible(entry.judged.feedback[:_MAX_FEEDBACK_CHARS]) if entry.judged else "",
             "source": texts.get(name, -1),
-            "cut": sources.shown(entry.node.source).cut,
-            "steps": sources.difference(story.entries[known].node.source, entry.node.source)
+            "cut": sources.display_source(entry.node.source).cut,
+            "steps": sources.line_opcodes(story.entries[known].node.source, entry.node.source)
             if known in texts and name in texts
             else None,
         }
@@ -173,23 +173,23 @@ def _data(story: Story, best: str) -> dict[str, Any]:
         "best": best,
         "over": story.stopped is not None and not story.stopped.interrupted,
         "nodes": nodes,
-        "sources": [sources.shown(n.source).lines for n in written],
+        "sources": [sources.display_source(n.source).lines for n in written],
     }
 
 
-def _facts(story: Story, entry: Entry) -> list[tuple[str, list[tuple[str, str]]]]:
+def _node_facts(story: SearchReport, entry: ReportNode) -> list[tuple[str, list[tuple[str, str]]]]:
     """Groups of (name, value); a value that is a node's id becomes a link."""
     node, judged, belief = entry.node, entry.judged, entry.belief
     found: list[tuple[str, list[tuple[str, str]]]] = []
     if judged is not None:
-        found.append(("Result", _judged_facts(entry)))
+        found.append(("Result", _result_facts(entry)))
         if judged.seconds:
             times = [(k, milliseconds(1000 * v)) for k, v in list(judged.seconds.items())[:12]]
             found.append(("Times", times))
     again = story.confirmed.get(node.id)
     if again is not None and again.log2_ratio is not None:
         between = tables.interval_text(again.log2_ratio, again.sd)
-        pairs = [("speed-up", factor(-again.log2_ratio)), ("95 % interval", between)]
+        pairs = [("speed-up", factor_text(-again.log2_ratio)), ("95 % interval", between)]
         found.append(("Confirmation, over the seed", pairs))
     if belief is not None:
         pairs = [
@@ -215,22 +215,28 @@ def _facts(story: Story, entry: Entry) -> list[tuple[str, list[tuple[str, str]]]
         made.append(("measured as", f"{entry.reason} (probability {percent(entry.propensity)})"))
     found.append(("Provenance", made))
     facts = judged.facts if judged is not None else {}
-    told = [(name, _short(value)) for name, value in facts.items() if value not in (None, "", [], {}, ())]
-    found.append(("Harness", told[:_FACTS]))
-    return [(name, [(visible(k), visible(v)) for k, v in pairs if v]) for name, pairs in found if pairs]
+    told = [
+        (name, _short_value(value)) for name, value in facts.items() if value not in (None, "", [], {}, ())
+    ]
+    found.append(("Harness", told[:_MAX_FACTS]))
+    return [
+        (name, [(escape_invisible(k), escape_invisible(v)) for k, v in pairs if v])
+        for name, pairs in found
+        if pairs
+    ]
 
 
-def _judged_facts(entry: Entry) -> list[tuple[str, str]]:
+def _result_facts(entry: ReportNode) -> list[tuple[str, str]]:
     judged = entry.judged
     assert judged is not None
     pairs = [("outcome", f"{judged.outcome}{f' at {judged.stage}' if judged.stage else ''}")]
     if entry.score is not None:
         pairs += [
-            ("speed-up", factor(-entry.score)),
+            ("speed-up", factor_text(-entry.score)),
             ("95 % interval", tables.interval_text(entry.score, entry.sd)),
         ]
     if judged.log2_ratio is not None and judged.against != entry.node.id:
-        pairs += [("timed beside", judged.against), ("over that", factor(-judged.log2_ratio))]
+        pairs += [("timed beside", judged.against), ("over that", factor_text(-judged.log2_ratio))]
     pairs += [
         ("config", tables.config_text(judged.config)),
         ("configs timed", f"{judged.measurements:,}" if judged.measurements else ""),
@@ -240,12 +246,12 @@ def _judged_facts(entry: Entry) -> list[tuple[str, str]]:
     return pairs
 
 
-def _short(value: Any) -> str:
+def _short_value(value: Any) -> str:
     text = tables.config_text(value) if isinstance(value, Mapping) else str(value)
     return text if len(text) <= 160 else text[:160] + "..."
 
 
-def _tree_note(drawing: tree.Tree) -> str:
+def _tree_note(drawing: tree.LineageDrawing) -> str:
     if not drawing.thinned:
         return "A number is a node's own."
     return (
@@ -254,24 +260,24 @@ def _tree_note(drawing: tree.Tree) -> str:
     )
 
 
-def _finalists_note(story: Story) -> str:
+def _finalists_note(story: SearchReport) -> str:
     if story.confirmed:
         return "Timed again beside the first seed in a fresh process with fresh inputs."
     over = " so far" if story.stopped is None or story.stopped.interrupted else ""
     return f"The fastest of the search{over}, not confirmed: chosen for being low, these times flatter them."
 
 
-def _lost(story: Story) -> str:
+def _lost_jobs_note(story: SearchReport) -> str:
     if not story.lost:
         return ""
     last = story.lost[-1]
-    return visible(
+    return escape_invisible(
         f"{len(story.lost)} jobs were lost with their lanes and tried again; the last one"
         f"{f' on {last.lane}' if last.lane else ''}: {last.reason[:300]}"
     )
 
 
-def _notes(story: Story, data: Mapping[str, Any]) -> list[str]:
+def _footnotes(story: SearchReport, data: Mapping[str, Any]) -> list[str]:
     notes = []
     total, kept, texts = len(story.entries), len(data["nodes"]), len(data["sources"])
     if kept < total:
@@ -299,7 +305,7 @@ def _template(name: str) -> Any:
     try:
         import jinja2
     except ImportError as error:
-        raise MissingTemplates(
+        raise MissingTemplateEngine(
             f"the page needs jinja2, which torch brings ({error}): pip install 'forecast-autotune[llm]'"
         ) from error
     environment = jinja2.Environment(

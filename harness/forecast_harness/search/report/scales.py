@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """A linear map of [low, high] to [start, end]; what lies beyond is drawn at the edge."""
 
     low: float
@@ -22,7 +22,9 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def room(values: Iterable[float], *, least: float = 1e-9, margin: float = 0.06) -> tuple[float, float]:
+def padded_bounds(
+    values: Iterable[float], *, least: float = 1e-9, margin: float = 0.06
+) -> tuple[float, float]:
     """Bounds a little beyond all values, at least `least` apart; (-least / 2, least / 2) for none."""
     found = [v for v in values if math.isfinite(v)] or [0.0]
     low, high = min(found), max(found)
@@ -30,7 +32,7 @@ def room(values: Iterable[float], *, least: float = 1e-9, margin: float = 0.06) 
     return middle - half * (1 + margin), middle + half * (1 + margin)
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
+def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round values in [low, high]: multiples of 1, 2 or 5 times a power of ten, at most `most` + 1."""
     raw = (high - low) / max(most, 1)
     power = 10.0 ** math.floor(math.log10(raw))
@@ -39,22 +41,22 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(n * unit, 12) for n in range(first, math.floor(high / unit + 1e-9) + 1)]
 
 
-def factors(low: float, high: float, most: int = 6) -> list[tuple[float, str]]:
+def factor_ticks(low: float, high: float, most: int = 6) -> list[tuple[float, str]]:
     """Ticks of an axis in log2 of a speed-up, named as factors: (log2, `1.2x`).
 
     Round factors where the axis spans less than two doublings, powers of two where it spans more.
     """
     if high - low <= 2.0:
-        found = [math.log2(v) for v in ticks(2.0**low, 2.0**high, most) if v > 0]
+        found = [math.log2(v) for v in round_ticks(2.0**low, 2.0**high, most) if v > 0]
     else:
         unit = math.ceil((high - low) / most)
         found = [n * float(unit) for n in range(math.ceil(low / unit), math.floor(high / unit) + 1)]
         if unit == 1 and len(found) < most:  # 1, 1.5, 2, 3, 4, 6, 8
             found = sorted([*found, *(v for n in found if (v := n + math.log2(1.5)) <= high)])
-    return [(at, factor(at)) for at in found]
+    return [(at, factor_text(at)) for at in found]
 
 
-def factor(at: float) -> str:
+def factor_text(at: float) -> str:
     """2 to the power of `at` with three digits: `1.21x`, `12.3x`, `0.845x`."""
     value = 2.0**at
     if value >= 99.95:
@@ -62,7 +64,7 @@ def factor(at: float) -> str:
     return f"{value:.2f}x" if value < 9.995 else f"{value:.1f}x"
 
 
-def amount(value: float) -> str:
+def amount_text(value: float) -> str:
     """A count or sum for a tick: `1,200`, `12 k`, `3.4 M`, `0.02`."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:.3g} M"

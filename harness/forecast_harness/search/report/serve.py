@@ -20,29 +20,29 @@ from urllib.parse import parse_qs, urlsplit
 from forecast_autotune.errors import ForecastAutotuneError, StoreError
 from forecast_harness.search import log
 from forecast_harness.search.report import render
-from forecast_harness.search.report.story import tell
-from forecast_harness.search.state import State, apply
+from forecast_harness.search.report.story import build_report
+from forecast_harness.search.state import SearchState, apply_event
 
 ADDRESS = "127.0.0.1"
-_SHARE = 10
+_REDRAW_PAUSE_FACTOR = 10
 """Drawing the page may take a tenth of one core: the search is measuring at the same time."""
-_WAITING = (
+_EMPTY_PAGE = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">'
     '<title>search</title><link rel="icon" href="data:,"><p>The search has written nothing yet.</p></html>'
 )
 
 
-class CannotServe(ForecastAutotuneError):
+class CannotServeReport(ForecastAutotuneError):
     """The page cannot be served."""
 
 
-class Reader:
+class LogFollower:
     """Follows a log that another thread or process writes. Use under a lock."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.state, self._read = path, State(), 0
+        self.path, self.state, self._read = path, SearchState(), 0
 
-    def look(self) -> State:
+    def refresh(self) -> SearchState:
         """The state now; a line that is only half written counts the next time.
 
         Raises `RecordError` for a log that holds no events. A log that is not there yet is an empty one.
@@ -50,7 +50,7 @@ class Reader:
         try:
             size = self.path.stat().st_size
             if size < self._read:  # another search took its place
-                self.state, self._read = State(), 0
+                self.state, self._read = SearchState(), 0
             with self.path.open("rb") as file:
                 file.seek(self._read)
                 fresh = file.read()
@@ -58,9 +58,9 @@ class Reader:
             return self.state
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read: {error}") from error
-        events, taken = log.parse(fresh, self.path)
+        events, taken = log.parse_log(fresh, self.path)
         for event in events:
-            apply(self.state, event)
+            apply_event(self.state, event)
         self._read += taken
         return self.state
 
@@ -70,18 +70,18 @@ class Reader:
         return str(self._read)
 
 
-class Server:
+class ReportServer:
     """Serves a search's folder until it is closed. Use as a context, or `close` it."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        self._reader = Reader(folder / "log.jsonl")
+        self._reader = LogFollower(folder / "log.jsonl")
         self._lock = threading.Lock()
-        self._drawn: dict[str, Any] | None = None
-        self._rest_until = 0.0
+        self._rendered: dict[str, Any] | None = None
+        self._next_render_at = 0.0
         try:
-            self._http = _Http((ADDRESS, port), _Handler)
+            self._http = _ReportHTTPServer((ADDRESS, port), _ReportHandler)
         except (OSError, OverflowError) as error:
-            raise CannotServe(
+            raise CannotServeReport(
                 f"port {port} of {ADDRESS} cannot be used ({error}): name another one, or 0 for a free one"
             ) from error
         self._http.owner = self
@@ -106,7 +106,7 @@ class Server:
         self._http.server_close()
         self._thread.join()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> ReportServer:
         return self
 
     def __exit__(
@@ -117,56 +117,56 @@ class Server:
     def page(self) -> str:
         """The page as it is now."""
         with self._lock:
-            state = self._reader.look()
+            state = self._reader.refresh()
             if state.started is None:
-                return _WAITING
-            return render.page(tell(state), live=True, revision=self._reader.revision)
+                return _EMPTY_PAGE
+            return render.render_page(build_report(state), live=True, revision=self._reader.revision)
 
-    def news(self, known: str) -> dict[str, Any]:
+    def changes_since(self, known: str) -> dict[str, Any]:
         """What changed since the revision `known`: that revision alone if nothing did, or not yet shown."""
         with self._lock:
             now = time.monotonic()
-            if now >= self._rest_until:
-                state = self._reader.look()
-                drawn = self._drawn["revision"] if self._drawn else ""
+            if now >= self._next_render_at:
+                state = self._reader.refresh()
+                drawn = self._rendered["revision"] if self._rendered else ""
                 if state.started is not None and self._reader.revision not in (known, drawn):
-                    self._drawn = {
-                        **render.pieces(tell(state), revision=self._reader.revision),
+                    self._rendered = {
+                        **render.render_parts(build_report(state), revision=self._reader.revision),
                         "revision": self._reader.revision,
                     }
                     after = time.monotonic()
-                    self._rest_until = after + _SHARE * (after - now)
-            if self._drawn is None or int(self._drawn["revision"]) <= _number(known):
+                    self._next_render_at = after + _REDRAW_PAUSE_FACTOR * (after - now)
+            if self._rendered is None or int(self._rendered["revision"]) <= _revision_number(known):
                 return {"revision": known}
-            return self._drawn
+            return self._rendered
 
 
-def serve(folder: Path, port: int = 0) -> Server:
+def serve(folder: Path, port: int = 0) -> ReportServer:
     """Serve the page of the search in `folder`, running or finished; port 0 takes any that is free.
 
-    Raises `CannotServe` where the port cannot be had.
+    Raises `CannotServeReport` where the port cannot be had.
     """
-    return Server(folder, port)
+    return ReportServer(folder, port)
 
 
-def _number(text: str) -> int:
+def _revision_number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 18 else -1
 
 
-class _Http(ThreadingHTTPServer):
+class _ReportHTTPServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    owner: Server
+    owner: ReportServer
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Http
+class _ReportHandler(BaseHTTPRequestHandler):
+    server: _ReportHTTPServer
     server_version, sys_version = "forecast-autotune", ""
     timeout = 10.0
 
     def do_GET(self) -> None:
         """Answer `/` and `/state.json`, nothing else."""
-        if self.headers.get("Host", "").lower() not in self._names():
+        if self.headers.get("Host", "").lower() not in self._allowed_hosts():
             return self._answer(HTTPStatus.FORBIDDEN, "This server answers to its own address only.\n")
         asked = urlsplit(self.path)
         try:
@@ -174,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._answer(HTTPStatus.OK, self.server.owner.page(), "text/html")
             if asked.path == "/state.json":
                 known = parse_qs(asked.query).get("revision", [""])[0]
-                news = self.server.owner.news(known)
+                news = self.server.owner.changes_since(known)
                 return self._answer(HTTPStatus.OK, json.dumps(news, allow_nan=False), "application/json")
         except ForecastAutotuneError as error:
             return self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{error}\n")
@@ -182,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _names(self) -> tuple[str, str]:
+    def _allowed_hosts(self) -> tuple[str, str]:
         port = self.server.owner.port
         return f"{ADDRESS}:{port}", f"localhost:{port}"
 

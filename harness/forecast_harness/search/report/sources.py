@@ -10,16 +10,16 @@ from functools import lru_cache
 
 from forecast_harness.search.records import Node
 
-MOST_CHARACTERS = 3_000_000
+MAX_CHARACTERS = 3_000_000
 """Of all sources in one page together."""
-MOST_LINES = 1_500
+MAX_LINES = 1_500
 """Of one source; longer ones are cut, and say so."""
-MOST_WIDE = 4_000
+MAX_LINE_CHARACTERS = 4_000
 """Characters of one line."""
 
 
 @dataclass(frozen=True)
-class Text:
+class DisplayedSource:
     """A source as it is shown."""
 
     lines: tuple[str, ...]
@@ -27,7 +27,7 @@ class Text:
     """Whether lines, or ends of lines, are missing."""
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """The text with every character that a reader cannot see, or that moves others, spelled out.
 
     Keeps tabs and line feeds. Among the rest are controls, bidirectional overrides (which make a source read
@@ -35,35 +35,37 @@ def visible(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in "\t\n" or not _hidden(c) else f"\\u{{{ord(c):x}}}" for c in text)
+    return "".join(c if c in "\t\n" or not _is_invisible(c) else f"\\u{{{ord(c):x}}}" for c in text)
 
 
-def _hidden(character: str) -> bool:
+def _is_invisible(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 @lru_cache(maxsize=4096)
-def shown(source: str) -> Text:
-    """Lines of a source, at most `MOST_LINES` of at most `MOST_WIDE` characters."""
+def display_source(source: str) -> DisplayedSource:
+    """Lines of a source, at most `MAX_LINES` of at most `MAX_LINE_CHARACTERS` characters."""
     lines = source.replace("\r\n", "\n").removesuffix("\n").split("\n")
-    kept = [visible(line[:MOST_WIDE]) for line in lines[:MOST_LINES]]
-    return Text(tuple(kept), len(kept) < len(lines) or any(len(line) > MOST_WIDE for line in lines))
+    kept = [escape_invisible(line[:MAX_LINE_CHARACTERS]) for line in lines[:MAX_LINES]]
+    return DisplayedSource(
+        tuple(kept), len(kept) < len(lines) or any(len(line) > MAX_LINE_CHARACTERS for line in lines)
+    )
 
 
 @lru_cache(maxsize=4096)
-def difference(before: str, after: str) -> tuple[tuple[str, int, int, int, int], ...]:
+def line_opcodes(before: str, after: str) -> tuple[tuple[str, int, int, int, int], ...]:
     """How the shown lines of one source become another's: difflib's opcodes, `equal` included."""
-    a, b = shown(before).lines, shown(after).lines
+    a, b = display_source(before).lines, display_source(after).lines
     # Empty lines are everywhere alike: what is matched must not hang on them.
     matcher = difflib.SequenceMatcher(lambda line: not line.strip(), a, b, autojunk=len(b) > 400)
     return tuple(matcher.get_opcodes())
 
 
-def bounded(nodes: Iterable[Node], most: int = MOST_CHARACTERS) -> list[Node]:
+def sources_within(nodes: Iterable[Node], most: int = MAX_CHARACTERS) -> list[Node]:
     """The first of `nodes` whose sources fit together into `most` characters; at least one, if any."""
     found: list[Node] = []
     for node in nodes:
-        most -= sum(len(line) + 1 for line in shown(node.source).lines)
+        most -= sum(len(line) + 1 for line in display_source(node.source).lines)
         if most < 0 and found:
             break
         found.append(node)

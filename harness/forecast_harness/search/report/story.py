@@ -8,11 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forecast_harness.search.batches import Point
+from forecast_harness.search.batches import HistoryPoint
 from forecast_harness.search.events import Lost, Stopped
 from forecast_harness.search.output import reliability
-from forecast_harness.search.records import Belief, Budget, Context, Judged, Node, Spent, Target
-from forecast_harness.search.state import State
+from forecast_harness.search.records import (
+    Node,
+    NodeForecast,
+    NodeResult,
+    SearchBudget,
+    SearchContext,
+    SearchCost,
+    SearchTarget,
+)
+from forecast_harness.search.state import SearchState
 
 Z90, Z95 = 1.6449, 1.9600
 """Two-sided 90 % and 95 % quantiles of the normal distribution."""
@@ -24,18 +32,18 @@ def speedup_interval(score: float, sd: float) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReportNode:
     """One node and all that is known of it."""
 
     node: Node
     number: int
     """0 for the first seed; then in the order in which nodes were accepted."""
-    judged: Judged | None = None
+    judged: NodeResult | None = None
     score: float | None = None
     """log2(time / time of the first seed); None unless it ran."""
     sd: float = 0.0
     """Standard error of `score`, along the chain of comparisons that leads to the first seed."""
-    belief: Belief | None = None
+    belief: NodeForecast | None = None
     """The last one from before it was judged."""
     reference: str = ""
     """What `belief` is relative to."""
@@ -59,7 +67,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmSummary:
     """What one proposer and style gave."""
 
     name: str
@@ -72,18 +80,18 @@ class Arm:
     """Ran, and faster than what was the best when its batch was decided."""
     best: float | None
     """Lowest score."""
-    spent: Spent
+    spent: SearchCost
 
 
 @dataclass(frozen=True)
-class Final:
+class BestResult:
     """The end of a search, or where it stands: what is claimed, and how surely."""
 
     node: str
     score: float
     sd: float
     evidence: str
-    """As `State.evidence` has it."""
+    """As `SearchState.evidence` has it."""
 
     @property
     def speedup(self) -> float:
@@ -97,25 +105,25 @@ class Final:
 
 
 @dataclass(frozen=True)
-class Story:
-    """A whole search. Built by `tell`, read by the report and the live view."""
+class SearchReport:
+    """A whole search. Built by `build_report`, read by the report and the live view."""
 
-    target: Target
-    context: Context
+    target: SearchTarget
+    context: SearchContext
     at: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ReportNode]
     """By node id, in the order in which nodes were accepted."""
-    steps: Sequence[Point]
-    arms: Sequence[Arm]
-    total: Spent
-    spent: Mapping[str, Spent]
+    history: Sequence[HistoryPoint]
+    arms: Sequence[ArmSummary]
+    total: SearchCost
+    spent: Mapping[str, SearchCost]
     """By kind of work."""
-    final: Final | None
+    final: BestResult | None
     """None while nothing but the first seed has run."""
-    confirmed: Mapping[str, Judged]
+    confirmed: Mapping[str, NodeResult]
     lost: Sequence[Lost]
     problems: Counter[str]
-    refused: Counter[str]
+    duplicates: Counter[str]
     """Proposals that were not new, by why."""
     stopped: Stopped | None
     resumed: int
@@ -130,7 +138,7 @@ class Story:
         return self.context.seeds[0]
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> SearchBudget:
         """What may be spent at most."""
         return self.context.settings.budget
 
@@ -140,9 +148,9 @@ class Story:
         return Counter((str(e.judged.outcome), e.judged.stage) for e in self.entries.values() if e.judged)
 
 
-def tell(state: State) -> Story:
+def build_report(state: SearchState) -> SearchReport:
     """What a state says. Raises `RecordError` before the search has started."""
-    entries = _entries(state)
+    entries = _report_nodes(state)
     problems: Counter[str] = Counter()
     for answer in state.answers.values():
         if answer.problem:
@@ -151,20 +159,20 @@ def tell(state: State) -> Story:
         if batch.forecasted is not None and batch.forecasted.problem:
             problems[f"forecasts: {batch.forecasted.problem}"] += 1
     lost = [one for b in state.batches.values() for found in b.lost.values() for one in found]
-    return Story(
+    return SearchReport(
         state.target,
         state.context,
         state.started.at if state.started else "",
         entries,
         tuple(state.history),
-        _arms(state, entries),
+        _arm_summaries(state, entries),
         state.spent,
         dict(state.spent_on),
-        _final(state, entries),
+        _best_result(state, entries),
         dict(state.confirmed),
-        [*lost, *state.unconfirmed],
+        [*lost, *state.lost_confirmations],
         problems,
-        Counter(r.why for r in state.refused),
+        Counter(r.reason for r in state.duplicates),
         state.stopped,
         state.resumed,
         max(state.batches, default=0),
@@ -172,21 +180,21 @@ def tell(state: State) -> Story:
     )
 
 
-def _entries(state: State) -> dict[str, Entry]:
+def _report_nodes(state: SearchState) -> dict[str, ReportNode]:
     chances = {
         name: chance
         for batch in state.batches.values()
         if batch.chosen is not None
         for name, chance in zip(batch.chosen.nodes, batch.chosen.propensities, strict=True)
     }
-    found: dict[str, Entry] = {}
+    found: dict[str, ReportNode] = {}
     for number, (name, node) in enumerate(state.nodes.items()):
         reference, belief = state.beliefs.get(name, ("", None))
         score = state.scores.get(name)
         measured = None
         if score is not None and reference in state.scores:
             measured = score - state.scores[reference]
-        found[name] = Entry(
+        found[name] = ReportNode(
             node,
             number,
             state.judged.get(name),
@@ -207,8 +215,8 @@ def _entries(state: State) -> dict[str, Entry]:
     return found
 
 
-def _arms(state: State, entries: Mapping[str, Entry]) -> list[Arm]:
-    found: list[Arm] = []
+def _arm_summaries(state: SearchState, entries: Mapping[str, ReportNode]) -> list[ArmSummary]:
+    found: list[ArmSummary] = []
     for name, stats in state.arms.items():
         own = [e for e in entries.values() if e.node.arm == name and e.judged is not None]
         ratios = [
@@ -216,7 +224,7 @@ def _arms(state: State, entries: Mapping[str, Entry]) -> list[Arm]:
         ]
         if stats.requests:  # the seeds' own is no arm
             found.append(
-                Arm(
+                ArmSummary(
                     name,
                     stats.requests,
                     stats.proposals,
@@ -231,11 +239,11 @@ def _arms(state: State, entries: Mapping[str, Entry]) -> list[Arm]:
     return found
 
 
-def _final(state: State, entries: Mapping[str, Entry]) -> Final | None:
+def _best_result(state: SearchState, entries: Mapping[str, ReportNode]) -> BestResult | None:
     if not any(name != state.seeds[0] for name in state.scores):
         return None
     best = state.best
     judged = state.confirmed.get(best)
     sure = judged is not None and judged.log2_ratio is not None
     sd = judged.sd if judged is not None and sure else entries[best].sd
-    return Final(best, state.best_score, sd, state.evidence(best))
+    return BestResult(best, state.best_score, sd, state.evidence(best))

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from forecast_autotune.report.chart import seconds
-from forecast_harness.search.records import EVIDENCE
+from forecast_harness.search.records import EVIDENCE_TEXTS
 from forecast_harness.search.report import tables
-from forecast_harness.search.report.scales import factor
-from forecast_harness.search.report.sources import visible
-from forecast_harness.search.report.story import Story, tell
-from forecast_harness.search.state import State
+from forecast_harness.search.report.scales import factor_text
+from forecast_harness.search.report.sources import escape_invisible
+from forecast_harness.search.report.story import SearchReport, build_report
+from forecast_harness.search.state import SearchState
 
 
-def lines(state: State) -> list[tuple[str, str]]:
+def summary_lines(state: SearchState) -> list[tuple[str, str]]:
     """What was found and what it cost: (name, text). Raises `RecordError` before the search has started."""
-    story = tell(state)
+    story = build_report(state)
     per, what = tables.per_percent(story.final, story.total)
     spent = story.total
     paid = [f"{spent.measurements:,} measurements", f"{seconds(spent.device_seconds)} of device time"]
     paid += [f"{spent.tokens:,} tokens"] if spent.tokens else []
     paid += [f"US$ {spent.money:.2f}"] if spent.money else []
-    end = tables.status(story)
+    end = tables.status_card(story)
     return [
-        ("best", _best(story)),
+        ("best", _best_text(story)),
         ("spent", ", ".join(paid)),
         ("cost", what if per == "-" else f"{per} {what}"),
         ("ended", end.name if end.name.startswith(end.value) else f"{end.value}: {end.name}"),
     ]
 
 
-def _best(story: Story) -> str:
+def _best_text(story: SearchReport) -> str:
     final = story.final
     if final is None or final.score >= 0.0:
         return tables.best_card(final).name
-    note = visible(story.entries[final.node].node.provenance.note)
-    sure = EVIDENCE[final.evidence]
+    note = escape_invisible(story.entries[final.node].node.provenance.note)
+    sure = EVIDENCE_TEXTS[final.evidence]
     return (
-        f"{factor(-final.score)} over the seed, 95 % interval {tables.interval_text(final.score, final.sd)}, "
+        f"{factor_text(-final.score)} over the seed, 95 % interval {tables.interval_text(final.score, final.sd)}, "
         f"{sure}{f': {note}' if note else ''}"
     )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from forecast_autotune.report.chart import milliseconds, percent, seconds
-from forecast_harness.search.records import EVIDENCE, Belief, Budget, Judged, Spent
-from forecast_harness.search.report.scales import factor
-from forecast_harness.search.report.sources import visible
-from forecast_harness.search.report.story import Z95, Entry, Final, Story, speedup_interval
+from forecast_harness.search.records import EVIDENCE_TEXTS, NodeForecast, NodeResult, SearchBudget, SearchCost
+from forecast_harness.search.report.scales import factor_text
+from forecast_harness.search.report.sources import escape_invisible
+from forecast_harness.search.report.story import Z95, BestResult, ReportNode, SearchReport, speedup_interval
 
-FINALISTS = 8
-_LIMITS = {
+MAX_FINALISTS = 8
+_LIMIT_NAMES = {
     "measurements": "measurements",
     "device_seconds": "device time",
     "wall_seconds": "wall time",
@@ -23,7 +23,7 @@ _LIMITS = {
 
 
 @dataclass(frozen=True)
-class Card:
+class HeaderCard:
     """A figure of the header."""
 
     value: str
@@ -32,7 +32,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Bar:
+class ShareBar:
     """A share of something, with its figures."""
 
     name: str
@@ -45,7 +45,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Finalist:
+class FinalistRow:
     """A row of the table of finalists."""
 
     id: str
@@ -60,37 +60,37 @@ class Finalist:
     config: str
 
 
-def cards(story: Story) -> list[Card]:
+def header_cards(story: SearchReport) -> list[HeaderCard]:
     """What the header says at a glance."""
     spent, final = story.total, story.final
     proposed = sum(a.proposals for a in story.arms)
     limit = "" if story.budget.measurements is None else f" of {story.budget.measurements:,}"
     return [
         best_card(final),
-        Card(f"{spent.measurements:,}{limit}", f"candidates measured, of {proposed:,} proposed"),
-        Card(seconds(spent.device_seconds), "device time"),
-        Card(*per_percent(final, spent)),
-        status(story),
+        HeaderCard(f"{spent.measurements:,}{limit}", f"candidates measured, of {proposed:,} proposed"),
+        HeaderCard(seconds(spent.device_seconds), "device time"),
+        HeaderCard(*per_percent(final, spent)),
+        status_card(story),
     ]
 
 
-_FLATTERED = "not confirmed yet: the best of many looks better than it is"
+_UNCONFIRMED_NOTE = "not confirmed yet: the best of many looks better than it is"
 
 
-def best_card(final: Final | None) -> Card:
+def best_card(final: BestResult | None) -> HeaderCard:
     """The claim, with its interval, and whether it was confirmed."""
     if final is None:
-        return Card("-", "no source but the seed has run")
+        return HeaderCard("-", "no source but the seed has run")
     if final.score >= 0.0:
-        return Card(factor(-final.score), "nothing faster than the seed was found", "fair")
+        return HeaderCard(factor_text(-final.score), "nothing faster than the seed was found", "fair")
     low, _ = final.interval
-    how = EVIDENCE[final.evidence] if final.evidence else _FLATTERED
+    how = EVIDENCE_TEXTS[final.evidence] if final.evidence else _UNCONFIRMED_NOTE
     css = "good" if low > 1.0 else "fair"
     between = interval_text(final.score, final.sd)
-    return Card(factor(-final.score), f"best speed-up, 95 % interval {between}; {how}", css)
+    return HeaderCard(factor_text(-final.score), f"best speed-up, 95 % interval {between}; {how}", css)
 
 
-def per_percent(final: Final | None, spent: Spent) -> tuple[str, str]:
+def per_percent(final: BestResult | None, spent: SearchCost) -> tuple[str, str]:
     """What each per cent of the first seed's time that is saved cost: (in device time, in all else)."""
     saved = 0.0 if final is None else 100.0 * (1.0 - 1.0 / final.speedup)
     if saved <= 0.0:
@@ -106,81 +106,83 @@ def per_percent(final: Final | None, spent: Spent) -> tuple[str, str]:
     )
 
 
-def status(story: Story) -> Card:
+def status_card(story: SearchReport) -> HeaderCard:
     """Whether it runs, and why it ended."""
     if story.stopped is None:
-        return Card(f"batch {story.batch}", "under way, or ended without saying so")
+        return HeaderCard(f"batch {story.batch}", "under way, or ended without saying so")
     word = "interrupted" if story.stopped.interrupted else "finished"
-    return Card(
-        word, visible(story.stopped.reason) or "no reason given", "fair" if story.stopped.interrupted else ""
+    return HeaderCard(
+        word,
+        escape_invisible(story.stopped.reason) or "no reason given",
+        "fair" if story.stopped.interrupted else "",
     )
 
 
-def budget(story: Story) -> list[Bar]:
+def budget_bars(story: SearchReport) -> list[ShareBar]:
     """Each limit and what was spent of it; what has no limit is told by its sum."""
-    return budget_of(story.total, story.budget)
+    return bars_of_budget(story.total, story.budget)
 
 
-def budget_of(spent: Spent, limits: Budget) -> list[Bar]:
-    """`budget`, of anything; what is neither limited nor spent is left out."""
+def bars_of_budget(spent: SearchCost, limits: SearchBudget) -> list[ShareBar]:
+    """`budget_bars`, of anything; what is neither limited nor spent is left out."""
     found = []
-    for name, shown in _LIMITS.items():
+    for name, shown in _LIMIT_NAMES.items():
         limit, used = getattr(limits, name), getattr(spent, name)
         if limit is None and not used:
             continue
         share = 0.0 if not limit else min(100.0, 100.0 * used / limit)
-        text = _unit(name, used) + ("" if limit is None else f" of {_unit(name, limit)}")
-        found.append(Bar(shown, round(share, 1), text, limited=limit is not None))
+        text = _amount_text(name, used) + ("" if limit is None else f" of {_amount_text(name, limit)}")
+        found.append(ShareBar(shown, round(share, 1), text, limited=limit is not None))
     return found
 
 
-def _unit(name: str, value: float) -> str:
+def _amount_text(name: str, value: float) -> str:
     if name.endswith("seconds"):
         return seconds(value)
     return f"US$ {value:.2f}" if name == "money" else f"{value:,.0f}"
 
 
-def _cost(spent: Spent) -> tuple[str, ...]:
+def _cost_cells(spent: SearchCost) -> tuple[str, ...]:
     return (
         f"{spent.measurements:,}" if spent.measurements else "",
         seconds(spent.device_seconds) if spent.device_seconds else "",
         seconds(spent.wall_seconds) if spent.wall_seconds else "",
-        *_paid(spent),
+        *_payment_cells(spent),
     )
 
 
-def _paid(spent: Spent) -> tuple[str, str]:
+def _payment_cells(spent: SearchCost) -> tuple[str, str]:
     return f"{spent.tokens:,}" if spent.tokens else "", f"{spent.money:.3f}" if spent.money else ""
 
 
-def kinds(story: Story) -> list[tuple[str, ...]]:
+def cost_rows(story: SearchReport) -> list[tuple[str, ...]]:
     """Costs by kind of work, and their sum."""
-    rows = [(name, *_cost(spent)) for name, spent in story.spent.items() if spent != Spent()]
-    return [*rows, ("in all", *_cost(story.total))]
+    rows = [(name, *_cost_cells(spent)) for name, spent in story.spent.items() if spent != SearchCost()]
+    return [*rows, ("in all", *_cost_cells(story.total))]
 
 
-def arms(story: Story) -> list[tuple[str, ...]]:
+def arm_rows(story: SearchReport) -> list[tuple[str, ...]]:
     """A row per arm, the best first."""
     found = sorted(story.arms, key=lambda a: (a.best is None, a.best or 0.0, a.name))
     return [
         (
-            visible(a.name),
+            escape_invisible(a.name),
             *(f"{n:,}" for n in (a.requests, a.proposals, a.new, a.measured, a.ran, a.better)),
-            "" if a.best is None else factor(-a.best),
-            *_paid(a.spent),
+            "" if a.best is None else factor_text(-a.best),
+            *_payment_cells(a.spent),
         )
         for a in found
     ]
 
 
-def outcomes(story: Story) -> list[Bar]:
+def outcome_bars(story: SearchReport) -> list[ShareBar]:
     """How many nodes ended how, and at which stage; what waits to be measured last."""
     counts = story.outcomes
     waiting = sum(e.judged is None for e in story.entries.values())
-    again = story.refused.total()
+    again = story.duplicates.total()
     most = max([*counts.values(), waiting, again, 1])
     found = [
-        Bar(
+        ShareBar(
             f"{outcome.replace('_', ' ')}{f' at {stage}' if stage and outcome != 'ok' else ''}",
             round(100.0 * count / most, 1),
             f"{count:,} ({percent(count / counts.total())})",
@@ -189,23 +191,25 @@ def outcomes(story: Story) -> list[Bar]:
         for (outcome, stage), count in sorted(counts.items(), key=lambda i: (i[0][0] != "ok", -i[1], i[0]))
     ]
     if waiting:
-        found.append(Bar("never measured", round(100.0 * waiting / most, 1), f"{waiting:,}", "soft"))
+        found.append(ShareBar("never measured", round(100.0 * waiting / most, 1), f"{waiting:,}", "soft"))
     if again:
-        found.append(Bar("not new: not even a node", round(100.0 * again / most, 1), f"{again:,}", "soft"))
+        found.append(
+            ShareBar("not new: not even a node", round(100.0 * again / most, 1), f"{again:,}", "soft")
+        )
     return found
 
 
-def finalists(story: Story, workloads: Sequence[str]) -> list[Finalist]:
+def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[FinalistRow]:
     """The confirmed nodes, or without a confirmation the best of the search; fastest first."""
     judged = {n: j for n, j in story.confirmed.items() if n in story.entries}
     names = sorted(judged, key=lambda n: (judged[n].log2_ratio is None, judged[n].log2_ratio or 0.0))
     if not names:
         ran = [e for e in story.entries.values() if e.score is not None and e.node.id != story.root]
-        names = [e.node.id for e in sorted(ran, key=lambda e: (e.score or 0.0, e.number))[:FINALISTS]]
-    return [_finalist(story.entries[n], judged.get(n), workloads) for n in names]
+        names = [e.node.id for e in sorted(ran, key=lambda e: (e.score or 0.0, e.number))[:MAX_FINALISTS]]
+    return [_finalist_row(story.entries[n], judged.get(n), workloads) for n in names]
 
 
-def _finalist(entry: Entry, confirmed: Judged | None, workloads: Sequence[str]) -> Finalist:
+def _finalist_row(entry: ReportNode, confirmed: NodeResult | None, workloads: Sequence[str]) -> FinalistRow:
     judged = confirmed or entry.judged
     score, sd = entry.score, entry.sd
     if confirmed is not None:
@@ -215,21 +219,21 @@ def _finalist(entry: Entry, confirmed: Judged | None, workloads: Sequence[str]) 
     config = (judged.config if judged and judged.config else None) or (
         entry.judged.config if entry.judged else {}
     )
-    return Finalist(
+    return FinalistRow(
         entry.node.id,
         f"#{entry.number}",
-        visible(entry.node.provenance.note) or "the seed",
-        str(judged.outcome if judged else "") if score is None else factor(-score),
+        escape_invisible(entry.node.provenance.note) or "the seed",
+        str(judged.outcome if judged else "") if score is None else factor_text(-score),
         "bad" if score is None else "good" if low > 1.0 else "",
         "" if score is None else interval_text(score, sd),
-        "" if entry.score is None else factor(-entry.score),
+        "" if entry.score is None else factor_text(-entry.score),
         "" if entry.belief is None else forecast(entry.belief),
         [milliseconds(1000 * took[w]) if w in took else "" for w in workloads],
         config_text(config),
     )
 
 
-def workloads(story: Story, most: int = 6) -> list[str]:
+def workloads(story: SearchReport, most: int = 6) -> list[str]:
     """Names of the workloads that results tell times of; the first few."""
     names: dict[str, None] = {}
     for judged in (*story.confirmed.values(), *(e.judged for e in story.entries.values() if e.judged)):
@@ -237,14 +241,14 @@ def workloads(story: Story, most: int = 6) -> list[str]:
     return list(names)[:most]
 
 
-def forecast(belief: Belief) -> str:
+def forecast(belief: NodeForecast) -> str:
     """A belief in a few words."""
-    return f"{factor(-belief.mean)} ({interval_text(belief.mean, belief.sd)})"
+    return f"{factor_text(-belief.mean)} ({interval_text(belief.mean, belief.sd)})"
 
 
 def interval_text(score: float, sd: float) -> str:
     """The 95 % interval of a speed-up: `1.19x to 1.23x`."""
-    return f"{factor(-(score + Z95 * sd))} to {factor(-(score - Z95 * sd))}"
+    return f"{factor_text(-(score + Z95 * sd))} to {factor_text(-(score - Z95 * sd))}"
 
 
 def config_text(config: Mapping[str, Any]) -> str:
@@ -255,4 +259,4 @@ def config_text(config: Mapping[str, Any]) -> str:
             parts.append(config_text(value))
         elif value is not None:
             parts.append(f"{name}={value}")
-    return visible(", ".join(p for p in parts if p))
+    return escape_invisible(", ".join(p for p in parts if p))

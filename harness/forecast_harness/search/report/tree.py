@@ -6,18 +6,18 @@ from collections import defaultdict
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from forecast_harness.search.report.story import Entry, Story
+from forecast_harness.search.report.story import ReportNode, SearchReport
 
-MOST = 400
+MAX_DRAWN_NODES = 400
 """So many nodes can still be told apart; the rest are counted at their parents."""
 COLUMN, ROW, MARGIN = 78.0, 22.0, 22.0
 
 
 @dataclass(frozen=True)
-class Leaf:
+class DrawnNode:
     """A drawn node."""
 
-    entry: Entry
+    entry: ReportNode
     x: float
     y: float
     parent: str
@@ -27,10 +27,10 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Tree:
+class LineageDrawing:
     """A drawing of the lineage; the root is at the left, each generation a column."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[DrawnNode, ...]
     edges: tuple[tuple[str, str], ...]
     """(path, class): `line` towards the best node is `best`."""
     width: float
@@ -43,7 +43,7 @@ class Tree:
         return len(self.leaves) < self.total
 
 
-def lineage(story: Story, name: str, known: Container[str] = ()) -> list[str]:
+def path_to_root(story: SearchReport, name: str, known: Container[str] = ()) -> list[str]:
     """The node and its ancestors by first parents, youngest first, up to the first one that is `known`."""
     found: dict[str, None] = {}
     while name in story.entries and name not in found and name not in known:
@@ -53,40 +53,40 @@ def lineage(story: Story, name: str, known: Container[str] = ()) -> list[str]:
     return list(found)
 
 
-def important(story: Story) -> list[str]:
+def by_importance(story: SearchReport) -> list[str]:
     """All node ids, what a reader needs most first: ends and their ancestors, then by what is known."""
     final = story.final
     ends = [*([final.node] if final else []), *sorted(story.confirmed), *story.context.seeds]
-    first = [n for end in ends for n in lineage(story, end)]
+    first = [n for end in ends for n in path_to_root(story, end)]
     rank = {"seed": 0, "faster": 1, "slower": 2, "failed": 3, "waiting": 4}
 
-    def key(entry: Entry) -> tuple[int, float, int]:
+    def key(entry: ReportNode) -> tuple[int, float, int]:
         return rank[entry.kind], entry.score or 0.0, -entry.number
 
     rest = sorted(story.entries.values(), key=key)
     return list(dict.fromkeys([*first, *(e.node.id for e in rest)]))
 
 
-def draw(story: Story, most: int = MOST) -> Tree:
+def draw_lineage(story: SearchReport, most: int = MAX_DRAWN_NODES) -> LineageDrawing:
     """Lay out up to `most` nodes; a node is drawn only with all its ancestors."""
     shown: dict[str, None] = {}
-    for name in important(story):
-        line = lineage(story, name, shown)
+    for name in by_importance(story):
+        line = path_to_root(story, name, shown)
         if len(shown) + len(line) <= most:
             shown.update(dict.fromkeys(line))
-    children = _children(story, shown)
+    children = _drawn_children(story, shown)
     hidden: dict[str, int] = defaultdict(int)
     for name, entry in story.entries.items():
         if name not in shown and entry.node.parents:
             hidden[entry.node.parents[0]] += 1
-    places = _places(children)
+    places = _node_positions(children)
     final = story.final
-    golden = set(lineage(story, final.node)) if final else set()
+    golden = set(path_to_root(story, final.node)) if final else set()
     leaves, edges = [], []
     for parent, names in children.items():
         for name in names:
             x, y = places[name]
-            leaves.append(Leaf(story.entries[name], x, y, parent, hidden[name]))
+            leaves.append(DrawnNode(story.entries[name], x, y, parent, hidden[name]))
             if parent:
                 from_x, from_y = places[parent]
                 bend = (from_x + x) / 2
@@ -96,10 +96,10 @@ def draw(story: Story, most: int = MOST) -> Tree:
     width = max((x for x, _ in places.values()), default=0.0) + MARGIN + 40
     height = max((y for _, y in places.values()), default=0.0) + MARGIN
     leaves.sort(key=lambda leaf: (leaf.x, leaf.y))
-    return Tree(tuple(leaves), tuple(edges), width, height, len(story.entries))
+    return LineageDrawing(tuple(leaves), tuple(edges), width, height, len(story.entries))
 
 
-def _children(story: Story, shown: Mapping[str, None]) -> dict[str, list[str]]:
+def _drawn_children(story: SearchReport, shown: Mapping[str, None]) -> dict[str, list[str]]:
     """Drawn children by their parent, oldest first; roots under the empty name."""
     found: dict[str, list[str]] = {"": []}
     for name in sorted(shown, key=lambda n: story.entries[n].number):
@@ -108,7 +108,7 @@ def _children(story: Story, shown: Mapping[str, None]) -> dict[str, list[str]]:
     return found
 
 
-def _places(children: Mapping[str, list[str]]) -> dict[str, tuple[float, float]]:
+def _node_positions(children: Mapping[str, list[str]]) -> dict[str, tuple[float, float]]:
     """A row for each childless node; others lie amid their children. No recursion: chains are long."""
     places: dict[str, tuple[float, float]] = {}
     row = 0

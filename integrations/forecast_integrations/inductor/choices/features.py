@@ -7,19 +7,24 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from forecast_autotune.features.devices import card
+from forecast_autotune.features.devices import device_spec
 from forecast_autotune.records import Argument, Device, Kernel, Problem
-from forecast_integrations.inductor.choices.geometry import Product, geometry
-from forecast_integrations.inductor.choices.records import bare, candidate_of, hints, template_choice
-from forecast_integrations.inductor.choices.templates import closed, complete
+from forecast_integrations.inductor.choices.geometry import MatmulGeometry, operation_geometry
+from forecast_integrations.inductor.choices.records import (
+    candidate_of,
+    size_hints,
+    template_choice,
+    unwrap_choice,
+)
+from forecast_integrations.inductor.choices.templates import closed_form, has_closed_form
 
 Feature: TypeAlias = float | int | str
 
-_UNKNOWN = (AttributeError, LookupError, TypeError, ValueError, NotImplementedError, AssertionError)
+_MISSING_ERRORS = (AttributeError, LookupError, TypeError, ValueError, NotImplementedError, AssertionError)
 """What reading a choice of another release may raise."""
 
 
-def describe(choice: Any, *, facts: bool = False) -> dict[str, Feature]:
+def describe_choice(choice: Any, *, facts: bool = False) -> dict[str, Feature]:
     """Features of one `ChoiceCaller` or `KernelTemplateChoice`; empty when nothing is known of it.
 
     `variant`, `backend` and the template's own parameters by their names (switches as 0 and 1); for
@@ -29,7 +34,7 @@ def describe(choice: Any, *, facts: bool = False) -> dict[str, Feature]:
     """
     try:
         candidate = candidate_of(choice)
-    except _UNKNOWN:
+    except _MISSING_ERRORS:
         return {}
     found: dict[str, Feature] = {
         "variant": candidate.variant,
@@ -42,20 +47,20 @@ def describe(choice: Any, *, facts: bool = False) -> dict[str, Feature]:
         if value is not None:
             found[name] = int(value) if isinstance(value, bool) else value
     # An attribute of its own or none: a subgraph's is a property that asserts pipelined tuning.
-    registers = getattr(vars(bare(choice)).get("bmreq"), "n_regs", None)
+    registers = getattr(vars(unwrap_choice(choice)).get("bmreq"), "n_regs", None)
     if isinstance(registers, int):
         found["registers"] = registers
     try:
         problem = _problem(choice, candidate.variant)
-    except _UNKNOWN:
+    except _MISSING_ERRORS:
         return found
-    shape = geometry(problem)
-    if isinstance(shape, Product):
+    shape = operation_geometry(problem)
+    if isinstance(shape, MatmulGeometry):
         found |= {"op.m": shape.m, "op.n": shape.n, "op.k": shape.k, "op.batch": shape.batch}
-    if shape is None or not complete(shape, candidate):
+    if shape is None or not has_closed_form(shape, candidate):
         return found
-    sms = card(problem.device).multiprocessors
-    known = closed(shape, candidate.variant, candidate.config.parameters(), sms)
+    sms = device_spec(problem.device).multiprocessors
+    known = closed_form(shape, candidate.variant, candidate.config.parameters(), sms)
     if known is None:
         return found
     found["programs"] = math.prod(known.grid)
@@ -69,7 +74,7 @@ def describe(choice: Any, *, facts: bool = False) -> dict[str, Feature]:
 
 def _problem(choice: Any, variant: str) -> Problem:
     """The operands of a choice as a problem of no particular device, named after its template."""
-    ktc, inner = template_choice(choice), bare(choice)
+    ktc, inner = template_choice(choice), unwrap_choice(choice)
     nodes = list(inner.input_nodes) if ktc is None else list(ktc.inputs.nodes())
     layout = getattr(inner, "layout", None)
     arguments = [_tensor(f"in{i}", n.get_dtype(), n.get_size(), n.get_stride()) for i, n in enumerate(nodes)]
@@ -82,4 +87,4 @@ def _problem(choice: Any, variant: str) -> Problem:
 
 
 def _tensor(name: str, dtype: Any, size: Sequence[Any], stride: Sequence[Any]) -> Argument:
-    return Argument(name, "tensor", str(dtype).removeprefix("torch."), hints(size), hints(stride))
+    return Argument(name, "tensor", str(dtype).removeprefix("torch."), size_hints(size), size_hints(stride))

@@ -16,7 +16,7 @@ _OUTPUTS = ("out", "output")
 
 
 @dataclass(frozen=True)
-class Operand:
+class OperandLayout:
     """A tile's source: bits per element, and along which of its two dimensions memory runs."""
 
     bits: int
@@ -27,15 +27,15 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Product:
+class MatmulGeometry:
     """`terms` products of [batch, m, k] and [batch, k, n], summed, plus a bias in the epilogue."""
 
     batch: int
     m: int
     n: int
     k: int
-    left: Operand
-    right: Operand
+    left: OperandLayout
+    right: OperandLayout
     out_bits: int
     bias_bits: int = 0
     """Bits per element of what the epilogue adds, read as a tile; 0 without one."""
@@ -56,7 +56,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvolutionGeometry:
     """An implicit product: output pixels x output channels over input channels x kernel taps."""
 
     batch: int
@@ -79,14 +79,14 @@ class Convolution:
             return self.out
         found = []
         for axis, size, taps in zip("DHW"[-len(self.image) :], self.image, self.kernel, strict=True):
-            step = _whole(parameters.get(f"STRIDE_{axis}"), 1)
-            padding = _whole(parameters.get(f"PADDING_{axis}"), taps // 2, least=0)
+            step = _as_int(parameters.get(f"STRIDE_{axis}"), 1)
+            padding = _as_int(parameters.get(f"PADDING_{axis}"), taps // 2, least=0)
             found.append(max(1, (size + 2 * padding - taps) // max(1, step) + 1))
         return tuple(found)
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionGeometry:
     """softmax(q k^T) v for [batch, heads, queries, width] and [batch, kv_heads, keys, width]."""
 
     batch: int
@@ -101,7 +101,7 @@ class Attention:
     """The next key begins where this one ends."""
 
 
-Geometry: TypeAlias = Product | Convolution | Attention
+Geometry: TypeAlias = MatmulGeometry | ConvolutionGeometry | AttentionGeometry
 
 
 def bits(dtype: str) -> int:
@@ -112,7 +112,7 @@ def bits(dtype: str) -> int:
     return int(found.group()) if found else 32
 
 
-def geometry(problem: Problem) -> Geometry | None:
+def operation_geometry(problem: Problem) -> Geometry | None:
     """The geometry of an op, by its name and operands in Inductor's order; None for any other op.
 
     Operands are the tensors among the arguments in the order of the choice's `input_nodes` (the bias of
@@ -127,10 +127,10 @@ def geometry(problem: Problem) -> Geometry | None:
         return _convolution(tensors, out)
     if "flex" in name or "attention" in name:
         return None if "backward" in name else _attention(tensors)
-    return _product(name, tensors, out)
+    return _matmul_geometry(name, tensors, out)
 
 
-def _product(name: str, tensors: Sequence[Argument], out: Argument | None) -> Product | None:
+def _matmul_geometry(name: str, tensors: Sequence[Argument], out: Argument | None) -> MatmulGeometry | None:
     first = int("add" in name and len(tensors) > 2)
     left, right = tensors[first], tensors[first + 1]
     if len(left.shape) < 2 or len(right.shape) < 2:
@@ -145,7 +145,7 @@ def _product(name: str, tensors: Sequence[Argument], out: Argument | None) -> Pr
         batch = right.shape[0]  # rows are dealt out to the groups at run time: evenly, as far as is known
         m = max(1, m // batch)
     integer = left.dtype.rpartition(".")[2].startswith(("int", "uint", "i8", "u8"))
-    return Product(
+    return MatmulGeometry(
         batch,
         m,
         n,
@@ -166,22 +166,22 @@ def _result_bits(left: Argument, out: Argument | None, integer: bool) -> int:
     return 32 if integer else max(16, bits(left.dtype))
 
 
-def _operand(argument: Argument, *, turned: bool = False) -> Operand:
+def _operand(argument: Argument, *, turned: bool = False) -> OperandLayout:
     *_, rows, columns = argument.shape
     if len(argument.stride) < 2:
-        return Operand(bits(argument.dtype), not turned)
+        return OperandLayout(bits(argument.dtype), not turned)
     over, along = argument.stride[-2:]
     last = along == 1 or (columns == 1 and over != 1)
     dense = over == columns if last else along == rows
-    return Operand(bits(argument.dtype), last != turned, dense)
+    return OperandLayout(bits(argument.dtype), last != turned, dense)
 
 
-def _convolution(tensors: Sequence[Argument], out: Argument | None) -> Convolution | None:
+def _convolution(tensors: Sequence[Argument], out: Argument | None) -> ConvolutionGeometry | None:
     image, weight = tensors[:2]
     if len(weight.shape) < 3 or len(image.shape) != len(weight.shape):
         return None
     last = len(image.stride) > 1 and image.stride[1] == 1
-    return Convolution(
+    return ConvolutionGeometry(
         image.shape[0],
         image.shape[1],
         weight.shape[0],
@@ -194,13 +194,13 @@ def _convolution(tensors: Sequence[Argument], out: Argument | None) -> Convoluti
     )
 
 
-def _attention(tensors: Sequence[Argument]) -> Attention | None:
+def _attention(tensors: Sequence[Argument]) -> AttentionGeometry | None:
     if len(tensors) < 3 or any(len(a.shape) != 4 for a in tensors[:3]):
         return None
     query, key, value = tensors[:3]
     batch, heads, queries, width = query.shape
     dense = len(key.stride) < 4 or key.stride[2] == width
-    return Attention(
+    return AttentionGeometry(
         batch,
         heads,
         max(1, key.shape[1]),
@@ -213,5 +213,5 @@ def _attention(tensors: Sequence[Argument]) -> Attention | None:
     )
 
 
-def _whole(value: Scalar, default: int, least: int = 1) -> int:
+def _as_int(value: Scalar, default: int, least: int = 1) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= least else default

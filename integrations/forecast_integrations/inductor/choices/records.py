@@ -22,10 +22,10 @@ from forecast_autotune.records import (
     Problem,
     Scalar,
     digest,
-    plain,
+    to_scalar,
 )
 
-_LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _WITH_USER_CODE = ("flex", "b2b")
 """Templates with a user's graph inside, by how their names begin."""
 _COUNTER = re.compile(r"_\d+$")
@@ -53,16 +53,16 @@ def problem_of(op_name: str, input_nodes: Sequence[Any], layout: Any) -> Problem
     key = [f"precision={torch.get_float32_matmul_precision()}"]
     if not all(isinstance(n, int) or n.is_number for size, stride in shapes for n in (*size, *stride)):
         key.append("dynamic")
-    where = _place(input_nodes, layout)
+    where = _device_of_operation(input_nodes, layout)
     return Problem.of(
         Kernel(op_name, "inductor"), operands, device_of(where), key=key, toolchain=tools(where)
     )
 
 
 def _tensor(name: str, dtype: Any, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Argument:
-    (start,) = hints([offset])
+    (start,) = size_hints([offset])
     aligned = start * dtype.itemsize % 16 == 0
-    return Argument(name, "tensor", _dtype(dtype), hints(size), hints(stride), aligned)
+    return Argument(name, "tensor", _dtype(dtype), size_hints(size), size_hints(stride), aligned)
 
 
 def _offset(node: Any) -> Any:
@@ -76,13 +76,13 @@ def _dtype(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _place(input_nodes: Sequence[Any], layout: Any) -> Any:
+def _device_of_operation(input_nodes: Sequence[Any], layout: Any) -> Any:
     """The torch device of an operation."""
     found = getattr(layout, "device", None)
     return found if found is not None else input_nodes[0].get_device()
 
 
-def hints(sizes: Sequence[Any]) -> tuple[int, ...]:
+def size_hints(sizes: Sequence[Any]) -> tuple[int, ...]:
     """Sizes as integers; symbols take the value that Inductor tunes for."""
     if all(isinstance(n, int) for n in sizes):
         return tuple(sizes)
@@ -134,14 +134,14 @@ def tools(device: Any) -> dict[str, str]:
     return toolchain()
 
 
-def bare(choice: Any) -> Any:
+def unwrap_choice(choice: Any) -> Any:
     """The choice itself, out of the wrapper that C++ templates put around it."""
     return vars(choice).get("_wrapped", choice)
 
 
 def template_choice(choice: Any) -> Any:
     """The `KernelTemplateChoice` a choice was made from, or which it is; None where there is none."""
-    inner = bare(choice)
+    inner = unwrap_choice(choice)
     if hasattr(inner, "template") and hasattr(inner, "params"):
         return inner
     return (getattr(inner, "annotations", None) or {}).get("ktc")
@@ -152,7 +152,7 @@ def is_extern(choice: Any) -> bool:
     ktc = template_choice(choice)
     if ktc is not None:
         return type(ktc.template).__name__ == "ExternKernelChoice"
-    return type(bare(choice)).__name__ == "ExternKernelCaller"
+    return type(unwrap_choice(choice)).__name__ == "ExternKernelCaller"
 
 
 def candidate_of(choice: Any) -> Candidate:
@@ -161,11 +161,11 @@ def candidate_of(choice: Any) -> Candidate:
     The variant is the template's own name (`triton::mm`, `aten::mm`, `cpp::...`), the config holds its
     parameters. Choices that Inductor itself does not tell apart by these share one candidate.
     """
-    ktc, inner = template_choice(choice), bare(choice)
+    ktc, inner = template_choice(choice), unwrap_choice(choice)
     if ktc is not None:
         return _candidate(str(ktc.template.uid), ktc.params.to_kwargs())
     kind = type(inner).__name__
-    variant, parameters = _KINDS.get(kind, _other)(inner)
+    variant, parameters = _CHOICE_READERS.get(kind, _other)(inner)
     override = getattr(inner, "hint_override", None)
     if override is not None:
         parameters = {**parameters, "hint_override": override}
@@ -173,8 +173,8 @@ def candidate_of(choice: Any) -> Candidate:
 
 
 def _candidate(variant: str, parameters: Mapping[str, Any]) -> Candidate:
-    values = {str(name): scalar(value) for name, value in parameters.items()}
-    launch = {k: v for k in _LAUNCH if type(v := values.get(k)) is int}
+    values = {str(name): parameter_scalar(value) for name, value in parameters.items()}
+    launch = {k: v for k in _LAUNCH_OPTIONS if type(v := values.get(k)) is int}
     kwargs = {name: value for name, value in values.items() if name not in launch and value is not None}
     if not variant.startswith("triton::"):
         # Triton's defaults would be an invention for code that has neither warps nor stages.
@@ -182,17 +182,17 @@ def _candidate(variant: str, parameters: Mapping[str, Any]) -> Candidate:
     return Candidate(Config.of(kwargs, **launch), variant)  # type: ignore[arg-type]
 
 
-def scalar(value: Any) -> Scalar:
+def parameter_scalar(value: Any) -> Scalar:
     """A parameter as JSON has it: symbolic numbers as numbers, anything else as text without addresses."""
     if getattr(value, "is_Boolean", False):
         return bool(value)
     if getattr(value, "is_Integer", False):
         return int(value)
-    found = plain(value)
+    found = to_scalar(value)
     return _ADDRESS.sub("", found) if isinstance(found, str) else found
 
 
-def _stem(name: str) -> str:
+def _name_without_counter(name: str) -> str:
     return _COUNTER.sub("", name)
 
 
@@ -201,7 +201,10 @@ def _extern(choice: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _triton(choice: Any) -> tuple[str, Mapping[str, Any]]:
-    name, found = _stem(choice.name).removeprefix("triton_"), described(choice.description)
+    name, found = (
+        _name_without_counter(choice.name).removeprefix("triton_"),
+        parse_description(choice.description),
+    )
     if name.startswith(_WITH_USER_CODE):
         # Shapes do not say what a score_mod does; the hash of the generated source does.
         found["source"] = digest(str(getattr(choice.bmreq, "module_cache_key", "")))[:12]
@@ -221,17 +224,17 @@ def _subgraph(choice: Any) -> tuple[str, Mapping[str, Any]]:
     rule = choice.decomposition
     # A decomposition is user code: when its graph changes, old timings are of something else.
     graph = digest(str(getattr(choice.gm, "code", "")))[:12]
-    name = _stem(choice.name) if rule is None else rule.__name__
+    name = _name_without_counter(choice.name) if rule is None else rule.__name__
     return f"subgraph::{name}", {**(choice.decomposition_kwargs or {}), "graph": graph}
 
 
 def _other(choice: Any) -> tuple[str, Mapping[str, Any]]:
     backend = re.sub(r"(Template)?Caller$", "", type(choice).__name__).lower()
-    found = described(choice.description)
-    return f"{backend}::{_stem(choice.name)}", found
+    found = parse_description(choice.description)
+    return f"{backend}::{_name_without_counter(choice.name)}", found
 
 
-_KINDS = {
+_CHOICE_READERS = {
     "ExternKernelCaller": _extern,
     "TritonTemplateCaller": _triton,
     "CppTemplateCaller": _cpp,
@@ -239,15 +242,15 @@ _KINDS = {
 }
 
 
-def described(description: str) -> dict[str, Scalar]:
+def parse_description(description: str) -> dict[str, Scalar]:
     """The parameters in a choice's description, `BLOCK_M=64, ALLOW_TF32=True`; other texts as a whole."""
     parts = [part.partition("=") for part in description.split(", ") if part]
     if not all(name.strip().isidentifier() and sign for name, sign, _ in parts):
         return {"description": description}
-    return {name.strip(): _read(text.strip()) for name, _, text in parts}
+    return {name.strip(): _parse_value(text.strip()) for name, _, text in parts}
 
 
-def _read(text: str) -> Scalar:
+def _parse_value(text: str) -> Scalar:
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
     if re.fullmatch(r"-?\d+", text):

@@ -18,24 +18,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.cost import Table
-from forecast_autotune.features.devices import Card, card
-from forecast_autotune.features.listing import Listed
+from forecast_autotune.features.cost import FactColumns
+from forecast_autotune.features.devices import DeviceSpec, device_spec
+from forecast_autotune.features.listing import CandidateList
 from forecast_autotune.records import Candidate, Measurement
-from forecast_autotune.records.table import latest
-from forecast_autotune.surrogates.covariance import Hyper
-from forecast_autotune.surrogates.formula import Analytic
-from forecast_autotune.surrogates.learned import Learned, Model, shipped_model
-from forecast_autotune.surrogates.prior import Prior, costed
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.surrogates.covariance import Hyperparameters
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, shipped_model
+from forecast_autotune.surrogates.prior import Prior, prior_from_facts
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative, Surrogate
 from forecast_integrations.inductor.choices.geometry import (
-    Attention,
-    Convolution,
+    AttentionGeometry,
+    ConvolutionGeometry,
     Geometry,
-    Product,
-    geometry,
+    MatmulGeometry,
+    operation_geometry,
 )
-from forecast_integrations.inductor.choices.templates import closed, complete
+from forecast_integrations.inductor.choices.templates import closed_form, has_closed_form
 
 _EFFICIENCY = 0.75
 """Share of the tensor cores' rate that a vendor library reaches on a large product."""
@@ -49,9 +49,9 @@ _LEVEL = 0.7
 anything; here it is compared with a vendor kernel's time, which is usually known first."""
 _NOISE = 0.02
 """... and of a time that was measured."""
-_MOVED = 0.25
+_OTHER_SHAPE_SD = 0.25
 """... and of the same kernel at another shape, relative to the roofline."""
-_RATES = {8: 2.0, 32: 0.5, 64: 0.07}
+_RATE_BY_BITS = {8: 2.0, 32: 0.5, 64: 0.07}
 """Tensor-core rate by operand bits, as a multiple of the 16-bit one."""
 
 
@@ -59,44 +59,44 @@ def default() -> Surrogate:
     """The surrogate for Inductor's choices that ships with this release."""
     model = template_model()
     if model is None:
-        return Templates(levelled(Hyper()))
-    return LearnedTemplates(model, levelled(model.hyper))
+        return TemplateSurrogate(with_shared_level(Hyperparameters()))
+    return LearnedTemplateSurrogate(model, with_shared_level(model.hyper))
 
 
-def levelled(hyper: Hyper) -> Hyper:
+def with_shared_level(hyper: Hyperparameters) -> Hyperparameters:
     """Hyperparameters of the process where templates are compared with vendor kernels."""
     return replace(hyper, intercept=_LEVEL)
 
 
 @cache
-def template_model() -> Model | None:
+def template_model() -> LearnedModel | None:
     """What was learned from Inductor's own templates; else from all kernels; None where nothing ships."""
     path = Path(str(files("forecast_autotune") / "assets" / "inductor.npz"))
-    return Model.load(path) if path.is_file() else shipped_model()
+    return LearnedModel.load(path) if path.is_file() else shipped_model()
 
 
 @dataclass(frozen=True)
-class _Kinds:
+class _CandidateSplit:
     """One list of candidates, told apart."""
 
-    listed: Listed
+    listed: CandidateList
     shape: Geometry | None
     is_template: npt.NDArray[np.bool_]
-    templates: Listed
+    templates: CandidateList
 
 
 _NONE: dict[Any, Any] = {}
 """No grids and no IR: always the same object, by which surrogates know that they were asked this before."""
 
 
-class Templates(Analytic):
+class TemplateSurrogate(AnalyticSurrogate):
     """Closed form + Gaussian process for templates, a roofline for the rest."""
 
     name = "inductor"
-    version = f"{Analytic.version}-template-1"
-    inside: Surrogate | None = None
+    version = f"{AnalyticSurrogate.version}-template-1"
+    delegate: Surrogate | None = None
     """What forecasts candidates of one kind in its place; it is asked for nothing else."""
-    _latest: _Kinds | None = None
+    _latest: _CandidateSplit | None = None
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all choices of one op; never raises for odd problems, it widens instead.
@@ -104,8 +104,8 @@ class Templates(Analytic):
         With no template among them (C++ templates, custom operators), or on a CPU, all of them are
         treated alike: by the coordinates of their parameters.
         """
-        shape = geometry(query.problem)
-        device = card(query.problem.device)
+        shape = operation_geometry(query.problem)
+        device = device_spec(query.problem.device)
         kinds = self._kinds(query, shape)
         listed, is_template, names = kinds.listed, kinds.is_template, kinds.templates
         if shape is None or not len(names):
@@ -114,7 +114,7 @@ class Templates(Analytic):
             query,
             candidates=names,
             grids=_NONE,
-            measured=[m for m in query.measured if m.candidate in names.row],
+            measured=[m for m in query.measured if m.candidate in names.row_of],
             relatives=[_templates_of(relative) for relative in query.relatives],
             ttir=_NONE,
         )
@@ -122,52 +122,58 @@ class Templates(Analytic):
         others = [c for c, template in zip(listed, is_template, strict=True) if not template]
         if not others:
             return replace(found, candidates=listed, reason=_reason(found, 0))
-        anchored = any(m.ok for m in latest(inner.measured).values())
-        return _joined(listed, is_template, found, _others(query, others, shape, device), anchored)
+        anchored = any(m.ok for m in latest_labels(inner.measured).values())
+        return _join_forecasts(
+            listed, is_template, found, _forecast_externs(query, others, shape, device), anchored
+        )
 
-    def _kinds(self, query: Query, shape: Geometry | None) -> _Kinds:
+    def _kinds(self, query: Query, shape: Geometry | None) -> _CandidateSplit:
         """The candidates by kind. A decision asks about one list round after round: the latest is kept, and
         so is what the surrogate below keeps of it."""
-        listed, last = Listed.of(query.candidates), self._latest
+        listed, last = CandidateList.of(query.candidates), self._latest
         if last is None or last.listed is not listed or last.shape != shape:
-            is_template = np.array([shape is not None and complete(shape, c) for c in listed], dtype=bool)
-            names = Listed.of(c for c, template in zip(listed, is_template, strict=True) if template)
-            last = self._latest = _Kinds(listed, shape, is_template, names)
+            is_template = np.array(
+                [shape is not None and has_closed_form(shape, c) for c in listed], dtype=bool
+            )
+            names = CandidateList.of(c for c, template in zip(listed, is_template, strict=True) if template)
+            last = self._latest = _CandidateSplit(listed, shape, is_template, names)
         return last
 
     def _alike(self, query: Query) -> Forecasts:
-        return super().forecast(query) if self.inside is None else self.inside.forecast(query)
+        return super().forecast(query) if self.delegate is None else self.delegate.forecast(query)
 
-    def before(self, query: Query) -> Prior:
+    def prior(self, query: Query) -> Prior:
         """The cost formula on closed-form facts; the usual one where any candidate has none."""
-        listed = Listed.of(query.candidates)
-        shape = geometry(query.problem)
+        listed = CandidateList.of(query.candidates)
+        shape = operation_geometry(query.problem)
         if shape is None or not len(listed):
-            return super().before(query)
-        device = card(query.problem.device)
+            return super().prior(query)
+        device = device_spec(query.problem.device)
         units = listed.units({}, None)
-        if not all(complete(shape, listed[int(row)]) for row in units.first):
-            return super().before(query)
+        if not all(has_closed_form(shape, listed[int(row)]) for row in units.first):
+            return super().prior(query)
         first = [listed[int(row)] for row in units.first]
-        found = [closed(shape, c.variant, c.config.parameters(), device.multiprocessors) for c in first]
+        found = [closed_form(shape, c.variant, c.config.parameters(), device.multiprocessors) for c in first]
         known = [one for one in found if one is not None]
-        few = Table.of([one.facts for one in known])
-        table = Table({name: column[units.of] for name, column in few.columns.items()}, few.dots[units.of])
+        few = FactColumns.of([one.facts for one in known])
+        table = FactColumns(
+            {name: column[units.of] for name, column in few.columns.items()}, few.dots[units.of]
+        )
         launched = [known[unit].grid for unit in units.of]
         exact = np.ones(len(listed), dtype=bool)
         configs = [c.config for c in listed]
-        plain = costed(table, launched, configs, device, _unique_bytes(shape), exact)
-        return _unpipelined(plain, np.array([c.num_stages for c in configs]))
+        plain = prior_from_facts(table, launched, configs, device, _unique_bytes(shape), exact)
+        return _with_single_stage_cost(plain, np.array([c.num_stages for c in configs]))
 
 
-class LearnedTemplates(Learned, Templates):
+class LearnedTemplateSurrogate(LearnedSurrogate, TemplateSurrogate):
     """The same with a learned residual on the closed-form facts."""
 
     name = "inductor-learned"
-    version = Templates.version
+    version = TemplateSurrogate.version
 
 
-def _unpipelined(plain: Prior, stages: npt.NDArray[np.int_]) -> Prior:
+def _with_single_stage_cost(plain: Prior, stages: npt.NDArray[np.int_]) -> Prior:
     """The belief with what one stage costs: a program loads, waits and multiplies in turn.
 
     Only programs that share the multiprocessor fill the gaps then. A fifth of EXHAUSTIVE has one stage,
@@ -183,13 +189,13 @@ def _unpipelined(plain: Prior, stages: npt.NDArray[np.int_]) -> Prior:
 
 def _templates_of(relative: Relative) -> Relative:
     """The part of a relative that tells about templates; nothing where its own geometry is unknown."""
-    shape = geometry(relative.problem)
-    told = [m for m in relative.measurements if shape is not None and complete(shape, m.candidate)]
+    shape = operation_geometry(relative.problem)
+    told = [m for m in relative.measurements if shape is not None and has_closed_form(shape, m.candidate)]
     return Relative(relative.problem, told)
 
 
 @dataclass(frozen=True)
-class _Others:
+class _ExternForecasts:
     """Forecasts of the n candidates that are no templates."""
 
     mean: Array
@@ -200,39 +206,47 @@ class _Others:
     """Which have been tried."""
 
 
-def _others(query: Query, others: Sequence[Candidate], shape: Geometry, device: Card) -> _Others:
+def _forecast_externs(
+    query: Query, others: Sequence[Candidate], shape: Geometry, device: DeviceSpec
+) -> _ExternForecasts:
     level = math.log2(roofline_ms(shape, device))
-    here = latest(query.measured)
+    here = latest_labels(query.measured)
     elsewhere: dict[Candidate, list[float]] = {}
     for relative in query.relatives:
-        there = geometry(relative.problem)
+        there = operation_geometry(relative.problem)
         if there is None:
             continue
-        base = math.log2(roofline_ms(there, card(relative.problem.device)))
-        for candidate, m in latest(relative.measurements).items():
+        base = math.log2(roofline_ms(there, device_spec(relative.problem.device)))
+        for candidate, m in latest_labels(relative.measurements).items():
             if m.ok:
                 elsewhere.setdefault(candidate, []).append(math.log2(m.ms) - base)
     mean, sd, p_fail = (np.zeros(len(others)) for _ in range(3))
     known = np.zeros(len(others), dtype=bool)
     for i, candidate in enumerate(others):
-        mean[i], sd[i], p_fail[i] = _one(level, here.get(candidate), elsewhere.get(candidate, []))
+        mean[i], sd[i], p_fail[i] = _forecast_extern(level, here.get(candidate), elsewhere.get(candidate, []))
         known[i] = candidate in here
-    return _Others(mean, sd, p_fail, known)
+    return _ExternForecasts(mean, sd, p_fail, known)
 
 
-def _one(level: float, here: Measurement | None, elsewhere: Sequence[float]) -> tuple[float, float, float]:
+def _forecast_extern(
+    level: float, here: Measurement | None, elsewhere: Sequence[float]
+) -> tuple[float, float, float]:
     if here is not None:
         return (math.log2(here.ms), _NOISE, 0.0) if here.ok else (level, _SPREAD, 1.0)
     if elsewhere:
-        return level + float(np.median(elsewhere)), math.hypot(_MOVED, _SPREAD / len(elsewhere)), 0.01
+        return (
+            level + float(np.median(elsewhere)),
+            math.hypot(_OTHER_SHAPE_SD, _SPREAD / len(elsewhere)),
+            0.01,
+        )
     return level, _SPREAD, 0.01
 
 
-def roofline_ms(shape: Geometry, device: Card) -> float:
+def roofline_ms(shape: Geometry, device: DeviceSpec) -> float:
     """Milliseconds of a good kernel: arithmetic or bytes, whichever takes longer, and the launch."""
-    if isinstance(shape, Product):
+    if isinstance(shape, MatmulGeometry):
         flops, width = shape.flops, max(shape.left.bits, shape.right.bits)
-    elif isinstance(shape, Convolution):
+    elif isinstance(shape, ConvolutionGeometry):
         taps = math.prod(shape.kernel) * shape.channels
         pixels = shape.batch * math.prod(shape.out or shape.image)
         flops, width = 2.0 * pixels * shape.filters * taps, shape.bits
@@ -240,16 +254,16 @@ def roofline_ms(shape: Geometry, device: Card) -> float:
         both = shape.width + shape.value_width
         flops = 2.0 * shape.batch * shape.heads * shape.queries * shape.keys * both
         width = shape.bits
-    rate = device.tensor_tflops * 1e9 * _RATES.get(width, 1.0) * _EFFICIENCY
+    rate = device.tensor_tflops * 1e9 * _RATE_BY_BITS.get(width, 1.0) * _EFFICIENCY
     moved = _unique_bytes(shape) / (device.memory_gb_s * 1e6 * _BANDWIDTH)
     return max(flops / rate, moved) + _LAUNCH_MS
 
 
 def _unique_bytes(shape: Geometry) -> float:
     """Bytes of all operands and the result."""
-    if isinstance(shape, Product):
+    if isinstance(shape, MatmulGeometry):
         return shape.unique_bytes
-    if isinstance(shape, Attention):
+    if isinstance(shape, AttentionGeometry):
         queries = shape.heads * shape.queries * (shape.width + shape.value_width)
         keys = shape.kv_heads * shape.keys * (shape.width + shape.value_width)
         return shape.batch * (queries + keys) * shape.bits / 8.0
@@ -265,11 +279,11 @@ def _reason(found: Forecasts, others: int) -> str:
     return f"{basis}; {others} by roofline" if others else basis
 
 
-def _joined(
-    listed: Listed,
+def _join_forecasts(
+    listed: CandidateList,
     is_template: npt.NDArray[np.bool_],
     found: Forecasts,
-    others: _Others,
+    others: _ExternForecasts,
     anchored: bool,
 ) -> Forecasts:
     """Forecasts of templates and others in the order of `listed`.
@@ -315,5 +329,5 @@ def _joined(
         p_fail=merged(found.p_fail, others.p_fail),
         sampler=sample,
         reason=_reason(found, int((~is_template).sum())),
-        low=merged(found.optimistic(), low),
+        lower_bound=merged(found.optimistic(), low),
     )

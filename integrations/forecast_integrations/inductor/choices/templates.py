@@ -1,4 +1,4 @@
-"""Inductor's templates in closed form: a candidate's parameters and the geometry -> `Facts` and a grid.
+"""Inductor's templates in closed form: a candidate's parameters and the geometry -> `TtirFacts` and a grid.
 
 The facts are those that `features.ttir.facts` reads from the TTIR of the rendered template (torch 2.11 to
 2.13), without rendering or tracing it: EXHAUSTIVE has 1,875 configs per problem and both cost more than
@@ -13,15 +13,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forecast_autotune.features.ttir.memory import coalesced
-from forecast_autotune.features.ttir.walk import Facts
+from forecast_autotune.features.ttir.memory import coalesced_access_counts
+from forecast_autotune.features.ttir.walk import TtirFacts
 from forecast_autotune.records import Candidate, Scalar
 from forecast_integrations.inductor.choices.geometry import (
-    Attention,
-    Convolution,
+    AttentionGeometry,
+    ConvolutionGeometry,
     Geometry,
-    Operand,
-    Product,
+    MatmulGeometry,
+    OperandLayout,
 )
 
 Grid = tuple[int, ...]
@@ -37,37 +37,37 @@ _ACCUMULATOR = 4.0
 
 
 @dataclass(frozen=True)
-class Closed:
+class ClosedFormFacts:
     """One program's facts, and how many programs there are."""
 
-    facts: Facts
+    facts: TtirFacts
     grid: Grid
 
 
-def closed(
+def closed_form(
     geometry: Geometry, template: str, parameters: Mapping[str, Scalar], multiprocessors: int
-) -> Closed | None:
+) -> ClosedFormFacts | None:
     """The facts of one candidate of a template (`triton::mm`); None when its parameters are missing.
 
     `multiprocessors` is what persistent templates launch when their own NUM_SMS is not given.
     """
-    if isinstance(geometry, Attention):
+    if isinstance(geometry, AttentionGeometry):
         return _attention(geometry, parameters)
     blocks = [_block(parameters, name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")]
     m, n, k = blocks
     if m is None or n is None or k is None:
         return None
-    if isinstance(geometry, Convolution):
+    if isinstance(geometry, ConvolutionGeometry):
         return _convolution(geometry, parameters, (m, n, k))
-    return _product(geometry, template.lower(), parameters, (m, n, k), multiprocessors)
+    return _matmul_facts(geometry, template.lower(), parameters, (m, n, k), multiprocessors)
 
 
-def complete(geometry: Geometry, candidate: Candidate) -> bool:
-    """Whether a candidate is a template whose parameters are all there, so that `closed` has an answer."""
+def has_closed_form(geometry: Geometry, candidate: Candidate) -> bool:
+    """Whether a candidate is a template whose parameters are all there, so that `closed_form` has an answer."""
     if not candidate.variant.startswith(TEMPLATE) or any(word in candidate.variant for word in _BACKWARD):
         return False
     given = dict(candidate.config.kwargs)
-    if isinstance(geometry, Attention):
+    if isinstance(geometry, AttentionGeometry):
         return _block(given, "BLOCK_N") is not None and (
             "SPLIT_KV" in given or _block(given, "BLOCK_M") is not None
         )
@@ -79,7 +79,7 @@ def _block(parameters: Mapping[str, Scalar], name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _run(operand: Operand, inner: int, outer: int, limit: int, whole: int) -> float:
+def _contiguous_run(operand: OperandLayout, inner: int, outer: int, limit: int, whole: int) -> float:
     """Neighbours per access of a tile of `inner` x `outer`, whose memory runs along `inner`.
 
     `whole` is the operand's own length along `inner`: a tile as long as it goes on into the next row.
@@ -89,9 +89,9 @@ def _run(operand: Operand, inner: int, outer: int, limit: int, whole: int) -> fl
     return float(along * outer if operand.dense and along == inner == whole else along)
 
 
-def _product(
-    p: Product, template: str, parameters: Mapping[str, Scalar], blocks: tuple[int, int, int], sms: int
-) -> Closed:
+def _matmul_facts(
+    p: MatmulGeometry, template: str, parameters: Mapping[str, Scalar], blocks: tuple[int, int, int], sms: int
+) -> ClosedFormFacts:
     m, n, k = blocks
     tiles = -(-p.m // m) * -(-p.n // n)
     steps = -(-p.k // k)
@@ -115,8 +115,12 @@ def _product(
     loaded = trips * (left + right) + rounds * bias
     moved = loaded + rounds * stored
 
-    run_left = _run(p.left, k, m, k, p.k) if p.left.rows else _run(p.left, m, k, p.m, p.m)
-    run_right = _run(p.right, n, k, p.n, p.n) if p.right.rows else _run(p.right, k, n, k, p.k)
+    run_left = (
+        _contiguous_run(p.left, k, m, k, p.k) if p.left.rows else _contiguous_run(p.left, m, k, p.m, p.m)
+    )
+    run_right = (
+        _contiguous_run(p.right, n, k, p.n, p.n) if p.right.rows else _contiguous_run(p.right, k, n, k, p.k)
+    )
     run_out = float(c) if n == p.n else float(n)
     contiguous = trips * (left * run_left + right * run_right) + rounds * (bias * n + stored * run_out)
     masked = rounds * (bias + stored) + (0.0 if descriptors or p.k % k == 0 else trips * (left + right))
@@ -135,8 +139,8 @@ def _product(
     direct = 0.0 if in_loop else fed - (right if cast == b and mixed else left if mixed else 0.0)
     dotted = max(p.left.bits, p.right.bits)
     across = (a * (not p.left.rows) + b * p.right.rows) * dotted / 8.0
-    return Closed(
-        Facts(
+    return ClosedFormFacts(
+        TtirFacts(
             load_bytes=loaded,
             store_bytes=rounds * stored,
             load_ops=2.0 * trips + (rounds if bias else 0.0),
@@ -146,7 +150,7 @@ def _product(
             dot_input_bits=float(p.left.bits),
             dot_shapes=((m, n, k, 1.0),),
             elementwise=elementwise,
-            integer_ops=_integers(p, blocks, trips, rounds, batched, descriptors),
+            integer_ops=_integer_operations(p, blocks, trips, rounds, batched, descriptors),
             conversions=trips * turned,
             pipelined_bytes=fed,
             pipelined_dot_bytes=0.0 if in_loop else fed,
@@ -167,14 +171,19 @@ def _product(
             cast_bytes=b * p.left.bits / 8.0 if cast == b and mixed else 0.0,
             crosswise_bytes=0.0 if in_loop or dotted == 16 else across,
             load_levels=1.0,
-            **({} if descriptors else coalesced(loaded + rounds * stored)),
+            **({} if descriptors else coalesced_access_counts(loaded + rounds * stored)),
         ),
         grid,
     )
 
 
-def _integers(
-    p: Product, blocks: tuple[int, int, int], trips: float, rounds: float, batched: bool, descriptors: bool
+def _integer_operations(
+    p: MatmulGeometry,
+    blocks: tuple[int, int, int],
+    trips: float,
+    rounds: float,
+    batched: bool,
+    descriptors: bool,
 ) -> float:
     """Elements through integer, boolean and pointer arithmetic of one program."""
     m, n, k = blocks
@@ -192,7 +201,9 @@ def _integers(
     return rounds * edge + trips * (2.0 * (a + b) + 2.0 * k + masks + scaled)
 
 
-def _convolution(g: Convolution, parameters: Mapping[str, Scalar], blocks: tuple[int, int, int]) -> Closed:
+def _convolution(
+    g: ConvolutionGeometry, parameters: Mapping[str, Scalar], blocks: tuple[int, int, int]
+) -> ClosedFormFacts:
     m, n, k = blocks
     groups = _block(parameters, "GROUPS") or 1
     channels, filters = max(1, g.channels // groups), max(1, g.filters // groups)
@@ -214,8 +225,8 @@ def _convolution(g: Convolution, parameters: Mapping[str, Scalar], blocks: tuple
         integers, each = 4.0 * c + 4.0 * n, 7.0 * k + 13.0 * m
     each += 3.0 * a + 2.0 * b + n + (2.0 * m if strided else 0.0)
     integers += 7.0 * m + steps * each
-    return Closed(
-        Facts(
+    return ClosedFormFacts(
+        TtirFacts(
             load_bytes=steps * (left + right),
             store_bytes=stored,
             load_ops=2.0 * steps,
@@ -241,13 +252,13 @@ def _convolution(g: Convolution, parameters: Mapping[str, Scalar], blocks: tuple
             direct_bytes=left + right,
             direct_once_bytes=left + right,
             load_levels=1.0,
-            **coalesced(steps * (left + right) + stored),
+            **coalesced_access_counts(steps * (left + right) + stored),
         ),
         grid,
     )
 
 
-def attention_steps(g: Attention, parameters: Mapping[str, Scalar]) -> float:
+def attention_steps(g: AttentionGeometry, parameters: Mapping[str, Scalar]) -> float:
     """Blocks of keys that one program goes through.
 
     What a block mask leaves out is data; a mask with full blocks is taken for a causal one, which leaves
@@ -258,7 +269,7 @@ def attention_steps(g: Attention, parameters: Mapping[str, Scalar]) -> float:
     return max(1.0, steps / 2.0) if parameters.get("HAS_FULL_BLOCKS") is True else steps
 
 
-def _attention(g: Attention, parameters: Mapping[str, Scalar]) -> Closed | None:
+def _attention(g: AttentionGeometry, parameters: Mapping[str, Scalar]) -> ClosedFormFacts | None:
     n = _block(parameters, "BLOCK_N")
     decoding = "SPLIT_KV" in parameters
     # Decoding puts the query heads that share keys into one tile, of 16 rows at least.
@@ -269,10 +280,10 @@ def _attention(g: Attention, parameters: Mapping[str, Scalar]) -> Closed | None:
         return None
     split = _block(parameters, "SPLIT_KV") or 1
     grid: Grid = (g.batch, g.kv_heads, split) if decoding else (-(-g.queries // m), g.batch, g.heads)
-    return Closed(attention_facts(g, m, n, attention_steps(g, parameters)), grid)
+    return ClosedFormFacts(attention_facts(g, m, n, attention_steps(g, parameters)), grid)
 
 
-def attention_facts(g: Attention, m: int, n: int, steps: float) -> Facts:
+def attention_facts(g: AttentionGeometry, m: int, n: int, steps: float) -> TtirFacts:
     """Facts of a program of `m` queries that goes through `steps` blocks of `n` keys."""
     size = g.bits / 8.0
     width, value = 1 << (g.width - 1).bit_length(), 1 << (g.value_width - 1).bit_length()
@@ -291,7 +302,7 @@ def attention_facts(g: Attention, m: int, n: int, steps: float) -> Facts:
         both = ((m, n, width, first / (first + second)), (m, value, n, second / (first + second)))
         shapes = tuple(sorted(both, key=lambda shape: (-shape[3], shape[:3])))
     accumulators = _ACCUMULATOR * (output + 2.0 * m)
-    return Facts(
+    return TtirFacts(
         load_bytes=loaded,
         store_bytes=stored,
         load_ops=4.0 * steps + 3.0,
@@ -327,5 +338,5 @@ def attention_facts(g: Attention, m: int, n: int, steps: float) -> Facts:
         load_levels=1.0,
         reduced_bytes=4.0 * m,
         reduced_length=float(n),
-        **coalesced(loaded + stored),
+        **coalesced_access_counts(loaded + stored),
     )

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from forecast_integrations.inductor.hooks.patches import Patches
+from forecast_integrations.inductor.hooks.patches import PatchSet
 
 VARIABLE = "TRITON_PTXAS_PATH"
 """Where Triton looks for an assembler first; compile workers set it for themselves."""
 
 
-class Assembler(Patches):
+class SharedAssembler(PatchSet):
     """The workers' assembler in this process, until it is restored; none where the user has named one."""
 
     def __init__(self) -> None:
@@ -32,30 +32,30 @@ class Assembler(Patches):
         if choose is None:
             self.missing.append("compile_tasks._set_triton_ptxas_path")
         elif VARIABLE not in os.environ:
-            _forget(choose)  # torch 2.9 does it once in a process
+            _clear_cached(choose)  # torch 2.9 does it once in a process
             choose()
             self._path = os.environ.get(VARIABLE, "")
-            _forget_release()
+            _clear_cached_release()
 
     def restore(self) -> None:
         """Back to Triton's own, unless somebody has named another since."""
         if self._path and os.environ.get(VARIABLE) == self._path:
             del os.environ[VARIABLE]
-            _forget_release()
+            _clear_cached_release()
         self._path = ""
         super().restore()
 
 
-def _forget(function: Any) -> None:
+def _clear_cached(function: Any) -> None:
     """What it has answered, where that is kept."""
     if (clear := getattr(function, "cache_clear", None)) is not None:
         clear()
 
 
-def _forget_release() -> None:
+def _clear_cached_release() -> None:
     """The assembler's release is a part of Triton's cache keys, and is asked for once."""
     try:
         from triton.backends.nvidia import compiler
     except ImportError:
         return
-    _forget(getattr(compiler, "get_ptxas_version", None))
+    _clear_cached(getattr(compiler, "get_ptxas_version", None))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Patches:
+class PatchSet:
     """What has been replaced, in order.
 
     Replacements are class-level or module-level: in torch 2.13 the configuration and the handler of

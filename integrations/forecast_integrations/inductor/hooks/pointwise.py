@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from forecast_autotune.policy import State
+from forecast_autotune.policy import TuningState
 from forecast_autotune.records import (
     Argument,
     Candidate,
@@ -23,24 +23,24 @@ from forecast_autotune.records import (
     Problem,
 )
 from forecast_autotune.surrogates.protocol import Query
-from forecast_autotune.tuning.task import now
+from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.harvest import PROTOCOL
-from forecast_integrations.inductor.hooks.patches import Patches
-from forecast_integrations.inductor.hooks.selection import Current, Function
-from forecast_integrations.inductor.serving import Serving
+from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.hooks.selection import AnyFunction, CurrentSession
+from forecast_integrations.inductor.serving import TuningSession
 
 KINDS = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION")
-_FEW = 2
+_MIN_CONFIGS = 2
 """Lists up to this long are left alone."""
-_SAYS_NOTHING = 1e-9
+_MIN_SPREAD = 1e-9
 """Forecasts that differ by less, in log2, say nothing: the list is left alone."""
 
 
-def install(current: Current) -> Patches:
+def install(current: CurrentSession) -> PatchSet:
     """Hook the run-time autotuner of generated kernels."""
     from torch._inductor.runtime import triton_heuristics
 
-    patches = Patches()
+    patches = PatchSet()
     patches.replace(triton_heuristics, "cached_autotune", lambda f: _cached_autotune(f, current))
     patches.replace(
         triton_heuristics.CachingAutotuner, "benchmark_all_configs", lambda f: _benchmark_all(f, current)
@@ -48,7 +48,7 @@ def install(current: Current) -> Patches:
     return patches
 
 
-def _cached_autotune(original: Function, current: Current) -> Function:
+def _cached_autotune(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     def cached_autotune(
         size_hints: Any, configs: Any, triton_meta: Any, heuristic_type: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -57,16 +57,16 @@ def _cached_autotune(original: Function, current: Current) -> Function:
             filename = args[0] if args else kwargs.get("filename")
             try:
                 kind = getattr(heuristic_type, "name", str(heuristic_type))
-                configs = chosen(serving, size_hints, list(configs), triton_meta, kind, filename)
+                configs = choose_configs(serving, size_hints, list(configs), triton_meta, kind, filename)
             except Exception as error:
-                serving.complain("choose among the configs of a generated kernel", error)
+                serving.warn_once("choose among the configs of a generated kernel", error)
         return original(size_hints, configs, triton_meta, heuristic_type, *args, **kwargs)
 
     return cached_autotune
 
 
-def chosen(
-    serving: Serving,
+def choose_configs(
+    serving: TuningSession,
     size_hints: Any,
     configs: list[Any],
     triton_meta: Mapping[str, Any],
@@ -78,16 +78,16 @@ def chosen(
     All of them where the list is short, where another heuristic owns it, or where the forecasts are all
     alike.
     """
-    if kind not in KINDS or len(configs) <= _FEW or not filename:
+    if kind not in KINDS or len(configs) <= _MIN_CONFIGS or not filename:
         return configs
     problem = problem_of(size_hints, triton_meta, kind, filename)
     named = {candidate_of(config): config for config in reversed(configs)}
     candidates = list(dict.fromkeys(candidate_of(config) for config in configs))
     forecasts = serving.ask(Query(problem, candidates))
-    if forecasts is None or float(forecasts.mean.max() - forecasts.mean.min()) < _SAYS_NOTHING:
+    if forecasts is None or float(forecasts.mean.max() - forecasts.mean.min()) < _MIN_SPREAD:
         return configs
     s = serving.settings
-    state = State(
+    state = TuningState(
         forecasts, {}, tolerance=s.tolerance, risk=s.risk, budget=s.budget, seed=s.seed, problem=problem.id
     )
     kept = {*serving.policy.plan(state).measure, candidates[0]}
@@ -134,7 +134,7 @@ def candidate_of(config: Any) -> Candidate:
     )
 
 
-def _benchmark_all(original: Function, current: Current) -> Function:
+def _benchmark_all(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
         timings = original(self, *args, **kwargs)
         serving = current()
@@ -143,19 +143,21 @@ def _benchmark_all(original: Function, current: Current) -> Function:
                 kind = getattr(self.heuristic_type, "name", str(self.heuristic_type))
                 if kind in KINDS and self.filename:
                     problem = problem_of(self.size_hints, self.triton_meta, kind, self.filename)
-                    save(
+                    save_pointwise_timings(
                         serving,
                         problem,
                         [(launcher.config, ms, launcher) for launcher, ms in timings.items()],
                     )
             except Exception as error:
-                serving.complain("keep the timings of a generated kernel", error)
+                serving.warn_once("keep the timings of a generated kernel", error)
         return timings
 
     return benchmark_all_configs
 
 
-def save(serving: Serving, problem: Problem, timings: Sequence[tuple[Any, float, Any]]) -> None:
+def save_pointwise_timings(
+    serving: TuningSession, problem: Problem, timings: Sequence[tuple[Any, float, Any]]
+) -> None:
     """File the times (milliseconds) of a generated kernel's (config, time, launcher) triples."""
     for config, ms, launcher in timings:
         facts = {"registers": "n_regs", "spills": "n_spills", "shared": "shared"}
@@ -166,8 +168,8 @@ def save(serving: Serving, problem: Problem, timings: Sequence[tuple[Any, float,
         outcome = Outcome.OK if ok else Outcome.OUT_OF_RESOURCES
         median = float(ms) if ok else None
         m = Measurement(
-            problem.id, candidate_of(config), outcome, median, protocol=PROTOCOL, at=now(), extra=extra
+            problem.id, candidate_of(config), outcome, median, protocol=PROTOCOL, at=utc_now(), extra=extra
         )
-        serving.view.add(problem, m)
-    serving.view.store.sync()
+        serving.snapshot.add(problem, m)
+    serving.snapshot.store.sync()
     serving.tally.stored(len(timings))

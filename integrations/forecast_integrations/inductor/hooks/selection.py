@@ -9,17 +9,17 @@ from typing import Any
 
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import harvest, pruning, rounds
-from forecast_integrations.inductor.hooks.patches import Patches
-from forecast_integrations.inductor.pruning import STACK, Operation, Unplanned
-from forecast_integrations.inductor.serving import Serving
-from forecast_integrations.triton.timer.awake import load_cuda
+from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.pruning import SELECTION_STATE, SelectionCall, UnplannedSpaceError
+from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.triton.timer.awake import warm_up_cuda
 
-Function = Callable[..., Any]
-Current = Callable[[], Serving | None]
+AnyFunction = Callable[..., Any]
+CurrentSession = Callable[[], TuningSession | None]
 """What is in force; None once we are disabled, should somebody have wrapped a hook of ours."""
 
 
-def install(current: Current) -> Patches:
+def install(current: CurrentSession) -> PatchSet:
     """Hook everything that this release of torch has; `restore` of the result takes all of it back."""
     from torch._inductor import autotune_process, codecache, select_algorithm
     from torch._inductor.choices import InductorChoices
@@ -27,7 +27,7 @@ def install(current: Current) -> Patches:
     cache = select_algorithm.get_algorithm_selector_cache()
     before, after = cache.preprocessing_fns, cache.feedback_saver_fns
     # From here on nothing raises: what is half done could not be taken back.
-    patches = Patches()
+    patches = PatchSet()
     selector = select_algorithm.AlgorithmSelectorCache
     patches.replace(selector, "__call__", lambda f: _selection(f, current))
     patches.replace(selector, "do_autotuning", lambda f: _autotuning(f, current))
@@ -44,7 +44,7 @@ def install(current: Current) -> Patches:
     return patches
 
 
-def _selection(original: Function, current: Current) -> Function:
+def _selection(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     """`AlgorithmSelectorCache.__call__`: preprocessing functions are not told which operation it is."""
 
     def call(
@@ -53,30 +53,30 @@ def _selection(original: Function, current: Current) -> Function:
         if current() is None:
             return original(self, name, choices, input_nodes, layout, *args, **kwargs)
         alone = bool(kwargs.get("is_collective"))
-        STACK.operations.append(Operation(name, input_nodes, layout, alone))
+        SELECTION_STATE.operations.append(SelectionCall(name, input_nodes, layout, alone))
         try:
             return original(self, name, choices, input_nodes, layout, *args, **kwargs)
         finally:
-            STACK.operations.pop()
+            SELECTION_STATE.operations.pop()
 
     return call
 
 
-def _preprocessing(current: Current) -> Function:
+def _preprocessing(current: CurrentSession) -> AnyFunction:
     def forecast_autotune_preprocessing(choices: list[Any]) -> list[Any]:
         serving = current()
-        if serving is None or not STACK.operations:
+        if serving is None or not SELECTION_STATE.operations:
             return choices
         try:
-            return pruning.before_compilation(serving, STACK.operations[-1], choices)
+            return pruning.prune_before_compilation(serving, SELECTION_STATE.operations[-1], choices)
         except Exception as error:
-            serving.complain("choose among the choices of an operation", error)
+            serving.warn_once("choose among the choices of an operation", error)
             return choices
 
     return forecast_autotune_preprocessing
 
 
-def _finalize(original: Function, current: Current) -> Function:
+def _finalize(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     """`_finalize_template_configs`: the GEMM family, before code is generated (KernelTemplateChoice)."""
 
     def finalize(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,44 +89,44 @@ def _finalize(original: Function, current: Current) -> Function:
             given = [*args, *kwargs.values()]
             kernel_inputs = next(a for a in given if hasattr(a, "nodes"))
             op_name = next(a for a in given if isinstance(a, str))
-            return pruning.before_code_generation(serving, op_name, kernel_inputs, choices)
-        except Unplanned:
+            return pruning.prune_before_codegen(serving, op_name, kernel_inputs, choices)
+        except UnplannedSpaceError:
             raise
         except Exception as error:
-            serving.complain("choose among the templates of an operation", error)
-            if STACK.widened:
-                raise Unplanned from error
+            serving.warn_once("choose among the templates of an operation", error)
+            if SELECTION_STATE.widened:
+                raise UnplannedSpaceError from error
             return choices
 
     return finalize
 
 
-def _template_configs(original: Function, current: Current) -> Function:
+def _template_configs(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     """`get_template_configs`: the configs are enumerated in here, so the space is set in here only."""
 
     def get(self: Any, *args: Any, **kwargs: Any) -> Any:
         serving = current()
-        if serving is None or not serving.exhaustive_space or pruning.several_sizes():
+        if serving is None or not serving.exhaustive_space or pruning.has_multiple_size_hints():
             return original(self, *args, **kwargs)
         from torch._inductor import config
 
         if not (config.max_autotune or config.max_autotune_gemm):
             return original(self, *args, **kwargs)
-        STACK.widened = True
+        SELECTION_STATE.widened = True
         try:
             with config.patch(max_autotune_gemm_search_space="EXHAUSTIVE"):
                 return original(self, *args, **kwargs)
-        except Unplanned:
+        except UnplannedSpaceError:
             # All of these, some 1,900, would be compiled: back to the space that the user has asked for.
-            STACK.widened = False
+            SELECTION_STATE.widened = False
             return original(self, *args, **kwargs)
         finally:
-            STACK.widened = False
+            SELECTION_STATE.widened = False
 
     return get
 
 
-def _autotuning(original: Function, current: Current) -> Function:
+def _autotuning(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     """`do_autotuning`: one round of Inductor's; with `hint_override` it times other sizes."""
 
     def autotune(
@@ -146,19 +146,19 @@ def _autotuning(original: Function, current: Current) -> Function:
         if serving is None or _pipelined():
             return original(self, *before, choices, precompile_fn, *args, **kwargs)
         if args or kwargs.get("hint_override") is not None or kwargs.get("is_collective"):
-            with _deaf():
+            with _timings_paused():
                 return original(self, *before, choices, precompile_fn, *args, **kwargs)
-        clock = harvest.CLOCK
+        clock = harvest.PENDING
         # A choice may be a graph, whose operations are tuned in the middle of the outer one's round.
-        outer = clock.timed, clock.errors
-        clock.timed, clock.errors = {}, {}
+        outer = clock.times, clock.errors
+        clock.times, clock.errors = {}, {}
 
         def measure(some: list[Any], prepared: Any) -> dict[Any, float]:
             try:
                 found: dict[Any, float] = original(self, *before, some, prepared, **kwargs)
                 return found
             finally:
-                with _harmless(serving, "keep the failures of a round"):
+                with _failures_reported(serving, "keep the failures of a round"):
                     harvest.save_failures(serving, some)
 
         def prepare(some: list[Any]) -> Any:
@@ -168,30 +168,30 @@ def _autotuning(original: Function, current: Current) -> Function:
             return self.make_precompile_fn(some, name, inputs_key, precompilation_timeout_seconds=limit)
 
         try:
-            return rounds.tune(serving, measure, prepare, choices, precompile_fn)
+            return rounds.tune_in_rounds(serving, measure, prepare, choices, precompile_fn)
         finally:
-            clock.timed, clock.errors = outer
+            clock.times, clock.errors = outer
 
     return autotune
 
 
-def _benchmark(original: Function, current: Current) -> Function:
+def _benchmark(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     """`benchmark`: called only for times that are really taken, not for those in Inductor's cache."""
 
     def benchmark(self: Any, choices: Any, *args: Any, **kwargs: Any) -> Any:
         serving = current()
         if serving is not None and serving.settings.mode is not Mode.LISTEN:
-            with _harmless(serving, "wake the device"):
-                load_cuda()
+            with _failures_reported(serving, "wake the device"):
+                warm_up_cuda()
         timings = original(self, choices, *args, **kwargs)
-        if current() is not None and not harvest.CLOCK.deaf:
-            harvest.CLOCK.timed.update(timings)
+        if current() is not None and not harvest.PENDING.paused:
+            harvest.PENDING.times.update(timings)
         return timings
 
     return benchmark
 
 
-def _benchmark_choice(original: Function, current: Current) -> Function:
+def _benchmark_choice(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     """`benchmark_choice`: why a choice has no time; Inductor makes an infinite time of it and forgets."""
 
     def benchmark_choice(cls: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
@@ -199,25 +199,25 @@ def _benchmark_choice(original: Function, current: Current) -> Function:
             return original(cls, choice, *args, **kwargs)
         except Exception as error:
             if current() is not None:
-                harvest.CLOCK.errors[choice] = f"{type(error).__name__}: {error}"
+                harvest.PENDING.errors[choice] = f"{type(error).__name__}: {error}"
             raise
 
     return benchmark_choice
 
 
-def _exceptions(original: Function, current: Current) -> Function:
+def _exceptions(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     """`_log_autotune_exceptions`: which choices did not compile, and why."""
 
     def log(exceptions: Any) -> Any:
         if current() is not None:
             for choice, error in exceptions:
-                harvest.CLOCK.errors[choice] = f"{type(error).__name__}: {error}"
+                harvest.PENDING.errors[choice] = f"{type(error).__name__}: {error}"
         return original(exceptions)
 
     return log
 
 
-def _saver(current: Current) -> Function:
+def _saver(current: CurrentSession) -> AnyFunction:
     def forecast_autotune_feedback(
         timings: Any,
         name: str,
@@ -228,32 +228,32 @@ def _saver(current: Current) -> Function:
         *_: Any,
     ) -> None:
         serving = current()
-        if serving is None or harvest.CLOCK.deaf or not timings:
+        if serving is None or harvest.PENDING.paused or not timings:
             return
-        with _harmless(serving, "keep the timings of an operation"):
-            operation = Operation(name, input_nodes, next(iter(timings)).layout)
-            harvest.save(serving, timings, operation, compiled or {})
+        with _failures_reported(serving, "keep the timings of an operation"):
+            operation = SelectionCall(name, input_nodes, next(iter(timings)).layout)
+            harvest.save_timings(serving, timings, operation, compiled or {})
 
     return forecast_autotune_feedback
 
 
-def _results(original: Function, current: Current) -> Function:
+def _results(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     """`AsyncAutotuner.get_results`: with pipelined tuning no feedback saver is called."""
 
     def get_results(cls: Any, choices: Any, *args: Any, **kwargs: Any) -> Any:
         timings = original(cls, choices, *args, **kwargs)
         serving, search = current(), pruning.search_of(choices)
         if serving is not None and search is not None:
-            with _harmless(serving, "keep the timings of an operation"):
-                operation = Operation(search.problem.kernel.name, (), None)
-                harvest.save(serving, timings, operation, {}, all_measured=True)
-                pruning.conclude(serving, search)
+            with _failures_reported(serving, "keep the timings of an operation"):
+                operation = SelectionCall(search.problem.kernel.name, (), None)
+                harvest.save_timings(serving, timings, operation, {}, all_measured=True)
+                pruning.record_decision(serving, search)
         return timings
 
     return get_results
 
 
-def _hash_details(original: Function, current: Current) -> Function:
+def _hash_details(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     """`FxGraphHashDetails`: all of its attributes make the key of a compiled graph (AOTAutograd's, too)."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -264,7 +264,7 @@ def _hash_details(original: Function, current: Current) -> Function:
         try:
             identity = serving.identity()
         except Exception as error:
-            serving.complain("name the rules in a cache key", error)
+            serving.warn_once("name the rules in a cache key", error)
             # Under no name, what is compiled now would be taken for what Inductor compiles without us.
             identity = f"forecast_autotune:unnamed:{os.urandom(16).hex()}"
         if identity:
@@ -280,17 +280,17 @@ def _pipelined() -> bool:
 
 
 @contextlib.contextmanager
-def _deaf() -> Any:
-    harvest.CLOCK.deaf += 1
+def _timings_paused() -> Any:
+    harvest.PENDING.paused += 1
     try:
         yield
     finally:
-        harvest.CLOCK.deaf -= 1
+        harvest.PENDING.paused -= 1
 
 
 @contextlib.contextmanager
-def _harmless(serving: Serving, what: str) -> Any:
+def _failures_reported(serving: TuningSession, what: str) -> Any:
     try:
         yield
     except Exception as error:
-        serving.complain(what, error)
+        serving.warn_once(what, error)

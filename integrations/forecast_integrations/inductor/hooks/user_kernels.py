@@ -23,27 +23,27 @@ from forecast_autotune.policy import RiskBounded
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem, digest
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-from forecast_autotune.tuning.task import now
+from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor import language_model
-from forecast_integrations.inductor.asking import Asker
-from forecast_integrations.inductor.choices.records import hints
+from forecast_integrations.inductor.asking import SafeSurrogate
+from forecast_integrations.inductor.choices.records import size_hints
 from forecast_integrations.inductor.harvest import PROTOCOL
-from forecast_integrations.inductor.hooks.patches import Patches
-from forecast_integrations.inductor.hooks.selection import Current, Function
-from forecast_integrations.inductor.search import Search
-from forecast_integrations.inductor.serving import FORECAST_LIMIT_S, Serving
-from forecast_integrations.inductor.view import View
+from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.hooks.selection import AnyFunction, CurrentSession
+from forecast_integrations.inductor.search import OperationSearch
+from forecast_integrations.inductor.serving import FORECAST_LIMIT_S, TuningSession
+from forecast_integrations.inductor.view import StoreSnapshot
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.decorator import ForecastAutotuner
 
 _TRACE_S = 1.0
 """Seconds for the IR of all configs of one kernel; without it the forecast is wider, not wrong."""
-_KEPT = 256
+_MAX_PROBLEMS = 256
 """Problems remembered until Inductor has timed them."""
 
 
 @dataclass(frozen=True)
-class _Expected:
+class _ExpectedProblem:
     """A problem whose configs Inductor will time at the first run."""
 
     problem: Problem
@@ -55,15 +55,15 @@ class _Expected:
         return [(a.dtype, a.shape) for a in self.problem.arguments if a.kind == "tensor"]
 
 
-class Memory:
+class ExpectedProblems:
     """Problems by the name of their kernel, between lowering and the first run."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._kept: list[_Expected] = []
+        self._kept: list[_ExpectedProblem] = []
         self._fewer: dict[tuple[int, tuple[int, ...]], Any] = {}
 
-    def fewer(self, tuner: Any, rows: tuple[int, ...]) -> Any:
+    def with_configs(self, tuner: Any, rows: tuple[int, ...]) -> Any:
         """The tuner with these configs alone: a copy, as the user's is used outside of the graph, too.
 
         The same one each time: Inductor keeps every kernel it has met for good.
@@ -75,12 +75,14 @@ class Memory:
                 found.configs = [tuner.configs[i] for i in rows]
             return found
 
-    def add(self, expected: _Expected) -> None:
+    def add(self, expected: _ExpectedProblem) -> None:
         """Remember a problem; the oldest are forgotten."""
         with self._mutex:
-            self._kept = [*(e for e in self._kept if e.problem.id != expected.problem.id), expected][-_KEPT:]
+            self._kept = [*(e for e in self._kept if e.problem.id != expected.problem.id), expected][
+                -_MAX_PROBLEMS:
+            ]
 
-    def find(self, kernel: str, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> _Expected | None:
+    def find(self, kernel: str, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> _ExpectedProblem | None:
         """The problem that was timed with these tensors; None when no or several kernels could be meant."""
         with self._mutex:
             found = [
@@ -89,7 +91,7 @@ class Memory:
         return found[0] if len(found) == 1 else None
 
 
-class _Informed:
+class _InformedSurrogate:
     """A surrogate that is told the launch grids and the IR, which whoever asks it here does not know."""
 
     def __init__(
@@ -102,20 +104,20 @@ class _Informed:
         return self._inner.forecast(replace(query, grids=self._grids, ttir=self._ttir))
 
 
-def install(current: Current) -> Patches:
+def install(current: CurrentSession) -> PatchSet:
     """Hook the node that Inductor makes of a user's kernel, and the run-time benchmark of its configs."""
     from torch._inductor import codecache, ir
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    memory = Memory()
-    patches = Patches()
-    patches.replace(ir.UserDefinedTritonKernel, "__init__", lambda f: _taken_in(f, current, memory))
-    patches.replace(CachingAutotuner, "benchmark_all_configs", lambda f: _timed(f, current, memory))
+    memory = ExpectedProblems()
+    patches = PatchSet()
+    patches.replace(ir.UserDefinedTritonKernel, "__init__", lambda f: _hook_lowering(f, current, memory))
+    patches.replace(CachingAutotuner, "benchmark_all_configs", lambda f: _hook_benchmark(f, current, memory))
     patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, current))
     return patches
 
 
-def _hash_details(original: Function, current: Current) -> Function:
+def _hash_details(original: AnyFunction, current: CurrentSession) -> AnyFunction:
     """The key of a compiled graph names configs and sources of its kernels; ours are chosen by rules, too."""
 
     def __init__(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
@@ -124,9 +126,9 @@ def _hash_details(original: Function, current: Current) -> Function:
         if serving is None or not serving.prunes:
             return
         try:
-            found = rules(gm)
+            found = rule_digests(gm)
         except Exception as error:
-            serving.complain("name the rules of a user's kernel in a cache key", error)
+            serving.warn_once("name the rules of a user's kernel in a cache key", error)
             found = [os.urandom(16).hex()]
         if found:
             self.forecast_autotune_kernels = found
@@ -134,7 +136,7 @@ def _hash_details(original: Function, current: Current) -> Function:
     return __init__
 
 
-def rules(gm: Any) -> list[str]:
+def rule_digests(gm: Any) -> list[str]:
     """What names the surrogates, settings and policies of our tuners in a graph; none for a graph without."""
     from torch._higher_order_ops.triton_kernel_wrap import (
         kernel_side_table,
@@ -148,49 +150,53 @@ def rules(gm: Any) -> list[str]:
         if node.op != "call_function" or node.target not in wrappers:
             continue
         kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
-        owner = _owner(kernel, list(kernel_side_table.id_to_kernel.values()))
+        owner = _owning_tuner(kernel, list(kernel_side_table.id_to_kernel.values()))
         if owner is not None:
             options = owner._engine.options
             s = options.settings()
-            surrogate = options.surrogate or language_model.for_kernels(s, "", FORECAST_LIMIT_S)
+            surrogate = options.surrogate or language_model.surrogate_for_kernels(s, "", FORECAST_LIMIT_S)
             label = f"{surrogate.name}/{surrogate.version}"
             chosen = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(options.policy))
-            model = "" if options.surrogate is not None else language_model.named(s)
+            model = "" if options.surrogate is not None else language_model.model_cache_key(s)
             found.add(digest(label, chosen, *([model] if model else [])))
     return sorted(found)
 
 
-def _taken_in(original: Function, current: Current, memory: Memory) -> Function:
+def _hook_lowering(original: AnyFunction, current: CurrentSession, memory: ExpectedProblems) -> AnyFunction:
     def __init__(self: Any, *, kernel_idx: int, grid: Any, kernel_args: Any, **more: Any) -> None:
         serving = current()
         if serving is not None:
             try:
-                kernel_idx, grid = _planned(serving, kernel_idx, grid, kernel_args, memory)
+                kernel_idx, grid = _plan_kernel(serving, kernel_idx, grid, kernel_args, memory)
             except Exception as error:
-                serving.complain("choose among the configs of a user's kernel", error)
+                serving.warn_once("choose among the configs of a user's kernel", error)
         original(self, kernel_idx=kernel_idx, grid=grid, kernel_args=kernel_args, **more)
 
     return __init__
 
 
-def _planned(
-    serving: Serving, kernel_idx: int, grid: Any, kernel_args: Mapping[str, Any], memory: Memory
+def _plan_kernel(
+    serving: TuningSession,
+    kernel_idx: int,
+    grid: Any,
+    kernel_args: Mapping[str, Any],
+    memory: ExpectedProblems,
 ) -> tuple[int, Any]:
     """The kernel and the grids that Inductor should go on with."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
     tuner = kernel_side_table.get_kernel(kernel_idx)
-    owner = _owner(tuner, list(kernel_side_table.id_to_kernel.values()))
+    owner = _owning_tuner(tuner, list(kernel_side_table.id_to_kernel.values()))
     if owner is None or len(tuner.configs) < 2 or len(grid) != len(tuner.configs):
         return kernel_idx, grid
     kept = plan(serving, owner, tuner.configs, kernel_args, grid, memory)
     if len(kept) == len(tuner.configs):
         return kernel_idx, grid
-    fewer = memory.fewer(tuner, tuple(kept))
+    fewer = memory.with_configs(tuner, tuple(kept))
     return kernel_side_table.add_kernel(fewer), [grid[i] for i in kept]
 
 
-def _owner(tuner: Any, known: Sequence[Any]) -> ForecastAutotuner | None:
+def _owning_tuner(tuner: Any, known: Sequence[Any]) -> ForecastAutotuner | None:
     """The tuner of ours that a kernel in a graph comes from; None for a kernel of others.
 
     Dynamo runs `prune_configs_by` itself and puts a plain tuner with what is left in place of ours.
@@ -203,12 +209,12 @@ def _owner(tuner: Any, known: Sequence[Any]) -> ForecastAutotuner | None:
 
 
 def plan(
-    serving: Serving,
+    serving: TuningSession,
     tuner: ForecastAutotuner,
     listed: Sequence[Any],
     kernel_args: Mapping[str, Any],
     grids: Sequence[Any],
-    memory: Memory,
+    memory: ExpectedProblems,
 ) -> list[int]:
     """Numbers of the `listed` configs that Inductor should compile, in their order; at least one.
 
@@ -217,51 +223,53 @@ def plan(
     store are the tuner's own.
     """
     # In the order of an eager call: the key holds the dtypes of its arguments one after another.
-    named = {name: _stand_in(kernel_args[name]) for name in tuner.arg_names if name in kernel_args}
+    named = {name: _placeholder(kernel_args[name]) for name in tuner.arg_names if name in kernel_args}
     key = tuner._make_key(tuner.keys, (), named)
     problem = describe.describe(tuner.fn, describe.kernel_record(tuner.fn), named, key, None)
-    configs = describe.candidates(listed)
+    configs = describe.configs_by_candidate(listed)
     options = tuner._engine.options
     settings = options.settings()
     store = options.open_store(settings)
-    memory.add(_Expected(problem, configs, store))
+    memory.add(_ExpectedProblem(problem, configs, store))
     if not serving.prunes:
         return list(range(len(listed)))
     launched = {
-        candidate: hints(grids[i])
+        candidate: size_hints(grids[i])
         for i, config in enumerate(listed)
         for candidate, kept in configs.items()
         if kept is config
     }
-    until, limit_s = serving.view.until, serving.asker.limit_s
-    inner = options.surrogate or language_model.for_kernels(settings, until, limit_s)
-    surrogate = _Informed(inner, launched, _traced(tuner, named, list(configs)))
-    asked = Serving(
+    until, limit_s = serving.snapshot.until, serving.safe_surrogate.limit_s
+    inner = options.surrogate or language_model.surrogate_for_kernels(settings, until, limit_s)
+    surrogate = _InformedSurrogate(inner, launched, _trace_candidates(tuner, named, list(configs)))
+    asked = TuningSession(
         settings,
-        View(store, until),
-        Asker(surrogate, limit_s, serving.complain),
-        serving.complain,
+        StoreSnapshot(store, until),
+        SafeSurrogate(surrogate, limit_s, serving.warn_once),
+        serving.warn_once,
         options.policy or RiskBounded(),
     )
-    chosen = set(Search(problem, list(configs), (), asked).first())
+    chosen = set(OperationSearch(problem, list(configs), (), asked).first())
     wanted = {id(configs[c]) for c in chosen}
     return [i for i, config in enumerate(listed) if id(config) in wanted]
 
 
-def _stand_in(value: Any) -> Any:
+def _placeholder(value: Any) -> Any:
     """Of an operand what its problem needs: a tensor without storage, or a number."""
     import torch
 
     if hasattr(value, "get_size") and hasattr(value, "get_dtype"):
         value.realize()  # a stride is not certain before
-        size, stride = hints(value.get_size()), hints(value.get_stride())
+        size, stride = size_hints(value.get_size()), size_hints(value.get_stride())
         return torch.empty_strided(size, stride, dtype=value.get_dtype(), device="meta")
     if getattr(value, "is_number", False) or hasattr(value, "free_symbols"):
-        return hints([value])[0]
+        return size_hints([value])[0]
     return value
 
 
-def _traced(tuner: Any, named: Mapping[str, Any], candidates: Sequence[Candidate]) -> dict[str, str]:
+def _trace_candidates(
+    tuner: Any, named: Mapping[str, Any], candidates: Sequence[Candidate]
+) -> dict[str, str]:
     """TTIR by assignment, as much as there is time for."""
     until = time.monotonic() + _TRACE_S
     wanted = {assignment_of(c): dict(c.config.kwargs) for c in candidates}
@@ -274,7 +282,7 @@ def _traced(tuner: Any, named: Mapping[str, Any], candidates: Sequence[Candidate
     return found
 
 
-def _timed(original: Function, current: Current, memory: Memory) -> Function:
+def _hook_benchmark(original: AnyFunction, current: CurrentSession, memory: ExpectedProblems) -> AnyFunction:
     def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
         timings = original(self, *args, **kwargs)
         serving = current()
@@ -282,16 +290,20 @@ def _timed(original: Function, current: Current, memory: Memory) -> Function:
             try:
                 kind = getattr(self.heuristic_type, "name", str(self.heuristic_type))
                 if kind == "USER_AUTOTUNE":
-                    keep(serving, memory, self.fn.__name__, args, timings)
+                    save_user_timings(serving, memory, self.fn.__name__, args, timings)
             except Exception as error:
-                serving.complain("keep the timings of a user's kernel", error)
+                serving.warn_once("keep the timings of a user's kernel", error)
         return timings
 
     return benchmark_all_configs
 
 
-def keep(
-    serving: Serving, memory: Memory, kernel: str, args: Sequence[Any], timings: Mapping[Any, float]
+def save_user_timings(
+    serving: TuningSession,
+    memory: ExpectedProblems,
+    kernel: str,
+    args: Sequence[Any],
+    timings: Mapping[Any, float],
 ) -> None:
     """File the times (milliseconds, by launcher) that Inductor took of a user's kernel."""
     tensors = [value for value in args if hasattr(value, "data_ptr") and hasattr(value, "shape")]
@@ -299,10 +311,10 @@ def keep(
     expected = memory.find(kernel, shown)
     if expected is None:
         return
-    by_config = {_name(config): candidate for candidate, config in expected.configs.items()}
+    by_config = {_config_key(config): candidate for candidate, config in expected.configs.items()}
     count = 0
     for launcher, ms in timings.items():
-        candidate = by_config.get(_name(launcher.config))
+        candidate = by_config.get(_config_key(launcher.config))
         if candidate is None:
             continue
         ok = math.isfinite(ms) and ms > 0
@@ -315,7 +327,7 @@ def keep(
                 outcome,
                 float(ms) if ok else None,
                 protocol=PROTOCOL,
-                at=now(),
+                at=utc_now(),
             ),
         )
         count += 1
@@ -323,6 +335,6 @@ def keep(
     serving.tally.stored(count)
 
 
-def _name(config: Any) -> tuple[Any, ...]:
+def _config_key(config: Any) -> tuple[Any, ...]:
     """What tells configs apart that went through Inductor's generated code."""
     return (tuple(sorted(config.kwargs.items())), config.num_warps, config.num_stages)

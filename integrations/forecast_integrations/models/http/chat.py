@@ -17,35 +17,35 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.bins import Label
-from forecast_autotune.llm.parallel import side_by_side
-from forecast_autotune.llm.replies import LEAST, MOST, Unusable, json_in, weights
-from forecast_integrations.models.http.served import Asking, Rows, Served, rows
-from forecast_integrations.models.http.transport import Refused, Transport
+from forecast_autotune.llm.bins import AnswerLabel
+from forecast_autotune.llm.parallel import run_parallel
+from forecast_autotune.llm.replies import MAX_TOTAL, MIN_TOTAL, InvalidResponse, extract_json, weights
+from forecast_integrations.models.http.served import ForecastCall, HTTPBackend, LabelRows, rows
+from forecast_integrations.models.http.transport import RequestRejected, Transport
 
-VERSION = "chat-1"
+PROMPT_VERSION = "chat-1"
 """Of the texts below; part of the backend's name."""
-SYSTEM = "You are a careful forecaster of GPU kernel run times. You reply with JSON and nothing else."
-TASK = """\
+SYSTEM_PROMPT = "You are a careful forecaster of GPU kernel run times. You reply with JSON and nothing else."
+TASK_PROMPT = """\
 Do this for every numbered candidate below. For each, say how probable each letter is, in percent; leave out
 letters below 1. The percentages of one candidate sum to 100: put them on one or two neighbouring letters
 only if you would bet on it, and spread them as wide as you are unsure. Reply with JSON of this form:
 {"forecasts": [{"id": 1, "distribution": [{"label": "C", "percent": 60}, ...]}, ...]}
 """
-TOKENS_EACH = 200
+TOKENS_PER_CANDIDATE = 200
 """Output tokens per candidate: some fifteen letters with their percentages."""
-THOUGHTS = 16384
+REASONING_TOKENS = 16384
 """Output tokens that a reasoning model may need before its answer."""
-_WAYS = 6
+_MAX_FIELD_FALLBACKS = 6
 """Most ways to put one request: fields that a server may not take are left out one by one."""
 _QUESTION = re.compile(r"\n[^\n]{1,40}:\s*$")
 
 
-class Chat(Served):
+class ChatBackend(HTTPBackend):
     """A model that is asked in words; see the module.
 
     Args:
-        url, model, batch, transport: see `Served`.
+        url, model, batch, transport: see `HTTPBackend`.
         samples: answers per candidate, averaged.
         temperature: by default 1 for several samples, 0 for one, and the server's where `effort` is set.
         effort: `reasoning_effort` for models that have it: low, medium, high, ...
@@ -78,57 +78,61 @@ class Chat(Served):
             self._options["reasoning_effort"] = effort
         # All that changes an answer, so that answers can be kept under this name.
         how = [f"{name}={value}" for name, value in sorted(self._options.items())]
-        self.name = ",".join([f"{self.kind}:{model}", VERSION, f"samples={samples}", f"batch={batch}", *how])
+        self.name = ",".join(
+            [f"{self.kind}:{model}", PROMPT_VERSION, f"samples={samples}", f"batch={batch}", *how]
+        )
         self._mutex = threading.Lock()
         self._refused: dict[str, str | None] = {}
         """Fields that this server does not take, and what is sent instead."""
 
-    def asker(
-        self, asking: Asking, prefix: str, suffixes: Sequence[str], labels: Sequence[Label]
-    ) -> Callable[[Sequence[str]], Rows]:
+    def batch_function(
+        self, asking: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
+    ) -> Callable[[Sequence[str]], LabelRows]:
         """A batch is one request per sample."""
         return partial(self._batch, asking, prefix, labels)
 
-    def say(self, asking: Asking, prompt: str) -> str:
+    def generate_text(self, asking: ForecastCall, prompt: str) -> str:
         """One reply to a prompt, as text. Raises `LLMError`."""
         messages = [{"role": "user", "content": prompt}]
         return str(self._say(asking, messages, {}, len(prompt), _content))
 
-    def _batch(self, asking: Asking, prefix: str, labels: Sequence[Label], suffixes: Sequence[str]) -> Rows:
+    def _batch(
+        self, asking: ForecastCall, prefix: str, labels: Sequence[AnswerLabel], suffixes: Sequence[str]
+    ) -> LabelRows:
         shown = [f"{n}. {_QUESTION.sub('', suffix)}" for n, suffix in enumerate(suffixes, start=1)]
-        asked = "\n".join([prefix.rstrip(), "", TASK, *shown])
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
-        fields: dict[str, Any] = {"response_format": _form(labels, len(suffixes))}
+        asked = "\n".join([prefix.rstrip(), "", TASK_PROMPT, *shown])
+        messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": asked}]
+        fields: dict[str, Any] = {"response_format": _response_schema(labels, len(suffixes))}
         if self._max_tokens is None:
-            thoughts = THOUGHTS if "reasoning_effort" in self._options else 0
-            fields["max_tokens"] = TOKENS_EACH * (len(suffixes) + 1) + thoughts
+            thoughts = REASONING_TOKENS if "reasoning_effort" in self._options else 0
+            fields["max_tokens"] = TOKENS_PER_CANDIDATE * (len(suffixes) + 1) + thoughts
 
-        def read(data: Any) -> Rows:
-            return _read(_content(data), labels, len(suffixes))
+        def read(data: Any) -> LabelRows:
+            return _parse_rows(_content(data), labels, len(suffixes))
 
         one = partial(self._say, asking, messages, fields, len(asked), read)
-        return _averaged(side_by_side([one] * self.samples, self.samples))
+        return _mean_rows(run_parallel([one] * self.samples, self.samples))
 
     def _say(
         self,
-        asking: Asking,
+        asking: ForecastCall,
         messages: Sequence[Mapping[str, str]],
         fields: Mapping[str, Any],
         size: int,
         read: Callable[[Any], Any],
     ) -> Any:
         """Ask, leaving out or renaming what the server says that it does not take."""
-        wanted = {"max_tokens": self._max_tokens or THOUGHTS, **fields, **self._options}
+        wanted = {"max_tokens": self._max_tokens or REASONING_TOKENS, **fields, **self._options}
         if "reasoning_effort" in wanted:
             self._refused.setdefault("max_tokens", "max_completion_tokens")
-        for _ in range(_WAYS):
+        for _ in range(_MAX_FIELD_FALLBACKS):
             body: dict[str, Any] = {"model": self.model, "messages": messages}
             body |= self._accepted(wanted)
             try:
                 url = f"{self.transport.base}/chat/completions"
                 return asking.post(url, body, read, prompt=size, output=wanted["max_tokens"])
-            except Refused as error:
-                if error.status not in (400, 422) or not self._without(error.said, body):
+            except RequestRejected as error:
+                if error.status not in (400, 422) or not self._without(error.server_message, body):
                     raise
         raise LLMError(f"{self.transport.base} takes none of the ways to ask {self.model} for an answer")
 
@@ -159,7 +163,7 @@ class Chat(Served):
         return False
 
 
-def _form(labels: Sequence[Label], n: int) -> dict[str, Any]:
+def _response_schema(labels: Sequence[AnswerLabel], n: int) -> dict[str, Any]:
     """Everything is bounded: a small model that is held to a form goes on for as long as the form lets it."""
 
     def closed(**properties: Any) -> dict[str, Any]:
@@ -191,13 +195,17 @@ def _content(data: Any) -> str:
         text = "".join(part.get("text", "") for part in text)
     if not isinstance(text, str) or not text.strip():
         if choice.get("finish_reason") == "length":
-            raise Unusable("no answer within max_tokens, perhaps for all the thoughts: raise max_tokens")
-        raise Unusable("an empty answer" if not message.get("refusal") else "the model refuses to answer")
+            raise InvalidResponse(
+                "no answer within max_tokens, perhaps for all the thoughts: raise max_tokens"
+            )
+        raise InvalidResponse(
+            "an empty answer" if not message.get("refusal") else "the model refuses to answer"
+        )
     return text
 
 
-def _read(text: str, labels: Sequence[Label], n: int) -> Rows:
-    answer = json_in(text)
+def _parse_rows(text: str, labels: Sequence[AnswerLabel], n: int) -> LabelRows:
+    answer = extract_json(text)
     listed = answer["forecasts"] if isinstance(answer, dict) else answer
     given: list[list[Any]] = [[] for _ in range(n)]
     for entry in (entry for entry in listed if isinstance(entry, dict)):
@@ -205,13 +213,13 @@ def _read(text: str, labels: Sequence[Label], n: int) -> Rows:
         number = int(number) if isinstance(number, str) and number.strip().isdecimal() else number
         if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= n:
             given[number - 1].append(entry.get("distribution"))
-    return rows(given, partial(weights, labels=labels), len(labels), least=LEAST, most=MOST)
+    return rows(given, partial(weights, labels=labels), len(labels), least=MIN_TOTAL, most=MAX_TOTAL)
 
 
-def _averaged(samples: Sequence[Rows | LLMError]) -> Rows:
+def _mean_rows(samples: Sequence[LabelRows | LLMError]) -> LabelRows:
     """The mean over samples, row by row over those that have the row. Raises `LLMError` if none has any."""
     failed = [str(sample) for sample in samples if isinstance(sample, LLMError)]
-    good = [sample for sample in samples if isinstance(sample, Rows)]
+    good = [sample for sample in samples if isinstance(sample, LabelRows)]
     if not good:
         raise LLMError("; ".join(dict.fromkeys(failed)))
     there = np.array([sample.probabilities.sum(axis=1) > 0.5 for sample in good])
@@ -219,4 +227,4 @@ def _averaged(samples: Sequence[Rows | LLMError]) -> Rows:
     probabilities = sum(sample.probabilities for sample in good) / count[:, None]
     mass = sum(sample.mass for sample in good) / count
     trouble = [reason for sample in good for reason in sample.trouble]
-    return Rows(np.asarray(probabilities), np.asarray(mass), tuple(dict.fromkeys([*failed, *trouble])))
+    return LabelRows(np.asarray(probabilities), np.asarray(mass), tuple(dict.fromkeys([*failed, *trouble])))

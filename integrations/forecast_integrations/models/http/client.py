@@ -25,11 +25,11 @@ from forecast_integrations.models.http.guards import Deadline
 
 LARGEST = 16 * 2**20
 """Most bytes of a reply that are read."""
-_PART = 2**16
-_KEY = re.compile(r"[\x21-\x7e]+")
+_CHUNK_BYTES = 2**16
+_KEY_PATTERN = re.compile(r"[\x21-\x7e]+")
 
 
-class Broken(LLMError):
+class ConnectionFailed(LLMError):
     """The connection failed, or the reply did not arrive whole; asking again may help."""
 
     def __init__(self, text: str, *, sent: bool) -> None:
@@ -39,7 +39,7 @@ class Broken(LLMError):
 
 
 @dataclass(frozen=True)
-class Reply:
+class HTTPResponse:
     """What a server answered."""
 
     status: int
@@ -48,32 +48,32 @@ class Reply:
     body: bytes
 
 
-def exchange(
+def send_request(
     method: str, url: str, body: bytes | None, headers: Mapping[str, str], deadline: Deadline
-) -> Reply:
+) -> HTTPResponse:
     """Send one request and read its reply; redirects are not followed.
 
-    Raises `Broken` when the server cannot be reached, its reply is cut off or larger than `LARGEST`, or
+    Raises `ConnectionFailed` when the server cannot be reached, its reply is cut off or larger than `LARGEST`, or
     `deadline` passes; this returns within some 50 ms of it even then.
     """
-    job = _Job(method, urlsplit(url), body, headers, deadline)
+    job = _PendingRequest(method, urlsplit(url), body, headers, deadline)
     thread = threading.Thread(target=job.run, name="forecast-autotune-llm", daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
-        raise Broken(f"no thread could be started for a request: {error}", sent=False) from error
-    if not job.done.wait(deadline.left):
+        raise ConnectionFailed(f"no thread could be started for a request: {error}", sent=False) from error
+    if not job.done.wait(deadline.remaining_s):
         job.abandon()
         # Normally over at once; only a name server can hold it up for longer.
         thread.join(0.05)
-        raise Broken(f"no answer within {deadline.seconds:.3g} s", sent=job.sent)
+        raise ConnectionFailed(f"no answer within {deadline.seconds:.3g} s", sent=job.sent)
     if job.reply is None:
-        raise Broken(job.trouble, sent=job.sent)
+        raise ConnectionFailed(job.trouble, sent=job.sent)
     return job.reply
 
 
 @dataclass
-class _Job:
+class _PendingRequest:
     """One request, made by its own thread."""
 
     method: str
@@ -82,7 +82,7 @@ class _Job:
     headers: Mapping[str, str] = field(repr=False)
     deadline: Deadline
     done: threading.Event = field(default_factory=threading.Event)
-    reply: Reply | None = None
+    reply: HTTPResponse | None = None
     trouble: str = ""
     sent: bool = False
     _socket: socket.socket | None = None
@@ -93,7 +93,7 @@ class _Job:
         """Make the request; leaves a reply or what went wrong."""
         try:
             self.reply = self._exchange()
-        except _Unfit as error:
+        except _InvalidReply as error:
             self.trouble = str(error)
         except ssl.SSLCertVerificationError as error:
             self.trouble = f"the server's certificate is not trusted: {error.verify_message}"
@@ -114,45 +114,45 @@ class _Job:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def _exchange(self) -> Reply:
-        link, target, more = connection(self.url, max(self.deadline.left, 0.001))
+    def _exchange(self) -> HTTPResponse:
+        link, target, more = open_connection(self.url, max(self.deadline.remaining_s, 0.001))
         with contextlib.closing(link):
             link.connect()
             self._socket = link.sock
             if self._abandoned:
-                raise _Unfit("the time was up before the connection stood")
+                raise _InvalidReply("the time was up before the connection stood")
             self.sent = True
             link.request(self.method, target, self.body, {**self.headers, **more})
             with contextlib.closing(link.getresponse()) as response:
-                body = _whole(response)
+                body = _read_body(response)
                 headers = {name.lower(): value for name, value in response.getheaders()}
-                return Reply(response.status, headers, body)
+                return HTTPResponse(response.status, headers, body)
 
 
-def _whole(response: http.client.HTTPResponse) -> bytes:
+def _read_body(response: http.client.HTTPResponse) -> bytes:
     declared = response.length
     if declared is not None and declared > LARGEST:
-        raise _Unfit(f"the reply has {declared} bytes, and at most {LARGEST} are read")
+        raise _InvalidReply(f"the reply has {declared} bytes, and at most {LARGEST} are read")
     parts: list[bytes] = []
     size = 0
-    while part := response.read(_PART):
+    while part := response.read(_CHUNK_BYTES):
         size += len(part)
         if size > LARGEST:
-            raise _Unfit(f"the reply has more than {LARGEST} bytes")
+            raise _InvalidReply(f"the reply has more than {LARGEST} bytes")
         parts.append(part)
     if response.length:  # read(n) does not say that the server stopped early
-        raise _Unfit(f"the reply ends {response.length} bytes early")
+        raise _InvalidReply(f"the reply ends {response.length} bytes early")
     return b"".join(parts)
 
 
-class _Unfit(Exception):
+class _InvalidReply(Exception):
     """A reply that is of no use."""
 
 
 # --- where to, and with which key ---
 
 
-def is_here(host: str) -> bool:
+def is_local_host(host: str) -> bool:
     """Whether a host name means this machine."""
     if host.lower() in ("localhost", "localhost."):
         return True
@@ -162,7 +162,9 @@ def is_here(host: str) -> bool:
         return False
 
 
-def connection(url: SplitResult, timeout_s: float) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+def open_connection(
+    url: SplitResult, timeout_s: float
+) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
     """An unconnected connection, the request target, and headers for a proxy in between.
 
     Proxies come from the usual variables (https_proxy, http_proxy, no_proxy), never for this machine.
@@ -173,10 +175,10 @@ def connection(url: SplitResult, timeout_s: float) -> tuple[http.client.HTTPConn
     secure = url.scheme == "https"
     target = (url.path or "/") + (f"?{url.query}" if url.query else "")
     proxy = getproxies().get(url.scheme, "")
-    if not proxy or is_here(host) or proxy_bypass(host):
+    if not proxy or is_local_host(host) or proxy_bypass(host):
         if secure:
             return (
-                http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=_trust()),
+                http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=_ssl_context()),
                 target,
                 {},
             )
@@ -190,27 +192,27 @@ def connection(url: SplitResult, timeout_s: float) -> tuple[http.client.HTTPConn
         through = http.client.HTTPConnection(via.hostname or "", via.port or 80, timeout=timeout_s)
         return through, f"{url.scheme}://{url.netloc}{target}", more
     tunnel = http.client.HTTPSConnection(
-        via.hostname or "", via.port or 80, timeout=timeout_s, context=_trust()
+        via.hostname or "", via.port or 80, timeout=timeout_s, context=_ssl_context()
     )
     tunnel.set_tunnel(host, url.port or 443, more)
     return tunnel, target, {}
 
 
 @cache
-def _trust() -> ssl.SSLContext:
+def _ssl_context() -> ssl.SSLContext:
     """The certificates that this machine trusts; reading them takes longer than a request."""
     return ssl.create_default_context()
 
 
-def key_for(url: SplitResult) -> str:
+def api_key_for(url: SplitResult) -> str:
     """The key to send to a server: FORECAST_AUTOTUNE_LLM_KEY, else OPENAI_API_KEY; empty without one.
 
     OPENAI_API_KEY is not meant for any server in particular, so it is not sent to another machine in the
     clear. Read for every request and kept nowhere. Raises `LLMError` for a key that no header can hold.
     """
     name, key = "FORECAST_AUTOTUNE_LLM_KEY", os.environ.get("FORECAST_AUTOTUNE_LLM_KEY", "").strip()
-    if not key and (url.scheme == "https" or is_here(url.hostname or "")):
+    if not key and (url.scheme == "https" or is_local_host(url.hostname or "")):
         name, key = "OPENAI_API_KEY", os.environ.get("OPENAI_API_KEY", "").strip()
-    if key and not _KEY.fullmatch(key):
+    if key and not _KEY_PATTERN.fullmatch(key):
         raise LLMError(f"the key in {name} has spaces or characters beyond ASCII: set it anew, by itself")
     return key

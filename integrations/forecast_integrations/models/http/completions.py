@@ -23,24 +23,24 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.bins import Label
-from forecast_autotune.llm.parallel import side_by_side
-from forecast_autotune.llm.replies import Unusable
-from forecast_integrations.models.http.served import Asking, Rows, Served, rows
-from forecast_integrations.models.http.transport import Refused, Transport
+from forecast_autotune.llm.bins import AnswerLabel
+from forecast_autotune.llm.parallel import run_parallel
+from forecast_autotune.llm.replies import InvalidResponse
+from forecast_integrations.models.http.served import ForecastCall, HTTPBackend, LabelRows, rows
+from forecast_integrations.models.http.transport import RequestRejected, Transport
 
-TOP = (20, 5)
+TOP_LOGPROBS = (20, 5)
 """Likely tokens to ask for: vLLM's most by default, then OpenAI's."""
-_KEPT = 4096
+_TOKEN_CACHE_SIZE = 4096
 """Most texts whose tokens are remembered."""
 _SPACES = " \u2581\u0120"
 """A leading space as text, in sentencepiece's and in GPT-2's writing."""
 
-Found = dict[str, float | None]
+TokenLogprobs = dict[str, float | None]
 """Log-probability by token, as text or as `token_id:123`; None: not a number."""
 
 
-class Completions(Served):
+class CompletionsBackend(HTTPBackend):
     """A model whose server tells log-probabilities; see the module."""
 
     kind = "completions"
@@ -49,13 +49,13 @@ class Completions(Served):
         super().__init__(url, model, batch=batch, transport=transport)
         self._mutex = threading.Lock()
         self._tokens: dict[tuple[str, bool], tuple[int, ...]] = {}
-        self._top = TOP[0]
+        self._top = TOP_LOGPROBS[0]
         self._texts = False
         """The server does not tokenize."""
 
-    def asker(
-        self, asking: Asking, prefix: str, suffixes: Sequence[str], labels: Sequence[Label]
-    ) -> Callable[[Sequence[str]], Rows]:
+    def batch_function(
+        self, asking: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
+    ) -> Callable[[Sequence[str]], LabelRows]:
         """Tokenize what was not met before; a batch is one request with many prompts."""
         ids: list[int] | None = None
         if not self._texts:
@@ -68,7 +68,7 @@ class Completions(Served):
     # --- tokens ---
 
     def _prepared(
-        self, asking: Asking, prefix: str, suffixes: Sequence[str], labels: Sequence[Label]
+        self, asking: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
     ) -> list[int]:
         """Learn the tokens of all texts; returns the labels' own."""
         self._tokenized(asking, prefix, opening=True)
@@ -77,7 +77,7 @@ class Completions(Served):
         after = {word: [word, *(f"{word} {label.token}" for label in labels)] for word in words}
         wanted = [*suffixes, *itertools.chain.from_iterable(after.values())]
         jobs = [partial(self._tokenized, asking, text, opening=False) for text in dict.fromkeys(wanted)]
-        for result in side_by_side(jobs, self.transport.concurrency):
+        for result in run_parallel(jobs, self.transport.concurrency):
             if isinstance(result, LLMError):
                 raise result
         found = set()
@@ -93,7 +93,7 @@ class Completions(Served):
             )
         return list(ids)
 
-    def _tokenized(self, asking: Asking, text: str, *, opening: bool) -> tuple[int, ...]:
+    def _tokenized(self, asking: ForecastCall, text: str, *, opening: bool) -> tuple[int, ...]:
         """Token numbers of a text; with `opening`, of a prompt's beginning."""
         key = (text, opening)
         if (known := self._tokens.get(key)) is not None:
@@ -104,18 +104,18 @@ class Completions(Served):
             tokens = data["tokens"]
             whole = [t for t in tokens if isinstance(t, int) and not isinstance(t, bool) and t >= 0]
             if not tokens or len(whole) < len(tokens):
-                raise Unusable("tokens that are no numbers")
+                raise InvalidResponse("tokens that are no numbers")
             return tuple(whole)
 
         try:
             found = asking.post(f"{self.transport.root}/tokenize", body, read, prompt=0)
-        except Refused as error:
+        except RequestRejected as error:
             # One that has tokenized before does so again: text might be read as other tokens.
             if error.status in (400, 404, 405, 422, 501) and not self._tokens:
                 raise _NoTokenizer(str(error)) from None
             raise
         with self._mutex:
-            if len(self._tokens) >= _KEPT:
+            if len(self._tokens) >= _TOKEN_CACHE_SIZE:
                 self._tokens.clear()
             self._tokens[key] = found
         return found
@@ -124,12 +124,12 @@ class Completions(Served):
 
     def _batch(
         self,
-        asking: Asking,
+        asking: ForecastCall,
         prefix: str,
-        labels: Sequence[Label],
+        labels: Sequence[AnswerLabel],
         ids: list[int] | None,
         suffixes: Sequence[str],
-    ) -> Rows:
+    ) -> LabelRows:
         body: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0}
         prompts: list[Any]
         if ids is None:
@@ -142,7 +142,7 @@ class Completions(Served):
         body["prompt"] = prompts if len(prompts) > 1 else prompts[0]
         size = sum(len(prefix) + len(suffix) for suffix in suffixes)
 
-        def read(data: Any) -> Rows:
+        def read(data: Any) -> LabelRows:
             return self._read(data, labels, ids, len(suffixes))
 
         url = f"{self.transport.base}/completions"
@@ -150,13 +150,13 @@ class Completions(Served):
             asked = self._top
             try:
                 return asking.post(url, body | {"logprobs": asked}, read, prompt=size, output=len(suffixes))
-            except Refused as error:
-                fewer = [top for top in TOP if top < asked]
-                if "logprobs" not in error.said or not fewer:
+            except RequestRejected as error:
+                fewer = [top for top in TOP_LOGPROBS if top < asked]
+                if "logprobs" not in error.server_message or not fewer:
                     raise
                 self._top = fewer[0]
 
-    def _read(self, data: Any, labels: Sequence[Label], ids: list[int] | None, n: int) -> Rows:
+    def _read(self, data: Any, labels: Sequence[AnswerLabel], ids: list[int] | None, n: int) -> LabelRows:
         choices = [choice for choice in data["choices"] if isinstance(choice, dict)]
         places: dict[int, list[Any]] = {}
         for choice in choices:
@@ -168,7 +168,7 @@ class Completions(Served):
                 f"{self.transport.base} returns no log-probabilities for {self.model} (transformers serve "
                 "ignores them): use kind=systemone or kind=chat"
             )
-        read = partial(_weights, labels=labels, ids=ids)
+        read = partial(_label_weights, labels=labels, ids=ids)
         found = rows([places.get(index, []) for index in range(n)], read, len(labels))
         found.mass[:] = np.minimum(found.mass, 1.0)  # the sum of rounded numbers
         return found
@@ -178,7 +178,7 @@ class _NoTokenizer(LLMError):
     """The server has no /tokenize."""
 
 
-def _weights(choice: Any, *, labels: Sequence[Label], ids: list[int] | None) -> list[Any]:
+def _label_weights(choice: Any, *, labels: Sequence[AnswerLabel], ids: list[int] | None) -> list[Any]:
     """Probability per label, not made to sum to 1; 0 for one that was not among the likely tokens."""
     top = choice["logprobs"]["top_logprobs"][0]
     by_text: dict[str, list[Any]] = {}

@@ -12,29 +12,29 @@ from functools import partial
 from typing import Any
 
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.bins import Label
-from forecast_integrations.models.http.served import Asking, Rows, Served, rows
-from forecast_integrations.models.http.transport import Refused, Transport
+from forecast_autotune.llm.bins import AnswerLabel
+from forecast_integrations.models.http.served import ForecastCall, HTTPBackend, LabelRows, rows
+from forecast_integrations.models.http.transport import RequestRejected, Transport
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """What a server calls its options, in order."""
-MOST = 64
+MAX_QUESTIONS = 64
 """Most questions that servers take at once."""
 
 
-class SystemOne(Served):
+class SystemOneBackend(HTTPBackend):
     """A model behind a System One endpoint; see the module."""
 
     kind = "systemone"
 
     def __init__(
-        self, url: str, model: str, *, batch: int = MOST, transport: Transport | None = None
+        self, url: str, model: str, *, batch: int = MAX_QUESTIONS, transport: Transport | None = None
     ) -> None:
-        super().__init__(url, model, batch=min(batch, MOST), transport=transport)
+        super().__init__(url, model, batch=min(batch, MAX_QUESTIONS), transport=transport)
 
-    def asker(
-        self, asking: Asking, prefix: str, suffixes: Sequence[str], labels: Sequence[Label]
-    ) -> Callable[[Sequence[str]], Rows]:
+    def batch_function(
+        self, asking: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
+    ) -> Callable[[Sequence[str]], LabelRows]:
         """A batch is one request with a question per candidate."""
         if "".join(label.token for label in labels) != LETTERS[: len(labels)]:
             raise LLMError(
@@ -43,7 +43,9 @@ class SystemOne(Served):
             )
         return partial(self._batch, asking, prefix, labels)
 
-    def _batch(self, asking: Asking, prefix: str, labels: Sequence[Label], suffixes: Sequence[str]) -> Rows:
+    def _batch(
+        self, asking: ForecastCall, prefix: str, labels: Sequence[AnswerLabel], suffixes: Sequence[str]
+    ) -> LabelRows:
         options = {label.meaning: None for label in labels}
         questions = {
             str(number): {"type": "choice", "instructions": suffix, "criteria": options}
@@ -52,12 +54,12 @@ class SystemOne(Served):
         body = {"model": self.model, "state": prefix, "questions": questions}
         size = sum(len(prefix) + len(suffix) for suffix in suffixes)
 
-        def read(data: Any) -> Rows:
-            return _read(data, list(options), len(suffixes))
+        def read(data: Any) -> LabelRows:
+            return _parse_rows(data, list(options), len(suffixes))
 
         try:
             return asking.post(f"{self.transport.base}/systemone", body, read, prompt=size)
-        except Refused as error:
+        except RequestRejected as error:
             if error.status not in (404, 501):
                 raise
             raise LLMError(
@@ -66,7 +68,7 @@ class SystemOne(Served):
             ) from None
 
 
-def _read(data: Any, options: Sequence[str], n: int) -> Rows:
+def _parse_rows(data: Any, options: Sequence[str], n: int) -> LabelRows:
     answers, told = data["answers"], data.get("diagnostics") or {}
     given = [[answers[name]] if (name := str(number)) in answers else [] for number in range(n)]
 

@@ -15,26 +15,26 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage
-from forecast_autotune.llm.bins import Label
-from forecast_autotune.llm.parallel import side_by_side
-from forecast_autotune.llm.replies import Unusable
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage
+from forecast_autotune.llm.bins import AnswerLabel
+from forecast_autotune.llm.parallel import run_parallel
+from forecast_autotune.llm.replies import InvalidResponse
 from forecast_integrations.models.http.guards import Deadline
-from forecast_integrations.models.http.transport import ODD, Transport
+from forecast_integrations.models.http.transport import MALFORMED_ERRORS, Transport
 
 T = TypeVar("T")
 Array = npt.NDArray[np.float64]
 
-BYTES_PER_TOKEN = 3
+BYTES_PER_TOKEN_ESTIMATE = 3
 """For estimates before anything was sent: source code has some three bytes per token."""
 
 
-_TINY = 1e-12
+_MIN_TOTAL = 1e-12
 """Of a smaller sum, too few digits are left to tell the labels apart."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class LabelRows:
     """Answers to some of the candidates."""
 
     probabilities: Array
@@ -44,7 +44,7 @@ class Rows:
     trouble: tuple[str, ...] = ()
 
 
-class Asking:
+class ForecastCall:
     """One call of `forecast`: its deadline, and what its requests cost. Safe to share between threads."""
 
     def __init__(self, transport: Transport, deadline: Deadline) -> None:
@@ -57,14 +57,14 @@ class Asking:
         self, url: str, body: Mapping[str, Any], read: Callable[[Any], T], *, prompt: int = 0, output: int = 0
     ) -> T:
         """Ask for JSON; `prompt` (bytes) and `output` (tokens) say what it may cost. Raises `LLMError`."""
-        expected = Usage(1, prompt // BYTES_PER_TOKEN, 0, output)
+        expected = Usage(1, prompt // BYTES_PER_TOKEN_ESTIMATE, 0, output)
         found, usage = self._transport.ask(url, body, read, deadline=self.deadline, expected=expected)
         with self._mutex:
             self.usage += usage
         return found
 
 
-class Served(Backend):
+class HTTPBackend(Backend):
     """A model behind a server.
 
     Args:
@@ -86,19 +86,19 @@ class Served(Backend):
         return f"{type(self).__name__}({self.transport.base}, {self.model!r})"
 
     def forecast(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
-    ) -> Answer:
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
         """See `Backend`. Batches run side by side."""
         begin = time.monotonic()
         n, k = len(suffixes), len(labels)
         probabilities, mass = np.zeros((n, k)), np.zeros(n)
         if not n:
-            return Answer(probabilities, mass)
-        asking = Asking(self.transport, Deadline(timeout_s))
+            return BackendResponse(probabilities, mass)
+        asking = ForecastCall(self.transport, Deadline(timeout_s))
         firsts = range(0, n, self.batch)
         parts = [list(suffixes[first : first + self.batch]) for first in firsts]
-        ask = self.asker(asking, prefix, suffixes, labels)
-        found = side_by_side([partial(ask, part) for part in parts], self.transport.concurrency)
+        ask = self.batch_function(asking, prefix, suffixes, labels)
+        found = run_parallel([partial(ask, part) for part in parts], self.transport.concurrency)
         trouble: list[str] = []
         for first, part, rows in zip(firsts, parts, found, strict=True):
             if isinstance(rows, LLMError):
@@ -108,15 +108,15 @@ class Served(Backend):
             probabilities[first : first + len(part)] = rows.probabilities
             mass[first : first + len(part)] = rows.mass
         usage = replace(asking.usage, seconds=time.monotonic() - begin)
-        answer = Answer(probabilities, mass, usage, tuple(dict.fromkeys(trouble)))
+        answer = BackendResponse(probabilities, mass, usage, tuple(dict.fromkeys(trouble)))
         if not answer.answered.any():
             raise LLMError("; ".join(answer.trouble[:3]))
         return answer
 
     @abstractmethod
-    def asker(
-        self, asking: Asking, prefix: str, suffixes: Sequence[str], labels: Sequence[Label]
-    ) -> Callable[[Sequence[str]], Rows]:
+    def batch_function(
+        self, asking: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
+    ) -> Callable[[Sequence[str]], LabelRows]:
         """Do what has to be done once per forecast; returns what asks for one batch. Raises `LLMError`."""
 
     def ready(self) -> bool:
@@ -130,40 +130,42 @@ class Served(Backend):
         """Nothing: no connection is kept."""
 
 
-def row(weights: Sequence[Any], *, least: float = 0.0, most: float = 1.01) -> tuple[list[float], float]:
+def normalize_row(
+    weights: Sequence[Any], *, least: float = 0.0, most: float = 1.01
+) -> tuple[list[float], float]:
     """Probabilities that sum to 1, and what they summed to.
 
-    Raises `Unusable` unless they are probabilities whose sum lies in (0, most], and not below `least`.
+    Raises `InvalidResponse` unless they are probabilities whose sum lies in (0, most], and not below `least`.
     """
     numbers = [w for w in weights if isinstance(w, int | float) and not isinstance(w, bool)]
     if len(numbers) < len(weights) or not all(0.0 <= w <= most for w in numbers):  # NaN is not
-        raise Unusable("numbers that are no probabilities")
+        raise InvalidResponse("numbers that are no probabilities")
     total = math.fsum(numbers)
-    if not max(least, _TINY) <= total <= most:
-        raise Unusable(f"probabilities of the labels that do not sum to 1 but to {total:.2g}")
+    if not max(least, _MIN_TOTAL) <= total <= most:
+        raise InvalidResponse(f"probabilities of the labels that do not sum to 1 but to {total:.2g}")
     return [w / total for w in numbers], total
 
 
 def rows(
     given: Sequence[Sequence[Any]], read: Callable[[Any], Sequence[Any]], labels: int, **limits: float
-) -> Rows:
+) -> LabelRows:
     """Rows in the order asked for, out of what was given for each candidate.
 
     `read` makes one weight per label of it. A candidate with no or several answers, or with one that
-    cannot be read, gets a row of zeros. Raises `Unusable` if all do.
+    cannot be read, gets a row of zeros. Raises `InvalidResponse` if all do.
     """
     probabilities, mass = np.zeros((len(given), labels)), np.zeros(len(given))
     trouble: Counter[str] = Counter()
     for index, answers in enumerate(given):
         try:
             if len(answers) != 1:
-                raise Unusable("no answer" if not answers else "several answers to one candidate")
-            probabilities[index], mass[index] = row(read(answers[0]), **limits)
-        except Unusable as error:
+                raise InvalidResponse("no answer" if not answers else "several answers to one candidate")
+            probabilities[index], mass[index] = normalize_row(read(answers[0]), **limits)
+        except InvalidResponse as error:
             trouble[str(error)] += 1
-        except ODD as error:
+        except MALFORMED_ERRORS as error:
             trouble[f"an answer of another shape ({type(error).__name__})"] += 1
     said = tuple(f"{reason} ({count} of {len(given)})" for reason, count in trouble.items())
     if not mass.any():
-        raise Unusable("; ".join(said))
-    return Rows(probabilities, mass, said)
+        raise InvalidResponse("; ".join(said))
+    return LabelRows(probabilities, mass, said)

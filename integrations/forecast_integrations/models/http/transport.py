@@ -14,45 +14,53 @@ from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.replies import Unusable
-from forecast_integrations.models.http.client import Broken, Reply, exchange, key_for
+from forecast_autotune.llm.replies import InvalidResponse
+from forecast_integrations.models.http.client import ConnectionFailed, HTTPResponse, api_key_for, send_request
 from forecast_integrations.models.http.guards import (
-    LEDGER,
-    Breaker,
+    USAGE_LEDGER,
+    CircuitBreaker,
     Deadline,
-    Ledger,
-    Limits,
-    Prices,
+    SpendingLimits,
+    TokenPrices,
+    UsageLedger,
     breaker,
 )
 
 T = TypeVar("T")
 
-ATTEMPTS = 4
+MAX_ATTEMPTS = 4
 """Most attempts at one request."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
 """Pause before the second attempt, doubled before each further one up to the longest."""
-REDIRECTS = 3
-_AGAIN = frozenset({408, 409, 425, 429})
-_ITS_FAULT = frozenset({400, 404, 405, 413, 414, 415, 422, 501})
+MAX_REDIRECTS = 3
+_RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
+_CLIENT_ERROR_STATUSES = frozenset({400, 404, 405, 413, 414, 415, 422, 501})
 """Answers of a healthy server to a request it does not like."""
-_SHOWN = 200
-_NOTHING = Usage()
-ODD = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+_MAX_SHOWN_CHARS = 200
+_NO_USAGE = Usage()
+MALFORMED_ERRORS = (
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 """What reading a reply of another shape runs into."""
 
 
-class Refused(LLMError):
+class RequestRejected(LLMError):
     """The server answered with an error that asking again will not change."""
 
     def __init__(self, text: str, status: int, said: str) -> None:
         super().__init__(text)
         self.status = status
-        self.said = said
+        self.server_message = said
         """The beginning of what it said."""
 
 
-class _Failed(Exception):
+class _RetryableError(Exception):
     """One attempt failed; the next may not."""
 
     def __init__(self, reason: str, wait_s: float | None = None) -> None:
@@ -69,7 +77,7 @@ class Transport:
         concurrency: most requests under way at a time.
         attempts: most attempts at one request.
         prices: money per million tokens, for usage and the money limit.
-        limits: what this process may spend; see `Ledger`.
+        limits: what this process may spend; see `UsageLedger`.
         shared_breaker: by default the process's breaker for this server.
         ledger: by default the process's.
     """
@@ -79,11 +87,11 @@ class Transport:
         url: str,
         *,
         concurrency: int = 8,
-        attempts: int = ATTEMPTS,
-        prices: Prices | None = None,
-        limits: Limits | None = None,
-        shared_breaker: Breaker | None = None,
-        ledger: Ledger = LEDGER,
+        attempts: int = MAX_ATTEMPTS,
+        prices: TokenPrices | None = None,
+        limits: SpendingLimits | None = None,
+        shared_breaker: CircuitBreaker | None = None,
+        ledger: UsageLedger = USAGE_LEDGER,
     ) -> None:
         parts = urlsplit(url)
         self.host = parts.netloc
@@ -91,8 +99,8 @@ class Transport:
         self.base = self.origin + (parts.path.rstrip("/") or "/v1")
         self.concurrency = concurrency
         self.attempts = attempts
-        self.prices = prices or Prices()
-        self.limits = limits or Limits()
+        self.prices = prices or TokenPrices()
+        self.limits = limits or SpendingLimits()
         self.breaker = shared_breaker or breaker(self.origin)
         self.ledger = ledger
         self._slots = threading.BoundedSemaphore(concurrency)
@@ -114,27 +122,27 @@ class Transport:
         read: Callable[[Any], T],
         *,
         deadline: Deadline,
-        expected: Usage = _NOTHING,
+        expected: Usage = _NO_USAGE,
     ) -> tuple[T, Usage]:
         """POST `body` as JSON; returns what `read` makes of the reply, and what it cost.
 
         Connection errors, replies that are cut off, no JSON or that `read` cannot use (it raises
-        `Unusable`, or fails as on another shape), and the statuses 408, 409, 425, 429 and 5xx are retried
+        `InvalidResponse`, or fails as on another shape), and the statuses 408, 409, 425, 429 and 5xx are retried
         within `deadline`, after a jittered, doubling pause or what Retry-After says. `expected` is
         reserved of the budget, and charged where the reply does not say what was used.
 
-        Raises `LLMError`, of which `Refused` carries the server's status. No message holds the key.
+        Raises `LLMError`, of which `RequestRejected` carries the server's status. No message holds the key.
         """
         payload = json.dumps(body, allow_nan=False).encode()
         for attempt in range(1, self.attempts + 1):
             try:
                 return self._attempt(url, payload, read, deadline, expected)
-            except _Failed as failure:
+            except _RetryableError as failure:
                 wait = failure.wait_s
                 if wait is None:
                     longest = min(FIRST_WAIT_S * 2 ** (attempt - 1), LONGEST_WAIT_S)
                     wait = longest * self._chance.uniform(0.5, 1.0)
-                if attempt == self.attempts or wait >= deadline.left:
+                if attempt == self.attempts or wait >= deadline.remaining_s:
                     tried = "" if attempt == 1 else f" after {attempt} attempts"
                     raise LLMError(f"{self.base}: {failure}{tried}") from None
                 time.sleep(wait)
@@ -144,45 +152,45 @@ class Transport:
         self, url: str, payload: bytes, read: Callable[[Any], T], deadline: Deadline, expected: Usage
     ) -> tuple[T, Usage]:
         expected = self.prices.of(expected)
-        with self._slot(deadline), self.ledger.spending(expected, self.limits) as bill:
+        with self._slot(deadline), self.ledger.reserve(expected, self.limits) as bill:
             self.breaker.admit()
             started = time.monotonic()
             try:
-                reply = self._send(url, payload, deadline.sooner(bill.left_s))
+                reply = self._send(url, payload, deadline.capped_at(bill.budget_s))
                 if not 200 <= reply.status < 300:
                     raise self._refusal(reply)
                 # From here on the work was done, whatever the reply looks like.
                 bill.cost = expected
-                data = _decoded(reply.body)
+                data = _parse_json(reply.body)
                 bill.cost = usage = self.prices.of(_usage(data, expected))
                 try:
                     found = read(data)
-                except ODD as error:
-                    raise Unusable(f"a reply of another shape ({type(error).__name__})") from None
-            except (Broken, Unusable) as error:
-                if isinstance(error, Broken) and error.sent:
+                except MALFORMED_ERRORS as error:
+                    raise InvalidResponse(f"a reply of another shape ({type(error).__name__})") from None
+            except (ConnectionFailed, InvalidResponse) as error:
+                if isinstance(error, ConnectionFailed) and error.sent:
                     bill.cost = expected
                 reason = self._shown(str(error).encode("utf-8", "replace"))
                 self.breaker.failed(reason)
-                raise _Failed(reason) from None
-            except _Failed as failure:
+                raise _RetryableError(reason) from None
+            except _RetryableError as failure:
                 self.breaker.failed(str(failure))
                 raise
-            except Refused as error:
-                if error.status in _ITS_FAULT:
+            except RequestRejected as error:
+                if error.status in _CLIENT_ERROR_STATUSES:
                     self.breaker.succeeded()
                 else:
                     self.breaker.failed(str(error))
                 raise
             except BaseException:
-                self.breaker.withdrawn()
+                self.breaker.cancelled()
                 raise
             self.breaker.succeeded()
         return found, replace(usage, seconds=time.monotonic() - started)
 
     @contextmanager
     def _slot(self, deadline: Deadline) -> Iterator[None]:
-        if not self._slots.acquire(timeout=deadline.left):
+        if not self._slots.acquire(timeout=deadline.remaining_s):
             raise LLMError(
                 f"{self.base}: {self.concurrency} requests were under way for all of {deadline.seconds:.3g} s"
             )
@@ -191,7 +199,7 @@ class Transport:
         finally:
             self._slots.release()
 
-    def _send(self, url: str, payload: bytes, deadline: Deadline) -> Reply:
+    def _send(self, url: str, payload: bytes, deadline: Deadline) -> HTTPResponse:
         """POST, following redirects within the server: elsewhere neither key nor prompt is sent."""
         headers = {
             "Content-Type": "application/json",
@@ -200,10 +208,10 @@ class Transport:
             "User-Agent": "forecast-autotune",
             "Connection": "close",
         }
-        if key := key_for(urlsplit(url)):
+        if key := api_key_for(urlsplit(url)):
             headers["Authorization"] = f"Bearer {key}"
-        for _ in range(REDIRECTS + 1):
-            reply = exchange("POST", url, payload, headers, deadline)
+        for _ in range(MAX_REDIRECTS + 1):
+            reply = send_request("POST", url, payload, headers, deadline)
             if not 300 <= reply.status < 400:
                 return reply
             where = reply.headers.get("location", "")
@@ -213,45 +221,47 @@ class Transport:
                 url = ""
             if not url.startswith(self.origin + "/") or reply.status not in (307, 308):
                 shown = self._shown(where.encode("utf-8", "replace"))
-                raise Refused(
+                raise RequestRejected(
                     f"{self.base}: HTTP {reply.status} to {shown or 'nowhere'}, and only redirects (307, "
                     "308) within the server are followed: give the address that answers",
                     reply.status,
                     shown,
                 )
-        raise Refused(f"{self.base}: redirects more than {REDIRECTS} times", 310, "")
+        raise RequestRejected(f"{self.base}: redirects more than {MAX_REDIRECTS} times", 310, "")
 
-    def _refusal(self, reply: Reply) -> Exception:
+    def _refusal(self, reply: HTTPResponse) -> Exception:
         said = self._shown(reply.body)
         text = f"HTTP {reply.status}{': ' if said else ''}{said}"
-        if reply.status in _AGAIN or (reply.status >= 500 and reply.status not in _ITS_FAULT):
-            return _Failed(text, _retry_after(reply.headers.get("retry-after", "")))
+        if reply.status in _RETRYABLE_STATUSES or (
+            reply.status >= 500 and reply.status not in _CLIENT_ERROR_STATUSES
+        ):
+            return _RetryableError(text, _retry_after(reply.headers.get("retry-after", "")))
         if reply.status in (401, 403):
             text += " (the key comes from FORECAST_AUTOTUNE_LLM_KEY, else OPENAI_API_KEY)"
-        return Refused(f"{self.base}: {text}", reply.status, said)
+        return RequestRejected(f"{self.base}: {text}", reply.status, said)
 
     def _shown(self, body: bytes) -> str:
         """The beginning of what a server said, as one line, without the key if it repeats it."""
-        if key := key_for(urlsplit(self.base)):
+        if key := api_key_for(urlsplit(self.base)):
             # Before it is cut, so that no part of the key is left at the end.
             body = body.replace(key.encode(), b"***")
-        text = body[: 16 * _SHOWN].decode("utf-8", "replace")
-        return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_SHOWN]
+        text = body[: 16 * _MAX_SHOWN_CHARS].decode("utf-8", "replace")
+        return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MAX_SHOWN_CHARS]
 
 
-def _null(_: str) -> None:
+def _reject_constant(_: str) -> None:
     """NaN and infinity are no JSON, yet some servers send them: they become null, which no reader takes."""
 
 
-_decode = json.JSONDecoder(parse_constant=_null).decode
+_decode = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
-def _decoded(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     try:
         return _decode(body.decode("utf-8"))
     except (ValueError, RecursionError):
         # Not chained: a decoding error holds the whole text.
-        raise Unusable(f"{len(body)} bytes that are not JSON") from None
+        raise InvalidResponse(f"{len(body)} bytes that are not JSON") from None
 
 
 def _usage(data: Any, expected: Usage) -> Usage:

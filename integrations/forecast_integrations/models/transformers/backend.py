@@ -25,33 +25,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.llm.backend import Answer, Backend, LLMError, Usage, turn
-from forecast_autotune.llm.bins import Label
-from forecast_autotune.llm.tokens import Ids, Tokens
-from forecast_integrations.models.transformers.loading import Source, load, unless_out_of_memory
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage, exclusive
+from forecast_autotune.llm.bins import AnswerLabel
+from forecast_autotune.llm.tokens import ForecastTokenizer, Ids
+from forecast_integrations.models.transformers.loading import ModelSource, load_model, unless_out_of_memory
 from forecast_integrations.models.transformers.prefixes import Prefix, PrefixCache
-from forecast_integrations.models.transformers.reading import Shape, Way, fitting
-from forecast_integrations.models.transformers.ways import choose, warm
+from forecast_integrations.models.transformers.reading import PassShape, PrefillStrategy, rows_that_fit
+from forecast_integrations.models.transformers.ways import choose_strategy, warm_up
 
 Array = npt.NDArray[np.float64]
 
-_USUAL = {"prefix": 1500, "rows": 100, "length": 40}
+_TYPICAL_FORECAST = {"prefix": 1500, "rows": 100, "length": 40}
 """Tokens and candidates of a usual forecast: what a GPU reads once in `prepare`."""
 
 
 @dataclass(frozen=True)
-class _Open:
+class _OpenModel:
     """A loaded model, and what was found out about it."""
 
     model: Any
-    tokens: Tokens
-    way: Way
+    tokens: ForecastTokenizer
+    way: PrefillStrategy
     refused: dict[str, str]
     context: int
     seconds: dict[str, float]
 
 
-class Transformers(Backend):
+class TransformersBackend(Backend):
     """See `backend.Backend`. Threads may share one: they take turns.
 
     `model` and `adapter` (LoRA) are folders or names on the Hugging Face hub, which is asked only for what
@@ -74,11 +74,11 @@ class Transformers(Backend):
         cache_bytes: int = 1 << 29,
     ) -> None:
         self.name = f"transformers:{model}" + (f"+{adapter}" if adapter else "")
-        self._source = Source(model, adapter, device, dtype)
+        self._source = ModelSource(model, adapter, device, dtype)
         self._way, self._threads, self._memory = way, threads, float(memory_bytes)
         self._prefixes = PrefixCache(cache_bytes)
         self._lock = Lock()
-        self._open: _Open | None = None
+        self._open: _OpenModel | None = None
         self._failed = ""
 
     def ready(self) -> bool:
@@ -118,17 +118,17 @@ class Transformers(Backend):
         return found
 
     def forecast(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[Label], *, timeout_s: float
-    ) -> Answer:
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
         """See `backend.Backend.forecast`; loads first where `prepare` has not been called."""
         begin = time.monotonic()
         if not suffixes:
-            return Answer(np.zeros((0, len(labels))), np.zeros(0))
+            return BackendResponse(np.zeros((0, len(labels))), np.zeros(0))
         busy = (
             f"the model was busy for {timeout_s:.3g} s, loading or reading for another thread: "
             "call `prepare` earlier, or allow more time"
         )
-        with turn(self._lock, timeout_s, busy):
+        with exclusive(self._lock, timeout_s, busy):
             it = self._opened()
             with self._settled(it.model):
                 ends = it.tokens.labels(suffixes, labels)
@@ -141,9 +141,9 @@ class Transformers(Backend):
                 logits, totals, trouble = self._read(it, past, rows, ends, begin + timeout_s)
         prompt = len(past) + sum(map(len, rows))
         usage = Usage(1, prompt, cached, 0, time.monotonic() - begin)
-        return _answer(logits, totals, usage, trouble)
+        return _response(logits, totals, usage, trouble)
 
-    def _opened(self) -> _Open:
+    def _opened(self) -> _OpenModel:
         if self._failed:
             raise LLMError(self._failed)
         if self._open is None:
@@ -154,32 +154,32 @@ class Transformers(Backend):
                 raise
         return self._open
 
-    def _loaded(self) -> _Open:
-        loaded = load(self._source)
-        model, tokens = loaded.model, Tokens(loaded.tokenizer)
+    def _loaded(self) -> _OpenModel:
+        loaded = load_model(self._source)
+        model, tokens = loaded.model, ForecastTokenizer(loaded.tokenizer)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
         begin = time.perf_counter()
         with self._settled(model):
-            way, refused = choose(model, tokens, self._way)
+            way, refused = choose_strategy(model, tokens, self._way)
             checked = time.perf_counter()
-            if model.device.type == "cuda" and context > sum(_USUAL.values()):
-                warm(way, model, self._memory, **_USUAL)
+            if model.device.type == "cuda" and context > sum(_TYPICAL_FORECAST.values()):
+                warm_up(way, model, self._memory, **_TYPICAL_FORECAST)
         seconds = {
             "import": loaded.import_s,
             "load": loaded.load_s,
             "check": checked - begin,
             "warm": time.perf_counter() - checked,
         }
-        return _Open(model, tokens, way, refused, context, seconds)
+        return _OpenModel(model, tokens, way, refused, context, seconds)
 
-    def _past(self, it: _Open, ids: Ids, shortest: int) -> tuple[Prefix, int]:
+    def _past(self, it: _OpenModel, ids: Ids, shortest: int) -> tuple[Prefix, int]:
         """What the model keeps of the prefix, and how many tokens of it were known before."""
         if len(ids) + shortest > it.context:
             raise LLMError(
                 f"a prompt must fit the model's {it.context} positions; this one has {len(ids)} tokens "
                 f"before and {shortest} or more of each candidate: shorten it, or use another model"
             )
-        known = self._prefixes.longest(ids)
+        known = self._prefixes.longest_match(ids)
         cached = len(known) if known.layers else 0
         if len(known) == len(ids):
             return known, cached
@@ -190,11 +190,11 @@ class Transformers(Backend):
                 f"there was not enough memory on {it.model.device} to read a prefix of {len(ids)} tokens: "
                 "free some, or choose a smaller model or another device"
             )
-        self._prefixes.keep(past)
+        self._prefixes.put(past)
         return past, cached
 
     def _read(
-        self, it: _Open, past: Prefix, rows: Sequence[Ids], labels: list[int], deadline: float
+        self, it: _OpenModel, past: Prefix, rows: Sequence[Ids], labels: list[int], deadline: float
     ) -> tuple[Array, Array, list[str]]:
         """Logits [n, labels] and log sum exp of all logits [n], NaN where there are none; and why."""
         import torch
@@ -211,16 +211,16 @@ class Transformers(Backend):
                 trouble.append("the time was over before the model had read all candidates")
                 break
             sizes = [len(rows[i]) for i in waiting]
-            count = fitting(it.way, len(past), sizes, self._memory)
+            count = rows_that_fit(it.way, len(past), sizes, self._memory)
             at = [rows[i] for i in waiting[:count]]
-            found = unless_out_of_memory(partial(_numbers, it.way, past, at, tokens))
+            found = unless_out_of_memory(partial(_read_to_host, it.way, past, at, tokens))
             if found is not None:
                 logits[waiting[:count]], totals[waiting[:count]] = found
             else:
                 self._forget()
                 if count > 1:  # again, with half of it, from now on
-                    took = it.way.memory(
-                        len(past), Shape(count, sizes[0], sizes[count - 1], sum(sizes[:count]))
+                    took = it.way.pass_bytes(
+                        len(past), PassShape(count, sizes[0], sizes[count - 1], sum(sizes[:count]))
                     )
                     self._memory = min(self._memory, took) / 2
                     continue
@@ -260,13 +260,15 @@ class Transformers(Backend):
                 torch.set_num_threads(before)
 
 
-def _numbers(way: Way, past: Prefix, rows: Sequence[Ids], labels: Any) -> tuple[Array, Array]:
+def _read_to_host(
+    way: PrefillStrategy, past: Prefix, rows: Sequence[Ids], labels: Any
+) -> tuple[Array, Array]:
     """One pass; results are on the host."""
     logits, totals = way.read(past, rows, labels)
     return logits.cpu().numpy(), totals.cpu().numpy()
 
 
-def _answer(logits: Array, totals: Array, usage: Usage, trouble: list[str]) -> Answer:
+def _response(logits: Array, totals: Array, usage: Usage, trouble: list[str]) -> BackendResponse:
     """Shares of the labels among themselves, and together among everything. Raises `LLMError` if no row
     has any."""
     told = np.isfinite(logits).all(axis=1) & np.isfinite(totals)
@@ -281,4 +283,4 @@ def _answer(logits: Array, totals: Array, usage: Usage, trouble: list[str]) -> A
     probabilities[told] = odds / total
     # Not above 1: the sum over all tokens is rounded as the model's own numbers are.
     mass[told] = np.minimum(np.exp((np.log(total) + top)[:, 0] - totals[told]), 1.0)
-    return Answer(probabilities, mass, usage, tuple(trouble))
+    return BackendResponse(probabilities, mass, usage, tuple(trouble))

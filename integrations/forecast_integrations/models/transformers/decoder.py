@@ -21,16 +21,16 @@ from forecast_autotune.llm.tokens import Ids
 from forecast_integrations.models.transformers.prefixes import Prefix
 from forecast_integrations.models.transformers.reading import (
     Logits,
-    Shape,
-    Unsuitable,
-    padded,
-    reduced,
-    sees_everything,
+    PassShape,
+    UnsupportedModel,
+    has_full_attention,
+    label_logits,
+    pad_suffixes,
 )
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` whose layers are the ones below."""
-_ROPES = ("default", "linear", "llama3", "yarn")
+_SUPPORTED_ROPES = ("default", "linear", "llama3", "yarn")
 """Rotations that do not depend on the length of the prompt."""
 
 
@@ -77,8 +77,8 @@ class _Layer:
     scale: float
 
 
-class Tree:
-    """Suffixes after a shared prefix, without a mask. Raises `Unsuitable` for models it does not know."""
+class TreePrefill:
+    """Suffixes after a shared prefix, without a mask. Raises `UnsupportedModel` for models it does not know."""
 
     name = "tree"
 
@@ -86,13 +86,13 @@ class Tree:
         import torch
 
         config = model.config.get_text_config()
-        if config.model_type not in FAMILIES:
-            raise Unsuitable(f"{config.model_type} is not one of {', '.join(FAMILIES)}")
-        if not sees_everything(model):
-            raise Unsuitable("some layers see a window only")
+        if config.model_type not in SUPPORTED_FAMILIES:
+            raise UnsupportedModel(f"{config.model_type} is not one of {', '.join(SUPPORTED_FAMILIES)}")
+        if not has_full_attention(model):
+            raise UnsupportedModel("some layers see a window only")
         rope = (config.rope_parameters or {}).get("rope_type", "default")
-        if rope not in _ROPES:
-            raise Unsuitable(f"rotations of kind {rope!r} depend on the prompt's length")
+        if rope not in _SUPPORTED_ROPES:
+            raise UnsupportedModel(f"rotations of kind {rope!r} depend on the prompt's length")
         body = model.model
         with torch.no_grad():
             self._layers = [_layer(layer) for layer in body.layers]
@@ -103,7 +103,7 @@ class Tree:
         self._width = body.layers[0].self_attn.head_dim
         self._device = model.device
         # On a GPU a pass costs its launches first, on a CPU its tokens.
-        self.padding = 2048.0 if self._device.type == "cuda" else 128.0
+        self.max_padding = 2048.0 if self._device.type == "cuda" else 128.0
         inner = self._layers[0].down.weight.shape[1]
         per_token = 4 * config.hidden_size + 3 * inner + 4 * (self._q + self._kv) * self._width
         self._token: int = model.dtype.itemsize * per_token + 4 * config.hidden_size
@@ -122,14 +122,14 @@ class Tree:
         steps of a sixteenth, and candidates would tie."""
         import torch
 
-        ids, last = (torch.as_tensor(x, device=self._device) for x in padded(suffixes))
+        ids, last = (torch.as_tensor(x, device=self._device) for x in pad_suffixes(suffixes))
         hidden = self._run(past, ids)
         ends = hidden[torch.arange(len(ids), device=self._device), last]
         bias = None if self._head.bias is None else self._head.bias[labels].float()
         exact = torch.nn.functional.linear(ends.float(), self._head.weight[labels].float(), bias)
-        return exact, reduced(self._head(ends), labels)[1]
+        return exact, label_logits(self._head(ends), labels)[1]
 
-    def memory(self, past: int, shape: Shape) -> float:
+    def pass_bytes(self, past: int, shape: PassShape) -> float:
         """See `reading.Way`."""
         return shape.rows * (shape.longest * self._token + self._logits)
 
@@ -155,7 +155,7 @@ class Tree:
             keys, values = turned[:, :, q:].transpose(1, 2), joined[:, :, q + kv :].transpose(1, 2)
             before = past.layers[number] if len(past) else None
             if kept is not None:
-                kept.append(_grown(before, keys, values))
+                kept.append(_concatenated(before, keys, values))
             seen = self._attend(turned[:, :, :q], keys, values, before, layer.scale)
             layer.out.add(seen, x)
             gate, up = layer.gate_up(layer.after(x)).chunk(2, dim=-1)
@@ -210,7 +210,7 @@ def attention(query: Any, keys: Any, values: Any, scale: float, causal: bool) ->
     return found[0], found[1][..., : query.shape[2]]
 
 
-def _grown(before: tuple[Any, Any] | None, keys: Any, values: Any) -> tuple[Any, Any]:
+def _concatenated(before: tuple[Any, Any] | None, keys: Any, values: Any) -> tuple[Any, Any]:
     """Keys and values of what came before and after, in tensors of their own: those of a pass are views
     that would keep its queries, too."""
     import torch
@@ -225,12 +225,12 @@ def _layer(layer: Any) -> _Layer:
     q_norm, k_norm = (getattr(heads, name, None) for name in ("q_norm", "k_norm"))
     return _Layer(
         before=_norm(layer.input_layernorm),
-        qkv=_joined(heads.q_proj, heads.k_proj, heads.v_proj),
+        qkv=_fused_linear(heads.q_proj, heads.k_proj, heads.v_proj),
         q_norm=None if q_norm is None else _norm(q_norm),
         k_norm=None if k_norm is None else _norm(k_norm),
         out=_linear(heads.o_proj),
         after=_norm(layer.post_attention_layernorm),
-        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+        gate_up=_fused_linear(mlp.gate_proj, mlp.up_proj),
         act=mlp.act_fn,
         down=_linear(mlp.down_proj),
         scale=heads.scaling,
@@ -245,18 +245,18 @@ def _linear(module: Any) -> _Linear:
     import torch
 
     if type(module) is not torch.nn.Linear:
-        raise Unsuitable(f"a projection is a {type(module).__name__}, no plain torch.nn.Linear")
+        raise UnsupportedModel(f"a projection is a {type(module).__name__}, no plain torch.nn.Linear")
     return _Linear(module.weight, module.bias)
 
 
-def _joined(*modules: Any) -> _Linear:
+def _fused_linear(*modules: Any) -> _Linear:
     """Several projections of the same input as one. The modules become views of it: no weight is there
     twice, and the model's own code still works."""
     import torch
 
     parts = [_linear(module) for module in modules]
     if len({part.bias is None for part in parts}) > 1:
-        raise Unsuitable("some projections of a layer have a bias, others none")
+        raise UnsupportedModel("some projections of a layer have a bias, others none")
     weight = torch.cat([part.weight for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
     begin = 0

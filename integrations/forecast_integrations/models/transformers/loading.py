@@ -14,12 +14,12 @@ from forecast_autotune.llm.backend import LLMError
 T = TypeVar("T")
 
 DTYPES = ("bfloat16", "float16", "float32")
-_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
+_CHECKPOINT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
 """What is fetched of a repository, from its top folder: no code, and no weights that are pickles."""
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """What to load, and where to."""
 
     model: str
@@ -33,7 +33,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model on its device, ready to read."""
 
     model: Any
@@ -44,7 +44,7 @@ class Loaded:
     """Seconds of reading weights, adapter and tokenizer."""
 
 
-def load(source: Source) -> Loaded:
+def load_model(source: ModelSource) -> LoadedModel:
     """Load; raises `LLMError` saying what is missing or broken.
 
     Weights are read from safetensors only, and nothing of a checkpoint is executed. A folder, or a model
@@ -65,13 +65,15 @@ def load(source: Source) -> Loaded:
     device = _device(torch, source.device)
     dtype = _dtype(torch, source.dtype, device)
     imported = time.perf_counter()
-    with quiet():
-        tokenizer = _got(source.model, "tokenizer", transformers.AutoTokenizer.from_pretrained)
-        model = _got(source.model, "model", lambda folder: _model(folder, device, dtype))
+    with silenced():
+        tokenizer = _load_part(source.model, "tokenizer", transformers.AutoTokenizer.from_pretrained)
+        model = _load_part(source.model, "model", lambda folder: _model(folder, device, dtype))
         if source.adapter is not None:
-            model = _got(source.adapter, "adapter", lambda folder: _adapted(model, folder, device))
+            model = _load_part(
+                source.adapter, "adapter", lambda folder: _merge_adapter(model, folder, device)
+            )
     model.eval().requires_grad_(False)
-    return Loaded(model, tokenizer, imported - begin, time.perf_counter() - imported)
+    return LoadedModel(model, tokenizer, imported - begin, time.perf_counter() - imported)
 
 
 def _device(torch: Any, given: str | None) -> Any:
@@ -100,7 +102,7 @@ def _dtype(torch: Any, given: str | None, device: Any) -> Any:
     return torch.bfloat16 if any(ask is not None and ask() for ask in asked) else torch.float32
 
 
-def _got(name: str, what: str, load_one: Callable[[str], T]) -> T:
+def _load_part(name: str, what: str, load_one: Callable[[str], T]) -> T:
     """Load a part from its folder: the one given, else that in the hub's cache, else one that is fetched."""
     folder = Path(name).expanduser()
     local = folder.exists()
@@ -134,7 +136,7 @@ def snapshot(name: str, fetch: bool) -> str:
     # The libraries' own `local_files_only` still asks the hub for some files, and waits for it.
     return str(
         huggingface_hub.snapshot_download(
-            name, local_files_only=not fetch, allow_patterns=list(_FILES), ignore_patterns=["*/*"]
+            name, local_files_only=not fetch, allow_patterns=list(_CHECKPOINT_FILES), ignore_patterns=["*/*"]
         )
     )
 
@@ -155,7 +157,7 @@ def _model(folder: str, device: Any, dtype: Any) -> Any:
     return model
 
 
-def _adapted(model: Any, folder: str, device: Any) -> Any:
+def _merge_adapter(model: Any, folder: str, device: Any) -> Any:
     import peft
 
     config = peft.PeftConfig.from_pretrained(folder)
@@ -175,7 +177,7 @@ def _adapted(model: Any, folder: str, device: Any) -> Any:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """No progress bars and no chatter of the libraries inside of the block; as before after it.
 
     The switches are the process's: what another thread of it would report meanwhile is lost.

@@ -30,7 +30,7 @@ class Prefix:
     def cropped(self, tokens: int) -> Prefix:
         """The first `tokens` of it: a view, as attention is causal."""
         if tokens == 0:
-            return NOTHING
+            return EMPTY_PREFIX
         layers = tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.layers)
         return Prefix(self.ids[:tokens], layers)
 
@@ -40,7 +40,7 @@ class Prefix:
         return sum(t.numel() * t.element_size() for pair in self.layers for t in pair)
 
 
-NOTHING = Prefix(np.zeros(0, np.int64))
+EMPTY_PREFIX = Prefix(np.zeros(0, np.int64))
 """Before the first token."""
 
 
@@ -54,20 +54,20 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def longest(self, ids: Ids) -> Prefix:
+    def longest_match(self, ids: Ids) -> Prefix:
         """The longest beginning of `ids` that was read before, cropped from whichever prompt had it."""
         best, length = None, 0
         for key, prefix in self._kept.items():
-            shared = common(prefix.ids, ids)
+            shared = common_prefix_length(prefix.ids, ids)
             if shared > length:
                 best, length = key, shared
         if best is None:
-            return NOTHING
+            return EMPTY_PREFIX
         self._kept.move_to_end(best)
         found = self._kept[best]
         return found if length == len(found) else found.cropped(length)
 
-    def keep(self, prefix: Prefix) -> None:
+    def put(self, prefix: Prefix) -> None:
         """Remember a prefix; those asked for longest ago make room. One beyond the limit is not kept."""
         self._kept[prefix.ids.tobytes()] = prefix
         while self.nbytes > self._limit:
@@ -83,7 +83,7 @@ class PrefixCache:
         self._kept.clear()
 
 
-def common(a: Ids, b: Ids) -> int:
+def common_prefix_length(a: Ids, b: Ids) -> int:
     """How many first tokens two sequences share."""
     n = min(len(a), len(b))
     different = np.flatnonzero(a[:n] != b[:n])

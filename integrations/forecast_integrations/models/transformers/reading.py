@@ -1,8 +1,8 @@
 """Ways to have a model read many suffixes after one prefix, for any causal model of transformers.
 
-`Packed` puts all suffixes into one sequence under a tree mask: a token sees the prefix and the earlier
-tokens of its own suffix. `Batched` repeats the prefix's keys and values for a batch; it needs no mask of
-its own, so that sliding windows and the like stay as the model has them. `Naive` reads every prompt in
+`PackedPrefill` puts all suffixes into one sequence under a tree mask: a token sees the prefix and the earlier
+tokens of its own suffix. `BatchedPrefill` repeats the prefix's keys and values for a batch; it needs no mask of
+its own, so that sliding windows and the like stay as the model has them. `FullPrefill` reads every prompt in
 full: the definition of a right answer. The fastest way, for models it knows, is in `decoder`.
 """
 
@@ -23,7 +23,7 @@ Logits = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Shape:
+class PassShape:
     """How much a way would read at once."""
 
     rows: int
@@ -33,11 +33,11 @@ class Shape:
     """Of all suffixes together, without padding."""
 
 
-class Way(Protocol):
+class PrefillStrategy(Protocol):
     """One way to read; `model` is on its device, and the caller in `torch.inference_mode`."""
 
     name: str
-    padding: float
+    max_padding: float
     """Most tokens of padding in a pass: beyond them, another pass costs less."""
 
     def extend(self, past: Prefix, ids: Ids) -> Prefix:
@@ -48,28 +48,28 @@ class Way(Protocol):
         """Logits after `past` and each of the suffixes, in one pass; `labels` [labels] are tokens."""
         ...
 
-    def memory(self, past: int, shape: Shape) -> float:
+    def pass_bytes(self, past: int, shape: PassShape) -> float:
         """About how many bytes such a pass takes beside the weights."""
         ...
 
 
-def fitting(way: Way, past: int, sizes: Sequence[int], limit_bytes: float) -> int:
+def rows_that_fit(way: PrefillStrategy, past: int, sizes: Sequence[int], limit_bytes: float) -> int:
     """How many suffixes of these sizes, longest first, to read in one pass; at least one."""
     tokens = 0
     for rows, size in enumerate(sizes, start=1):
         tokens += size
         wasted = rows * sizes[0] - tokens
-        shape = Shape(rows, sizes[0], size, tokens)
-        if rows > 1 and (wasted > way.padding or way.memory(past, shape) > limit_bytes):
+        shape = PassShape(rows, sizes[0], size, tokens)
+        if rows > 1 and (wasted > way.max_padding or way.pass_bytes(past, shape) > limit_bytes):
             return rows - 1
     return len(sizes)
 
 
-class Unsuitable(ValueError):
+class UnsupportedModel(ValueError):
     """A model that a way cannot read; the message says why."""
 
 
-class _Whole:
+class _ModelPrefill:
     """What ways share that run the model's own forward."""
 
     def __init__(self, model: Any) -> None:
@@ -94,7 +94,7 @@ class _Whole:
         return torch.as_tensor(numbers, device=self._device)
 
     def _ask(self, ids: Any, keep: Any, layers: Layers | None, **more: Any) -> Any:
-        cache = None if layers is None else grown(layers, rows=len(ids))
+        cache = None if layers is None else cache_from_layers(layers, rows=len(ids))
         return self._model(
             input_ids=ids, past_key_values=cache, use_cache=cache is not None, logits_to_keep=keep, **more
         )
@@ -102,7 +102,7 @@ class _Whole:
     def _padded(self, suffixes: Sequence[Ids]) -> tuple[Any, Any, Any, Any]:
         """Tokens [n, longest] padded on the right, where causal attention does not see the padding; the
         distinct last places, and every row's place among them."""
-        ids, last = padded(suffixes)
+        ids, last = pad_suffixes(suffixes)
         places, which = np.unique(last, return_inverse=True)
         rows = np.arange(len(suffixes))
         return self._tensor(ids), places, self._tensor(rows), self._tensor(which)
@@ -113,19 +113,19 @@ class _Whole:
         return Prefix(np.concatenate([past.ids, ids]), layers)
 
 
-class Packed(_Whole):
-    """All suffixes in one sequence, under a tree mask. Raises `Unsuitable` where layers see a window only."""
+class PackedPrefill(_ModelPrefill):
+    """All suffixes in one sequence, under a tree mask. Raises `UnsupportedModel` where layers see a window only."""
 
     name = "packed"
-    padding = math.inf
+    max_padding = math.inf
 
     def __init__(self, model: Any) -> None:
-        if not sees_everything(model):
-            raise Unsuitable("some layers see a window only, or have no attention")
+        if not has_full_attention(model):
+            raise UnsupportedModel("some layers see a window only, or have no attention")
         super().__init__(model)
 
     def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Any) -> Logits:
-        """See `Way`."""
+        """See `PrefillStrategy`."""
         import torch
 
         sizes = np.array([len(ids) for ids in suffixes])
@@ -140,64 +140,66 @@ class Packed(_Whole):
             position_ids=places[None],
             attention_mask=mask,
         )
-        return reduced(out.logits[0], labels)
+        return label_logits(out.logits[0], labels)
 
-    def memory(self, past: int, shape: Shape) -> float:
-        """See `Way`."""
+    def pass_bytes(self, past: int, shape: PassShape) -> float:
+        """See `PrefillStrategy`."""
         seen = self._pair * shape.tokens * (past + shape.tokens)
         return seen + shape.tokens * self._token + 3 * past * self._kept + shape.rows * self._logits
 
 
-class Batched(_Whole):
+class BatchedPrefill(_ModelPrefill):
     """The prefix's keys and values repeated for every suffix of a batch."""
 
     name = "batched"
-    padding = 512.0
+    max_padding = 512.0
 
     def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Any) -> Logits:
-        """See `Way`."""
+        """See `PrefillStrategy`."""
         ids, places, rows, which = self._padded(suffixes)
         out = self._ask(ids, self._tensor(places), past.layers)
-        return reduced(out.logits[rows, which], labels)
+        return label_logits(out.logits[rows, which], labels)
 
-    def memory(self, past: int, shape: Shape) -> float:
-        """See `Way`."""
+    def pass_bytes(self, past: int, shape: PassShape) -> float:
+        """See `PrefillStrategy`."""
         # The cache's own copy, the one it grows into, and the one repeated for grouped heads.
         kept = 3 * (past + shape.longest) * self._kept
         pairs = self._pair * shape.longest * (past + shape.longest)
         each = kept + pairs + shape.longest * self._token
-        return shape.rows * (each + self._logits * _places(shape))
+        return shape.rows * (each + self._logits * _distinct_last_places(shape))
 
 
-class Naive(_Whole):
+class FullPrefill(_ModelPrefill):
     """Every prompt in full: slow, and right for whatever transformers can run."""
 
     name = "naive"
-    padding = 512.0
+    max_padding = 512.0
 
     def extend(self, past: Prefix, ids: Ids) -> Prefix:
         """Nothing is read before its suffix."""
         return Prefix(np.concatenate([past.ids, ids]))
 
     def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Any) -> Logits:
-        """See `Way`."""
+        """See `PrefillStrategy`."""
         ids, places, rows, which = self._padded([np.concatenate([past.ids, ids]) for ids in suffixes])
         out = self._ask(ids, self._tensor(places), None)
-        return reduced(out.logits[rows, which], labels)
+        return label_logits(out.logits[rows, which], labels)
 
-    def memory(self, past: int, shape: Shape) -> float:
-        """See `Way`."""
+    def pass_bytes(self, past: int, shape: PassShape) -> float:
+        """See `PrefillStrategy`."""
         length = past + shape.longest
-        each = length * self._token + self._pair * length * length + self._logits * _places(shape)
+        each = (
+            length * self._token + self._pair * length * length + self._logits * _distinct_last_places(shape)
+        )
         return shape.rows * each
 
 
-def _places(shape: Shape) -> int:
+def _distinct_last_places(shape: PassShape) -> int:
     """Most distinct last places of a padded batch: the model's head gives logits at all, for all rows."""
     return min(shape.rows, shape.longest - shape.shortest + 1)
 
 
-def padded(suffixes: Sequence[Ids]) -> tuple[Ids, Ids]:
+def pad_suffixes(suffixes: Sequence[Ids]) -> tuple[Ids, Ids]:
     """Tokens [n, longest] with zeros on the right, and the place of every row's last token, [n]."""
     last = np.array([len(ids) - 1 for ids in suffixes])
     ids = np.zeros((len(suffixes), int(last.max()) + 1), np.int64)
@@ -206,13 +208,13 @@ def padded(suffixes: Sequence[Ids]) -> tuple[Ids, Ids]:
     return ids, last
 
 
-def reduced(logits: Any, labels: Any) -> Logits:
+def label_logits(logits: Any, labels: Any) -> Logits:
     """Of logits [n, vocabulary], what a forecast needs."""
     wide = logits.float()
     return wide[:, labels], wide.logsumexp(dim=-1)
 
 
-def grown(layers: Layers, rows: int) -> Any:
+def cache_from_layers(layers: Layers, rows: int) -> Any:
     """A cache of transformers that begins with these keys and values, for a batch of `rows`.
 
     A cache grows by concatenation, into tensors of its own: what is kept of a prefix is never written to.
@@ -226,8 +228,8 @@ def grown(layers: Layers, rows: int) -> Any:
     return cache
 
 
-def sees_everything(model: Any) -> bool:
-    """Whether every layer attends to all earlier tokens, as its config says: `Packed` needs that."""
+def has_full_attention(model: Any) -> bool:
+    """Whether every layer attends to all earlier tokens, as its config says: `PackedPrefill` needs that."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:

@@ -8,38 +8,51 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.tokens import Tokens
-from forecast_integrations.models.transformers.decoder import Tree
+from forecast_autotune.llm.tokens import ForecastTokenizer
+from forecast_integrations.models.transformers.decoder import TreePrefill
 from forecast_integrations.models.transformers.loading import out_of_memory, unless_out_of_memory
-from forecast_integrations.models.transformers.prefixes import NOTHING
-from forecast_integrations.models.transformers.reading import Batched, Naive, Packed, Way, fitting
+from forecast_integrations.models.transformers.prefixes import EMPTY_PREFIX
+from forecast_integrations.models.transformers.reading import (
+    BatchedPrefill,
+    FullPrefill,
+    PackedPrefill,
+    PrefillStrategy,
+    rows_that_fit,
+)
 
-WAYS: dict[str, Callable[[Any], Way]] = {"tree": Tree, "packed": Packed, "batched": Batched, "naive": Naive}
+STRATEGIES: dict[str, Callable[[Any], PrefillStrategy]] = {
+    "tree": TreePrefill,
+    "packed": PackedPrefill,
+    "batched": BatchedPrefill,
+    "naive": FullPrefill,
+}
 """Quickest first; the last one needs no check."""
 _TOLERANCE = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
 """Most RMS difference of logits, relative to their own: some times what rounding makes (1e-6 and 0.02 with
 SmolLM2-135M). Reading wrongly makes tenths of it and more."""
-_PREFIX = "def kernel(x, y, n, BLOCK):\n    i = program_id(0) * BLOCK + arange(0, BLOCK)\n"
-_SUFFIXES = (
+_PROBE_PREFIX = "def kernel(x, y, n, BLOCK):\n    i = program_id(0) * BLOCK + arange(0, BLOCK)\n"
+_PROBE_SUFFIXES = (
     "BLOCK=64 num_warps=4\nBin:",
     "BLOCK=1024 num_warps=8 num_stages=3 | waves=2.5\nBin:",
     "num_warps=1\nBin:",
 )
 
 
-def choose(model: Any, tokens: Tokens, wanted: str | None = None) -> tuple[Way, dict[str, str]]:
-    """The first of `WAYS` (or the one that is wanted) that reads a short prompt as the model's own code
+def choose_strategy(
+    model: Any, tokens: ForecastTokenizer, wanted: str | None = None
+) -> tuple[PrefillStrategy, dict[str, str]]:
+    """The first of `STRATEGIES` (or the one that is wanted) that reads a short prompt as the model's own code
     reads it, and why those before it were refused. Call it in `torch.inference_mode`.
 
     Raises `LLMError` if the wanted way is not known or refused.
     """
-    if wanted is not None and wanted not in WAYS:
-        raise LLMError(f"the way of reading must be one of {', '.join(WAYS)}, got {wanted!r}")
+    if wanted is not None and wanted not in STRATEGIES:
+        raise LLMError(f"the way of reading must be one of {', '.join(STRATEGIES)}, got {wanted!r}")
     refused: dict[str, str] = {}
-    for name in WAYS if wanted is None else (wanted,):
+    for name in STRATEGIES if wanted is None else (wanted,):
         try:
-            way = WAYS[name](model)
-            difference = 0.0 if name == "naive" else _difference(way, model, tokens)
+            way = STRATEGIES[name](model)
+            difference = 0.0 if name == "naive" else _relative_error(way, model, tokens)
         except Exception as error:  # a model may have any structure: what does not fit is not used
             if out_of_memory(error):
                 raise
@@ -53,7 +66,9 @@ def choose(model: Any, tokens: Tokens, wanted: str | None = None) -> tuple[Way, 
     )
 
 
-def warm(way: Way, model: Any, limit_bytes: float, *, prefix: int, rows: int, length: int) -> None:
+def warm_up(
+    way: PrefillStrategy, model: Any, limit_bytes: float, *, prefix: int, rows: int, length: int
+) -> None:
     """Read made-up tokens: the first pass of its size has kernels to load and workspaces to allocate.
 
     No more rows than the limit allows; where memory is missing for those, nothing is warm.
@@ -61,23 +76,25 @@ def warm(way: Way, model: Any, limit_bytes: float, *, prefix: int, rows: int, le
     import torch
 
     ids = np.arange(prefix + length) % model.config.get_text_config().vocab_size
-    count = fitting(way, prefix, [length] * rows, limit_bytes)
+    count = rows_that_fit(way, prefix, [length] * rows, limit_bytes)
     some = torch.arange(2, device=model.device)
 
     def once() -> None:
-        past = way.extend(NOTHING, ids[:prefix])
+        past = way.extend(EMPTY_PREFIX, ids[:prefix])
         way.read(past, [ids[prefix:]] * count, some)[0].cpu()
 
     unless_out_of_memory(once)
 
 
-def _difference(way: Way, model: Any, tokens: Tokens) -> float:
+def _relative_error(way: PrefillStrategy, model: Any, tokens: ForecastTokenizer) -> float:
     """How far a way's logits lie from the model's own: RMS of the difference over RMS, both centred per
     suffix; NaN where either is not finite."""
     import torch
 
     some = torch.arange(64, device=model.device) * (model.config.get_text_config().vocab_size // 64)
-    prefix, suffixes = tokens.prefix(_PREFIX), tokens.suffixes(_SUFFIXES)
-    found, right = (w.read(w.extend(NOTHING, prefix), suffixes, some)[0] for w in (way, Naive(model)))
+    prefix, suffixes = tokens.prefix(_PROBE_PREFIX), tokens.suffixes(_PROBE_SUFFIXES)
+    found, right = (
+        w.read(w.extend(EMPTY_PREFIX, prefix), suffixes, some)[0] for w in (way, FullPrefill(model))
+    )
     found, right = (x - x.mean(dim=-1, keepdim=True) for x in (found, right))
     return float((found - right).square().mean().sqrt() / right.square().mean().sqrt())

@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.writers import Told, some, untold
-from forecast_integrations.models.http.writing import TOKENS
+from forecast_autotune.llm.writers import UsageCallback, ignore_usage, require_texts
+from forecast_integrations.models.http.writing import MAX_TOKENS
 from forecast_integrations.models.transformers.loading import (
-    Source,
-    load,
+    ModelSource,
+    load_model,
     out_of_memory,
     unless_out_of_memory,
 )
 
 ROWS = 64
 """Most texts of one pass, unless a single caller asks for more."""
-TOGETHER_S = 0.05
+BATCHING_WAIT_S = 0.05
 """How long a pass waits for callers that come together: nothing next to the seconds that it takes."""
 
 
 @dataclass
-class _Asked:
+class _GenerationCall:
     """One call."""
 
     prompt: str
@@ -40,7 +40,7 @@ class _Asked:
     done: bool = False
 
 
-class Local:
+class LocalGenerator:
     """Writes by transformers; loaded when it first writes. Thread-safe.
 
     A model with a chat template answers the prompt, one without continues it. `timeout_s` limits a pass, and
@@ -49,22 +49,22 @@ class Local:
 
     def __init__(
         self,
-        source: Source,
+        source: ModelSource,
         *,
         timeout_s: float,
         temperature: float = 1.0,
-        max_tokens: int = TOKENS,
-        told: Told = untold,
+        max_tokens: int = MAX_TOKENS,
+        told: UsageCallback = ignore_usage,
     ) -> None:
         self._source, self._timeout_s, self._told = source, timeout_s, told
         self._temperature, self._max_tokens = temperature, max_tokens
         self._loaded: Any = None
         self._turn, self._arriving = threading.Lock(), threading.Lock()
-        self._waiting: list[_Asked] = []
+        self._waiting: list[_GenerationCall] = []
 
     def __call__(self, prompt: str, n: int) -> list[str]:
         """Up to `n` texts, a single one where nothing is drawn. Raises `LLMError`."""
-        asked = _Asked(prompt, n if self._temperature > 0 else 1)
+        asked = _GenerationCall(prompt, n if self._temperature > 0 else 1)
         with self._arriving:
             self._waiting.append(asked)
         with self._turn:
@@ -73,18 +73,18 @@ class Local:
         self._told(asked.usage)
         if asked.error is not None:
             raise asked.error
-        return some([text for text in asked.texts if text.strip()], ["only empty texts"])
+        return require_texts([text for text in asked.texts if text.strip()], ["only empty texts"])
 
-    def _serve(self, asked: _Asked) -> None:
+    def _serve(self, asked: _GenerationCall) -> None:
         """One pass, for `asked` and for those of the others that wait for whom there is room."""
         try:
             if self._loaded is None:
-                self._loaded = load(self._source)
+                self._loaded = load_model(self._source)
         except LLMError:
             with self._arriving:
                 self._waiting.remove(asked)
             raise
-        time.sleep(TOGETHER_S)
+        time.sleep(BATCHING_WAIT_S)
         with self._arriving:
             self._waiting.remove(asked)
             batch, rows = [asked], asked.n
@@ -95,7 +95,7 @@ class Local:
                     self._waiting.remove(other)
         self._written(batch)
 
-    def _written(self, batch: Sequence[_Asked]) -> None:
+    def _written(self, batch: Sequence[_GenerationCall]) -> None:
         begin = time.monotonic()
         try:
             rows = iter(self._rows([one.prompt for one in batch for _ in range(one.n)]))

@@ -26,7 +26,7 @@ _NICE = 5
 
 
 @dataclass
-class Child:
+class ForkedChild:
     """One running child, and what it has said so far."""
 
     tag: Any
@@ -40,11 +40,11 @@ class Child:
         return json.loads(self.received)
 
 
-class Children:
+class ForkedChildren:
     """The running children of one owner, who must `close` it."""
 
     def __init__(self) -> None:
-        self._running: dict[int, Child] = {}
+        self._running: dict[int, ForkedChild] = {}
         self._selector = selectors.DefaultSelector()
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -74,13 +74,13 @@ class Children:
             finally:
                 os._exit(code)
         os.close(outward)
-        self._running[inward] = Child(tag, pid, inward, time.perf_counter())
+        self._running[inward] = ForkedChild(tag, pid, inward, time.perf_counter())
         self._selector.register(inward, selectors.EVENT_READ)
 
-    def finished(self, timeout_s: float) -> tuple[list[tuple[Child, int]], bool]:
+    def finished(self, timeout_s: float) -> tuple[list[tuple[ForkedChild, int]], bool]:
         """Listen for at most `timeout_s`: children that ended, with their wait status, and whether
         anybody said anything."""
-        ended: list[tuple[Child, int]] = []
+        ended: list[tuple[ForkedChild, int]] = []
         heard = self._selector.select(timeout=timeout_s)
         for key, _ in heard:
             child = self._running[key.fd]
@@ -90,12 +90,12 @@ class Children:
                 ended.append((child, self._forget(child)))
         return ended, bool(heard)
 
-    def overdue(self, seconds: float) -> list[Child]:
+    def overdue(self, seconds: float) -> list[ForkedChild]:
         """Children that have been running for longer than that."""
         limit = time.perf_counter() - seconds
         return [child for child in self._running.values() if child.began < limit]
 
-    def kill(self, child: Child) -> None:
+    def kill(self, child: ForkedChild) -> None:
         """End a child and everything it has started."""
         for target in (os.killpg, os.kill):
             with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ class Children:
         with contextlib.suppress(OSError):
             os.nice(_NICE)
 
-    def _forget(self, child: Child) -> int:
+    def _forget(self, child: ForkedChild) -> int:
         self._selector.unregister(child.pipe)
         del self._running[child.pipe]
         os.close(child.pipe)
@@ -129,12 +129,12 @@ class Children:
             return 0
 
 
-def answers(tasks: Sequence[Callable[[], Any]], timeout_s: float) -> Iterator[Any]:
+def run_in_children(tasks: Sequence[Callable[[], Any]], timeout_s: float) -> Iterator[Any]:
     """Run all tasks at once, a child each; yield the answers as they come, none for a task that failed.
 
     Tasks for which no child can be started, or that take longer than `timeout_s`, yield nothing.
     """
-    children = Children()
+    children = ForkedChildren()
     try:
         for task in tasks:
             with contextlib.suppress(OSError):

@@ -13,10 +13,10 @@ from typing import Any
 
 from forecast_autotune.records import Candidate, Outcome
 from forecast_integrations.triton.call import outcome_of
-from forecast_integrations.triton.compile.children import Child, Children
-from forecast_integrations.triton.compile.protocol import Compiled
+from forecast_integrations.triton.compile.children import ForkedChild, ForkedChildren
+from forecast_integrations.triton.compile.protocol import CompileResult
 
-_STRAGGLER = 5.0
+_STRAGGLER_FACTOR = 5.0
 """A compilation that takes this many times the median has usually unrolled or spilled without bounds,
 and makes a slow kernel: an impatient pool does not wait for it ..."""
 _STRAGGLER_S = 6.0
@@ -39,8 +39,8 @@ class ForkPool:
         self._compile, self._workers, self._timeout_s = compile_one, workers, timeout_s
         self._waiting: deque[Candidate] = deque()
         self._submitted: set[Candidate] = set()
-        self._children = Children()
-        self._ended: deque[Compiled] = deque()
+        self._children = ForkedChildren()
+        self._ended: deque[CompileResult] = deque()
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
         """Queue candidates not submitted before; starts as many as there are free workers."""
@@ -49,7 +49,7 @@ class ForkPool:
         self._waiting.extend(fresh)
         self._fill()
 
-    def next(self) -> Compiled:
+    def next(self) -> CompileResult:
         """Wait for a child; one that exceeds the timeout is killed and counts as hung."""
         while True:
             self._fill()
@@ -62,15 +62,15 @@ class ForkPool:
             for child in self._children.overdue(most):
                 self._children.kill(child)
                 message = f"TimeoutError: not compiled after {most:.3g} s"
-                self._ended.append(Compiled(child.tag, most, Outcome.TIMEOUT, message))
+                self._ended.append(CompileResult(child.tag, most, Outcome.TIMEOUT, message))
 
     def _most(self) -> float:
         """Seconds that a compilation may take by now."""
         if self._patient or len(self._seconds) < 3:
             return self._timeout_s
-        return min(self._timeout_s, max(_STRAGGLER_S, _STRAGGLER * statistics.median(self._seconds)))
+        return min(self._timeout_s, max(_STRAGGLER_S, _STRAGGLER_FACTOR * statistics.median(self._seconds)))
 
-    def done(self) -> list[Compiled]:
+    def done(self) -> list[CompileResult]:
         """Collect the children that have finished by now."""
         while self._listen(0.0):
             pass
@@ -95,7 +95,7 @@ class ForkPool:
                 self._children.start(candidate, partial(self._attempt, candidate))
             except OSError as error:  # no more processes, memory or descriptors: not the candidate's fault
                 message = f"no child could be started: {error}"
-                self._ended.append(Compiled(candidate, 0.0, Outcome.INFRASTRUCTURE, message))
+                self._ended.append(CompileResult(candidate, 0.0, Outcome.INFRASTRUCTURE, message))
 
     def _attempt(self, candidate: Candidate) -> dict[str, Any]:
         """What a child does."""
@@ -111,8 +111,8 @@ class ForkPool:
             }
         return {**answer, "seconds": time.perf_counter() - begin}
 
-    def _result(self, child: Child, status: int) -> Compiled:
-        result = Compiled(child.tag, time.perf_counter() - child.began)
+    def _result(self, child: ForkedChild, status: int) -> CompileResult:
+        result = CompileResult(child.tag, time.perf_counter() - child.began)
         try:
             answer = child.answer()
         except ValueError:

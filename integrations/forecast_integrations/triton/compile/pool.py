@@ -38,7 +38,7 @@ def _resident_bytes() -> int:
         return 0
 
 
-class _Target:
+class _TargetOnlyDriver:
     """The driver a forked child sees: it knows what to compile for, and nothing else."""
 
     def __init__(self, active: Any) -> None:
@@ -76,7 +76,7 @@ def without_device(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     from triton.runtime.driver import driver
 
-    stand_in = _Target(driver.active)
+    stand_in = _TargetOnlyDriver(driver.active)
 
     def call(*args: Any) -> Any:
         active = driver.active

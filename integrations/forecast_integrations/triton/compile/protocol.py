@@ -10,7 +10,7 @@ from forecast_autotune.records import Candidate, Outcome
 
 
 @dataclass
-class Compiled:
+class CompileResult:
     """One finished compilation: a binary (in memory or in Triton's cache), or an outcome."""
 
     candidate: Candidate
@@ -34,11 +34,11 @@ class CompilePool(Protocol):
         """Queue candidates not submitted before, in order."""
         ...
 
-    def next(self) -> Compiled:
+    def next(self) -> CompileResult:
         """Wait for the next finished (or given up) compilation."""
         ...
 
-    def done(self) -> list[Compiled]:
+    def done(self) -> list[CompileResult]:
         """Whatever has finished by now, without waiting."""
         ...
 

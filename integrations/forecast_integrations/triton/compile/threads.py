@@ -11,9 +11,9 @@ from typing import Any
 
 from forecast_autotune.records import Candidate, Outcome
 from forecast_integrations.triton.call import outcome_of
-from forecast_integrations.triton.compile.protocol import Compiled
+from forecast_integrations.triton.compile.protocol import CompileResult
 
-_TRIES = 4
+_MAX_THREAD_TRIES = 4
 
 
 class ThreadPool:
@@ -37,7 +37,7 @@ class ThreadPool:
         self._compile, self._workers, self._timeout_s = compile_one, workers, timeout_s
         self._prepare = prepare
         self._waiting: queue.SimpleQueue[Candidate | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
         self._running: dict[Candidate, float] = {}
         self._submitted: set[Candidate] = set()
         self._threads = 0
@@ -52,7 +52,7 @@ class ThreadPool:
                 if self._threads < self._workers:
                     self._spawn()
 
-    def next(self) -> Compiled:
+    def next(self) -> CompileResult:
         """Wait for a thread; one that exceeds the timeout is left behind and replaced."""
         while True:
             try:
@@ -63,11 +63,11 @@ class ThreadPool:
                 if began < limit and self._running.pop(candidate, None) is not None:
                     self._spawn()
                     message = f"TimeoutError: not compiled after {self._timeout_s:g} s"
-                    return Compiled(candidate, self._timeout_s, Outcome.TIMEOUT, message)
+                    return CompileResult(candidate, self._timeout_s, Outcome.TIMEOUT, message)
 
-    def done(self) -> list[Compiled]:
+    def done(self) -> list[CompileResult]:
         """Collect what the threads have finished by now."""
-        found: list[Compiled] = []
+        found: list[CompileResult] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 found.append(self._done.get_nowait())
@@ -83,7 +83,7 @@ class ThreadPool:
             time.sleep(0.01)
 
     def _attempt(self, candidate: Candidate) -> None:
-        for _ in range(_TRIES - 1):
+        for _ in range(_MAX_THREAD_TRIES - 1):
             try:
                 self._compile(candidate)
             except SystemError:
@@ -103,11 +103,11 @@ class ThreadPool:
         except Exception as error:
             while (candidate := self._waiting.get()) is not None and not self._closed:
                 message = f"a compile thread could not select the device: {error}"
-                self._done.put(Compiled(candidate, 0.0, Outcome.INFRASTRUCTURE, message))
+                self._done.put(CompileResult(candidate, 0.0, Outcome.INFRASTRUCTURE, message))
             return
         while (candidate := self._waiting.get()) is not None and not self._closed:
             begin = self._running[candidate] = time.perf_counter()
-            result = Compiled(candidate)
+            result = CompileResult(candidate)
             try:
                 self._attempt(candidate)
             except BaseException as error:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-AWAKE_S = 0.03
+WARM_UP_S = 0.03
 """Seconds of load after which clocks are up."""
-ASLEEP_S = 0.5
+IDLE_S = 0.5
 """Seconds without load after which they may have fallen."""
 _BYTES = 64 << 20
 
 
-def load(step: Callable[[], object], wait: Callable[[], object], seconds: float = AWAKE_S) -> None:
+def keep_busy(step: Callable[[], object], wait: Callable[[], object], seconds: float = WARM_UP_S) -> None:
     """Keep a device busy with `step`s for a moment; `wait` waits for all of them."""
     limit = time.perf_counter() + seconds
     while time.perf_counter() < limit:
@@ -25,7 +25,7 @@ def load(step: Callable[[], object], wait: Callable[[], object], seconds: float 
         wait()
 
 
-def load_cuda() -> None:
+def warm_up_cuda() -> None:
     """The same for the current CUDA device, in the middle of a compilation; nothing where none is in use."""
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -33,4 +33,4 @@ def load_cuda() -> None:
     if torch.cuda.is_initialized():
         with unset_fake_temporarily():
             buffer = torch.empty(_BYTES, dtype=torch.uint8, device="cuda")
-            load(buffer.zero_, torch.cuda.synchronize)
+            keep_busy(buffer.zero_, torch.cuda.synchronize)

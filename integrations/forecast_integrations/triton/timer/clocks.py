@@ -1,6 +1,6 @@
 """What holds the clock for one call: device events, or the user's own benchmark function.
 
-The protocol of `Events` is `do_bench`'s (L2 flushed before each launch, device events around it) with
+The protocol of `EventTimer` is `do_bench`'s (L2 flushed before each launch, device events around it) with
 these differences: hooks run outside the timed region, launches that the host queued too late do not
 count, a candidate that cannot win stops after a few launches, and finalists are timed in turns.
 """
@@ -16,15 +16,15 @@ from functools import partial
 from typing import Any
 
 from forecast_autotune.records import Candidate
-from forecast_integrations.triton.call import Call
-from forecast_integrations.triton.timer.awake import ASLEEP_S, load
+from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.timer.awake import IDLE_S, keep_busy
 
 _MOST_FLUSHES = 8
 """Flushes between launches at most, for hosts that cannot keep ahead of the device."""
 
 
 @dataclass(frozen=True)
-class Lengths:
+class TimingLengths:
     """How long candidates are timed, in device milliseconds; `benchmarks/timing_lengths.py` compares some."""
 
     look_ms: float = 5.0
@@ -39,12 +39,12 @@ class Lengths:
     """... and beyond this multiple the launches of the estimate are enough."""
 
 
-class Bench:
+class UserBenchmarkTimer:
     """Times through the tuner's own `_bench`: a user's `do_bench=`, or a subclass with its own."""
 
     protocol = "user-do-bench"
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: KernelCall) -> None:
         self._call = call
         self.raw: dict[Candidate, Any] = {}
 
@@ -53,13 +53,13 @@ class Bench:
         call = self._call
         if candidate.variant in call.functions:
             # `_bench` knows the tuner's own kernel alone.
-            once = partial(call.once, candidate)
+            once = partial(call.launch_once, candidate)
             self.raw[candidate] = call.tuner.do_bench(once, quantiles=(0.5, 0.2, 0.8))
             return
         config = call.configs[candidate]
         self.raw[candidate] = call.tuner._bench(*call.args, config=config, **call.kwargs)
 
-    def race(self, candidate: Candidate, best_ms: float) -> list[float] | None:
+    def time_adaptively(self, candidate: Candidate, best_ms: float) -> list[float] | None:
         """What `first` returned, as [20 %, 50 %, 80 %]; None for a failure."""
         result = self.raw[candidate]
         values = [float(v) for v in result] if isinstance(result, list | tuple) else [float(result)]
@@ -70,7 +70,7 @@ class Bench:
             return [low, low, middle, high, high] if low <= middle <= high else [middle]
         return values[:1]
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """The benchmark function has its own view of the device."""
         return True
 
@@ -78,10 +78,10 @@ class Bench:
         """Nothing is held."""
 
 
-class Events:
+class EventTimer:
     """Times with device events."""
 
-    def __init__(self, call: Call, lengths: Lengths = Lengths()) -> None:
+    def __init__(self, call: KernelCall, lengths: TimingLengths = TimingLengths()) -> None:
         from triton.runtime.driver import driver
 
         self._call, self._lengths = call, lengths
@@ -107,7 +107,7 @@ class Events:
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """Launch once and wait, at most `timeout_s`. Raises TimeoutError when it does not come back."""
-        self._call.once(candidate)
+        self._call.launch_once(candidate)
         done = self._event()
         done.record()
         limit = time.perf_counter() + timeout_s
@@ -118,10 +118,10 @@ class Events:
             time.sleep(pause)
             pause = min(0.01, pause + 1e-5)
 
-    def race(self, candidate: Candidate, best_ms: float) -> list[float] | None:
+    def time_adaptively(self, candidate: Candidate, best_ms: float) -> list[float] | None:
         """Milliseconds per launch: few for a candidate that cannot win, many for a contender."""
-        if time.perf_counter() - self._busy > ASLEEP_S:
-            load(self._flush, self._interface.synchronize)
+        if time.perf_counter() - self._busy > IDLE_S:
+            keep_busy(self._flush, self._interface.synchronize)
         lengths = self._lengths
         self._launches([candidate], 1)
         times = self._launches([candidate], 5)[0]
@@ -129,16 +129,16 @@ class Events:
         estimate = self._estimates[candidate] = max(min(times), 1e-3)
         if estimate > lengths.hopeless * best_ms:
             return times
-        times = self._launches([candidate], _count(lengths.look_ms, estimate, 7))[0]
+        times = self._launches([candidate], _repeat_count(lengths.look_ms, estimate, 7))[0]
         if statistics.median(times) > lengths.contender * best_ms:
             return times
-        more = _count(lengths.full_ms - lengths.look_ms, estimate, 7)
+        more = _repeat_count(lengths.full_ms - lengths.look_ms, estimate, 7)
         return times + self._launches([candidate], more)[0]
 
     def in_turns(self, candidates: Sequence[Candidate]) -> list[list[float]]:
         """Interleaved launches, so that drifting clocks meet all candidates alike."""
         slowest = max(self._estimates.get(c, 1.0) for c in candidates)
-        return self._launches(candidates, _count(self._lengths.compare_ms, slowest, 10))
+        return self._launches(candidates, _repeat_count(self._lengths.compare_ms, slowest, 10))
 
     def _launches(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
         """Milliseconds of `rounds` launches of each candidate, in turns."""
@@ -163,14 +163,14 @@ class Events:
         """
         call, flush = self._call, self._flush
         launchers = [call.launcher(c) for c in candidates]
-        hooked = [call.hooked(c) for c in candidates]
+        hooked = [call.has_hooks(c) for c in candidates]
         events = [[(self._event(), self._event()) for _ in range(rounds)] for _ in candidates]
         slots: list[list[tuple[Any, Any, bool]]] = [[] for _ in candidates]
         for _ in range(4):
             flush()
         for i in range(rounds):
             for j, candidate in enumerate(candidates):
-                full = call.before(candidate) if hooked[j] else None
+                full = call.run_before_hooks(candidate) if hooked[j] else None
                 for _ in range(self._flushes):
                     flush()
                 start, end = events[j][i]
@@ -180,10 +180,10 @@ class Events:
                 end.record()
                 slots[j].append((start, end, late))
                 if full is not None:
-                    call.after(full)
+                    call.run_after_hook(full)
         return slots
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False when an earlier launch has broken the context for good."""
         try:
             self._interface.synchronize()
@@ -196,6 +196,6 @@ class Events:
         self._flush = lambda: None
 
 
-def _count(budget_ms: float, estimate_ms: float, least: int) -> int:
+def _repeat_count(budget_ms: float, estimate_ms: float, least: int) -> int:
     # 0.08 ms: what flushing 256 MB costs on a fast card.
     return max(least, min(200, int(budget_ms / (estimate_ms + 0.08))))

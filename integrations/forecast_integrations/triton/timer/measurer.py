@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from forecast_autotune.errors import DeviceLost
+from forecast_autotune.errors import DeviceLostError
 from forecast_autotune.features.compiled import ptx_facts
-from forecast_autotune.records import Candidate, Measurement, Outcome, Spent
-from forecast_autotune.tuning.loop import now
-from forecast_integrations.triton.call import Call, outcome_of
+from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
+from forecast_autotune.tuning.loop import utc_now
+from forecast_integrations.triton.call import KernelCall, outcome_of
 from forecast_integrations.triton.compile.pool import make_pool
-from forecast_integrations.triton.compile.protocol import Compiled, CompilePool
-from forecast_integrations.triton.timer.clocks import Bench, Events
+from forecast_integrations.triton.compile.protocol import CompilePool, CompileResult
+from forecast_integrations.triton.timer.clocks import EventTimer, UserBenchmarkTimer
 
 
 class TritonMeasurer:
@@ -27,7 +27,7 @@ class TritonMeasurer:
 
     def __init__(
         self,
-        call: Call,
+        call: KernelCall,
         problem: str,
         *,
         workers: int,
@@ -48,7 +48,7 @@ class TritonMeasurer:
         self._call, self._problem, self._timeout_s = call, problem, timeout_s
         self._patient = patient
         self._guard, self._say = guard, say
-        self._timer: Bench | Events = Bench(call) if bench else Events(call)
+        self._timer: UserBenchmarkTimer | EventTimer = UserBenchmarkTimer(call) if bench else EventTimer(call)
         self._begin = time.perf_counter()
         self._timing_s = 0.0
         self._best_ms = math.inf
@@ -57,14 +57,14 @@ class TritonMeasurer:
         if compiler != "none":
             self._pool = make_pool(call.compile, workers, timeout_s, compiler, patient)
         self._earlier = frozenset(compiled)
-        self._ready = {c: Compiled(c) for c in compiled}
+        self._ready = {c: CompileResult(c) for c in compiled}
         """Compiled ahead, not asked for yet."""
         self._timed: set[Candidate] = set()
 
     @property
     def raw(self) -> dict[Candidate, Any]:
         """What a user's own benchmark function returned per candidate; empty with ours."""
-        return self._timer.raw if isinstance(self._timer, Bench) else {}
+        return self._timer.raw if isinstance(self._timer, UserBenchmarkTimer) else {}
 
     @property
     def built(self) -> set[Candidate]:
@@ -87,7 +87,7 @@ class TritonMeasurer:
         """Yield measurements in the order in which compilations finish."""
         if self._pool is None:
             for candidate in candidates:
-                yield self._time(Compiled(candidate))
+                yield self._time(CompileResult(candidate))
                 self._check()
             return
         # Timing what an earlier decision has compiled takes no longer than forking a child or two does.
@@ -108,7 +108,7 @@ class TritonMeasurer:
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         """Time in turns. A user's own benchmark function has had its say: it is not called again."""
-        if isinstance(self._timer, Bench) or self._lost:
+        if isinstance(self._timer, UserBenchmarkTimer) or self._lost:
             return []
         begin = time.perf_counter()
         try:
@@ -122,10 +122,10 @@ class TritonMeasurer:
         protocol = self._timer.protocol + "-turns"
         return [self._ok(c, t, protocol, None, {}) for c, t in zip(candidates, times, strict=True)]
 
-    def spent(self) -> Spent:
+    def spent(self) -> MeasuringCost:
         """Seconds so far; `timing_s` is wall time spent on the device."""
         compile_s, finished = (0.0, 0) if self._pool is None else (self._pool.compile_s, self._pool.finished)
-        return Spent(compile_s, self._timing_s, finished, time.perf_counter() - self._begin)
+        return MeasuringCost(compile_s, self._timing_s, finished, time.perf_counter() - self._begin)
 
     def close(self) -> None:
         """Give up compilations nobody waits for, and free the flush buffer."""
@@ -134,7 +134,7 @@ class TritonMeasurer:
             self._pool.close()
         self._timer.close()
 
-    def _time(self, compiled: Compiled) -> Measurement:
+    def _time(self, compiled: CompileResult) -> Measurement:
         candidate = compiled.candidate
         seconds = compiled.seconds if self._pool is not None else None
         if compiled.error is not None:
@@ -149,7 +149,7 @@ class TritonMeasurer:
             with self._guard(candidate):
                 self._timer.first(candidate, self._timeout_s)
             facts = _facts(kernel, self._patient)
-            times = self._timer.race(candidate, self._best_ms)
+            times = self._timer.time_adaptively(candidate, self._best_ms)
         except Exception as error:
             return self._failed(candidate, error, seconds, facts)
         finally:
@@ -169,7 +169,7 @@ class TritonMeasurer:
             raise error
         if outcome is Outcome.TIMEOUT:
             self._lost = f"{candidate} did not finish in {self._timeout_s:g} s and still holds the device"
-        elif outcome is Outcome.RUNTIME_ERROR and not self._timer.alive():
+        elif outcome is Outcome.RUNTIME_ERROR and not self._timer.is_alive():
             self._lost = f"{candidate} broke the device context ({str(error)[:200]})"
         message = f"{type(error).__name__}: {str(error)[:500]}"
         return self._no_time(candidate, outcome, seconds, {**facts, "message": message})
@@ -183,7 +183,7 @@ class TritonMeasurer:
             outcome,
             compile_s=seconds,
             protocol=self._timer.protocol,
-            at=now(),
+            at=utc_now(),
             extra=extra,
         )
 
@@ -206,13 +206,13 @@ class TritonMeasurer:
             repeats=len(times),
             compile_s=seconds,
             protocol=protocol,
-            at=now(),
+            at=utc_now(),
             extra=extra,
         )
 
     def _check(self) -> None:
         if self._lost:
-            raise DeviceLost(
+            raise DeviceLostError(
                 f"{self._lost}. This is recorded: restart the process and that config will be skipped"
             )
 

@@ -16,25 +16,25 @@ from forecast_autotune.variants import Variant, admission
 from forecast_autotune.variants.signature import written
 from forecast_integrations.triton import describe
 
-_MOST = 4096
+_MAX_CACHED_CALLS = 4096
 """Calls remembered for one way of writing them."""
-_WAYS = 256
+_MAX_LAYOUTS = 256
 """Ways of writing a call (types of its arguments, names of those by keyword) that are remembered."""
 _ALIGNMENT = 15
 
-Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
-Rivals = tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
+ArgumentPicker = Callable[[Sequence[Any]], tuple[Any, ...]]
+OverlapPairs = tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
 """Of each tensor that may be written: its place, its bytes, and the same of those it must not overlap."""
 
 
-class Guard:
+class CallGuard:
     """Whether a call is one that a variant was verified for."""
 
     def __init__(self, variant: Variant, kernel: Kernel, fn: Any) -> None:
         """`fn` is the tuner's function: its arguments are those of the calls."""
         self._variant, self._kernel, self._fn = variant, kernel, fn
         self._names = tuple(fn.arg_names)
-        self._ways: dict[tuple[Any, ...], _Way] = {}
+        self._ways: dict[tuple[Any, ...], _CallLayout] = {}
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """`kwargs` may hold more than arguments: `grid`, `warmup` and launch options do not matter."""
@@ -63,35 +63,35 @@ class Guard:
         try:
             rivals = way.known[known]
         except KeyError:
-            if len(way.known) >= _MOST:
+            if len(way.known) >= _MAX_CACHED_CALLS:
                 way.known.clear()
             rivals = way.known[known] = self._look(args, kwargs, way.names, tensors)
         except TypeError:  # a value that cannot be hashed
             rivals = self._look(args, kwargs, way.names, tensors)
-        return rivals is not None and _apart(begins, rivals)
+        return rivals is not None and _are_disjoint(begins, rivals)
 
-    def _way(self, kinds: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Way:
-        if len(self._ways) >= _WAYS:
+    def _way(self, kinds: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _CallLayout:
+        if len(self._ways) >= _MAX_LAYOUTS:
             self._ways.clear()
         # What is no argument of the kernel cannot matter to a check.
         arguments = {*self._names} - {"grid", "warmup"}
         places = {name: i for i, name in enumerate(self._names[: len(args)])}
         places |= {name: i for i, name in enumerate(kwargs, len(args)) if name in arguments}
         values = (*args, *kwargs.values())
-        found = self._ways[kinds] = _Way({name: (i, values[i]) for name, i in places.items()})
+        found = self._ways[kinds] = _CallLayout({name: (i, values[i]) for name, i in places.items()})
         return found
 
     def _look(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str], tensors: Sequence[Any]
-    ) -> Rivals | None:
+    ) -> OverlapPairs | None:
         """What must not overlap; None for a call that no check covers."""
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
         problem = describe.describe(self._fn, self._kernel, named, (), None)
         check = admission(self._variant, problem)
-        return None if check is None else _rivals(names, tensors, written(check.signature))
+        return None if check is None else _overlap_pairs(names, tensors, written(check.signature))
 
 
-class _Way:
+class _CallLayout:
     """Where tensors and other values stand in calls that are written alike."""
 
     def __init__(self, arguments: Mapping[str, tuple[int, Any]]) -> None:
@@ -104,10 +104,10 @@ class _Way:
         self.described = bool(described)
         self.tensors, self.descriptors = _picker([*plain.values()]), _picker([*described.values()])
         self.scalars = _picker([i for n, (i, _) in arguments.items() if n not in held])
-        self.known: dict[tuple[Any, ...], Rivals | None] = {}
+        self.known: dict[tuple[Any, ...], OverlapPairs | None] = {}
 
 
-def _picker(places: list[int]) -> Pick:
+def _picker(places: list[int]) -> ArgumentPicker:
     if len(places) > 1:
         return itemgetter(*places)
     if not places:
@@ -125,14 +125,16 @@ def _holds_tensor(value: Any) -> bool:
     return hasattr(value, "block_shape") and _is_tensor(getattr(value, "base", None))
 
 
-def overlapping(named: Mapping[str, Any], written: frozenset[str] | None) -> bool:
+def may_overlap(named: Mapping[str, Any], written: frozenset[str] | None) -> bool:
     """Whether a tensor that is written overlaps another argument; None: any of them may be written."""
     held = {n: v if _is_tensor(v) else v.base for n, v in named.items() if _is_tensor(v) or _holds_tensor(v)}
     tensors = list(held.values())
-    return not _apart([t.data_ptr() for t in tensors], _rivals(list(held), tensors, written))
+    return not _are_disjoint([t.data_ptr() for t in tensors], _overlap_pairs(list(held), tensors, written))
 
 
-def _rivals(names: Sequence[str], tensors: Sequence[Any], written: frozenset[str] | None) -> Rivals:
+def _overlap_pairs(
+    names: Sequence[str], tensors: Sequence[Any], written: frozenset[str] | None
+) -> OverlapPairs:
     sizes = {i: size for i, tensor in enumerate(tensors) if (size := _extent(tensor))}
     first = {i for i in sizes if written is None or names[i] in written}
     # A pair of which both are written is looked at once.
@@ -151,7 +153,7 @@ def _extent(tensor: Any) -> int:
     return int(count * tensor.element_size())
 
 
-def _apart(begins: Sequence[int], rivals: Rivals) -> bool:
+def _are_disjoint(begins: Sequence[int], rivals: OverlapPairs) -> bool:
     for i, size, others in rivals:
         begin = begins[i]
         end = begin + size

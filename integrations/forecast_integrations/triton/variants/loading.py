@@ -25,35 +25,35 @@ from triton.runtime.jit import JITFunction
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Candidate
 from forecast_autotune.records import Config as Record
-from forecast_autotune.store.files import write_whole
+from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants import Variant
-from forecast_autotune.variants.contract import contract
-from forecast_autotune.variants.entry import Entry, Grid, known
+from forecast_autotune.variants.contract import read_contract
+from forecast_autotune.variants.entry import Grid, KernelEntry, known
 from forecast_autotune.variants.entry import signature as parameters_of
 from forecast_integrations.triton.call import outcome_of
-from forecast_integrations.triton.describe import layers_of, to_config
+from forecast_integrations.triton.describe import heuristic_layers, to_config
 from forecast_integrations.triton.source import innermost, source_of
 
 _NUMBER = itertools.count()
-Covers = Callable[[Sequence[Any], Mapping[str, Any]], bool]
+CoversCall = Callable[[Sequence[Any], Mapping[str, Any]], bool]
 """A call's positional and keyword arguments -> whether a variant was verified for them."""
 
 
-def _always(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _covers_every_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
 class VariantConfig(Config):
     """A config of another source; never equal to one of the base kernel."""
 
-    function: Function
+    function: AlternativeKernel
     fallback: Any = None
     """The base's config for calls that the variant was not verified for; None: the first."""
 
     _said: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, config: Any, function: Function) -> VariantConfig:
+    def of(cls, config: Any, function: AlternativeKernel) -> VariantConfig:
         """A config with these values for this function."""
         made = cls.__new__(cls)
         made.__dict__.update(vars(config))
@@ -77,7 +77,7 @@ class VariantConfig(Config):
         )
 
 
-class Function:
+class AlternativeKernel:
     """Another kernel for the same call, which its user vouches for: it takes the very same arguments."""
 
     def __init__(self, name: str, kernel: Any) -> None:
@@ -85,14 +85,14 @@ class Function:
         self.kernel = kernel
         self.run: Callable[..., Any] = kernel.run
         self.warmup: Callable[..., Any] = getattr(kernel, "warmup", kernel.run)
-        self.covers: Covers = _always
+        self.covers: CoversCall = _covers_every_call
         """Whether it may be launched for a call."""
 
     def launch(self, args: Sequence[Any], given: dict[str, Any]) -> Any:
         """What `run` does, for a caller who has all keywords in a dict of its own."""
         return self.kernel.run(*args, **given)
 
-    per_call = False
+    depends_on_call = False
     """Whether what it compiles to depends on more of the call than `describe.kind` tells."""
 
     @property
@@ -108,7 +108,7 @@ class Function:
         """Its launch grid for these arguments; None where it cannot be told."""
         return known(grid, named, config.all_kwargs())
 
-    def traced(
+    def trace_inputs(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], config: Any
     ) -> tuple[Any, Sequence[Any], dict[str, Any], dict[str, Any]]:
         """What has to be traced for its IR: kernel, arguments, keywords, meta-parameters."""
@@ -116,22 +116,24 @@ class Function:
         return self.kernel, args, given, dict(config.kwargs)
 
 
-class Loaded(Function):
+class LoadedVariant(AlternativeKernel):
     """An imported variant, launched as it asks for, on calls that a check covers."""
 
-    def __init__(self, variant: Variant, entry: Entry, base: Any, covers: Covers) -> None:
+    def __init__(self, variant: Variant, entry: KernelEntry, base: Any, covers: CoversCall) -> None:
         """`base` is the tuner's function; its heuristics serve parameters that the variant has as well."""
         self.variant, self.entry = variant, entry
         self._names = tuple(base.arg_names)
         self._takes = frozenset((*entry.parameters, *entry.meta))
-        layers = [{n: rule for n, rule in layer.items() if n in self._takes} for layer in layers_of(base)]
+        layers = [
+            {n: rule for n, rule in layer.items() if n in self._takes} for layer in heuristic_layers(base)
+        ]
         self._layers = [layer for layer in layers if layer]
         self.covers = covers
-        self._ways: dict[tuple[Any, ...], _Way] = {}
-        own = contract(variant.source, variant.kernel).configs
+        self._ways: dict[tuple[Any, ...], _LaunchBinding] = {}
+        own = read_contract(variant.source, variant.kernel).configs
         self._configs = [_triton_config(c) for c in variant.configs or own]
         self.name, self.kernel = variant.name, entry.kernel
-        self.per_call = bool(entry.base or layers_of(entry.kernel))
+        self.depends_on_call = bool(entry.base or heuristic_layers(entry.kernel))
         self.run, self.warmup = self._run, self._warmup
 
     @property
@@ -161,11 +163,11 @@ class Loaded(Function):
         """Its own launch grid, or the call's."""
         try:
             given = self._heuristic({**named, **config.all_kwargs()})
-            return self.entry.place(grid, given, self._meta(given), self._options(given))
+            return self.entry.launch_grid(grid, given, self._meta(given), self._options(given))
         except Exception:
             return None  # it will fail again where it is launched, and be a failed candidate
 
-    def traced(
+    def trace_inputs(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], config: Any
     ) -> tuple[Any, Sequence[Any], dict[str, Any], dict[str, Any]]:
         """Everything by name, as the positions are the base's. Raises what a launch would."""
@@ -181,7 +183,7 @@ class Loaded(Function):
         """Launch as the variant asks for; `given` is used up. Raises `VariantError` for what it refuses."""
         way = self._way(args, given)
         try:
-            if way.straight:
+            if way.is_direct:
                 given["warmup"] = False
                 return self.kernel.run(*args, **given)
             grid, given = self._given(args, given)
@@ -204,7 +206,7 @@ class Loaded(Function):
         if outcome_of(error) is None:
             raise VariantError(f"variant {self.name}: {type(error).__name__}: {error}") from error
 
-    def _way(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Way:
+    def _way(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _LaunchBinding:
         """What is the same for all calls that are written like this one."""
         written = (len(args), *kwargs)
         way = self._ways.get(written)
@@ -212,7 +214,7 @@ class Loaded(Function):
             names = dict.fromkeys((*self._names[: len(args)], *kwargs))
             names |= {n: None for layer in self._layers for n in layer}
             given = [n for n in names if n not in ("grid", "warmup")]
-            way = self._ways[written] = _Way(
+            way = self._ways[written] = _LaunchBinding(
                 tuple(n for n in self.entry.meta if n in names),
                 tuple(n for n in given if self._is_option(n)),
                 self._is_straight(len(args), kwargs),
@@ -223,7 +225,7 @@ class Loaded(Function):
         # The interpreter hands a grid function other values than the call's, so there the entry asks it.
         return (
             isinstance(self.kernel, JITFunction)
-            and self.entry.straight
+            and self.entry.is_direct
             and not self._layers
             and "grid" in names
             and self._names[:count] == tuple(self.kernel.arg_names[:count])
@@ -254,17 +256,19 @@ class Loaded(Function):
 
 
 @dataclass(frozen=True)
-class _Way:
+class _LaunchBinding:
     """How calls that are written alike (so many positions, these keywords) reach a variant's kernel."""
 
     meta: tuple[str, ...]
     """Meta-parameters that they have values for."""
     options: tuple[str, ...]
-    straight: bool
+    is_direct: bool
     """Whether the kernel takes them just as they are, and the call's own grid."""
 
 
-def load(variant: Variant, base: Any, covers: Covers, folder: Path | None = None) -> Loaded:
+def load_variant(
+    variant: Variant, base: Any, covers: CoversCall, folder: Path | None = None
+) -> LoadedVariant:
     """Import a variant that has been verified, and bind it to the tuner's function it may stand in for.
 
     Its source is written below `folder` (None: a temporary one), where tracebacks and `inspect` find it; what
@@ -272,10 +276,10 @@ def load(variant: Variant, base: Any, covers: Covers, folder: Path | None = None
     parameters than the base, or cannot be imported.
     """
     try:
-        promised = contract(variant.source, variant.kernel)
-        promised.must_fit(parameters_of(innermost(base))[0])
+        promised = read_contract(variant.source, variant.kernel)
+        promised.require_same_parameters(parameters_of(innermost(base))[0])
         names = import_text(variant.source, folder)
-        return Loaded(variant, Entry.of(names, variant.kernel), base, covers)
+        return LoadedVariant(variant, KernelEntry.of(names, variant.kernel), base, covers)
     except RecordError as error:
         raise VariantError(f"variant {variant.name} cannot be used: {error}") from error
     except Exception as error:
@@ -285,9 +289,9 @@ def load(variant: Variant, base: Any, covers: Covers, folder: Path | None = None
 def import_text(source: str, folder: Path | None = None) -> dict[str, Any]:
     """Import a module's text under a name of its own; returns its names. Raises what its code raises."""
     digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    path = _written(folder, digest, source)
+    path = _write_source(folder, digest, source)
     name = f"forecast_autotune_variant_{digest[:16]}_{next(_NUMBER)}"
-    spec = importlib.util.spec_from_loader(name, _Text(source, path), origin=str(path))
+    spec = importlib.util.spec_from_loader(name, _TextLoader(source, path), origin=str(path))
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
@@ -300,7 +304,7 @@ def import_text(source: str, folder: Path | None = None) -> dict[str, Any]:
     return vars(module)
 
 
-class _Text(importlib.abc.InspectLoader):
+class _TextLoader(importlib.abc.InspectLoader):
     """Runs a text as the file it was written to: what lies there may have been replaced since."""
 
     def __init__(self, text: str, path: Path) -> None:
@@ -313,13 +317,13 @@ class _Text(importlib.abc.InspectLoader):
         return self.source_to_code(self._text, str(self._path))
 
 
-def _written(folder: Path | None, digest: str, source: str) -> Path:
+def _write_source(folder: Path | None, digest: str, source: str) -> Path:
     payload = source.encode("utf-8", "surrogatepass")
-    for place in ([] if folder is None else [folder]) + [Path(_scratch().name)]:
+    for place in ([] if folder is None else [folder]) + [Path(_temporary_folder().name)]:
         path = place / f"{digest}.py"
         try:
             if not path.is_file() or path.read_bytes() != payload:
-                write_whole(path, payload)
+                write_atomically(path, payload)
             return path
         except OSError:
             continue  # a read-only store
@@ -327,11 +331,11 @@ def _written(folder: Path | None, digest: str, source: str) -> Path:
 
 
 @cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="forecast-variants-")
 
 
-def launch_varied(tuner: Any, config: VariantConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def launch_variant(tuner: Any, config: VariantConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Launch another source, or the base kernel where this call is none of those it was verified for."""
     function = config.function
     covered = function.covers(args, kwargs)
@@ -344,7 +348,9 @@ def launch_varied(tuner: Any, config: VariantConfig, args: tuple[Any, ...], kwar
     return function.launch(args, given) if covered else tuner.fn.run(*args, **given)
 
 
-def widen(found: dict[Candidate, Any], functions: Mapping[str, Function]) -> dict[Candidate, Any]:
+def add_variants(
+    found: dict[Candidate, Any], functions: Mapping[str, AlternativeKernel]
+) -> dict[Candidate, Any]:
     """The base's candidates with those of the other functions after them, each with configs of its own."""
     base = [config for candidate, config in found.items() if candidate.variant == "base"]
     return found | {

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from forecast_autotune.errors import SettingsError, VariantError
-from forecast_autotune.records import HOOKED, Kernel, Problem
+from forecast_autotune.records import HOOK_VARIANT_PREFIX, Kernel, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.store.variants import FOLDER
 from forecast_autotune.variants import Variant, admission
 from forecast_autotune.variants.signature import written
-from forecast_integrations.triton.variants.guard import Guard, overlapping
-from forecast_integrations.triton.variants.loading import Function, Loaded, load
+from forecast_integrations.triton.variants.guard import CallGuard, may_overlap
+from forecast_integrations.triton.variants.loading import AlternativeKernel, LoadedVariant, load_variant
 
 Generator: TypeAlias = Callable[[Problem], Iterable[Variant]]
-Given: TypeAlias = Mapping[str, Any] | Sequence[Any] | Store | Path | str | Generator | None
+VariantsArgument: TypeAlias = Mapping[str, Any] | Sequence[Any] | Store | Path | str | Generator | None
 """Kernels by name, kernels and records, a store or where it lies, or what makes records for a problem."""
 
 MODULES = f"{FOLDER}/modules"
@@ -26,21 +26,21 @@ MODULES = f"{FOLDER}/modules"
 
 
 @dataclass
-class Sources:
+class VariantSources:
     """The other sources of one tuner, resolved anew for every problem."""
 
-    kernels: dict[str, Function] = field(default_factory=dict)
+    kernels: dict[str, AlternativeKernel] = field(default_factory=dict)
     """Kernels that their user vouches for."""
     records: tuple[Variant, ...] = ()
     store: Store | None = None
     own_store: bool = False
     """Whether the tuner's own store is looked into."""
     generator: Generator | None = None
-    _loaded: dict[tuple[Any, ...], Loaded | None] = field(default_factory=dict)
+    _loaded: dict[tuple[Any, ...], LoadedVariant | None] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, given: Given, setting: str = "off") -> Sources | None:
+    def of(cls, given: VariantsArgument, setting: str = "off") -> VariantSources | None:
         """Read `variants=`, or without it the setting; None where there can be none.
 
         Raises `SettingsError` for anything that is neither of the forms, and for a name that is taken.
@@ -50,7 +50,7 @@ class Sources:
         if isinstance(given, Variant) or hasattr(given, "run"):
             given = [given]
         if isinstance(given, Mapping):
-            return cls(kernels=_named(given)) if given else None
+            return cls(kernels=_kernels_by_name(given)) if given else None
         if isinstance(given, Store):
             return cls(store=given)
         if isinstance(given, str | Path):
@@ -60,7 +60,9 @@ class Sources:
         if isinstance(given, Sequence):
             records = tuple(v for v in given if isinstance(v, Variant))
             live = [k for k in given if not isinstance(k, Variant)]
-            return cls(kernels=_named(_titled(live)), records=records) if given else None
+            return (
+                cls(kernels=_kernels_by_name(_kernels_by_own_name(live)), records=records) if given else None
+            )
         if callable(given):
             return cls(generator=given)
         raise SettingsError(
@@ -70,7 +72,7 @@ class Sources:
 
     def functions(
         self, problem: Problem, tuner: Any, named: Mapping[str, Any], own: Store | None
-    ) -> dict[str, Function]:
+    ) -> dict[str, AlternativeKernel]:
         """The other kernels that may serve this call, by variant name.
 
         `named` are its arguments, `own` the tuner's store; None where no store may decide. Records count only
@@ -80,7 +82,7 @@ class Sources:
         found = dict(self.kernels)
         for variant in self._records(problem, own):
             check = admission(variant, problem)
-            if check is None or overlapping(named, written(check.signature)):
+            if check is None or may_overlap(named, written(check.signature)):
                 continue
             loaded = self._load(variant, problem.kernel, tuner, own)
             if loaded is not None:
@@ -100,14 +102,14 @@ class Sources:
             except Exception as error:
                 self._say(f"variants= failed for kernel {problem.kernel.name} ({error!r}): none are used")
 
-    def _load(self, variant: Variant, kernel: Kernel, tuner: Any, own: Store | None) -> Loaded | None:
+    def _load(self, variant: Variant, kernel: Kernel, tuner: Any, own: Store | None) -> LoadedVariant | None:
         # By source and checks: another process may have added some, or put another source in its place.
         key = variant.name, variant.source, variant.configs, variant.checks
         if key not in self._loaded:
             folder = None if own is None or own.root is None else own.root / MODULES
             try:
-                guard = Guard(variant, kernel, tuner.fn)
-                self._loaded[key] = load(variant, tuner.fn, guard, folder)
+                guard = CallGuard(variant, kernel, tuner.fn)
+                self._loaded[key] = load_variant(variant, tuner.fn, guard, folder)
             except VariantError as error:
                 self._say(str(error))
                 self._loaded[key] = None
@@ -119,9 +121,15 @@ class Sources:
             warnings.warn(text, stacklevel=2)
 
 
-def _named(kernels: Mapping[str, Any]) -> dict[str, Function]:
+def _kernels_by_name(kernels: Mapping[str, Any]) -> dict[str, AlternativeKernel]:
     for name, kernel in kernels.items():
-        if not isinstance(name, str) or not name or name == "base" or name.startswith(HOOKED) or "|" in name:
+        if (
+            not isinstance(name, str)
+            or not name
+            or name == "base"
+            or name.startswith(HOOK_VARIANT_PREFIX)
+            or "|" in name
+        ):
             raise SettingsError(
                 f"a variant needs a name other than base, without |, got {name!r}: rename it in variants="
             )
@@ -129,10 +137,10 @@ def _named(kernels: Mapping[str, Any]) -> dict[str, Function]:
             raise SettingsError(
                 f"variants= must hold kernels (or Variants in a list); {name} is a {type(kernel).__name__}"
             )
-    return {name: Function(name, kernel) for name, kernel in kernels.items()}
+    return {name: AlternativeKernel(name, kernel) for name, kernel in kernels.items()}
 
 
-def _titled(kernels: Sequence[Any]) -> dict[str, Any]:
+def _kernels_by_own_name(kernels: Sequence[Any]) -> dict[str, Any]:
     """Kernels by their own names, numbered where two have one."""
     found: dict[str, Any] = {}
     for kernel in kernels:
