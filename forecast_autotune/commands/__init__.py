@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from forecast_autotune.commands.output import CommandError, UsageError
-from forecast_autotune.commands.program import split_run
+from forecast_autotune.commands.run_arguments import split_run
 from forecast_autotune.errors import ForecastAutotuneError, RecordError, SettingsError
 
 __all__ = ["main"]

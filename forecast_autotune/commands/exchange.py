@@ -59,7 +59,8 @@ def export(options: argparse.Namespace, output: Output) -> int:
         if name == "-" and isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # as the format has it, whatever the terminal's
         count = write_tables(path, tables, [v.to_json() for v in variants])
-    shown = f"{_count_text(count, 'measurement')} of {_count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
+    of = f"{_count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
+    shown = f"{_count_text(count, 'measurement')} of {of}"
     if name == "-":
         output.remark(shown)
         return 0
@@ -103,7 +104,8 @@ def import_(options: argparse.Namespace, output: Output) -> int:
     _check_saved(store)
     counts = {"problems": len(tables), "measurements": found, "added": added, "variants": len(variants)}
     data = {**counts, "store": str(store.root)}
-    new = f"added {_count_text(added, 'measurement')} of {_count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
+    of = f"{_count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
+    new = f"added {_count_text(added, 'measurement')} of {of}"
     known = "" if found == added else f"; {found - added} known already"
     output.emit(data, new + known, _dim_text(str(store.root)))
     return 0

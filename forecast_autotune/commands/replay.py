@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune import plugins
 from forecast_autotune.commands.output import Output, UsageError, require_positive
-from forecast_autotune.commands.tables import load_tables
+from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
 from forecast_autotune.records.table import Table
 from forecast_autotune.report.table import replay_panel, replay_table
@@ -114,8 +114,8 @@ def _replay(
     output: Output,
 ) -> ReplayReport:
     from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate
+    from forecast_autotune.surrogates.factory import with_language_model
     from forecast_autotune.surrogates.formula import AnalyticSurrogate
-    from forecast_autotune.surrogates.selection import with_language_model
 
     # The shipped model has seen the shipped tables: of them only the untrained formula is an honest replay.
     surrogate: Surrogate = default_surrogate() if options.surrogate == "default" else AnalyticSurrogate()

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.devices import DeviceSpec
-from forecast_autotune.features.ttir.memory import COUNTED_WARPS, VECTOR_ELEMENTS
-from forecast_autotune.features.ttir.walk import TtirFacts
+from forecast_autotune.features.ttir.coalescing import COUNTED_WARPS, VECTOR_ELEMENTS
+from forecast_autotune.features.ttir.extraction import TtirFacts
 from forecast_autotune.records import Config
 
 VERSION = "cost-6"

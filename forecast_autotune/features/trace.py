@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forecast_autotune.features.ttir.extraction import assignment_key
 from forecast_autotune.features.ttir.parser import FeatureError, strip_locations
-from forecast_autotune.features.ttir.walk import assignment_key
 from forecast_autotune.records import to_scalar
 
 _CACHED_ATTRIBUTES = ("hash", "used_global_vals")

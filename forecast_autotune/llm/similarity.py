@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from forecast_autotune.features.cost import CostBreakdown, FactColumns
 from forecast_autotune.features.devices import device_spec
-from forecast_autotune.features.vector import feature_matrix
+from forecast_autotune.features.feature_vectors import feature_matrix
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import Candidate, Device
 

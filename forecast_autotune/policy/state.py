@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome, Plan
 from forecast_autotune.settings import Budget
 from forecast_autotune.surrogates.protocol import Array, Forecasts

@@ -12,7 +12,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import SCHEMA, check_line
 from forecast_autotune.records.candidate import Candidate, Config, Evidence
-from forecast_autotune.records.fields import read_number
+from forecast_autotune.records.json_fields import read_number
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import SCHEMA, Extra, check_line
 from forecast_autotune.records.candidate import Candidate, Config, Outcome
-from forecast_autotune.records.fields import read_integer, read_integers, read_number, unknown_fields
+from forecast_autotune.records.json_fields import read_integer, read_integers, read_number, unknown_fields
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import SCHEMA, Extra, Scalar, check_line, digest, to_scalar
-from forecast_autotune.records.fields import (
+from forecast_autotune.records.json_fields import (
     read_integer,
     read_integers,
     read_list,

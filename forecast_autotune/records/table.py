@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.candidate import Candidate
-from forecast_autotune.records.fields import decode_json
+from forecast_autotune.records.json_fields import decode_json
 from forecast_autotune.records.measurement import Measurement
 from forecast_autotune.records.problem import Problem
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forecast_autotune.errors import StoreError
 from forecast_autotune.records import Decision, Measurement, RiskVerdict
 from forecast_autotune.records.table import Table
+from forecast_autotune.store.crash_markers import forget
 from forecast_autotune.store.files import (
     StoreNotes,
     acquire_lock,
@@ -23,7 +24,6 @@ from forecast_autotune.store.files import (
     write_atomically,
 )
 from forecast_autotune.store.log import MALFORMED, LogFile, decode, encode
-from forecast_autotune.store.watch import forget
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem

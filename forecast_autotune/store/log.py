@@ -10,7 +10,7 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import SCHEMA, Measurement, Problem
-from forecast_autotune.records.fields import decode_json
+from forecast_autotune.records.json_fields import decode_json
 from forecast_autotune.store.files import StoreNotes, acquire_lock, release_lock
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
-from forecast_autotune.store.elsewhere import DEVICES, affordable_directories, nearest_relatives
 from forecast_autotune.store.files import StoreNotes, device_directory, kernel_directory
-from forecast_autotune.store.similar import nearness_key
+from forecast_autotune.store.other_devices import DEVICES, affordable_directories, nearest_relatives
+from forecast_autotune.store.similarity import nearness_key
 from forecast_autotune.store.variants import VariantFiles, with_checks
-from forecast_autotune.store.watch import launch_marker, recover_crashes
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.devices import is_known_device
-from forecast_autotune.features.listing import CandidateList
 from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Candidate, Device
 from forecast_autotune.surrogates.protocol import Array, Forecasts
@@ -63,7 +63,7 @@ class CalibrationCurve:
         if len(self.stated) != len(self.observed) or len(self.stated) < 2 or not rising or not inside:
             raise RecordError(
                 f"a calibration needs two or more rising knots in [0, 1], got {pairs}: fit it again with "
-                "benchmarks/calibrate.py"
+                "benchmarks/forecasting/calibration.py"
             )
 
     def __call__(self, stated: float) -> float:
@@ -106,7 +106,7 @@ def measurement_class(own: int) -> int:
 
 
 def interval_class(own: int, each: int) -> int:
-    """Which class of `OWN_MEASUREMENT_BOUNDS` a forecast's intervals are of, after `own` measurements, `each` of every source.
+    """Which class of `OWN_MEASUREMENT_BOUNDS` intervals are of: `own` measurements, `each` of every source.
 
     The first fixes the level of all times, whichever source it is of: before it, they are far wider.
     """
@@ -120,7 +120,7 @@ def measurements_per_source(own: int, candidates: Sequence[Candidate]) -> int:
     """Measurements of each of the sources in a list: what nine tell of one kernel, they do not of nine.
 
     Counted as one source's, a base that was decided vouches for rewrites that come later, and hardly any of
-    them is tried (`benchmarks/decide_sources.py`).
+    them is tried (`benchmarks/search/source_decisions.py`).
     """
     return own // max(1, CandidateList.of(candidates).sources)
 
@@ -133,14 +133,15 @@ class CalibrationGroup:
     """The corrections of one group of problems."""
 
     risk: tuple[CalibrationCurve, ...] = (IDENTITY_CURVE,) * len(OWN_MEASUREMENT_BOUNDS)
-    """Share of joint draws in which an untried candidate wins -> how often one does, per class of `OWN_MEASUREMENT_BOUNDS`:
-    the same share says less after three measurements than after ten."""
+    """Share of joint draws in which an untried candidate wins -> how often one does, per class of
+    `OWN_MEASUREMENT_BOUNDS`: the same share says less after three measurements than after ten."""
     within: tuple[CalibrationCurve, ...] = (IDENTITY_CURVE,) * len(OWN_MEASUREMENT_BOUNDS)
     """Share of draws in which a candidate is within a tolerance of the best -> how often it is, per
     class of `OWN_MEASUREMENT_BOUNDS`."""
     intervals: tuple[tuple[float, ...], ...] = _UNCALIBRATED_WIDTHS
-    """Factors on half-widths, per class of `OWN_MEASUREMENT_BOUNDS` and level of `INTERVAL_LEVELS`: split-conformal quantiles of
-    |observed - mean| / sd over those of a normal (Papadopoulos et al. 2002, normalised scores)."""
+    """Factors on half-widths, per class of `OWN_MEASUREMENT_BOUNDS` and level of `INTERVAL_LEVELS`:
+    split-conformal quantiles of |observed - mean| / sd over those of a normal (Papadopoulos et al. 2002,
+    normalised scores)."""
     problems: int = 0
 
     def __post_init__(self) -> None:
@@ -158,7 +159,8 @@ class CalibrationGroup:
         for name, curves in (("risk", self.risk), ("within", self.within)):
             if len(curves) != len(OWN_MEASUREMENT_BOUNDS):
                 raise RecordError(
-                    f"{name} needs {len(OWN_MEASUREMENT_BOUNDS)} curves, one per class {OWN_MEASUREMENT_BOUNDS}, got {len(curves)}"
+                    f"{name} needs {len(OWN_MEASUREMENT_BOUNDS)} curves, one per class "
+                    f"{OWN_MEASUREMENT_BOUNDS}, got {len(curves)}"
                 )
 
     def pessimistic(self) -> CalibrationGroup:
@@ -293,7 +295,7 @@ def parse_calibrations(text: str) -> dict[str, SurrogateCalibration]:
     if not isinstance(data, Mapping) or data.get("schema") != SCHEMA or "surrogates" not in data:
         raise RecordError(
             f"calibration needs schema {SCHEMA} and surrogates, got {text[:80]!r}: write it again with "
-            "benchmarks/calibrate.py"
+            "benchmarks/forecasting/calibration.py"
         )
     return {name: SurrogateCalibration.from_json(one) for name, one in data["surrogates"].items()}
 

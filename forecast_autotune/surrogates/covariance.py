@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.encode import ConfigEncoder
+from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.surrogates.protocol import Array
-from forecast_autotune.surrogates.smooth import SmoothCovariance
+from forecast_autotune.surrogates.smooth_covariance import SmoothCovariance
 
 Leaves = npt.NDArray[np.int32]
 

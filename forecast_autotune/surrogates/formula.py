@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.devices import is_known_device as device_known
-from forecast_autotune.features.encode import ConfigEncoder
-from forecast_autotune.features.listing import CandidateList
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.surrogates.calibration import calibration_group, shipped_calibration

@@ -24,16 +24,16 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.devices import device_spec
-from forecast_autotune.features.listing import CandidateList
-from forecast_autotune.features.vector import VERSION as VECTOR
-from forecast_autotune.features.vector import feature_matrix
-from forecast_autotune.surrogates.corpus import TrainingCorpus, problem_centroid
+from forecast_autotune.features.feature_vectors import VERSION as VECTOR
+from forecast_autotune.features.feature_vectors import feature_matrix
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
+from forecast_autotune.surrogates.training_corpus import TrainingCorpus, problem_centroid
 
 LEARNED_HYPERPARAMETERS = Hyperparameters(
     slope=0.248,
@@ -48,7 +48,7 @@ LEARNED_HYPERPARAMETERS = Hyperparameters(
     warp_scale=1.25,
     stage_scale=0.807,
 )
-"""Of the Gaussian process over fitted trees: `forecast_train.surrogate.hyper` on the corpus."""
+"""Of the Gaussian process over fitted trees: `forecast_train.surrogate.hyperparameters` on the corpus."""
 
 _LONG = 500
 """Candidates from which on the forests walk each distinct row of features once."""

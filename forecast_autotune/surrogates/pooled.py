@@ -18,8 +18,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.encode import ConfigEncoder
-from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN, shipped_calibration

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.features.candidate_list import CandidateList, TraceUnits
+from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.cost import NUMERIC_FACTS, PARTS, VERSION, CostBreakdown, FactColumns, costs
 from forecast_autotune.features.devices import DeviceSpec, device_spec
-from forecast_autotune.features.encode import ConfigEncoder
-from forecast_autotune.features.kept import cached_facts as read_facts
-from forecast_autotune.features.kept import facts_by_unit as kept
-from forecast_autotune.features.listing import CandidateList, TraceUnits
-from forecast_autotune.features.mute import equivalence_classes, find_inert, trace_parameters
-from forecast_autotune.features.ttir.walk import TtirFacts
+from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
+from forecast_autotune.features.stored_facts import cached_facts as read_facts
+from forecast_autotune.features.stored_facts import facts_by_unit as kept
+from forecast_autotune.features.ttir.extraction import TtirFacts
 from forecast_autotune.records import Argument, Candidate, Config, Problem
 from forecast_autotune.surrogates.protocol import Array
 

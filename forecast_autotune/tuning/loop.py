@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from forecast_autotune.errors import NoWorkingConfigError
-from forecast_autotune.features import kept
-from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.features import stored_facts
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import (
     REFUSED,
@@ -36,9 +36,8 @@ from forecast_autotune.records import (
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-from forecast_autotune.tuning.claims import RiskTracker
-from forecast_autotune.tuning.clockless import decide_from_forecasts, decide_from_store, decide_unmeasured
-from forecast_autotune.tuning.measuring import Measurer
+from forecast_autotune.tuning.measurer import Measurer
+from forecast_autotune.tuning.risk_tracking import RiskTracker
 from forecast_autotune.tuning.task import (
     FactStore,
     TuningStore,
@@ -49,6 +48,7 @@ from forecast_autotune.tuning.task import (
     validate_forecasts,
 )
 from forecast_autotune.tuning.tracing import LazyTraces
+from forecast_autotune.tuning.unmeasured import decide_from_forecasts, decide_from_store, decide_unmeasured
 
 __all__ = ["TuningStore", "TuningTask", "fingerprint", "reusable_decision", "tune", "utc_now"]
 
@@ -188,11 +188,13 @@ class _DecisionRun:
         # The decision stands: nothing that fails here may take it back.
         with contextlib.suppress(Exception):
             grids = {c: m.grid for c, m in self.measured.items() if m.grid is not None}
-            found = kept.collect_facts(
+            found = stored_facts.collect_facts(
                 self.task.problem, list(self.measured), grids, self.traces.texts, within_s=FACT_COLLECTION_S
             )
             if found["units"]:
-                self.store.put_facts(self.problem, kept.merge_facts(self.store.facts(self.problem), found))
+                self.store.put_facts(
+                    self.problem, stored_facts.merge_facts(self.store.facts(self.problem), found)
+                )
 
     def _first_guess(self, measurer: Measurer) -> tuple[Candidate, ...]:
         """What to compile while most of the IR is still to be traced: the plan among the traced handful.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features.ttir.walk import assignment_of
+from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import Table, read_tables, table_of_problem
@@ -22,7 +22,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Relative, Surrogate
 from forecast_autotune.tuning.loop import TuningTask, tune
-from forecast_autotune.tuning.simulation import TableMeasurer, exhaustive_seconds
+from forecast_autotune.tuning.table_measurer import TableMeasurer, exhaustive_seconds
 
 PRIOR_KINDS = ("none", "tuned", "shapes", "devices")
 """What `relatives_of` may say."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features import kept
+from forecast_autotune.features import stored_facts
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict, digest
@@ -90,7 +90,9 @@ class TuningTask:
 
     def read_facts(self, candidate: Candidate, text: str) -> TtirFacts | None:
         """The facts of a candidate's TTIR at this problem; None for text that cannot be read."""
-        return kept.cached_facts(text, self.problem.arguments, self.grids.get(candidate, self.problem.grid))
+        return stored_facts.cached_facts(
+            text, self.problem.arguments, self.grids.get(candidate, self.problem.grid)
+        )
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""

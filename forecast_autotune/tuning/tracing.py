@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.encode import ConfigEncoder
-from forecast_autotune.features.listing import CandidateList, Codes
-from forecast_autotune.features.mute import equivalence_classes, find_inert, trace_parameters
+from forecast_autotune.features.candidate_list import CandidateList, Codes
+from forecast_autotune.features.config_encoder import ConfigEncoder
+from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import Candidate

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
 from forecast_autotune.variants.literals import evaluate_literal
@@ -60,7 +60,7 @@ class Contract:
 def read_contract(source: str, kernel: str) -> Contract:
     """Read a variant's source. Raises `RecordError` naming the rule it breaks, and the line."""
     try:
-        tree = parsing.parse_module(source)
+        tree = python_parser.parse_module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise RecordError(f"the variant's source is not Python: {error}") from error
     functions: dict[str, ast.FunctionDef] = {}

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Extra, digest
-from forecast_autotune.records.fields import read_list, unknown_fields
+from forecast_autotune.records.json_fields import read_list, unknown_fields
 
 SCHEMA = 1
 
@@ -135,7 +135,7 @@ class Variant:
         Raises `RecordError` for a source that is not Python or does not define the entry.
         """
         try:
-            tree = parsing.parse_module(source)
+            tree = python_parser.parse_module(source)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RecordError(f"the variant's source is not Python: {error}") from error
         defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]

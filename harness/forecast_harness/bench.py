@@ -9,9 +9,9 @@ from typing import Any
 from forecast_harness.packs.schema import Pack, Solution
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.timing.device import device_facts, exclusive
-from forecast_harness.timing.duel import DEFAULT_RULES, ComparisonOutcome, StoppingRules
-from forecast_harness.timing.label import TimingSummary
-from forecast_harness.verify.needs import cell_limits_for
+from forecast_harness.timing.paired_comparison import DEFAULT_RULES, ComparisonOutcome, StoppingRules
+from forecast_harness.timing.timing_record import TimingSummary
+from forecast_harness.verify.cell_limits import cell_limits_for
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import DEFAULT_PLAN, harness_hash, verify
 from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
@@ -128,7 +128,7 @@ def _run_timing_job(
         contestants.append({"file": file, "entry": one.entry, "language": str(one.language)})
     payload = {"pack": pack.to_json(), "contestants": contestants}
     payload |= {"plan": plan.to_json(), "rules": rules.to_json()}
-    job = SandboxJob("forecast_harness.verify.contest:main", payload, files)
+    job = SandboxJob("forecast_harness.verify.timing_job:main", payload, files)
     with exclusive(plan.device_lock):
         result = lane.run(job, cell_limits_for(pack, limits, plan.device))
     if result.status is JobStatus.OK:

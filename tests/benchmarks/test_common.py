@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import common
+from benchmarks.lib import common
 from forecast_integrations.triton.null_device import NullDevice, null_device
 
 HOST_S = 0.0004

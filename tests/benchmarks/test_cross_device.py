@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cross_device
-from benchmarks.convert_benchmark_hub import round_to_five_digits, thin_tables
+from benchmarks.corpus.convert_benchmark_hub import round_to_five_digits, thin_tables
+from benchmarks.forecasting import unseen_gpus
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table, read_lines, write_tables
 from forecast_autotune.surrogates.default import DefaultSurrogate
@@ -37,43 +37,43 @@ def tables() -> list[Table]:
 
 
 def test_a_kernel_known_on_one_device_only_is_no_target(tables: list[Table]) -> None:
-    found = cross_device.targets(tables)
+    found = unseen_gpus.targets(tables)
     assert [t.label for t in found] == ["conv GPU A", "conv GPU B", "conv GPU C"]
     assert [t.problem.device.name for t in found[0].others] == ["GPU B", "GPU C"]
     assert np.isinf(found[0].slowdown).sum() == 2
 
 
 def test_the_order_of_measuring_gives_the_figures(tables: list[Table]) -> None:
-    target = cross_device.targets(tables)[0]
+    target = unseen_gpus.targets(tables)[0]
     order = list(np.argsort(-target.slowdown, kind="stable"))
-    run = cross_device.run_from_order("worst first", target, 0, order)
-    assert run.regret[1] == cross_device.NOTHING_RAN
+    run = unseen_gpus.run_from_order("worst first", target, 0, order)
+    assert run.regret[1] == unseen_gpus.NOTHING_RAN
     assert run.regret[40] == pytest.approx(0.0)
     assert run.to_within == len(order)
 
 
 def test_other_devices_shorten_the_search(tables: list[Table]) -> None:
-    target = cross_device.targets(tables)[0]
-    plain = cross_device.mean_prior_run(target, 0)
-    informed = cross_device.run_tuner("x", target, 0, DefaultSurrogate(), cross_device.related_tables(target))
+    target = unseen_gpus.targets(tables)[0]
+    plain = unseen_gpus.mean_prior_run(target, 0)
+    informed = unseen_gpus.run_tuner("x", target, 0, DefaultSurrogate(), unseen_gpus.related_tables(target))
     assert plain.to_within <= 2
-    assert informed.to_within <= 3 < cross_device.random_order_run(target, 0).to_within
+    assert informed.to_within <= 3 < unseen_gpus.random_order_run(target, 0).to_within
     assert informed.decided_after is not None
     assert informed.decided_regret == pytest.approx(0.0)
     assert all(0.0 <= risk <= 1.0 for _, risk, _ in informed.steps)
 
 
 def test_without_relatives_the_search_still_ends_at_the_best(tables: list[Table]) -> None:
-    target = cross_device.targets(tables)[0]
-    run = cross_device.run_tuner("x", target, 0, DefaultSurrogate())
+    target = unseen_gpus.targets(tables)[0]
+    run = unseen_gpus.run_tuner("x", target, 0, DefaultSurrogate())
     assert run.to_within <= len(target.names)
     assert run.regret[40] == pytest.approx(0.0)
 
 
-def run_of(device: str, steps: list[tuple[int, float, float]], *, family: str = "f") -> cross_device.ArmRun:
-    shown = dict.fromkeys(cross_device.NOTED_POINTS, steps[-1][2])
-    made = cross_device.ArmRun("x", "k", device, 0, shown, 7, family, 9, steps=steps)
-    return cross_device.with_decision(made)
+def run_of(device: str, steps: list[tuple[int, float, float]], *, family: str = "f") -> unseen_gpus.ArmRun:
+    shown = dict.fromkeys(unseen_gpus.NOTED_POINTS, steps[-1][2])
+    made = unseen_gpus.ArmRun("x", "k", device, 0, shown, 7, family, 9, steps=steps)
+    return unseen_gpus.with_decision(made)
 
 
 def test_the_decision_is_the_first_step_at_an_accepted_risk_or_the_cap() -> None:
@@ -89,7 +89,7 @@ def test_the_summary_counts_the_confidently_wrong() -> None:
         run_of("B", [(3, 0.5, 0.2), (9, 0.0, 0.2)]),
         run_of("C", [(3, 0.5, 0.2)]),
     ]
-    found = cross_device.summary(runs)
+    found = unseen_gpus.summary(runs)
     assert found["confidently_wrong_share"] == pytest.approx(1 / 3)
     assert found["wrong_among_confident"] == pytest.approx(1 / 2)
     assert found["brier"] == pytest.approx((3 * 0.25 + 0.0 + 1.0) / 5)
@@ -101,7 +101,7 @@ def test_risks_are_corrected_by_other_families_alone() -> None:
     """A family whose own runs are always right gets the correction of one that is always wrong."""
     right = [run_of(f"A{i}", [(3, 0.3, 0.0), (6, 0.3, 0.0)], family="right") for i in range(9)]
     wrong = [run_of(f"B{i}", [(3, 0.3, 0.5), (6, 0.3, 0.5)], family="wrong") for i in range(9)]
-    stated = {r.family: r.steps[0][1] for r in cross_device.recalibrated_runs(right + wrong)}
+    stated = {r.family: r.steps[0][1] for r in unseen_gpus.recalibrated_runs(right + wrong)}
     assert stated["right"] > 0.5
     assert stated["wrong"] == pytest.approx(0.25)  # one family that was never wrong promises no less
 
@@ -111,15 +111,15 @@ def test_the_script_writes_its_report(
 ) -> None:
     write_tables(tmp_path / "t.jsonl", tables)
     out = tmp_path / "out.json"
-    arms = ["random", "mean of others", cross_device.HELD_OUT]
+    arms = ["random", "mean of others", unseen_gpus.HELD_OUT]
     monkeypatch.setattr(
         "sys.argv",
         ["x", "--out", str(out), "--tables", str(tmp_path / "t.jsonl"), "--seeds", "1", "--arms", *arms],
     )
-    assert cross_device.main() == 0
+    assert unseen_gpus.main() == 0
     report = json.loads(out.read_text())
     # One family alone leaves nothing to calibrate with.
-    assert list(report["summary"]) == [*arms[:2], f"{cross_device.HELD_OUT}, not calibrated"]
+    assert list(report["summary"]) == [*arms[:2], f"{unseen_gpus.HELD_OUT}, not calibrated"]
     assert {r["device"] for r in report["runs"]} == {"GPU A", "GPU B", "GPU C"}
 
 
@@ -149,7 +149,7 @@ def test_five_significant_digits() -> None:
 
 def test_the_shipped_spaces_are_whole() -> None:
     kernels, counted = dict[str, str](), Counter[str]()
-    for _, line in read_lines(cross_device.TABLES):
+    for _, line in read_lines(unseen_gpus.TABLES):
         if line["type"] == "problem":
             kernels[line["id"]] = line["kernel"]["name"]
         else:

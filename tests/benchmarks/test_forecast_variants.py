@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import variants
-from benchmarks.forecast_variants import RECORDED_FORECASTS
-from benchmarks.kernel_children import read_lines, run_in_children
-from benchmarks.variant_forecasts import (
+from benchmarks.forecasting.variant_ranking import RECORDED_FORECASTS
+from benchmarks.lib.kernel_processes import read_lines, run_in_children
+from benchmarks.lib.variants import variant_corpus
+from benchmarks.lib.variants.variant_forecasts import (
     CONFIGS_SHOWN,
     VariantQuestion,
     base_measurements,
@@ -30,7 +30,7 @@ from benchmarks.variant_forecasts import (
     speedup_forecast,
     variant_question,
 )
-from benchmarks.variant_report import VariantPair, join_forecasts, report
+from benchmarks.lib.variants.variant_report import VariantPair, join_forecasts, report
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.default import default_surrogate
@@ -38,10 +38,10 @@ from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.surrogates.learned import LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_integrations.triton.null_device import null_device
-from tests.llm.words import Said, calibrated, favours
+from tests.core.llm.words import Said, calibrated, favours
 
 ROOT = Path(__file__).parents[2]
-FOUND = variants.variant_sources(["softmax"])
+FOUND = variant_corpus.variant_sources(["softmax"])
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +134,8 @@ def test_a_language_model_is_shown_each_variants_changes(asked: VariantQuestion)
 
 def test_every_variant_was_forecast_as_it_is_now() -> None:
     recorded = json.loads(RECORDED_FORECASTS.read_text(encoding="utf-8"))
-    rows, every = recorded["raw"]["cases"], variants.variant_sources()
-    assert recorded["raw"]["provenance"]["variants"] == file_digest(variants.TABLE)
+    rows, every = recorded["raw"]["cases"], variant_corpus.variant_sources()
+    assert recorded["raw"]["provenance"]["variants"] == file_digest(variant_corpus.TABLE)
     assert recorded["raw"]["provenance"]["measured_before"] == 0
     marks = {name: mark for row in rows for name, mark in row["sha256"].items()}
     assert marks == {one.name: source_mark(one) for one in every}
@@ -207,7 +207,7 @@ def test_so_many_processes_and_no_more(run: Any) -> None:
 
 
 def script(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "benchmarks/forecast_variants.py", *words]
+    command = [sys.executable, "-m", "benchmarks.forecasting.variant_ranking", *words]
     environment = os.environ | {"FORECAST_AUTOTUNE_WORKERS": "1"}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
@@ -219,7 +219,7 @@ def test_the_whole_of_it_on_a_device_that_is_not_there(tmp_path: Path) -> None:
     """Two variants; a run that was cut short is taken up; the report joins what there is."""
     lines, names = (
         tmp_path / "measured.jsonl",
-        [one.name for one in variants.variant_sources(["vis_max_pool"])[:2]],
+        [one.name for one in variant_corpus.variant_sources(["vis_max_pool"])[:2]],
     )
     words = ("--measure", "--null", "--only", ",".join(names), "--configs", "2", "--out", str(lines))
     first = script(*words)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import forecasts
+from benchmarks.forecasting import unseen_kernels
 from forecast_autotune.records.table import read_tables
 
 
 def test_nothing_is_written_where_the_shipped_tables_will_do(tmp_path: Path) -> None:
-    assert forecasts.gather_tables([], None, tmp_path / "t.jsonl") == []
+    assert unseen_kernels.gather_tables([], None, tmp_path / "t.jsonl") == []
     assert not list(tmp_path.iterdir())
 
 
 def test_lists_are_cut_short_and_problems_chosen(tmp_path: Path) -> None:
-    (file,) = forecasts.gather_tables([], 3, tmp_path / "t.jsonl", short=12)
+    (file,) = unseen_kernels.gather_tables([], 3, tmp_path / "t.jsonl", short=12)
     tables = read_tables(Path(file))
     assert 0 < len(tables) <= 3
     assert {len(t.by_candidate()) for t in tables} == {12}

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.kernels import Case, cases, configs, mismatch, reset
 from forecast_autotune.features.trace import trace_many
-from forecast_autotune.features.ttir.walk import extract_facts
+from forecast_autotune.features.ttir.extraction import extract_facts
 from forecast_integrations.triton.null_device import null_device
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import near
+from benchmarks.corpus import retime_near_best
 from forecast_autotune.records import Measurement
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.testing import example_table
@@ -32,14 +32,14 @@ def times(of: Table) -> list[float]:
 def test_what_is_close_to_the_best_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write_tables(path, [table([1.0, 1.05, 1.09, 1.2, 3.0])])
-    found = near.close_configs([path], 0.1)
+    found = retime_near_best.close_configs([path], 0.1)
     assert [len(close) for close in found.values()] == [3]
-    assert near.close_configs([path], 0.01) == {}, "one config has no rival"
+    assert retime_near_best.close_configs([path], 0.01) == {}, "one config has no rival"
 
 
 def test_another_hosts_constant_is_taken_off() -> None:
     old, new = table([0.010, 0.0101, 0.0102]), table([0.0112, 0.0110, 0.0112])
-    level = near.levelled_measurements(old, new)
+    level = retime_near_best.levelled_measurements(old, new)
     assert times(level) == pytest.approx([0.0102, 0.0100, 0.0102])
     assert level.problem.ttir == {}
     assert all(isinstance(m, Measurement) and m.problem == old.problem.id for m in level.measurements)
@@ -47,7 +47,7 @@ def test_another_hosts_constant_is_taken_off() -> None:
 
 def test_luck_is_what_the_first_timing_cost() -> None:
     old, new = table([1.0, 1.01, 2.0]), table([1.05, 1.0])
-    assert near.lucky_choice_regret([(old, new)]) == pytest.approx(0.05)
-    (found,) = near.timing_differences([(old, new)])
+    assert retime_near_best.lucky_choice_regret([(old, new)]) == pytest.approx(0.05)
+    (found,) = retime_near_best.timing_differences([(old, new)])
     assert found["configs"] == 2
     assert found["median"] == pytest.approx(0.03, abs=0.005)

@@ -11,15 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import ResultFile
-from benchmarks.search_equal_budget import (
-    measurements_saved,
-    replay_all,
-    sign_flip_p_value,
-    speedup_at_budget,
-    summary,
-)
-from benchmarks.search_pool import (
+from benchmarks.lib.common import ResultFile
+from benchmarks.lib.search.candidate_pool import (
     PoolProblem,
     PoolTable,
     PoolWriter,
@@ -30,12 +23,25 @@ from benchmarks.search_pool import (
     record_pool_nodes,
     whole_lines,
 )
-from benchmarks.search_replay import ARMS, DEFAULT_SETTINGS, PoolProposer, ReplayedSearch, replay_search
+from benchmarks.lib.search.pool_replay import (
+    ARMS,
+    DEFAULT_SETTINGS,
+    PoolProposer,
+    ReplayedSearch,
+    replay_search,
+)
+from benchmarks.search.equal_budget import (
+    measurements_saved,
+    replay_all,
+    sign_flip_p_value,
+    speedup_at_budget,
+    summary,
+)
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.events import ConfirmationJob, NodeJob, ProposalRequest
 from forecast_harness.search.forecasters.lineage import LineageForecaster
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, ProposalRequest
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.proposers import open_proposer

@@ -16,13 +16,14 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from benchmarks import lane_runs, search_lanes
-from benchmarks.lane_runs import LedgerJudge, time_jobs
+from benchmarks.lib import judge_lanes
+from benchmarks.lib.judge_lanes import LedgerJudge, time_jobs
+from benchmarks.search import lane_scaling
 from forecast_autotune.errors import SettingsError
 from forecast_harness.packs import load
-from forecast_harness.search.events import NodeJob
+from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.lanes import LocalJudgePool
+from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 from forecast_harness.search.targets import open_target
 from tests.harness.search.lane_judges import ScriptedJudge, job
 
@@ -57,7 +58,7 @@ def test_a_lane_that_does_not_open_ends_the_run() -> None:
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="no device answers"):
         time_jobs(lambda folder: LocalJudgePool(broken, 2), sleepers("a", 2, 0.0))
-    assert time.monotonic() - began < lane_runs.OPEN_S / 4
+    assert time.monotonic() - began < judge_lanes.OPEN_S / 4
 
 
 def test_a_lost_job_is_told_and_several_end_the_run() -> None:
@@ -71,12 +72,12 @@ def test_a_lost_job_is_told_and_several_end_the_run() -> None:
 
 
 def test_copies_share_no_text_with_any_other_run() -> None:
-    target, (seed, *_) = open_target(search_lanes.PACK, device="cpu")
-    triton = load(search_lanes.PACK).solution("triton_rows").source
+    target, (seed, *_) = open_target(lane_scaling.PACK, device="cpu")
+    triton = load(lane_scaling.PACK).solution("triton_rows").source
     numbers = itertools.count()
     for source in (seed.source, triton):
         of = replace(seed, source=source)
-        both = [*search_lanes.copies(target, of, numbers, 3), *search_lanes.copies(target, of, numbers, 2)]
+        both = [*lane_scaling.copies(target, of, numbers, 3), *lane_scaling.copies(target, of, numbers, 2)]
         assert len({j.id for j in both}) == len({j.node.id for j in both}) == 5
         # What Triton's cache knows a kernel by is the text of its function.
         functions = {j.node.source.partition("NUMBER")[0] for j in both}
@@ -86,10 +87,10 @@ def test_copies_share_no_text_with_any_other_run() -> None:
 
 
 def test_numbers_of_lanes_hold_one() -> None:
-    assert search_lanes.widths("4,1,2") == [1, 2, 4]
+    assert lane_scaling.widths("4,1,2") == [1, 2, 4]
     for wrong in ("2,4", "0,1"):
         with pytest.raises(argparse.ArgumentTypeError):
-            search_lanes.widths(wrong)
+            lane_scaling.widths(wrong)
 
 
 @pytest.mark.slow
@@ -100,11 +101,11 @@ def test_a_dry_run_measures_lanes_as_it_would_on_gpus(
     def absent() -> None:
         raise SettingsError("no Ray")
 
-    monkeypatch.setattr(search_lanes, "load_ray", absent)
+    monkeypatch.setattr(lane_scaling, "load_ray", absent)
     out = tmp_path / "lanes.json"
     options = ["--gpus", "1,2", "--jobs", "4", "--rounds", "1", "--sleep", "0.02", "--null", "--out"]
     monkeypatch.setattr(sys, "argv", ["search_lanes.py", *options, str(out)])
-    search_lanes.main()  # whether two lanes are faster on this machine is not what is tested
+    lane_scaling.main()  # whether two lanes are faster on this machine is not what is tested
     found = json.loads(out.read_text())
     assert found["null"]
     assert [(row["kind"], row["lanes"], row["jobs"]) for row in found["raw"]["throughput"]] == [

@@ -17,9 +17,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from benchmarks import llm_serving, search_llm, search_llm_runs
-from benchmarks.search_llm import contest_summary, retime_best, summary
-from benchmarks.search_llm_runs import (
+from benchmarks.lib import model_server
+from benchmarks.lib.search import llm_search_runs
+from benchmarks.lib.search.llm_search_runs import (
     RunningSearch,
     SearchRun,
     command,
@@ -29,12 +29,14 @@ from benchmarks.search_llm_runs import (
     run_row,
     run_searches,
 )
+from benchmarks.search import llm_written_sources
+from benchmarks.search.llm_written_sources import contest_summary, retime_best, summary
 from forecast_autotune.commands import grammar
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.writers import TextGenerator, UsageCallback
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.events import (
+from forecast_harness.search.history.events import (
     Chosen,
     ConfirmationJob,
     Confirmed,
@@ -44,7 +46,7 @@ from forecast_harness.search.events import (
     Started,
     Stopped,
 )
-from forecast_harness.search.log import SearchLog
+from forecast_harness.search.history.log import SearchLog
 from forecast_harness.search.records import (
     Node,
     NodeResult,
@@ -53,8 +55,8 @@ from forecast_harness.search.records import (
     SearchTarget,
     TargetKind,
 )
-from forecast_integrations.models.open import text_generator
-from tests.llm import tiny_models
+from forecast_integrations.models.factory import text_generator
+from tests.integrations.models import tiny_models
 
 TARGET = SearchTarget(TargetKind.PACK, "softmax", "t", "triton", "run", "Compute it.")
 SEED = Node("seed", "s", "triton", (), Provenance(Origin.HAND))
@@ -104,7 +106,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
         process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
         return RunningSearch(run, process, 0.0, time.monotonic() + seconds)
 
-    monkeypatch.setattr(search_llm_runs, "start", start)
+    monkeypatch.setattr(llm_search_runs, "start", start)
     return found
 
 
@@ -141,7 +143,7 @@ def test_a_late_search_is_interrupted_once_and_then_killed(monkeypatch: pytest.M
     one.until = time.monotonic() - 1.0
     assert not has_ended(one)
     assert not has_ended(one)
-    monkeypatch.setattr(search_llm_runs, "GRACE_S", 0.0)
+    monkeypatch.setattr(llm_search_runs, "GRACE_S", 0.0)
     assert has_ended(one)
     assert process.stdout.read() in ("asked\n", ""), "asked once at most: it may be killed before it says so"
     assert process.returncode == -signal.SIGKILL
@@ -247,9 +249,11 @@ def test_the_best_are_timed_beside_the_seed_and_each_other(
     logged(tmp_path, "filtered", "faster", -0.9)
     logged(tmp_path, "unfiltered", "fast", -0.5)
     judges = Judges()
-    monkeypatch.setattr(search_llm, "open_judge", lambda *_, **__: judges)
+    monkeypatch.setattr(llm_written_sources, "open_judge", lambda *_, **__: judges)
     states = {
-        arm: state for arm in search_llm.ARMS if (state := read_run(SearchRun("softmax", arm), tmp_path))
+        arm: state
+        for arm in llm_written_sources.ARMS
+        if (state := read_run(SearchRun("softmax", arm), tmp_path))
     }
     found = retime_best(states, "cpu", 60.0, tmp_path)
     ratios = {name: one["ratio"] for name, one in found.items()}
@@ -262,12 +266,14 @@ def test_the_best_are_timed_beside_the_seed_and_each_other(
 def test_equal_sources_are_not_timed_against_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for arm in search_llm.ARMS:
+    for arm in llm_written_sources.ARMS:
         logged(tmp_path, arm)
     judges = Judges()
-    monkeypatch.setattr(search_llm, "open_judge", lambda *_, **__: judges)
+    monkeypatch.setattr(llm_written_sources, "open_judge", lambda *_, **__: judges)
     states = {
-        arm: state for arm in search_llm.ARMS if (state := read_run(SearchRun("softmax", arm), tmp_path))
+        arm: state
+        for arm in llm_written_sources.ARMS
+        if (state := read_run(SearchRun("softmax", arm), tmp_path))
     }
     found = retime_best(states, "cpu", 60.0, tmp_path)
     assert found["each_other"] == {"ratio": 1.0, "standing": "the same source"}
@@ -294,7 +300,7 @@ def test_what_was_refused_has_no_ratio_and_the_mean_leaves_it_out() -> None:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[llm_serving.ModelServer]:
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[model_server.ModelServer]:
     def opened(model: str, told: UsageCallback) -> TextGenerator:
         def write(prompt: str, n: int) -> list[str]:
             if prompt == "fail":
@@ -304,23 +310,23 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[llm_serv
 
         return write
 
-    monkeypatch.setattr(llm_serving, "opened", opened)
-    with llm_serving.ModelServer("m", tmp_path / "log") as made:
+    monkeypatch.setattr(model_server, "opened", opened)
+    with model_server.ModelServer("m", tmp_path / "log") as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()
         yield made
         made.shutdown()
 
 
-def ask(server: llm_serving.ModelServer, prompt: str, path: str = llm_serving.PATH) -> Any:
+def ask(server: model_server.ModelServer, prompt: str, path: str = model_server.PATH) -> Any:
     body = json.dumps({"messages": [{"role": "user", "content": prompt}]}).encode()
     asked = Request(f"http://127.0.0.1:{server.server_address[1]}{path}", data=body)
     return json.loads(urlopen(asked, timeout=60).read())
 
 
 def test_a_served_model_answers_and_its_log_says_who_asked(
-    server: llm_serving.ModelServer, tmp_path: Path
+    server: model_server.ModelServer, tmp_path: Path
 ) -> None:
-    answer = ask(server, "hello", f"/softmax-filtered{llm_serving.PATH}")
+    answer = ask(server, "hello", f"/softmax-filtered{model_server.PATH}")
     assert answer["choices"][0]["message"]["content"] == "m: hello"
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 3}
     (line,) = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -329,9 +335,9 @@ def test_a_served_model_answers_and_its_log_says_who_asked(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "path", "status"), [("fail", llm_serving.PATH, 500), ("x", "/v1/models", 404)]
+    ("prompt", "path", "status"), [("fail", model_server.PATH, 500), ("x", "/v1/models", 404)]
 )
-def test_trouble_has_a_status(server: llm_serving.ModelServer, prompt: str, path: str, status: int) -> None:
+def test_trouble_has_a_status(server: model_server.ModelServer, prompt: str, path: str, status: int) -> None:
     with pytest.raises(HTTPError) as error:
         ask(server, prompt, path)
     assert error.value.code == status
@@ -342,14 +348,16 @@ def test_a_real_model_is_loaded_once_and_asked_as_any_server(tmp_path: Path) -> 
     pytest.importorskip("transformers")
     model = tiny_models.saved(tmp_path / "tiny", "qwen2")
     a = Namespace(model=model, temperature=1.0, max_tokens=8)
-    with search_llm.serve_model(a, tmp_path) as url:
+    with llm_written_sources.serve_model(a, tmp_path) as url:
         texts = text_generator(f"{url}/me/v1?model=m&kind=chat")("kernel", 3)
         assert len(texts) == 3
-    said = search_llm_runs.read_texts(tmp_path)
+    said = llm_search_runs.read_texts(tmp_path)
     assert [line["who"] for line in said] == ["warm-up", "me", "me", "me"]
     assert {line["text"] for line in said[1:]} == set(texts)
     with (
         pytest.raises(RuntimeError, match="could not be loaded"),
-        search_llm.serve_model(Namespace(**{**vars(a), "model": tmp_path / "none"}), tmp_path / "tiny"),
+        llm_written_sources.serve_model(
+            Namespace(**{**vars(a), "model": tmp_path / "none"}), tmp_path / "tiny"
+        ),
     ):
         pass

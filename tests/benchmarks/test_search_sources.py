@@ -17,21 +17,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import common, decide_sources
-from benchmarks.decide_sources import decisions, has_origin, with_origin
-from benchmarks.kernel_children import read_lines
-from benchmarks.search_equal_budget import summary
-from benchmarks.search_replay import ReplayedSearch
-from benchmarks.search_sources import replay_all, surrogates_by_family
-from benchmarks.source_pool import BASE, sample_candidates, tables_of_recording
-from benchmarks.source_recording import record_kernels
-from benchmarks.source_replay import ARMS, KernelRecord, NestedJudge, RecordTraceReader, replay_sources
+from benchmarks.lib import common
+from benchmarks.lib.kernel_processes import read_lines
+from benchmarks.lib.search.pool_replay import ReplayedSearch
+from benchmarks.lib.search.source_pool import BASE, sample_candidates, tables_of_recording
+from benchmarks.lib.search.source_recording import record_kernels
+from benchmarks.lib.search.source_replay import (
+    ARMS,
+    KernelRecord,
+    NestedJudge,
+    RecordTraceReader,
+    replay_sources,
+)
+from benchmarks.search import source_decisions
+from benchmarks.search.equal_budget import summary
+from benchmarks.search.source_decisions import decisions, has_origin, with_origin
+from benchmarks.search.sources_and_configs import replay_all, surrogates_by_family
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem, digest
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.surrogates.learned import shipped_model
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
-from forecast_harness.search.events import NodeJob
-from forecast_harness.search.forecasters.tracing import most_promising
+from forecast_harness.search.forecasters.variant_tracing import most_promising
+from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.records import Node, SearchSettings
 
 ROOT = Path(__file__).parents[2]
@@ -317,7 +324,7 @@ def test_decisions_are_held_against_the_base_under_its_best_config() -> None:
     assert later["over_best"] == row["over_best"]
     assert max(later["measured"]) < max(row["measured"]), "what was measured of the base is known by then"
     rows = [{**one, "origin": "llm"} for one in (row, later)]
-    for name, said in decide_sources.summary(rows, ["llm"]).items():
+    for name, said in source_decisions.summary(rows, ["llm"]).items():
         assert name in ("llm", "llm, later")
         assert (said["kernels"], said["gain"], said["beyond_tolerance"]) == (1, int(wanted >= 1.03), 0.0)
 
@@ -381,7 +388,7 @@ def test_a_device_on_which_nothing_works_is_given_up_soon(tmp_path: Path) -> Non
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    asked = [sys.executable, "benchmarks/search_sources.py", *words]
+    asked = [sys.executable, "-m", "benchmarks.search.sources_and_configs", *words]
     return subprocess.run(
         asked, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=900, check=False
     )

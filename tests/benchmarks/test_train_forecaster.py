@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.train_forecaster import main, variants_report
-from forecast_autotune.features.ttir.walk import assignment_of
+from benchmarks.llm.trained_forecaster import main, variants_report
+from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE, read
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_train.evaluation.splits import kernel_of
-from forecast_train.llm.build import ExampleSettings, build_examples
-from tests.llm.tiny_models import config
+from forecast_train.llm.data.build import ExampleSettings, build_examples
+from tests.integrations.models.tiny_models import config
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = ("trl", "datasets", "vllm")
@@ -29,7 +29,7 @@ RUN = f"""
 import sys
 for name in {BLOCKED}:
     sys.modules[name] = None
-from benchmarks.train_forecaster import main, variants_report
+from benchmarks.llm.trained_forecaster import main, variants_report
 sys.exit(main(sys.argv[1:]))
 """
 TOML = """

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import check_variants, variants
-from benchmarks.variants import VariantSource
+from benchmarks.lib.variants import variant_corpus
+from benchmarks.lib.variants.variant_corpus import VariantSource
+from benchmarks.verification import recorded_variants
 from forecast_autotune.variants.records import Origin, Variant
 from forecast_integrations.triton.describe import kernel_record
 
 ROOT = Path(__file__).parents[2]
-ALL = variants.variant_sources()
+ALL = variant_corpus.variant_sources()
 
 
 def by_name(source: VariantSource) -> str:
@@ -37,9 +38,9 @@ def test_there_are_enough_variants_of_enough_kernels() -> None:
 
 def test_authors_expected_all_kinds_of_outcomes() -> None:
     share = {expect: n / len(ALL) for expect, n in Counter(one.expect for one in ALL).items()}
-    assert set(share) == set(variants.EXPECTATIONS)
+    assert set(share) == set(variant_corpus.EXPECTATIONS)
     assert share["wrong"] < 0.2
-    assert all(share[expect] > 0.05 for expect in variants.EXPECTATIONS)
+    assert all(share[expect] > 0.05 for expect in variant_corpus.EXPECTATIONS)
     # Somebody who forecasts every kernel's variants alike must not be right by construction.
     for kernel in {one.kernel for one in ALL}:
         assert len({one.expect for one in ALL if one.kernel == kernel}) >= 3, kernel
@@ -47,10 +48,10 @@ def test_authors_expected_all_kinds_of_outcomes() -> None:
 
 @pytest.mark.parametrize("source", ALL, ids=by_name)
 def test_every_variant_keeps_the_contract(source: VariantSource) -> None:
-    assert variants.broken_rules(source) == []
-    assert source.form != variants.base_form(source.kernel)
+    assert variant_corpus.broken_rules(source) == []
+    assert source.form != variant_corpus.base_form(source.kernel)
     record = source.record()
-    assert record.base_sha256 == kernel_record(variants.base_of(source.kernel)).source_sha256
+    assert record.base_sha256 == kernel_record(variant_corpus.base_of(source.kernel)).source_sha256
     assert record.provenance.origin is Origin.LLM
     assert record.provenance.author
     assert record.provenance.note == source.summary
@@ -65,20 +66,20 @@ def test_a_forecast_does_not_see_what_the_author_expected(source: VariantSource)
 
 
 def test_renaming_makes_no_new_variant() -> None:
-    base = kernel_record(variants.base_of("softmax")).source
+    base = kernel_record(variant_corpus.base_of("softmax")).source
     renamed = (
         base.replace("row_max", "highest").replace("read", "r").replace("    rows =", "    # Hm.\n    rows =")
     )
-    assert variants.form_of(renamed) == variants.base_form("softmax")
-    assert variants.form_of(renamed.replace("axis=1", "axis=0")) != variants.base_form("softmax")
+    assert variant_corpus.form_of(renamed) == variant_corpus.base_form("softmax")
+    assert variant_corpus.form_of(renamed.replace("axis=1", "axis=0")) != variant_corpus.base_form("softmax")
 
 
 def test_names_choose_kernels_and_single_variants() -> None:
-    (one,) = variants.variant_sources(["softmax/01_division_as_multiply"])
+    (one,) = variant_corpus.variant_sources(["softmax/01_division_as_multiply"])
     assert (one.kernel, one.expect) == ("softmax", "similar")
-    assert one in variants.variant_sources(["softmax"])
+    assert one in variant_corpus.variant_sources(["softmax"])
     with pytest.raises(ValueError, match=r"no variant or kernel with variants is named \['softmaxx'\]"):
-        variants.variant_sources(["softmaxx"])
+        variant_corpus.variant_sources(["softmaxx"])
 
 
 @pytest.mark.parametrize(
@@ -94,33 +95,33 @@ def test_names_choose_kernels_and_single_variants() -> None:
 def test_a_file_that_is_no_variant_is_refused(
     name: str, text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(variants, "folder", lambda: tmp_path)
+    monkeypatch.setattr(variant_corpus, "folder", lambda: tmp_path)
     (tmp_path / "softmax").mkdir()
     (tmp_path / "softmax" / f"{name}.py").write_text(text)
     with pytest.raises(ValueError, match=says):
-        variants.variant_sources()
+        variant_corpus.variant_sources()
 
 
 def test_broken_rules_are_named() -> None:
-    (good,) = variants.variant_sources(["softmax/01_division_as_multiply"])
+    (good,) = variant_corpus.variant_sources(["softmax/01_division_as_multiply"])
     bad = replace(good, text="import os\nimport triton\nLIMIT = 3\n\ndef help(x):\n    return x\n")
-    found = " ".join(variants.broken_rules(bad))
+    found = " ".join(variant_corpus.broken_rules(bad))
     assert "imports os" in found
     assert "line 3 is neither" in found
     assert "help is neither a @triton.jit function nor grid" in found
 
 
 def test_a_verdict_that_differs_from_the_statement_is_a_fault() -> None:
-    (good,) = variants.variant_sources(["softmax/01_division_as_multiply"])
+    (good,) = variant_corpus.variant_sources(["softmax/01_division_as_multiply"])
     right = {"interpreter": {"verdict": "right", "detail": ""}, "compiled": {"3.9": {"verdict": "compiled"}}}
     wrong = {**right, "interpreter": {"verdict": "wrong", "detail": "at (0, 0)"}}
     stuck = {**right, "compiled": {"3.6": {"verdict": "failed", "detail": "no such layout"}}}
-    assert check_variants.problems_of(good, right, None) == []
-    assert check_variants.problems_of(good, right, "softmax/02") == ["same code as softmax/02"]
-    assert check_variants.problems_of(good, wrong, None) == ["interpreter: wrong: at (0, 0)"]
-    assert check_variants.problems_of(good, stuck, None) == ["Triton 3.6: no such layout"]
-    assert check_variants.problems_of(replace(good, expect="wrong"), wrong, None) == []
-    assert check_variants.problems_of(replace(good, expect="wrong"), right, None) == [
+    assert recorded_variants.problems_of(good, right, None) == []
+    assert recorded_variants.problems_of(good, right, "softmax/02") == ["same code as softmax/02"]
+    assert recorded_variants.problems_of(good, wrong, None) == ["interpreter: wrong: at (0, 0)"]
+    assert recorded_variants.problems_of(good, stuck, None) == ["Triton 3.6: no such layout"]
+    assert recorded_variants.problems_of(replace(good, expect="wrong"), wrong, None) == []
+    assert recorded_variants.problems_of(replace(good, expect="wrong"), right, None) == [
         "expected wrong, but right"
     ]
 

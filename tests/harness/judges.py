@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from forecast_harness.sandbox.api import CellAnswer, Fault, JobContext, SandboxError, Suspicion, TensorBytes
-from forecast_harness.sandbox.inside import load
+from forecast_harness.sandbox.cell_process import load
 
-_RUN = "forecast_harness.sandbox.inside:run_file"
+_RUN = "forecast_harness.sandbox.cell_process:run_file"
 
 
 def compare(work: JobContext) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import torch
 
 from forecast_harness.packs.schema import Language, Pack
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext, TensorBytes
-from forecast_harness.verify.foreign import problem_of
 from forecast_harness.verify.judge import SolutionJudge
 from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problems.external_tasks import problem_of
 
 
 class Counted:

@@ -12,7 +12,7 @@ from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from forecast_autotune.features.ttir import memory, tensors
+from forecast_autotune.features.ttir import coalescing, tensors
 from forecast_autotune.features.ttir.parser import Block, Op, TtirFunction
 from forecast_autotune.features.ttir.scalars import (
     ITERATION_AXIS,
@@ -77,15 +77,17 @@ class IntegerAnalysis:
                 self.rows[name], self.sources[name] = rows, name
             if isinstance(size := bound.get(name + SIZE_SUFFIX), int):
                 self.sizes[name] = size
-            even = isinstance(value, int) and value % memory.ALIGNMENT == 0
-            self.divisors[name] = memory.ALIGNMENT if even or type_.kind == "pointer" else 1
+            even = isinstance(value, int) and value % coalescing.ALIGNMENT == 0
+            self.divisors[name] = coalescing.ALIGNMENT if even or type_.kind == "pointer" else 1
 
     def align(self, op: Op, body: Block, carried: Sequence[str]) -> None:
         """The divisors of an `scf.for`'s variable and of what it carries, before its body is walked."""
         self.divisors[body.arguments[0]] = min(self.divisors.get(name, 1) for name in op.operands[::2])
         for name, last in zip(carried, body.ops[-1].operands, strict=False):
             if name in self.divisors:
-                added = memory.loop_growth_divisor(name, last, body, self.divisors, self.strides, self.values)
+                added = coalescing.loop_growth_divisor(
+                    name, last, body, self.divisors, self.strides, self.values
+                )
                 self.divisors[name] = min(self.divisors[name], added)
 
     def forget(self, name: str) -> None:
@@ -111,17 +113,17 @@ class IntegerAnalysis:
         if op.outputs[0].tensor:
             self._propagate_start(op)
             if op.name == "arith.cmpi":
-                self.strides[op.results[0]] = memory.comparison_strides(op, self.divisors, self.strides)
+                self.strides[op.results[0]] = coalescing.comparison_strides(op, self.divisors, self.strides)
             else:
                 self.strides[op.results[0]] = tensors.result_strides(op, self.strides, self.values)
-        self.divisors[op.results[0]] = memory.divisor(op, self.divisors, self.strides, self.values)
+        self.divisors[op.results[0]] = coalescing.divisor(op, self.divisors, self.strides, self.values)
 
     def _propagate_start(self, op: Op) -> None:
         """Where a tensor of integers starts that is not all the same; of a mask, how much of it is on."""
         name = op.results[0]
         start: Value | None
         if op.name == "tt.make_range":
-            if (start := memory.range_start(op)) is not None:
+            if (start := coalescing.range_start(op)) is not None:
                 self.starts[name] = start
         elif op.outputs[0].bits == 1:
             if (share := self._mask_share(op)) is not None:

@@ -28,7 +28,7 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
-from forecast_autotune.records.fields import decode_json, read_number
+from forecast_autotune.records.json_fields import decode_json, read_number
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.log import MALFORMED
 

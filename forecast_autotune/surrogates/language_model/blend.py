@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.encode import ConfigEncoder
-from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.llm.calibration import BlendWeight
 from forecast_autotune.records import Candidate
 from forecast_autotune.surrogates.covariance import Hyperparameters

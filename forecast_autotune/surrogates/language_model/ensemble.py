@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.gate import (
     DEFAULT_LOAD_S,
     DEFAULT_PER_TOKEN_S,
@@ -44,7 +44,7 @@ from forecast_autotune.surrogates.language_model.blend import (
     inclusion_probability,
     mix_forecasts,
 )
-from forecast_autotune.surrogates.language_model.question import MAX_CANDIDATES
+from forecast_autotune.surrogates.language_model.questions import MAX_CANDIDATES
 from forecast_autotune.surrogates.language_model.surrogate import (
     LLMForecasts,
     LLMSurrogate,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.listing import CandidateList
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage
 from forecast_autotune.llm.calibration import LLMCalibration
 from forecast_autotune.llm.prompt import FORECAST_VERSION
@@ -21,7 +21,7 @@ from forecast_autotune.llm.similarity import kernel_kind, problem_features
 from forecast_autotune.records import LLMConsultation
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.language_model.question import (
+from forecast_autotune.surrogates.language_model.questions import (
     ForecastQuestion,
     build_formula_question,
     select_candidates,

@@ -50,7 +50,7 @@ def bench(options: argparse.Namespace, output: Output) -> int:
 
     from forecast_harness.bench import compare_solutions as contest
     from forecast_harness.packs import load_pack
-    from forecast_harness.timing.duel import DEFAULT_RULES
+    from forecast_harness.timing.paired_comparison import DEFAULT_RULES
     from forecast_harness.verify.run import check_pack
 
     if options.seconds <= 0:

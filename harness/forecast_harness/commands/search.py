@@ -16,11 +16,11 @@ from forecast_autotune import frameworks
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_positive
 
 if TYPE_CHECKING:
+    from forecast_harness.search.history.state import SearchState
     from forecast_harness.search.interfaces import NodeJudge, Proposer
-    from forecast_harness.search.lanes import LocalJudgePool
+    from forecast_harness.search.lanes.local_lanes import LocalJudgePool
     from forecast_harness.search.records import SearchContext, SearchSettings, SearchTarget
-    from forecast_harness.search.report.serve import ReportServer
-    from forecast_harness.search.state import SearchState
+    from forecast_harness.search.report.server import ReportServer
 
 _INTERRUPTED = 130
 _LOG = "log.jsonl"
@@ -103,7 +103,7 @@ def _check_folder(folder: Path, resume: bool) -> None:
 
 def _search(options: argparse.Namespace, output: Output, folder: Path) -> SearchState:
     from forecast_harness.search.forecasters import open_forecaster
-    from forecast_harness.search.judge import verification_plan
+    from forecast_harness.search.judging.factory import verification_plan
     from forecast_harness.search.report.live import LiveDisplay
     from forecast_harness.search.run import search as run
     from forecast_harness.search.targets import open_target
@@ -142,8 +142,8 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> Search
 def _require_sound_pack(target: SearchTarget, device: str) -> None:
     """Raises `CommandError` for a pack that cannot tell right from wrong: what is found with it means nothing."""
     from forecast_harness.search.interfaces import LaneFailure
-    from forecast_harness.search.judge import verification_plan
-    from forecast_harness.search.judge_pack import PackJudge
+    from forecast_harness.search.judging.factory import verification_plan
+    from forecast_harness.search.judging.pack_judge import PackJudge
     from forecast_harness.search.records import TargetKind
 
     if target.kind is not TargetKind.PACK:
@@ -201,7 +201,7 @@ class _JudgeFactory:
     folder: Path
 
     def __call__(self, number: int) -> NodeJudge:
-        from forecast_harness.search.judge import open_judge
+        from forecast_harness.search.judging.factory import open_judge
 
         return open_judge(
             self.target, device=self.device, index=number, folder=self.folder / "lanes" / str(number)
@@ -209,11 +209,11 @@ class _JudgeFactory:
 
 
 def _lanes(options: argparse.Namespace, target: SearchTarget, device: str, folder: Path) -> LocalJudgePool:
-    from forecast_harness.search.lanes import LocalJudgePool
+    from forecast_harness.search.lanes.local_lanes import LocalJudgePool
 
     opener = _JudgeFactory(target, device, folder.absolute())
     if options.ray is not None:
-        from forecast_harness.search.ray_lanes import RayJudgePool
+        from forecast_harness.search.lanes.ray_lanes import RayJudgePool
 
         return RayJudgePool(opener, address=options.ray, gpus=device == "cuda", most=options.lanes)
     there = _devices() if device == "cuda" else 0
@@ -232,7 +232,7 @@ def _devices() -> int:
 
 
 def _context(target: str, device: str) -> SearchContext:
-    from forecast_harness.search.judge import device_slug
+    from forecast_harness.search.judging.factory import device_slug
     from forecast_harness.search.records import SearchContext
     from forecast_harness.verify.run import harness_hash
 
@@ -257,7 +257,7 @@ def _server(
 ) -> ReportServer | None:
     if options.serve is None:
         return None
-    from forecast_harness.search.report.serve import serve
+    from forecast_harness.search.report.server import serve
 
     server = stack.enter_context(serve(folder, options.serve))
     output.remark(f"live page: {server.url}")
@@ -266,8 +266,8 @@ def _server(
 
 def _show_folder(options: argparse.Namespace, output: Output) -> int:
     """Sum up a folder, bring its report up to date, and serve it until Ctrl-C where that is asked for."""
-    from forecast_harness.search.log import read_log
-    from forecast_harness.search.state import replay_events
+    from forecast_harness.search.history.log import read_log
+    from forecast_harness.search.history.state import replay_events
 
     folder = Path(options.show)
     if not (folder / _LOG).is_file():

@@ -19,10 +19,10 @@ from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.commands.judge import build_plan, open_lane
-from forecast_harness.variants.targets import UserKernel, is_covered
+from forecast_harness.variants.user_kernel import UserKernel, is_covered
 
 if TYPE_CHECKING:
-    from forecast_harness.variants.subject import BaseKernel, KernelSurvey
+    from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
     from forecast_harness.variants.verify import VariantVerification
 
 _COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
@@ -89,7 +89,7 @@ def _collect_variants(
             found[variant.name] = variant
     if options.llm is not None:
         from forecast_autotune.llm.providers import provider
-        from forecast_harness.variants.writing import write_variants
+        from forecast_harness.variants.llm_writing import write_variants
 
         written = write_variants(
             provider().writer(options.llm),
@@ -111,7 +111,7 @@ def _model_name(spec: str) -> str:
 
 
 def _writing_brief(target: UserKernel, store: Store) -> Any:
-    from forecast_harness.variants.writing import WritingBrief
+    from forecast_harness.variants.llm_writing import WritingBrief
 
     try:
         subjects = target.subjects(store)

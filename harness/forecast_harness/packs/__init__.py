@@ -10,8 +10,8 @@ from forecast_harness.packs.load import (
     make_solution,
     parse_task_yml,
 )
-from forecast_harness.packs.parts import AxisSpec, TensorSpec, ToleranceSpec
 from forecast_harness.packs.schema import Definition, Language, Pack, PackFormat, Solution, Workload
+from forecast_harness.packs.specs import AxisSpec, TensorSpec, ToleranceSpec
 
 __all__ = [
     "AxisSpec",

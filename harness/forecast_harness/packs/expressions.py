@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 
 _BINARY_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -27,7 +27,7 @@ def evaluate(text: str | int, axes: Mapping[str, int]) -> int:
     if isinstance(text, int):
         return text
     try:
-        return _evaluate_node(parsing.parse_expression(text), axes)
+        return _evaluate_node(python_parser.parse_expression(text), axes)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError) as error:
         known = ", ".join(sorted(axes)) or "none"
         raise RecordError(f"cannot evaluate {text!r:.80} ({error}); axes here: {known}") from error

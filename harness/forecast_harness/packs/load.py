@@ -8,9 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs.parts import ToleranceSpec
 from forecast_harness.packs.schema import (
     Definition,
     Language,
@@ -20,6 +19,7 @@ from forecast_harness.packs.schema import (
     Workload,
     parse_json,
 )
+from forecast_harness.packs.specs import ToleranceSpec
 
 
 class _TraversableFolder(Protocol):
@@ -111,7 +111,7 @@ def _load_native(folder: _TraversableFolder) -> Pack:
 
 def _defined_names(source: str, what: str) -> set[str]:
     try:
-        tree = parsing.parse_module(source)
+        tree = python_parser.parse_module(source)
     except SyntaxError as error:
         raise RecordError(f"{what} is not Python: {error}") from error
     found: set[str] = set()
@@ -131,7 +131,7 @@ def _load_kernelbench(path: Path) -> Pack:
         raise RecordError(f"{path} is no KernelBench task: it lacks {sorted(missing)}")
     definition = Definition(
         path.stem,
-        ast.get_docstring(parsing.parse_module(source)) or "",
+        ast.get_docstring(python_parser.parse_module(source)) or "",
         "KernelBench task",
         PackFormat.KERNELBENCH,
         # The task does not say how long its sums are: a generous length, still far from half precision.
@@ -198,7 +198,7 @@ def _parse_flow_mapping(text: str, number: int) -> dict[str, Any]:
         quoted,
     )
     try:
-        case = ast.literal_eval(parsing.parse_expression(quoted))
+        case = ast.literal_eval(python_parser.parse_expression(quoted))
     except (ValueError, SyntaxError) as error:
         raise RecordError(f"task.yml line {number}: cannot read the case {text!r:.80}: {error}") from error
     if not isinstance(case, dict) or not all(isinstance(k, str) for k in case):

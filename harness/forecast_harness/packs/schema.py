@@ -16,7 +16,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import digest
 from forecast_harness.packs.expressions import evaluate
-from forecast_harness.packs.parts import (
+from forecast_harness.packs.specs import (
     AxisSpec,
     TensorSpec,
     ToleranceSpec,
@@ -272,7 +272,7 @@ class Pack:
 
 def parse_json(text: str, what: str) -> Any:
     """JSON text -> object, without NaN. Raises `RecordError` naming the file."""
-    from forecast_autotune.records.fields import decode_json
+    from forecast_autotune.records.json_fields import decode_json
 
     try:
         return decode_json(text)

@@ -23,6 +23,7 @@ uncaught `KeyError` over it would not be. While one cell is timed, `freeze()` th
 """
 
 from forecast_harness.sandbox.cell import CandidateFault, Cell, Suspicion
+from forecast_harness.sandbox.containment.levels import ContainmentLevel, strongest_level
 from forecast_harness.sandbox.jobs import (
     CellAnswer,
     Fault,
@@ -34,9 +35,8 @@ from forecast_harness.sandbox.jobs import (
     TensorBytes,
     WireError,
 )
+from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.sandbox.lane import SandboxLane
-from forecast_harness.sandbox.levels import ContainmentLevel, strongest_level
-from forecast_harness.sandbox.worker import JobContext
 
 __all__ = [
     "CandidateFault",

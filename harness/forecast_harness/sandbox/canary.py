@@ -8,7 +8,7 @@ from typing import Any
 
 from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.sandbox.jobs import ResourceLimits, TensorArrays
-from forecast_harness.sandbox.worker import JobContext
+from forecast_harness.sandbox.judge_process import JobContext
 
 _MATRIX_SIZE = 192
 

@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Any
 
 from forecast_harness.sandbox import canary, wire
-from forecast_harness.sandbox.inside import FILES_FOLDER
+from forecast_harness.sandbox.cell_process import FILES_FOLDER
+from forecast_harness.sandbox.containment.levels import SERVER_COMMAND, ContainmentLevel, module_search_path
 from forecast_harness.sandbox.jobs import (
     Fault,
     JobResult,
@@ -30,7 +31,6 @@ from forecast_harness.sandbox.jobs import (
     TensorArrays,
     WireError,
 )
-from forecast_harness.sandbox.levels import SERVER_COMMAND, ContainmentLevel, module_search_path
 
 _INHERITED_VARIABLES = (
     "PATH",

@@ -22,10 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forecast_harness.sandbox import confine, holder, keeper, linux, probes, toolchain, wire, worker
+from forecast_harness.sandbox import cell_supervisor, device_holder, judge_process, toolchain, wire
+from forecast_harness.sandbox.containment import confine, linux, probes
+from forecast_harness.sandbox.containment.levels import ContainmentLevel
 from forecast_harness.sandbox.jobs import ResourceLimits
-from forecast_harness.sandbox.levels import ContainmentLevel
-from forecast_harness.sandbox.running import RunningCell, RunningJob
+from forecast_harness.sandbox.process_records import RunningCell, RunningJob
 
 _POLL_INTERVAL_S = 0.1
 _MESSAGE_BYTES = 1 << 17
@@ -53,7 +54,9 @@ class ForkServer:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         self._listen(control.fileno(), self._on_lane)
         self._listen(inward, lambda: self._drop(inward))
-        self._holder = 0 if cage.device is None else self._fork(lambda: holder.hold_device(self._pid), set())
+        self._holder = (
+            0 if cage.device is None else self._fork(lambda: device_holder.hold_device(self._pid), set())
+        )
 
     def serve(self) -> bool:
         """Run until the lane hangs up, then kill everything. True when it had said that it would."""
@@ -64,7 +67,7 @@ class ForkServer:
                         key.data()
                 self._reap()
                 self._watch()
-        keeper.kill_descendants(self._pid)
+        cell_supervisor.kill_descendants(self._pid)
         return self._told_to_stop
 
     # --- requests ---
@@ -88,7 +91,9 @@ class ForkServer:
 
         def body() -> NoReturn:
             channel = socket.socket(fileno=result)
-            worker.run_judge(theirs, channel, request["place"], limits, self._confinement.level, self._pid)
+            judge_process.run_judge(
+                theirs, channel, request["place"], limits, self._confinement.level, self._pid
+            )
 
         pid = self._fork(body, spare={theirs.fileno(), result})
         os.close(result)
@@ -130,7 +135,7 @@ class ForkServer:
         (out, out_w), (err, err_w), (status, status_w) = pipes
 
         def body() -> NoReturn:
-            keeper.supervise_cell(
+            cell_supervisor.supervise_cell(
                 self._confinement, limits, job.place, cell_end, (out_w, err_w), status_w, self._pid
             )
 
@@ -200,7 +205,7 @@ class ForkServer:
 
     def _cell_ended(self, run: RunningCell) -> None:
         del self._cells[run.number]
-        left = keeper.kill_descendants(self._pid, self._known())
+        left = cell_supervisor.kill_descendants(self._pid, self._known())
         for stream in (run.out, run.err):
             for _ in range(_MOST_FINAL_READS):
                 if stream not in run.closed:

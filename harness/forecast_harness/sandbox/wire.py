@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from forecast_harness.sandbox import linux
+from forecast_harness.sandbox.containment import linux
 from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes, WireError, byte_size
 
 _MAGIC = b"FAT1"

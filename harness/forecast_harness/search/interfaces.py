@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
-from forecast_harness.search.events import (
+from forecast_harness.search.history.events import (
     ConfirmationJob,
     Forecasted,
     NodeForecastRequest,

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 from forecast_autotune.records import digest
 from forecast_harness.search.records import Node
 
@@ -58,7 +58,9 @@ def node_identity(target_id: str, language: str, source: str) -> str:
     """
     if language in _PYTHON_LANGUAGES:
         try:
-            return digest(target_id, language, ast.dump(_without_docstrings(parsing.parse_module(source))))
+            return digest(
+                target_id, language, ast.dump(_without_docstrings(python_parser.parse_module(source)))
+            )
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return digest(target_id, language, source.split())
     return digest(
@@ -82,7 +84,7 @@ def canonical_tokens(language: str, source: str) -> tuple[str, ...]:
     """The tokens of a source as `signature` compares them."""
     if language in _PYTHON_LANGUAGES:
         try:
-            tree = _without_docstrings(parsing.parse_module(source))
+            tree = _without_docstrings(python_parser.parse_module(source))
             text = ast.unparse(_Canonicalizer(tree).visit(tree))
             return tuple(t.string for t in tokenize.generate_tokens(io.StringIO(text).readline))
         except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -13,10 +13,10 @@ from forecast_autotune.store import Store
 from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import read_contract
-from forecast_harness.search import codec
-from forecast_harness.search.decide import FINALISTS
+from forecast_harness.search.history import codec
+from forecast_harness.search.history.state import SearchState
+from forecast_harness.search.planning.scheduler import FINALISTS
 from forecast_harness.search.records import EVIDENCE_TEXTS, Node, TargetKind
-from forecast_harness.search.state import SearchState
 
 BEST_FILE = "best.py"
 NODES_FOLDER = "nodes"

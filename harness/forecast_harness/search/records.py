@@ -1,4 +1,4 @@
-"""The nouns of a search: what is searched (`SearchTarget`), what was found (`Node`), how to go on (`SearchSettings`)."""
+"""The nouns of a search: its target (`SearchTarget`), what was found (`Node`), how to go on (`SearchSettings`)."""
 
 from __future__ import annotations
 

@@ -20,10 +20,9 @@ from typing import Any
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.tuning.task import utc_now
-from forecast_harness.search.answers import AnswerStore
 from forecast_harness.search.archives import open_archive
-from forecast_harness.search.decide import CONFIRMATION_RESERVE, action_key, pending_actions
-from forecast_harness.search.events import (
+from forecast_harness.search.history.answer_store import AnswerStore
+from forecast_harness.search.history.events import (
     Action,
     ConfirmationJob,
     Event,
@@ -38,12 +37,11 @@ from forecast_harness.search.events import (
     Stopped,
     StopSearch,
 )
+from forecast_harness.search.history.log import SearchLog, read_log
+from forecast_harness.search.history.state import SearchState, apply_event, replay_events
 from forecast_harness.search.interfaces import Forecaster, JudgePool, LaneFailure, Proposer
-from forecast_harness.search.log import SearchLog, read_log
 from forecast_harness.search.output import write_best, write_output
-from forecast_harness.search.records import Node, SearchContext, SearchSettings, SearchTarget
-from forecast_harness.search.state import SearchState, apply_event, replay_events
-from forecast_harness.search.work import (
+from forecast_harness.search.planning.plugin_answers import (
     AwaitedAction,
     answer_event,
     ask_plugin,
@@ -51,6 +49,8 @@ from forecast_harness.search.work import (
     judge_answer,
     lane_failure_event,
 )
+from forecast_harness.search.planning.scheduler import CONFIRMATION_RESERVE, action_key, pending_actions
+from forecast_harness.search.records import Node, SearchContext, SearchSettings, SearchTarget
 
 MAX_PROPOSAL_REQUESTS = 8
 """Requests answered at once."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from forecast_autotune.records import Argument, Config
-from forecast_harness.packs.parts import AxisSpec, TensorSpec
 from forecast_harness.packs.schema import Definition, Pack, PackFormat
+from forecast_harness.packs.specs import AxisSpec, TensorSpec
 
 _MAX_LISTED = 12
 """Workloads or calls that a statement lists."""

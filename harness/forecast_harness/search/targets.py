@@ -25,7 +25,7 @@ from forecast_harness.search import statement
 from forecast_harness.search.novelty import node_identity
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 from forecast_harness.timing import device as devices
-from forecast_harness.variants.subject import BaseKernel
+from forecast_harness.variants.base_kernel import BaseKernel
 
 _KERNEL_SPEC = re.compile(r"^(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)$")
 NO_KERNELS_ON_CPU = (
@@ -131,7 +131,7 @@ def _kernel_target(file: str, name: str, device: str) -> tuple[SearchTarget, tup
     if device == "cpu":
         raise SettingsError(f"{file}:{name}: {NO_KERNELS_ON_CPU}")
     # Imports the user's file, which needs triton and runs the user's own code.
-    from forecast_harness.variants.targets import UserKernel as Called
+    from forecast_harness.variants.user_kernel import UserKernel as Called
 
     called = Called.of(f"{file}:{name}")
     subjects = called.subjects(Store.default())

@@ -18,8 +18,7 @@ from filelock import FileLock, Timeout
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.records import Device
-from forecast_harness.timing.plausible import DevicePeaks
-from forecast_harness.timing.replay import (
+from forecast_harness.timing.graph_replay import (
     GraphRecorder,
     ReplayBuffers,
     left_untouched,
@@ -27,6 +26,7 @@ from forecast_harness.timing.replay import (
     typical_seconds,
     without_pause,
 )
+from forecast_harness.timing.plausibility import DevicePeaks
 
 _REPLAY_TIME_S, _MOST_REPLAYS = 1e-3, 16
 """Seconds that all replays of one question take, if so many are enough for it. Where that takes the most of

@@ -11,21 +11,8 @@ import torch
 
 from forecast_autotune.records import Argument, Config
 from forecast_harness.sandbox.api import SandboxError
-from forecast_harness.variants.drawing import (
-    HUGE_REGIME,
-    DrawnCall,
-    UserCalls,
-    heuristics_of,
-    unset_like,
-    with_heuristics,
-)
-from forecast_harness.variants.exploring import (
-    call_source,
-    launch_base,
-    surroundings_dependence,
-    tensor_argument,
-)
-from forecast_harness.variants.reference import (
+from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.base_runner import (
     BaseKernelError,
     BaseKernelRun,
     BaseKernelRunner,
@@ -34,9 +21,22 @@ from forecast_harness.variants.reference import (
     gap_mask,
     tensor_view,
 )
-from forecast_harness.variants.subject import BaseKernel, KernelSurvey
+from forecast_harness.variants.call_sampling import (
+    HUGE_REGIME,
+    DrawnCall,
+    UserCalls,
+    heuristics_of,
+    unset_like,
+    with_heuristics,
+)
+from forecast_harness.variants.kernel_survey import (
+    call_source,
+    launch_base,
+    surroundings_dependence,
+    tensor_argument,
+)
 from forecast_harness.variants.tolerance import expected_output, is_same_calculation, widened
-from forecast_harness.verify.problem import (
+from forecast_harness.verify.problems.problem import (
     OUTSIDE_DOMAIN,
     CheckFinding,
     DrawSpec,

@@ -16,8 +16,8 @@ from forecast_autotune.records import Config
 from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import Contract, read_contract
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
-from forecast_harness.variants.launcher import launcher_files
-from forecast_harness.variants.subject import BaseKernel, KernelSurvey
+from forecast_harness.variants.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.variants.launch_file import launcher_files
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash, reason_of_result
 from forecast_harness.verify.screen import static_hints
@@ -27,7 +27,7 @@ VARIANT_PLAN = VerificationPlan(cases=12, timed=0)
 VARIANT_LIMITS = ResourceLimits(wall_s=900.0, cpu_s=900.0, trusted_s=900.0, memory_bytes=8 << 30)
 _MOST_CONFIGS = 24
 """Configs that are launched in a verification, spread over longer lists: they share one source."""
-_JOB_MODULE = "forecast_harness.variants.worker"
+_JOB_MODULE = "forecast_harness.variants.jobs"
 
 
 @dataclass(frozen=True)

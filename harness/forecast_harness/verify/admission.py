@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from forecast_harness.packs.schema import Pack
-from forecast_harness.verify.problem import DrawSpec, LaunchCase, VerificationProblem
+from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase, VerificationProblem
 
 OutputTensors = list[torch.Tensor]
 

@@ -19,7 +19,7 @@ from forecast_autotune.errors import RecordError
 from forecast_harness.bench import compare_solutions
 from forecast_harness.packs import Language, Pack, Solution, builtin_names, load_pack, make_solution
 from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
-from forecast_harness.timing.duel import ComparisonOutcome
+from forecast_harness.timing.paired_comparison import ComparisonOutcome
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import check_pack, verify
 from forecast_harness.verify.verdict import Judgement, ReasonCode, SolutionVerdict

@@ -23,16 +23,16 @@ import torch
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from forecast_harness.sandbox.inside import load
+from forecast_harness.sandbox.cell_process import load
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
-from forecast_harness.sandbox.tensors import tensor_from_bytes
+from forecast_harness.sandbox.tensor_bytes import tensor_from_bytes
 from forecast_harness.timing.device import DeviceTimer, LaunchTiming
-from forecast_harness.verify import tracing
-from forecast_harness.verify.arena import Slot, output_spans
-from forecast_harness.verify.digest import BlockHasher, complement_spans, digest_values
-from forecast_harness.verify.held import BlockStore, address_range, bytes_at
-from forecast_harness.verify.placed import BlockReplayBuffers
-from forecast_harness.verify.skeleton import decode_arguments
+from forecast_harness.verify.launches import tracing
+from forecast_harness.verify.launches.arena import Slot, output_spans
+from forecast_harness.verify.launches.block_store import BlockStore, address_range, bytes_at
+from forecast_harness.verify.launches.digest import BlockHasher, complement_spans, digest_values
+from forecast_harness.verify.launches.replay_buffers import BlockReplayBuffers
+from forecast_harness.verify.problems.argument_codec import decode_arguments
 
 _clock = time.perf_counter_ns
 _read = ctypes.string_at

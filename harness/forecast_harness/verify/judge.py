@@ -16,12 +16,19 @@ import torch
 
 from forecast_harness.packs.schema import Language, Pack, Workload
 from forecast_harness.sandbox.cell import CandidateFault
-from forecast_harness.timing.plausible import clocks_disagree, impossible_time, slow_at_first
-from forecast_harness.verify.effort import PhaseTimer, SamplingBudget
-from forecast_harness.verify.launches import CellClient, Launcher, LaunchResult, LaunchTimes, is_large
-from forecast_harness.verify.operations import is_computation
+from forecast_harness.timing.plausibility import clocks_disagree, impossible_time, slow_at_first
+from forecast_harness.verify.cost_control import PhaseTimer, SamplingBudget
+from forecast_harness.verify.launches.launcher import (
+    CellClient,
+    Launcher,
+    LaunchResult,
+    LaunchTimes,
+    is_large,
+)
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.problem import (
+from forecast_harness.verify.problems.compute_device import ComputeDevice
+from forecast_harness.verify.problems.operations import is_computation
+from forecast_harness.verify.problems.problem import (
     OUTSIDE_DOMAIN,
     CheckFinding,
     DrawSpec,
@@ -29,7 +36,6 @@ from forecast_harness.verify.problem import (
     VerificationProblem,
 )
 from forecast_harness.verify.verdict import Reason, ReasonCode
-from forecast_harness.verify.where import ComputeDevice
 
 _SUPPRESSED_LAUNCHES = 3
 """Launches without kernels that all have to be right, before kernels are called decoys."""
@@ -91,7 +97,8 @@ class SolutionJudge:
         self._language = language
         reasons = self._launcher.prepare(file, entry, language)
         if not reasons and any(w.large for w in self._pack.timed_workloads(self.plan.device, language)):
-            self._compute_device.open_in_background()  # not sooner: a device that serves one process alone is the candidate's
+            # Not sooner: a device that serves one process alone is the candidate's.
+            self._compute_device.open_in_background()
         return reasons
 
     def examine(self, *, timed: bool = True) -> list[Reason]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forecast_harness.timing.plausible import HOST_PEAKS, DevicePeaks
+from forecast_harness.timing.plausibility import HOST_PEAKS, DevicePeaks
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from forecast_harness.packs.schema import Pack, Solution
 from forecast_harness.sandbox.api import JobResult, JobStatus, ResourceLimits, SandboxJob, SandboxLane
-from forecast_harness.verify.needs import cell_limits_for
+from forecast_harness.verify.cell_limits import cell_limits_for
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.screen import static_hints
 from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
@@ -38,7 +38,9 @@ def verify(
     begin = time.perf_counter()
     payload = verification_payload(pack, solution, plan, seed)
     job = SandboxJob(
-        "forecast_harness.verify.worker:main", payload, {**solution.files, "solution.py": solution.source}
+        "forecast_harness.verify.verification_job:main",
+        payload,
+        {**solution.files, "solution.py": solution.source},
     )
     result = lane.run(job, cell_limits_for(pack, limits, plan.device))
     facts: dict[str, Any] = {"harness": harness_hash(), "plan": plan.to_json(), "pack_id": pack.id}
@@ -67,7 +69,9 @@ def verify(
 
 def check_pack(pack: Pack, lane: SandboxLane, limits: ResourceLimits = VERIFICATION_LIMITS) -> list[str]:
     """Why a pack must not be used; empty if its checker rejects every wrong result tried."""
-    result = lane.run(SandboxJob("forecast_harness.verify.worker:admit", {"pack": pack.to_json()}), limits)
+    result = lane.run(
+        SandboxJob("forecast_harness.verify.verification_job:admit", {"pack": pack.to_json()}), limits
+    )
     if result.status is not JobStatus.OK:
         return [f"its reference could not be run: {result.fault} {result.detail}"]
     return [str(s) for s in result.value]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 
 _MODULES = {
     "gc": "walks all objects of the process",
@@ -44,7 +44,7 @@ _ATTRIBUTES = {
 def static_hints(source: str) -> tuple[str, ...]:
     """One sentence per thing worth a look, in the order of lines; a syntax error is one, too."""
     try:
-        tree = parsing.parse_module(source)
+        tree = python_parser.parse_module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         return (f"cannot be parsed: {error}",)
     found: list[tuple[int, str]] = []

@@ -78,8 +78,8 @@ def _server(what: str, place: str, model: str, network: bool) -> DoctorCheck:
         return DoctorCheck(MODEL_ROW, "ok", f"{what}; not contacted: --network does")
     from urllib.parse import urlsplit
 
-    from forecast_integrations.models.http.client import ConnectionFailed, api_key_for, send_request
-    from forecast_integrations.models.http.guards import Deadline
+    from forecast_integrations.models.http.limits import Deadline
+    from forecast_integrations.models.http.request import ConnectionFailed, api_key_for, send_request
 
     url = f"{place}/models"
     try:
@@ -147,7 +147,7 @@ def _key(place: str) -> DoctorCheck:
     import os
     from urllib.parse import urlsplit
 
-    from forecast_integrations.models.http.client import api_key_for
+    from forecast_integrations.models.http.request import api_key_for
 
     names = ("FORECAST_AUTOTUNE_LLM_KEY", "OPENAI_API_KEY")
     name = next((n for n in names if os.environ.get(n, "").strip()), "")
@@ -165,7 +165,7 @@ def _key(place: str) -> DoctorCheck:
 def _calibration(settings: Settings) -> DoctorCheck:
     from forecast_autotune.llm.calibration import find_calibration
     from forecast_autotune.llm.prompt import FORECAST_VERSION
-    from forecast_autotune.surrogates.selection import calibration_paths, open_backend
+    from forecast_autotune.surrogates.factory import calibration_paths, open_backend
 
     try:
         name = open_backend(settings.llm, settings.cache_dir).name

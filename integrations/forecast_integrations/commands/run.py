@@ -120,7 +120,7 @@ def _listen(tally: RunSummary) -> None:
 
 def _listen_to_compilations(tally: RunSummary) -> None:
     # Loads neither torch nor triton, so there is nothing to wait for.
-    from forecast_integrations.inductor.tally import LISTENERS
+    from forecast_integrations.inductor.summary import LISTENERS
 
     LISTENERS.append(tally.add_decision)
 

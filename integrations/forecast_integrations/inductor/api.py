@@ -18,8 +18,8 @@ from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 from forecast_integrations.inductor.hooks.patches import PatchSet
-from forecast_integrations.inductor.serving import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
-from forecast_integrations.inductor.tally import TorchCompileSummary
+from forecast_integrations.inductor.session import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
+from forecast_integrations.inductor.summary import TorchCompileSummary
 
 _MUTEX = threading.RLock()
 _state: dict[str, TuningSession | None] = {"serving": None, "last": None}

@@ -12,7 +12,7 @@ from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.choices.features import describe_choice
 from forecast_integrations.inductor.choices.records import candidate_of, problem_of
 from forecast_integrations.inductor.pruning import SelectionCall, search_of
-from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.inductor.session import TuningSession
 
 PROTOCOL = "inductor"
 """Timed by Inductor's own benchmarker, with its own number of repetitions."""

@@ -142,7 +142,7 @@ class LLMAssistedSurrogate:
 
     def _made(self) -> tuple[EnsembleSurrogate, EnsembleSurrogate] | None:
         """The model as it is asked, and as it was heard before `until`; None where it cannot be used."""
-        from forecast_autotune.surrogates.selection import open_backend, with_language_model
+        from forecast_autotune.surrogates.factory import open_backend, with_language_model
         from forecast_integrations.models.cache import CacheOnlyBackend
 
         s = self.settings

@@ -16,8 +16,8 @@ from forecast_integrations.inductor.choices.records import (
     template_choice,
     unwrap_choice,
 )
-from forecast_integrations.inductor.search import MIN_CHOICES, OperationSearch
-from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.inductor.operation_search import MIN_CHOICES, OperationSearch
+from forecast_integrations.inductor.session import TuningSession
 
 SEARCH_ATTRIBUTE = "forecast_autotune"
 """Attribute of a choice that leads to its search, and annotation of a template choice that leads to its

@@ -11,9 +11,9 @@ from typing import Any
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor.choices.records import candidate_of, unwrap_choice
+from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SEARCH_ATTRIBUTE, ChoicePool, record_decision, search_of
-from forecast_integrations.inductor.search import OperationSearch
-from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.inductor.session import TuningSession
 
 ChoiceTimings = dict[Any, float]
 """Milliseconds by choice; inf for a failure."""

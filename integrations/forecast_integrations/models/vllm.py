@@ -21,7 +21,7 @@ import numpy as np
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage, exclusive
 from forecast_autotune.llm.bins import AnswerLabel
-from forecast_autotune.llm.tokens import ForecastTokenizer
+from forecast_autotune.llm.tokenizer import ForecastTokenizer
 
 DEFAULT_MEMORY_SHARE = 0.3
 """Of the GPU's memory: vLLM's own default, 0.9, leaves nothing for the program whose kernels are tuned."""

@@ -15,14 +15,19 @@ from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Measurement, Problem
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
+from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.surrogates.selection import surrogate_for
 from forecast_autotune.tuning.loop import TuningTask, fingerprint, tune
 from forecast_integrations.device import has_device
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.key import Bucket
-from forecast_integrations.triton.lazily import LazyCandidates, LazyGrids, LazySources, candidate_grids
+from forecast_integrations.triton.lazy_candidates import (
+    LazyCandidates,
+    LazyGrids,
+    LazySources,
+    candidate_grids,
+)
 from forecast_integrations.triton.source import innermost
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import make_tracer
@@ -317,7 +322,7 @@ def _publish_decision(
     """Set the attributes and call the listeners that Triton would, and say what was done."""
     from triton import knobs
 
-    from forecast_autotune.report.line import summary_line
+    from forecast_autotune.report.summary import summary_line
 
     fresh = bool(measurers)
     config = tuner.cache[key]

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 
 
 def innermost(fn: Any) -> Any:
@@ -55,7 +55,7 @@ def _collect(jit: Any, parts: list[str], seen: set[int]) -> None:
     python = getattr(jit, "fn", jit)
     scope = scope_of(python)
     try:
-        tree = parsing.parse_module(text)
+        tree = python_parser.parse_module(text)
     except SyntaxError:
         return
     for name, value in sorted(_references(tree, scope).items()):

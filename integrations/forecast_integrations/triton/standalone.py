@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_integrations.triton.source import innermost, scope_of, source_of
 
@@ -69,7 +69,7 @@ class _ModuleBuilder:
     def _resolved(self, text: str, jit: Any) -> str:
         """The text with all that it refers to put into the module."""
         scope = scope_of(getattr(jit, "fn", jit))
-        tree = parsing.parse_module(text)
+        tree = python_parser.parse_module(text)
         nodes = list(ast.walk(tree))
         local = {node.arg for node in nodes if isinstance(node, ast.arg)}
         local |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

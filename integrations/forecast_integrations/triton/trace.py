@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from forecast_autotune.features.trace import trace_many
+from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.parser import FeatureError
-from forecast_autotune.features.ttir.walk import assignment_of
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.call import KernelCall
-from forecast_integrations.triton.compile.children import run_in_children
+from forecast_integrations.triton.compile.forked_children import run_in_children
 from forecast_integrations.triton.compile.pool import can_fork, without_device
 
 TraceFunction = Callable[[Sequence[Candidate]], Mapping[str, str]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from forecast_autotune.records import Outcome, digest
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.events import (
+from forecast_harness.search.history.events import (
     Chosen,
     Confirmed,
     Event,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.events import ConfirmationJob, NodeJob
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
 

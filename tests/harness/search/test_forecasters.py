@@ -18,10 +18,8 @@ from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.codec import to_json
-from forecast_harness.search.events import NodeForecastRequest
 from forecast_harness.search.forecasters import open_forecaster
-from forecast_harness.search.forecasters.describing import edit_embedding
+from forecast_harness.search.forecasters.gaussian_process import fit_mixture
 from forecast_harness.search.forecasters.lineage import (
     MIN_RESULTS,
     LineageForecaster,
@@ -29,9 +27,11 @@ from forecast_harness.search.forecasters.lineage import (
     relative_forecasts,
 )
 from forecast_harness.search.forecasters.llm import LLMNodeForecaster, blend_forecast, question_prompt
-from forecast_harness.search.forecasters.process import fit_mixture
+from forecast_harness.search.forecasters.source_features import edit_embedding
 from forecast_harness.search.forecasters.timings import MAX_TIMINGS, Timing, add_timings, to_measurement
-from forecast_harness.search.racing import drift_corrected_seconds
+from forecast_harness.search.history.codec import to_json
+from forecast_harness.search.history.events import NodeForecastRequest
+from forecast_harness.search.judging.race_rules import drift_corrected_seconds
 from forecast_harness.search.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
 
 PACK = SearchTarget(
@@ -205,8 +205,8 @@ def test_beliefs_are_relative_to_the_reference() -> None:
 def test_the_same_question_has_the_same_answer_in_another_process() -> None:
     question, _ = split(20, 3)
     program = (
-        "import json, sys; from forecast_harness.search.codec import from_json, to_json;"
-        "from forecast_harness.search.events import Question;"
+        "import json, sys; from forecast_harness.search.history.codec import from_json, to_json;"
+        "from forecast_harness.search.history.events import Question;"
         "from forecast_harness.search.forecasters.lineage import Lineage;"
         "q = from_json(Question, json.load(sys.stdin)); print(json.dumps(to_json(Lineage().forecast(q))))"
     )

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.search_table import CONTEXT, SEEDS, TARGET, settings
+from benchmarks.lib.search.synthetic_landscape import CONTEXT, SEEDS, TARGET, settings
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import Outcome
-from forecast_harness.search.events import Event, Finished, Resumed, Started, Stopped
-from forecast_harness.search.log import SearchLog, read_log
+from forecast_harness.search.history.events import Event, Finished, Resumed, Started, Stopped
+from forecast_harness.search.history.log import SearchLog, read_log
 from forecast_harness.search.records import NodeResult
-from tests.harness.search.driving import SimulatedSearch
+from tests.harness.search.simulated_search import SimulatedSearch
 
 STARTED = Started(CONTEXT, TARGET, SEEDS, "2026-01-01T00:00:00+00:00")
 
@@ -107,8 +107,8 @@ def test_a_changed_context_is_refused_with_what_changed(path: Path) -> None:
 def test_a_second_writer_is_told_who_the_first_is(path: Path) -> None:
     with SearchLog.create(path, STARTED):
         program = (
-            "import sys; from pathlib import Path; from forecast_harness.search.log import Log, read\n"
-            "from benchmarks.search_table import CONTEXT\n"
+            "import sys; from pathlib import Path; from forecast_harness.search.history.log import Log, read\n"
+            "from benchmarks.lib.search.synthetic_landscape import CONTEXT\n"
             "print(len(read(Path(sys.argv[1])))); Log.open(Path(sys.argv[1]), CONTEXT)"
         )
         done = subprocess.run(
@@ -121,7 +121,7 @@ def test_a_second_writer_is_told_who_the_first_is(path: Path) -> None:
 
 def test_a_writer_that_was_killed_leaves_no_lock(path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from forecast_harness.search.log import Log\n"
+        "import sys, time; from pathlib import Path; from forecast_harness.search.history.log import Log\n"
         "from tests.harness.search.test_log import STARTED\n"
         "log = Log.create(Path(sys.argv[1]), STARTED); print('ready', flush=True); time.sleep(60)"
     )

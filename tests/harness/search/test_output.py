@@ -11,25 +11,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.search_table import (
-    CONTEXT,
-    settings,
-)
+from benchmarks.lib.search.synthetic_landscape import CONTEXT, settings
 from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Check, Origin, Provenance
-from forecast_harness.search.events import (
-    Chosen,
-    Confirmed,
-    Finished,
-    Proposed,
-    Started,
-    Stopped,
-)
+from forecast_harness.search.history.events import Chosen, Confirmed, Finished, Proposed, Started, Stopped
+from forecast_harness.search.history.state import SearchState, replay_events
 from forecast_harness.search.output import store_variants, summary, write_output
 from forecast_harness.search.records import Node, NodeResult, SearchTarget, TargetKind
-from forecast_harness.search.state import SearchState, replay_events
-from tests.harness.search.searching import run_search
+from tests.harness.search.threaded_search import run_search
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from forecast_autotune.variants.records import Origin
 from forecast_harness.search.proposers import open_proposer
 from forecast_harness.search.proposers.external import ExternalProposer
 from forecast_harness.search.records import NodeResult
-from tests.harness.search.proposing import node, plain_target, request
+from tests.harness.search.proposal_examples import node, plain_target, request
 
 AGENT = Path(__file__).with_name("agent.py")
 TARGET = plain_target()

@@ -13,12 +13,12 @@ from forecast_harness.rewrites.torch.protocol import InputFacts
 from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
 from forecast_harness.search.proposers import open_proposer
 from forecast_harness.search.proposers.cuda_rewrites import constants_of
-from forecast_harness.search.proposers.facts import pack_facts
+from forecast_harness.search.proposers.target_facts import pack_facts
 from forecast_harness.search.records import SearchTarget, TargetKind
 from forecast_harness.search.targets import solution_of
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
-from tests.harness.search.proposing import node, pack_target, plain_target, request
+from tests.harness.search.proposal_examples import node, pack_target, plain_target, request
 from tests.harness.small import checked_only
 
 SMALL = VerificationPlan(cases=3, timed=4)

@@ -17,9 +17,9 @@ pytest.importorskip("torch")
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
-from forecast_harness.search.events import ConfirmationJob
+from forecast_harness.search.history.events import ConfirmationJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
-from forecast_harness.search.ray_lanes import RayJudgePool, RemoteJudge, load_ray
+from forecast_harness.search.lanes.ray_lanes import RayJudgePool, RemoteJudge, load_ray
 from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, judged_jobs
 
 ROOT = Path(__file__).parents[3]
@@ -159,7 +159,7 @@ class _StubRay:
 
 
 def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forecast_harness.search import ray_lanes
+    from forecast_harness.search.lanes import ray_lanes
     from forecast_harness.timing import device
 
     known = ["GPU-a", "GPU-b", "GPU-c"]

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from forecast_autotune.records import Outcome
-from forecast_harness.search.events import Confirmed, Finished, Forecasted
+from forecast_harness.search.history.events import Confirmed, Finished, Forecasted
+from forecast_harness.search.history.state import SearchState, replay_events
 from forecast_harness.search.records import NodeResult, SearchCost
 from forecast_harness.search.report import charts, page, render, sources, tables, tree
 from forecast_harness.search.report.render import json_for_script, render_parts
+from forecast_harness.search.report.report_model import BestResult, ReportNode, SearchReport, build_report
 from forecast_harness.search.report.scales import (
     AxisScale,
     amount_text,
@@ -25,9 +27,7 @@ from forecast_harness.search.report.scales import (
     padded_bounds,
     round_ticks,
 )
-from forecast_harness.search.report.story import BestResult, ReportNode, SearchReport, build_report
 from forecast_harness.search.report.summary import summary_lines
-from forecast_harness.search.state import SearchState, replay_events
 from tests.harness.search.example_log import ExampleSearch
 
 

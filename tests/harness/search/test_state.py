@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from benchmarks.search_table import SEEDS, settings
+from benchmarks.lib.search.synthetic_landscape import SEEDS, settings
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.search.decide import pending_actions
-from forecast_harness.search.events import Chosen, Event, Finished, Lost, Proposed, Resumed, Stopped
+from forecast_harness.search.history.events import Chosen, Event, Finished, Lost, Proposed, Resumed, Stopped
+from forecast_harness.search.history.state import SearchState, apply_event, batch_view, replay_events
+from forecast_harness.search.planning.scheduler import pending_actions
 from forecast_harness.search.records import NodeResult, SearchCost
-from forecast_harness.search.state import SearchState, apply_event, batch_view, replay_events
-from tests.harness.search.driving import SimulatedSearch, comparable_outcome, log_text
+from tests.harness.search.simulated_search import SimulatedSearch, comparable_outcome, log_text
 
 KINDS: list[dict[str, Any]] = [
     {"depth": 1},

@@ -11,10 +11,10 @@ pytest.importorskip("torch")
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_harness.packs import load
-from forecast_harness.search import codec
+from forecast_harness.search.history import codec
+from forecast_harness.search.judging.source_configs import apply_config, configs_of, diverse_configs
 from forecast_harness.search.records import SearchTarget, TargetKind
 from forecast_harness.search.targets import open_target, pack_of, solution_of
-from forecast_harness.search.tuned import apply_config, configs_of, diverse_configs
 
 TASKS = Path(__file__).parents[1] / "tasks"
 TUNABLE = """import torch

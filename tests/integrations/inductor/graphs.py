@@ -23,7 +23,7 @@ from forecast_autotune.records import Candidate, Device
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.inductor.session import TuningSession
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448, 65536, 2048, 62914560, 150000000000)
 LATER = "9999"

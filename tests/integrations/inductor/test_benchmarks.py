@@ -15,9 +15,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import inductor_baselines as baselines
-from benchmarks.inductor_harvest import InductorHarvest
-from benchmarks.inductor_problems import FIT, HELD_OUT, InductorProblem, all_problems, leaking_pairs
+from benchmarks.inductor import choice_regret as baselines
+from benchmarks.inductor.harvest_choices import InductorHarvest
+from benchmarks.lib.inductor_problems import FIT, HELD_OUT, InductorProblem, all_problems, leaking_pairs
 from forecast_autotune.records import (
     Argument,
     Candidate,
@@ -196,7 +196,7 @@ def test_a_problem_that_hangs_is_given_up(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_dry_run_times_inductors_choices_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     chosen: list[InductorProblem] = [p for p in all_problems() if p.name.startswith("gpt2-medium/scores")]
-    command = [sys.executable, ROOT / "benchmarks" / "inductor_harvest.py", "--null", "--out", tmp_path]
+    command = [sys.executable, "-m", "benchmarks.inductor.harvest_choices", "--null", "--out", tmp_path]
     command += ["--only", "gpt2-medium/scores"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from forecast_autotune.llm.calibration import CalibrationScope, calibration_path, write
-from forecast_autotune.surrogates.selection import open_backend
+from forecast_autotune.surrogates.factory import open_backend
 from forecast_autotune.tuning.task import utc_now
-from tests.llm.faults import no_http, stall, truncate
-from tests.llm.faulty_server import FaultyServer
-from tests.llm.words import calibrated
+from tests.core.llm.words import calibrated
+from tests.integrations.models.faults import no_http, stall, truncate
+from tests.integrations.models.faulty_server import FaultyServer
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

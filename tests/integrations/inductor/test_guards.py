@@ -23,12 +23,12 @@ from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
 from forecast_autotune.records import Candidate
 from forecast_autotune.surrogates.protocol import Query
 from forecast_integrations.inductor import harvest
-from forecast_integrations.inductor.asking import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import is_extern
 from forecast_integrations.inductor.hooks import pointwise, selection
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_compilation
-from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
+from forecast_integrations.inductor.session import TuningSession
 from tests.integrations.inductor.graphs import H200, Believing, graph, product_inputs, serving
 from tests.integrations.inductor.test_parts import TWO, a_problem
 

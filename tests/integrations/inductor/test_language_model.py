@@ -18,17 +18,17 @@ from forecast_autotune.llm.calibration import CalibrationScope, calibration_path
 from forecast_autotune.records import Candidate, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
+from forecast_autotune.surrogates.factory import open_backend
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_autotune.surrogates.selection import open_backend
 from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.choices import surrogate
-from forecast_integrations.inductor.search import OperationSearch
-from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.inductor.operation_search import OperationSearch
+from forecast_integrations.inductor.session import TuningSession
+from tests.core.llm.words import calibrated
 from tests.integrations.inductor.graphs import LATER
 from tests.integrations.inductor.test_surrogate import ATEN, H200, matmul, tile
-from tests.llm.faults import stall
-from tests.llm.faulty_server import FaultyServer
-from tests.llm.words import calibrated
+from tests.integrations.models.faults import stall
+from tests.integrations.models.faulty_server import FaultyServer
 
 PROBLEM = matmul(4096, 4096, 4096)
 TILES = [

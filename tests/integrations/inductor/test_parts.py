@@ -35,13 +35,13 @@ from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_integrations.inductor import api
-from forecast_integrations.inductor.asking import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import parse_description, problem_of, to_scalar
 from forecast_integrations.inductor.harvest import failure_outcome
 from forecast_integrations.inductor.hooks import pointwise
 from forecast_integrations.inductor.hooks.patches import PatchSet
-from forecast_integrations.inductor.view import StoreSnapshot
+from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
+from forecast_integrations.inductor.snapshot import StoreSnapshot
 from tests.integrations.inductor.graphs import graph, node, serving
 
 TWO = [Candidate(Config.of({"i": i})) for i in range(2)]

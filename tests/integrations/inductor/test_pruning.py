@@ -33,7 +33,7 @@ from forecast_integrations.inductor.pruning import (
     prune_before_compilation,
     search_of,
 )
-from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.inductor.session import TuningSession
 from tests.integrations.inductor.graphs import (
     H200,
     graph,

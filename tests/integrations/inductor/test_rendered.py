@@ -30,8 +30,8 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from forecast_autotune.features.trace import trace
-from forecast_autotune.features.ttir.memory import coalesced_access_counts
-from forecast_autotune.features.ttir.walk import extract_facts
+from forecast_autotune.features.ttir.coalescing import coalesced_access_counts
+from forecast_autotune.features.ttir.extraction import extract_facts
 from forecast_autotune.records import Argument, Device, Kernel, Problem
 from forecast_integrations.inductor.choices.features import describe_choice
 from forecast_integrations.inductor.choices.geometry import operation_geometry

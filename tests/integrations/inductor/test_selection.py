@@ -24,11 +24,11 @@ from torch._inductor.virtualized import V
 from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
-from forecast_integrations.inductor import tally
+from forecast_integrations.inductor import summary
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.patches import PatchSet
-from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.inductor.session import TuningSession
 from tests.integrations.inductor.graphs import graph, product_inputs, serving
 
 COUNT, BROKEN = 8, 1
@@ -219,7 +219,7 @@ def test_a_listener_that_fails_breaks_nothing(tmp_path: Path, monkeypatch: pytes
     def listener(label: str, decision: Any) -> None:
         raise OSError("the stream is closed")
 
-    monkeypatch.setattr(tally, "LISTENERS", [listener])
+    monkeypatch.setattr(summary, "LISTENERS", [listener])
     with pytest.warns(RuntimeWarning, match="keep what was decided of an operation.*stream is closed"):
         assert select(serving(believed, tmp_path)) == (1, [-1, 0, 1, 2])
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.features.devices import device_spec
-from forecast_autotune.features.vector import feature_matrix
+from forecast_autotune.features.feature_vectors import feature_matrix
 from forecast_autotune.records import (
     Argument,
     Candidate,

@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 from triton import language as tl
 
 from forecast_autotune.features.trace import trace
-from forecast_autotune.features.ttir.memory import coalesced_access_counts
-from forecast_autotune.features.ttir.walk import TtirFacts, extract_facts
+from forecast_autotune.features.ttir.coalescing import coalesced_access_counts
+from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
 from forecast_autotune.records import Candidate, Config
 from forecast_integrations.inductor.choices.geometry import (
     AttentionGeometry,

@@ -14,10 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from benchmarks import torch_compile_models as models
-from benchmarks import torch_compile_tuning as tuning
-from benchmarks.torch_compile_children import RowFile, RowProcess, stream
-from benchmarks.torch_compile_tuning import PinnedSurrogate
+from benchmarks.inductor import tuning_time as tuning
+from benchmarks.inductor import whole_models as models
+from benchmarks.inductor.tuning_time import PinnedSurrogate
+from benchmarks.lib.compile_processes import RowFile, RowProcess, stream
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.surrogates.protocol import Query
 from tests.integrations.inductor.test_parts import a_problem

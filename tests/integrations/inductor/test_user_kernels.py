@@ -21,7 +21,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.hooks import user_kernels
-from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.null_device import null_device
 from tests.integrations.null import by_launch_options, double, fresh
 

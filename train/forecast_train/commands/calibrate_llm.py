@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.commands.output import Output, UsageError, require_positive
-from forecast_autotune.commands.tables import load_tables
+from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
     from forecast_autotune.records.table import Table
-    from forecast_train.llm.hearing import ModelAnswers
+    from forecast_train.llm.calibration.answer_collection import ModelAnswers
 
 
 def calibrate(options: argparse.Namespace, output: Output) -> int:
@@ -24,8 +24,8 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
 
     from forecast_autotune.llm.calibration import write
     from forecast_train.evaluation.splits import SplitError
-    from forecast_train.llm.calibrate import fit_calibration as fitted
-    from forecast_train.llm.saving import estimate_saving, replay_pairs
+    from forecast_train.llm.calibration.calibrate import fit_calibration as fitted
+    from forecast_train.llm.calibration.saving_estimate import estimate_saving, replay_pairs
     from forecast_train.surrogate.fit import fit
 
     require_positive(options, "sample", "seeds")
@@ -61,9 +61,9 @@ def _refit(options: argparse.Namespace, settings: Settings, output: Output) -> i
 
     from forecast_autotune.llm.calibration import find_calibration, write
     from forecast_autotune.llm.prompt import FORECAST_VERSION
-    from forecast_autotune.surrogates.selection import calibration_paths, open_backend
+    from forecast_autotune.surrogates.factory import calibration_paths, open_backend
     from forecast_train.evaluation.splits import SplitError
-    from forecast_train.llm.noted import recalibrate, stored_answers
+    from forecast_train.llm.calibration.stored_answers import recalibrate, stored_answers
 
     if not options.tables:
         raise UsageError("--noted needs TABLE files of your own measurements, as `export` writes them")
@@ -89,8 +89,8 @@ def ask_about_tables(
     tables: list[Table], spec: str, output: Output, *, sample: int | None = None, kept: Path | None = None
 ) -> list[ModelAnswers]:
     """Everything that a model says of these tables, with a progress bar. Raises as `collect_answers` does."""
-    from forecast_autotune.surrogates.selection import open_backend
-    from forecast_train.llm.hearing import collect_answers
+    from forecast_autotune.surrogates.factory import open_backend
+    from forecast_train.llm.calibration.answer_collection import collect_answers
 
     backend = open_backend(spec, Settings.from_environment().cache_dir)
     with output.progress(f"asking {backend.name}", len(tables)) as progress:
@@ -110,7 +110,7 @@ def _output_path(options: argparse.Namespace, model: str, settings: Settings) ->
     """The file given, else beside the adapter, else in the cache directory: where it is looked for."""
     from forecast_autotune.llm.calibration import FILE
     from forecast_autotune.llm.spec import parsed
-    from forecast_autotune.surrogates.selection import calibration_paths
+    from forecast_autotune.surrogates.factory import calibration_paths
 
     if options.out is not None:
         return Path(options.out)

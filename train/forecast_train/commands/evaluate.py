@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune.commands.output import Output, UsageError, require_positive
-from forecast_autotune.commands.tables import load_tables
+from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def evaluate(options: argparse.Namespace, output: Output) -> int:
     """Evaluate methods on tables, print the report, and write it to a folder if asked to."""
-    from forecast_train.evaluation.models import LEARNED_WITH_LLM, LLM_ONLY
+    from forecast_train.evaluation.language_models import LEARNED_WITH_LLM, LLM_ONLY
     from forecast_train.evaluation.report import shown, write_report
     from forecast_train.evaluation.splits import SplitError, spread_over_kernels
 
@@ -104,7 +104,7 @@ def _language_model_fits(
 ) -> dict[str, FitSurrogate]:
     """The language model's methods; it is asked first, and its answers are kept with the results."""
     from forecast_train.commands.calibrate_llm import ask_about_tables
-    from forecast_train.evaluation.models import llm_methods
+    from forecast_train.evaluation.language_models import llm_methods
 
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

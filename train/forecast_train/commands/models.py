@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_positive
-from forecast_autotune.commands.tables import load_tables
+from forecast_autotune.commands.recorded_tables import load_tables
 
 if TYPE_CHECKING:
     from forecast_autotune.records.table import Table
-    from forecast_train.surrogate.online import RefreshResult
+    from forecast_train.surrogate.model_refresh import RefreshResult
 
 
 def data(options: argparse.Namespace, output: Output) -> int:
@@ -22,11 +22,11 @@ def data(options: argparse.Namespace, output: Output) -> int:
 
     from forecast_autotune import __version__
     from forecast_train.evaluation.splits import LeakageError, SplitError
-    from forecast_train.llm.believing import SurrogateFor, cross_fit_sides, formula_surrogate
-    from forecast_train.llm.build import ExampleSettings, build_examples
-    from forecast_train.llm.card import dataset_card, dataset_summary
-    from forecast_train.llm.examples import write_examples
-    from forecast_train.llm.split import split
+    from forecast_train.llm.data.build import ExampleSettings, build_examples
+    from forecast_train.llm.data.cross_fitting import SurrogateFor, cross_fit_sides, formula_surrogate
+    from forecast_train.llm.data.dataset_card import dataset_card, dataset_summary
+    from forecast_train.llm.data.examples import write_examples
+    from forecast_train.llm.data.split import split
 
     require_positive(options, "moments", "most")
     out = Path(options.out)
@@ -112,7 +112,7 @@ def traces(options: argparse.Namespace, output: Output) -> int:
     """Choose the shortest correct trace per problem, for training kernel writers."""
     from rich.text import Text
 
-    from forecast_train.llm.traces import load_traces, shortest_correct, write_chats
+    from forecast_train.llm.data.writer_traces import load_traces, shortest_correct, write_chats
 
     require_positive(options, "keep")
     every = [trace for name in options.files for trace in load_traces(Path(name))]
@@ -128,7 +128,12 @@ def traces(options: argparse.Namespace, output: Output) -> int:
 def online(options: argparse.Namespace, output: Output) -> int:
     """Refresh the learned surrogate whenever the store has grown enough; once, or until interrupted."""
     from forecast_autotune.surrogates.learned import LearnedModel, shipped_model
-    from forecast_train.surrogate.online import RefreshState, is_refresh_due, refresh_model, roll_back
+    from forecast_train.surrogate.model_refresh import (
+        RefreshState,
+        is_refresh_due,
+        refresh_model,
+        roll_back,
+    )
 
     require_positive(options, "every")
     path = Path(options.out) if options.out else _model_path(options)
@@ -207,7 +212,7 @@ def _require_packages(*names: str) -> None:
 def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> int:
     from rich.text import Text
 
-    from forecast_train.llm.curves import draw_curves
+    from forecast_train.llm.loss_curves import draw_curves
 
     draw_curves(out / "curves.png", done["log"])
     found = {"path": str(out), **{k: v for k, v in done.items() if k != "log"}}

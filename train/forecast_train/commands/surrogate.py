@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forecast_autotune.commands.output import Output, UsageError, require_positive
-from forecast_autotune.commands.tables import load_tables
+from forecast_autotune.commands.recorded_tables import load_tables
 
 
 def surrogate(options: argparse.Namespace, output: Output) -> int:
@@ -26,7 +26,7 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     begin = time.perf_counter()
     recipe = FitSettings(trees=options.trees, leaf=options.leaf)
     if options.hyper:
-        from forecast_train.surrogate.hyper import fit_all
+        from forecast_train.surrogate.hyperparameters import fit_all
 
         hyper, _ = fit_all(tables, seed=options.seed, recipe=recipe)
         recipe = replace(recipe, hyper=hyper)

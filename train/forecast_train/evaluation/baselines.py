@@ -16,14 +16,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from forecast_autotune.features.devices import device_spec
-from forecast_autotune.features.ttir.walk import FeatureError, assignment_of, extract_facts
+from forecast_autotune.features.ttir.extraction import FeatureError, assignment_of, extract_facts
 from forecast_autotune.records import Argument, Candidate
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.prior import VERSION, formula_prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Surrogate
-from forecast_train.evaluation.answers import (
+from forecast_train.evaluation.joint_normal import (
     DEFAULT_P_FAIL,
     UNKNOWN_SD,
     JointNormal,

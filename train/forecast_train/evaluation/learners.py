@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.features.encode import ConfigEncoder
+from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.records import Candidate, Scalar, digest
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Surrogate
-from forecast_train.evaluation.answers import (
+from forecast_train.evaluation.joint_normal import (
     DEFAULT_P_FAIL,
     UNKNOWN_SD,
     JointNormal,

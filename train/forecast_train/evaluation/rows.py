@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_train.evaluation.binned import BinScores
+from forecast_train.evaluation.bin_scores import BinScores
 
 INTERVAL_LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Nominal levels of the central intervals whose coverage is reported."""

@@ -19,7 +19,7 @@ from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.settings import Mode, Settings
 from forecast_train.evaluation.baselines import FitSurrogate, methods_by_name, with_seed
-from forecast_train.evaluation.judge import TableArrays, judge_problem
+from forecast_train.evaluation.problem_evaluation import TableArrays, judge_problem
 from forecast_train.evaluation.rows import EvaluationRow
 from forecast_train.evaluation.splits import Fold, LeaveOut, make_folds
 

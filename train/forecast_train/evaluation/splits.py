@@ -172,8 +172,8 @@ def check_leakage(fold: Fold) -> None:
             for shared in sorted(of(table.problem) & known.keys()):
                 raise LeakageError(
                     f"fold {fold.name!r} leaves out one {fold.kind}, but {name} {shared!r} is on both sides: "
-                    f"{_describe_table(table)} is tested, {_describe_table(known[shared])} was learnt from. Drop one of the "
-                    "two, or build folds with forecast_train.evaluation.splits.make_folds"
+                    f"{_describe_table(table)} is tested, {_describe_table(known[shared])} was learnt "
+                    "from. Drop one of the two, or build folds with forecast_train.evaluation.splits.make_folds"
                 )
 
 

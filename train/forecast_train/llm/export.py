@@ -15,7 +15,7 @@ from typing import Any
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE as CALIBRATION
 from forecast_autotune.llm.calibration import read as read_calibration
-from forecast_train.llm.runs import WEIGHTS_FOLDER, TrainingError
+from forecast_train.llm.run_folder import WEIGHTS_FOLDER, TrainingError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 CARD_FILE = "README.md"

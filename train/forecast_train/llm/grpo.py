@@ -17,10 +17,21 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import SettingsError
-from forecast_train.llm.dialogue import forecast_messages, order_messages, parse_distribution, parse_fastest
-from forecast_train.llm.examples import Example, read_examples
+from forecast_train.llm.data.dialogue import (
+    forecast_messages,
+    order_messages,
+    parse_distribution,
+    parse_fastest,
+)
+from forecast_train.llm.data.examples import Example, read_examples
 from forecast_train.llm.rewards import REWARDS
-from forecast_train.llm.runs import WEIGHTS_FOLDER, TrainingError, claim_run_folder, run_trainer, write_json
+from forecast_train.llm.run_folder import (
+    WEIGHTS_FOLDER,
+    TrainingError,
+    claim_run_folder,
+    run_trainer,
+    write_json,
+)
 from forecast_train.llm.settings import LoraSettings, load_toml
 
 REGRET_REWARD = "regret"
@@ -153,7 +164,7 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
         import transformers
         import trl
 
-        from forecast_train.llm.timing import StopOnNonFinite
+        from forecast_train.llm.training_clock import StopOnNonFinite
     except ImportError as error:
         raise TrainingError(f"GRPO needs trl ({error}): pip install 'forecast-autotune[train]'") from error
     out = Path(run.out)

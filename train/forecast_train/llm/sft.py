@@ -19,13 +19,19 @@ import torch
 import transformers
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.tokens import ForecastTokenizer
+from forecast_autotune.llm.tokenizer import ForecastTokenizer
 from forecast_train.llm import losses
-from forecast_train.llm.examples import Example, read_examples, side_path
-from forecast_train.llm.packing import PackedSequence, pack_example
-from forecast_train.llm.runs import WEIGHTS_FOLDER, TrainingError, claim_run_folder, run_trainer, write_json
+from forecast_train.llm.data.examples import Example, read_examples, side_path
+from forecast_train.llm.data.packing import PackedSequence, pack_example
+from forecast_train.llm.run_folder import (
+    WEIGHTS_FOLDER,
+    TrainingError,
+    claim_run_folder,
+    run_trainer,
+    write_json,
+)
 from forecast_train.llm.settings import SftRun
-from forecast_train.llm.timing import TrainingClock, peak_bytes, rate_schedule, reset_peak
+from forecast_train.llm.training_clock import TrainingClock, peak_bytes, rate_schedule, reset_peak
 
 FAILURE_LOG2_RATIO = float(BINS.bounds[-1, 1] + 1.0)
 """log2 slowdown that a failure counts as in the ranking term: slower than the slowest bin."""

@@ -35,9 +35,9 @@ from forecast_autotune.surrogates.protocol import Array, Relative, Surrogate
 from forecast_autotune.surrogates.relatives import kinship
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.splits import Fold, make_folds, nearest_relatives
-from forecast_train.surrogate.curves import ReplayRecord, fit_curves
-from forecast_train.surrogate.observe import ReplayStep, observe_replay
-from forecast_train.surrogate.replays import read_replays, write_replays
+from forecast_train.surrogate.calibration_curves import ReplayRecord, fit_curves
+from forecast_train.surrogate.replay_files import read_replays, write_replays
+from forecast_train.surrogate.replay_observation import ReplayStep, observe_replay
 
 FitSurrogate = Callable[[Sequence[Table]], Surrogate]
 """Fits a surrogate to tables; a function of a module when several processes share the work."""

@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.devices import device_spec
-from forecast_autotune.features.vector import feature_matrix
+from forecast_autotune.features.feature_vectors import feature_matrix
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.corpus import TrainingCorpus
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.learned import LEARNED_HYPERPARAMETERS, LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.surrogates.protocol import Array
+from forecast_autotune.surrogates.training_corpus import TrainingCorpus
 from forecast_train.surrogate.errors import FitError
 
 

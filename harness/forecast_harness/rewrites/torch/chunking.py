@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from forecast_harness.rewrites.torch.code import ParsedSource
 from forecast_harness.rewrites.torch.loops import insert_definition
 from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit
-from forecast_harness.rewrites.triton.unit import fresh_name, names, parse_statements
+from forecast_harness.rewrites.torch.source_code import ParsedSource
+from forecast_harness.rewrites.triton.analysis.source_unit import fresh_name, names, parse_statements
 
 CHUNK_SIZES = (16, 128, 1024)
 """First guesses at rows per chunk; constants that are tuned afterwards."""

@@ -6,8 +6,8 @@ import ast
 import itertools
 from collections.abc import Iterator, Mapping
 
-from forecast_harness.rewrites.torch.code import ParsedSource
 from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit
+from forecast_harness.rewrites.torch.source_code import ParsedSource
 
 MIN_VALUE, MAX_VALUE = 1, 1 << 20
 _MAX_MIXTURES = 16

@@ -6,10 +6,15 @@ import ast
 import copy
 from collections.abc import Iterator, Sequence
 
-from forecast_harness.rewrites.torch.code import FunctionScope, ParsedSource, is_arithmetic, read_expressions
 from forecast_harness.rewrites.torch.matching import ExpressionTerm, term_of
 from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit
-from forecast_harness.rewrites.triton.unit import nodes_in_order, swap_expressions
+from forecast_harness.rewrites.torch.source_code import (
+    FunctionScope,
+    ParsedSource,
+    is_arithmetic,
+    read_expressions,
+)
+from forecast_harness.rewrites.triton.analysis.source_unit import nodes_in_order, swap_expressions
 
 _UNARY_OPERATIONS = frozenset(
     (

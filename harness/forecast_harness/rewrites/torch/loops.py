@@ -6,16 +6,16 @@ import ast
 import copy
 from collections.abc import Iterator, Sequence
 
-from forecast_harness.rewrites.torch.code import (
+from forecast_harness.rewrites.torch.matching import term_of
+from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit
+from forecast_harness.rewrites.torch.source_code import (
     FunctionScope,
     ParsedSource,
     is_arithmetic,
     is_pure,
     root_name,
 )
-from forecast_harness.rewrites.torch.matching import term_of
-from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit
-from forecast_harness.rewrites.triton.unit import (
+from forecast_harness.rewrites.triton.analysis.source_unit import (
     Block,
     assigned_names,
     fresh_name,

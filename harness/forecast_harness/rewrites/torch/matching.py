@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from forecast_harness.rewrites.torch.code import FunctionScope, ParsedSource, read_expressions
 from forecast_harness.rewrites.torch.protocol import TorchEdit
-from forecast_harness.rewrites.triton.unit import parse_expression, swap_expressions
+from forecast_harness.rewrites.torch.source_code import FunctionScope, ParsedSource, read_expressions
+from forecast_harness.rewrites.triton.analysis.source_unit import parse_expression, swap_expressions
 
 Bindings = dict[str, "ExpressionTerm"]
 

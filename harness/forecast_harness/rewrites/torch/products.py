@@ -7,9 +7,9 @@ import copy
 import re
 from collections.abc import Iterator
 
-from forecast_harness.rewrites.torch.code import ParsedSource, read_expressions
 from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit
-from forecast_harness.rewrites.triton.unit import parse_expression, swap_expressions
+from forecast_harness.rewrites.torch.source_code import ParsedSource, read_expressions
+from forecast_harness.rewrites.triton.analysis.source_unit import parse_expression, swap_expressions
 
 _EINSUM_EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forecast_harness.rewrites.torch.code import ParsedSource
+    from forecast_harness.rewrites.torch.source_code import ParsedSource
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_harness.rewrites.torch import (
     algebra,
     chunking,
     constants,
-    fused,
+    fused_operations,
     inplace,
     loops,
     matching,
     products,
-    structure,
+    whole_functions,
 )
-from forecast_harness.rewrites.torch.code import ParsedSource
 from forecast_harness.rewrites.torch.protocol import InputFacts, TorchEdit, TorchRewrite
+from forecast_harness.rewrites.torch.source_code import ParsedSource
 
 MAX_PAIRS = 400
 """Most combinations of two rewrites that are made of one source."""
@@ -42,7 +42,7 @@ def _apply_rules(
 
 def _rule_rewrites() -> Iterator[TorchRewrite]:
     grouped: dict[str, list[matching.RewriteRule]] = defaultdict(list)
-    for rule in (*fused.RULES, *algebra.RULES):
+    for rule in (*fused_operations.RULES, *algebra.RULES):
         grouped[rule.name].append(rule)
     for name, rules in grouped.items():
         yield TorchRewrite(name, _apply_rules(rules))
@@ -52,14 +52,14 @@ REWRITES: tuple[TorchRewrite, ...] = (
     # In the order in which they are applied to one another: what shows patterns first, what hides them last.
     *_rule_rewrites(),
     TorchRewrite("einsum-to-matmul", products.einsum_to_matmul),
-    TorchRewrite("once", structure.eliminate_common_subexpressions),
+    TorchRewrite("once", whole_functions.eliminate_common_subexpressions),
     TorchRewrite("hoist", loops.hoist_invariants),
     TorchRewrite("pointwise-first", loops.hoist_pointwise),
     TorchRewrite("rows-together", loops.batch_rows),
     TorchRewrite("contiguous-operands", products.contiguous_operands),
     TorchRewrite("overwrite", inplace.operate_in_place),
     TorchRewrite("destinations", inplace.write_with_out),
-    TorchRewrite("inference-mode", structure.inference_mode),
+    TorchRewrite("inference-mode", whole_functions.inference_mode),
     TorchRewrite("chunk-rows", chunking.chunk_rows),
     TorchRewrite("constants", constants.vary_constants),
 )
@@ -127,4 +127,4 @@ def _apply_rewrite(
 
 
 def _canonical_form(text: str) -> str:
-    return ast.dump(parsing.parse_module(text))
+    return ast.dump(python_parser.parse_module(text))

@@ -6,11 +6,10 @@ import ast
 import copy
 from collections.abc import Iterator
 
-from forecast_harness.rewrites.triton.facts import FunctionFacts
-from forecast_harness.rewrites.triton.loops import RangeLoop, loops
-from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
-from forecast_harness.rewrites.triton.shapes import argument, broadcast_shape, reduced_axis
-from forecast_harness.rewrites.triton.unit import (
+from forecast_harness.rewrites.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.rewrites.triton.analysis.loops import RangeLoop, loops
+from forecast_harness.rewrites.triton.analysis.shapes import argument, broadcast_shape, reduced_axis
+from forecast_harness.rewrites.triton.analysis.source_unit import (
     SourceUnit,
     assigned_names,
     fresh_name,
@@ -21,6 +20,7 @@ from forecast_harness.rewrites.triton.unit import (
     read_names,
     swap_expressions,
 )
+from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
 
 LOG2_E = 1.4426950408889634
 

@@ -12,24 +12,22 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from forecast_harness.rewrites.triton.affine import (
+from forecast_harness.rewrites.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.rewrites.triton.analysis.loops import (
+    MemoryAccess,
+    RangeLoop,
+    accesses,
+    always_executes,
+    loops,
+)
+from forecast_harness.rewrites.triton.analysis.outside_flow import never_stored_outside
+from forecast_harness.rewrites.triton.analysis.polynomials import (
     NotProvable,
     Polynomial,
     induction_variables,
     mask_conditions,
 )
-from forecast_harness.rewrites.triton.facts import FunctionFacts
-from forecast_harness.rewrites.triton.loops import MemoryAccess, RangeLoop, accesses, always_executes, loops
-from forecast_harness.rewrites.triton.ordering import docstring_length
-from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
-from forecast_harness.rewrites.triton.spill import never_stored_outside
-from forecast_harness.rewrites.triton.tiles import (
-    TileReader,
-    WrappedOffsets,
-    lane_atoms,
-    spread_positive_form,
-)
-from forecast_harness.rewrites.triton.unit import (
+from forecast_harness.rewrites.triton.analysis.source_unit import (
     SourceUnit,
     assigned_names,
     fresh_name,
@@ -38,6 +36,14 @@ from forecast_harness.rewrites.triton.unit import (
     parse_statements,
     swap_expressions,
 )
+from forecast_harness.rewrites.triton.analysis.tile_addresses import (
+    TileReader,
+    WrappedOffsets,
+    lane_atoms,
+    spread_positive_form,
+)
+from forecast_harness.rewrites.triton.program_order import docstring_length
+from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
 
 _BYTES = {
     "float16": 2,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 
-from forecast_harness.rewrites.triton.ordering import docstring_length
-from forecast_harness.rewrites.triton.unit import (
+from forecast_harness.rewrites.triton.analysis.source_unit import (
     Function,
     SourceUnit,
     arguments,
@@ -15,6 +14,7 @@ from forecast_harness.rewrites.triton.unit import (
     read_names,
     swap_expressions,
 )
+from forecast_harness.rewrites.triton.program_order import docstring_length
 
 _ROUNDS = 4
 """How deep helpers may call helpers."""

@@ -8,7 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forecast_harness.rewrites.triton.affine import (
+from forecast_harness.rewrites.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.rewrites.triton.analysis.loops import (
+    MemoryAccess,
+    RangeLoop,
+    accesses,
+    keep_conditions,
+    loops,
+)
+from forecast_harness.rewrites.triton.analysis.polynomials import (
     CounterBound,
     NotProvable,
     Polynomial,
@@ -17,10 +25,7 @@ from forecast_harness.rewrites.triton.affine import (
     induction_variables,
     mask_conditions,
 )
-from forecast_harness.rewrites.triton.facts import FunctionFacts
-from forecast_harness.rewrites.triton.loops import MemoryAccess, RangeLoop, accesses, keep_conditions, loops
-from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
-from forecast_harness.rewrites.triton.unit import (
+from forecast_harness.rewrites.triton.analysis.source_unit import (
     SourceUnit,
     assigned_names,
     fresh_name,
@@ -29,6 +34,7 @@ from forecast_harness.rewrites.triton.unit import (
     parse_statements,
     replace_statement,
 )
+from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
 
 
 @dataclass(frozen=True)

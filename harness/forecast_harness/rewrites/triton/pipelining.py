@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-from forecast_harness.rewrites.triton.facts import FunctionFacts
-from forecast_harness.rewrites.triton.loops import RangeLoop, loads_may_move, loops
+from forecast_harness.rewrites.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.rewrites.triton.analysis.loops import RangeLoop, loads_may_move, loops
+from forecast_harness.rewrites.triton.analysis.source_unit import SourceUnit
 from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit
-from forecast_harness.rewrites.triton.unit import SourceUnit
 
 STAGES = (3, 2, 4)
 FACTORS = (2, 4)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from forecast_autotune.records import Argument, Config
-from forecast_harness.rewrites.triton.facts import FunctionFacts
-from forecast_harness.rewrites.triton.unit import Function, SourceUnit
+from forecast_harness.rewrites.triton.analysis.function_facts import FunctionFacts
+from forecast_harness.rewrites.triton.analysis.source_unit import Function, SourceUnit
 
 
 @dataclass(frozen=True)

@@ -12,69 +12,75 @@ from forecast_autotune.records import Argument, Config, digest
 from forecast_autotune.variants.records import Origin, Provenance, Variant
 from forecast_harness.rewrites.triton import (
     arithmetic,
-    caching,
+    cache_hints,
     descriptors,
-    functions,
-    interior,
-    motion,
-    ordering,
-    passes,
+    fast_paths,
+    load_motion,
+    math_functions,
     peeling,
     pipelining,
-    programs,
-    splitting,
+    program_count,
+    program_order,
+    repeated_passes,
+    split_k,
 )
+from forecast_harness.rewrites.triton.analysis.source_unit import SourceUnit
 from forecast_harness.rewrites.triton.inlining import inline_helpers
 from forecast_harness.rewrites.triton.protocol import RewriteContext, SourceEdit, TritonRewrite
-from forecast_harness.rewrites.triton.unit import SourceUnit
 
 _STRUCTURAL_REWRITES = frozenset(("exchange", "interior", "persist", "two-tiles"))
 
 REWRITES: tuple[TritonRewrite, ...] = (
     # In the order in which they are applied to one another: structure first, hints last. Functions touch
     # nothing else, and stand first so that what only adds code to them is left out.
-    TritonRewrite("erf", "erf without branches", functions.erf, True, incompatible=_STRUCTURAL_REWRITES),
+    TritonRewrite("erf", "erf without branches", math_functions.erf, True, incompatible=_STRUCTURAL_REWRITES),
     TritonRewrite(
-        "sigmoid", "sigmoid without a division", functions.sigmoid, True, incompatible=_STRUCTURAL_REWRITES
+        "sigmoid",
+        "sigmoid without a division",
+        math_functions.sigmoid,
+        True,
+        incompatible=_STRUCTURAL_REWRITES,
     ),
     TritonRewrite(
         "one-pass",
         "a row that fits one tile is loaded once",
-        passes.one_pass,
+        repeated_passes.one_pass,
         incompatible=frozenset(("turn-back", "lane-sums", "peel", "hoist", "pipeline", "unroll")),
     ),
-    TritonRewrite("turn-back", "the later pass over a row runs backwards", passes.reverse_later_pass),
+    TritonRewrite(
+        "turn-back", "the later pass over a row runs backwards", repeated_passes.reverse_later_pass
+    ),
     TritonRewrite(
         "lane-sums", "one reduction after a loop, not one in each iteration", arithmetic.lane_sums, True
     ),
     TritonRewrite("peel", "full tiles without masks", peeling.peel, incompatible=frozenset(("describe",))),
-    TritonRewrite("hoist", "invariant loads before the loop", motion.hoist),
-    TritonRewrite("load-early", "loads before reductions", motion.load_early),
+    TritonRewrite("hoist", "invariant loads before the loop", load_motion.hoist),
+    TritonRewrite("load-early", "loads before reductions", load_motion.load_early),
     TritonRewrite(
         "one-row",
         "one division for each program",
-        interior.one_row_fast_path,
+        fast_paths.one_row_fast_path,
         incompatible=frozenset(("interior", "two-tiles", "persist")),
     ),
     TritonRewrite(
         "interior",
         "whole tiles without masks",
-        interior.interior_fast_path,
+        fast_paths.interior_fast_path,
         incompatible=frozenset(("two-tiles", "persist", "describe")),
     ),
-    TritonRewrite("two-tiles", "two neighbouring tiles in each program", programs.two_tiles),
+    TritonRewrite("two-tiles", "two neighbouring tiles in each program", program_count.two_tiles),
     TritonRewrite(
         "spread",
         "more programs that take tile after tile",
-        programs.spread,
+        program_count.spread,
         incompatible=frozenset(("persist",)),
     ),
-    TritonRewrite("persist", "programs that stay and take tile after tile", programs.persist),
-    TritonRewrite("split-sum", "several programs share a sum of dots", splitting.split_sum, True),
+    TritonRewrite("persist", "programs that stay and take tile after tile", program_count.persist),
+    TritonRewrite("split-sum", "several programs share a sum of dots", split_k.split_sum, True),
     TritonRewrite("describe", "tiles through tensor descriptors", descriptors.use_descriptors),
-    TritonRewrite("group", "tiles in bands that share the cache", ordering.group),
-    TritonRewrite("exchange", "the second grid axis varies fastest", ordering.exchange),
-    TritonRewrite("reverse", "the longest programs first", ordering.reverse),
+    TritonRewrite("group", "tiles in bands that share the cache", program_order.group),
+    TritonRewrite("exchange", "the second grid axis varies fastest", program_order.exchange),
+    TritonRewrite("reverse", "the longest programs first", program_order.reverse),
     TritonRewrite("accumulate", "dots add to their accumulator", arithmetic.accumulate, True),
     TritonRewrite("exp2", "exp as exp2 of a multiply-add", arithmetic.exp2, True),
     TritonRewrite("reciprocal", "products for quotients", arithmetic.reciprocal, True),
@@ -83,9 +89,9 @@ REWRITES: tuple[TritonRewrite, ...] = (
     TritonRewrite("unroll", "loops unrolled", pipelining.unroll),
     TritonRewrite("single-buffer", "one accumulator in tensor memory", pipelining.single_buffer),
     TritonRewrite("specialise-warps", "loads and dots in warps of their own", pipelining.specialise_warps),
-    TritonRewrite("evict", "eviction policies by reuse", caching.evict),
-    TritonRewrite("bypass-l1", "loads read once do not fill L1", caching.bypass_l1),
-    TritonRewrite("stream-stores", "results past the cache", caching.stream_stores),
+    TritonRewrite("evict", "eviction policies by reuse", cache_hints.evict),
+    TritonRewrite("bypass-l1", "loads read once do not fill L1", cache_hints.bypass_l1),
+    TritonRewrite("stream-stores", "results past the cache", cache_hints.stream_stores),
 )
 
 _REPEAT_DISCOUNT = 0.7

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 from forecast_harness.search.records import Node, NodeResult
 
 BehaviourCell = tuple[str, int, int, int, int, int]
@@ -60,7 +60,7 @@ def _size_class(sizes: Iterable[int]) -> int:
 def _cell_of_source(language: str, source: str) -> BehaviourCell:
     special = sum(1 << bit for bit, pattern in enumerate(_SPECIAL_PATTERNS) if pattern.search(source))
     try:
-        tree = parsing.parse_module(source)
+        tree = python_parser.parse_module(source)
     except (SyntaxError, ValueError, RecursionError):
         tree = ast.Module([], [])
     nodes = list(ast.walk(tree))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forecast_harness.search.archives.lineage import ancestors, expandable_nodes
+from forecast_harness.search.archives.ancestry import ancestors, expandable_nodes
 from forecast_harness.search.interfaces import ArchiveView
 
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forecast_autotune.records import digest
+from forecast_harness.search.archives.ancestry import expandable_nodes, parent_of
 from forecast_harness.search.archives.behaviour import BehaviourCell, behaviour_cell
-from forecast_harness.search.archives.lineage import expandable_nodes, parent_of
 from forecast_harness.search.interfaces import ArchiveView
 
 

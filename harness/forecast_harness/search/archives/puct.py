@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from forecast_harness.search.archives.lineage import ancestors, parent_of
+from forecast_harness.search.archives.ancestry import ancestors, parent_of
 from forecast_harness.search.interfaces import ArchiveView
 
 

@@ -1,5 +1,5 @@
 """Forecasts of whole sources before they run: learnt in the search, from Triton's IR, by language models."""
 
-from forecast_harness.search.forecasters.base import open_forecaster
+from forecast_harness.search.forecasters.factory import open_forecaster
 
 __all__ = ["open_forecaster"]

@@ -15,9 +15,9 @@ import numpy as np
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.surrogates.protocol import Array
-from forecast_harness.search.events import Forecasted, NodeForecastRequest
-from forecast_harness.search.forecasters import describing
-from forecast_harness.search.forecasters.process import fit_mixture
+from forecast_harness.search.forecasters import source_features
+from forecast_harness.search.forecasters.gaussian_process import fit_mixture
+from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.records import Node, NodeForecast
 
 MIN_RESULTS = 3
@@ -61,13 +61,13 @@ class NodeFeatures:
         firsts = [known.get(n.parents[0]) if n.parents else None for n in nodes]
         pairs = list(zip(nodes, firsts, strict=True))
         return cls(
-            np.array([describing.edit_embedding(n, p) for n, p in pairs]).reshape(
-                len(nodes), 3 * describing.HASH_WIDTH
+            np.array([source_features.edit_embedding(n, p) for n, p in pairs]).reshape(
+                len(nodes), 3 * source_features.HASH_WIDTH
             ),
-            np.array([describing.source_embedding(n) for n in nodes]).reshape(
-                len(nodes), describing.HASH_WIDTH
+            np.array([source_features.source_embedding(n) for n in nodes]).reshape(
+                len(nodes), source_features.HASH_WIDTH
             ),
-            describing.static_features(pairs),
+            source_features.static_features(pairs),
             np.array([_ancestor_score(n, known, scores) for n in nodes]),
         )
 
@@ -172,7 +172,7 @@ def failure_probabilities(question: NodeForecastRequest) -> Array:
 
 
 def _unit_edit(node: Node, known: Mapping[str, Node]) -> Array:
-    change = describing.edit_embedding(node, known.get(node.parents[0]) if node.parents else None)
+    change = source_features.edit_embedding(node, known.get(node.parents[0]) if node.parents else None)
     return change / max(1e-9, float(np.linalg.norm(change)))
 
 

@@ -27,7 +27,7 @@ from forecast_autotune.llm.prompt import (
 )
 from forecast_autotune.records import Device, Kernel, Problem
 from forecast_autotune.surrogates.protocol import Array
-from forecast_harness.search.events import Forecasted, NodeForecastRequest
+from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.interfaces import Forecaster
 from forecast_harness.search.records import Node, NodeForecast, NodeResult, SearchCost
 

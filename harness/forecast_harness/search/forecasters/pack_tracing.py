@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.features.ttir.walk import assignment_key, assignment_of
+from forecast_autotune.features.ttir.extraction import assignment_key, assignment_of
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_harness.packs.schema import PackFormat
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
+from forecast_harness.search.judging.source_configs import SourceConfig as TunedConfig
+from forecast_harness.search.judging.source_configs import apply_config, configs_of, diverse_configs
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import pack_of
-from forecast_harness.search.tuned import SourceConfig as TunedConfig
-from forecast_harness.search.tuned import apply_config, configs_of, diverse_configs
 
 MAX_TRACED_CONFIGS = 8
 """Configs of one source that are traced, the source as it stands among them."""
@@ -38,7 +38,7 @@ _MAX_CACHED_FORECASTS = 4096
 _MAX_CACHED_TRACES = 64
 """Sources without timings whose IR is kept."""
 _TRACE_LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
-_TRACE_JOB = "forecast_harness.search.pack_cell:main"
+_TRACE_JOB = "forecast_harness.search.judging.pack_cell:main"
 _LaunchRecord = dict[str, Any]
 """One launch of a kernel, as `pack_cell.trace` tells it."""
 

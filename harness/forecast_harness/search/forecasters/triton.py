@@ -11,7 +11,6 @@ from typing import Protocol
 
 import numpy as np
 
-from forecast_harness.search.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.forecasters.lineage import (
     UNINFORMED_SD,
     LineageForecaster,
@@ -19,7 +18,8 @@ from forecast_harness.search.forecasters.lineage import (
     relative_forecasts,
 )
 from forecast_harness.search.forecasters.pack_tracing import PackTracer
-from forecast_harness.search.forecasters.tracing import VariantTracer
+from forecast_harness.search.forecasters.variant_tracing import VariantTracer
+from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 
 UNTESTED_DIFFERENCE_SD = 0.5

@@ -30,10 +30,10 @@ from forecast_autotune.llm.providers import answers_directory, provider
 from forecast_autotune.llm.spec import parsed
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.events import ProposalRequest, Proposed
-from forecast_harness.search.proposers import prompting, reading
-from forecast_harness.search.proposers.kept import GeneratedTexts, TextCache
-from forecast_harness.search.proposers.making import Draft, draw_seed, new_nodes
+from forecast_harness.search.history.events import ProposalRequest, Proposed
+from forecast_harness.search.proposers import llm_answers, llm_prompts
+from forecast_harness.search.proposers.drafts import Draft, draw_seed, new_nodes
+from forecast_harness.search.proposers.text_cache import GeneratedTexts, TextCache
 from forecast_harness.search.records import SearchCost, SearchTarget
 
 CACHE_FOLDER = "written"
@@ -55,7 +55,7 @@ def open_llm_proposer(text: str, target: SearchTarget, *, settings: Settings | N
 class LLMProposer:
     """See the module. Thread-safe."""
 
-    styles: Sequence[str] = prompting.STYLES
+    styles: Sequence[str] = llm_prompts.STYLES
 
     def __init__(self, text: str, target: SearchTarget, settings: Settings) -> None:
         spec = parsed(text, writing=True)
@@ -72,9 +72,9 @@ class LLMProposer:
     def propose(self, request: ProposalRequest) -> Proposed:
         """See `Proposer`."""
         begin = time.monotonic()
-        style = prompting.feasible_style(request, request.arm.rpartition("/")[2])
+        style = llm_prompts.feasible_style(request, request.arm.rpartition("/")[2])
         try:
-            question = prompting.prompt(request, style)
+            question = llm_prompts.prompt(request, style)
         except RecordError as error:
             return Proposed(request.id, (), problem=f"{self.name}: {error}")
         told, trouble = self._generate(question, request.n, draw_seed(request))
@@ -104,7 +104,7 @@ class LLMProposer:
         """What comes of telling the model, once, which rule its answer broke."""
 
         def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, SearchCost]:
-            asked = prompting.retry_prompt(question, answer, complaint)
+            asked = llm_prompts.retry_prompt(question, answer, complaint)
             told, trouble = self._generate(asked, 1, f"{draw_seed(request)}/{number}")
             if not told.texts:
                 return None, trouble[0] if trouble else complaint, told.spent
@@ -153,16 +153,16 @@ class LLMProposer:
     def _draft(self, answer: str, request: ProposalRequest, style: str, question: str) -> Draft:
         """Raises `RecordError` saying, to the model, which rule its answer breaks."""
         parent = request.parents[0]
-        read = reading.apply_edits if style == "diff" else reading.extract_source
+        read = llm_answers.apply_edits if style == "diff" else llm_answers.extract_source
         source = read(answer, self._target, parent)
         others = {
             "crossover": request.parents[1:2],
-            "repair": tuple(filter(None, [prompting.failure_to_repair(request)])),
+            "repair": tuple(filter(None, [llm_prompts.failure_to_repair(request)])),
         }.get(style, ())
         made = Provenance(
             Origin.LLM,
             author=self._author,
             prompt_sha256=hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(),
-            note=reading.extract_note(answer),
+            note=llm_answers.extract_note(answer),
         )
         return Draft(source, made, parents=(parent.id, *(o.id for o in others)))

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.rewrites.torch.code import ParsedSource
 from forecast_harness.rewrites.torch.constants import cross_constants
 from forecast_harness.rewrites.torch.registry import RewrittenSource, rewrites_of
-from forecast_harness.search.events import ProposalRequest, Proposed
+from forecast_harness.rewrites.torch.source_code import ParsedSource
+from forecast_harness.search.history.events import ProposalRequest, Proposed
 from forecast_harness.search.proposers import cuda_rewrites, triton_rewrites
-from forecast_harness.search.proposers.facts import target_facts
-from forecast_harness.search.proposers.making import Draft, draft_identity, draw_seed, new_nodes
+from forecast_harness.search.proposers.drafts import Draft, draft_identity, draw_seed, new_nodes
+from forecast_harness.search.proposers.target_facts import target_facts
 from forecast_harness.search.records import Node, SearchTarget, TargetKind
 
 _MAX_CACHED_PARENTS = 64

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.packs.load import make_solution
 from forecast_harness.packs.schema import Language
-from forecast_harness.search.events import ProposalRequest, Proposed
-from forecast_harness.search.proposers.making import (
+from forecast_harness.search.history.events import ProposalRequest, Proposed
+from forecast_harness.search.proposers.drafts import (
     Draft,
     defines_entry,
     draft_identity,
@@ -169,7 +169,7 @@ def _table_provenance(files: Mapping[PurePosixPath, Mapping[str, Any]]) -> dict[
 def _strip_annotations(text: str) -> tuple[str, str]:
     """A table's file without docstring and what is meant for its readers; and the docstring's first line."""
     try:
-        tree = parsing.parse_module(text)
+        tree = python_parser.parse_module(text)
     except (SyntaxError, ValueError, RecursionError):
         return text, ""
     note = (ast.get_docstring(tree) or "").partition("\n")[0][:_MAX_NOTE_CHARS]

@@ -12,16 +12,16 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forecast_autotune import parsing
+from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
 from forecast_autotune.variants.records import Variant
-from forecast_harness.rewrites.torch.code import ParsedSource
 from forecast_harness.rewrites.torch.constants import vary_constants
 from forecast_harness.rewrites.torch.protocol import InputFacts
 from forecast_harness.rewrites.torch.registry import RewrittenSource
+from forecast_harness.rewrites.torch.source_code import ParsedSource
 from forecast_harness.rewrites.triton import variants_of
-from forecast_harness.variants.subject import BaseKernel
+from forecast_harness.variants.base_kernel import BaseKernel
 
 MAX_VARIANTS = 96
 """Most variants of one kernel."""
@@ -85,7 +85,7 @@ def _config_literal(config: Config) -> dict[str, Any]:
 
 
 def _defines_any(source: str, names: tuple[str, ...]) -> bool:
-    for node in parsing.parse_module(source).body:
+    for node in python_parser.parse_module(source).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if any(isinstance(t, ast.Name) and t.id in names for t in targets):
             return True
@@ -96,7 +96,7 @@ def _defines_any(source: str, names: tuple[str, ...]) -> bool:
 
 def _launched_kernels(source: str) -> dict[str, str]:
     """Parameters of the kernels that a module launches, as text, by name."""
-    tree = parsing.parse_module(source)
+    tree = python_parser.parse_module(source)
     launched = {
         n.func.value.id
         for n in ast.walk(tree)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forecast_harness.search.state import SearchState
+from forecast_harness.search.history.state import SearchState
 
 __all__ = ["page"]
 
@@ -10,6 +10,6 @@ __all__ = ["page"]
 def page(state: SearchState) -> str:
     """The search as one HTML file that needs nothing else. See `render.page`."""
     from forecast_harness.search.report.render import render_page as rendered
-    from forecast_harness.search.report.story import build_report
+    from forecast_harness.search.report.report_model import build_report
 
     return rendered(build_report(state))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import log2, sqrt
 
 from forecast_autotune.report.chart import percent
-from forecast_harness.search.batches import HistoryPoint
+from forecast_harness.search.history.batches import HistoryPoint
 from forecast_harness.search.report.panel import (
     ChartLabel,
     ChartMark,
@@ -17,6 +17,7 @@ from forecast_harness.search.report.panel import (
     x_axis,
     y_axis,
 )
+from forecast_harness.search.report.report_model import Z90, ReportNode, SearchReport
 from forecast_harness.search.report.scales import (
     amount_text,
     factor_text,
@@ -24,7 +25,6 @@ from forecast_harness.search.report.scales import (
     padded_bounds,
     round_ticks,
 )
-from forecast_harness.search.report.story import Z90, ReportNode, SearchReport
 
 MOST_DOTS = 600
 """A chart has at most so many marks of single results; the best ones and every n-th of the others stay."""

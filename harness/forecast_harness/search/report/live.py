@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from forecast_autotune.report.chart import bar
+from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.interfaces import JudgePool
 from forecast_harness.search.records import EVIDENCE_TEXTS
 from forecast_harness.search.report import tables
 from forecast_harness.search.report.scales import factor_text
 from forecast_harness.search.report.sources import escape_invisible
-from forecast_harness.search.state import SearchState
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -117,7 +117,8 @@ class LiveDisplay:
             if point.node == state.seeds[0]:
                 continue
             judged = state.judged[point.node]
-            node = f"{point.measurements}: {escape_invisible(state.nodes[point.node].provenance.note or point.node[:8])}"
+            name = escape_invisible(state.nodes[point.node].provenance.note or point.node[:8])
+            node = f"{point.measurements}: {name}"
             if point.score is None:
                 why = (
                     escape_invisible(judged.feedback.strip().splitlines()[0][:100])

@@ -17,11 +17,11 @@ from typing import Any
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.report.chart import milliseconds, percent, seconds
 from forecast_autotune.report.page import STYLE
-from forecast_harness.search import codec
+from forecast_harness.search.history import codec
 from forecast_harness.search.report import charts, sources, tables, tree
+from forecast_harness.search.report.report_model import ReportNode, SearchReport
 from forecast_harness.search.report.scales import factor_text
 from forecast_harness.search.report.sources import escape_invisible
-from forecast_harness.search.report.story import ReportNode, SearchReport
 
 MOST_NODES = 3_000
 """So many nodes can be chosen in a page; of larger searches the page holds the most important ones."""

@@ -8,9 +8,15 @@ from typing import Any
 
 from forecast_autotune.report.chart import milliseconds, percent, seconds
 from forecast_harness.search.records import EVIDENCE_TEXTS, NodeForecast, NodeResult, SearchBudget, SearchCost
+from forecast_harness.search.report.report_model import (
+    Z95,
+    BestResult,
+    ReportNode,
+    SearchReport,
+    speedup_interval,
+)
 from forecast_harness.search.report.scales import factor_text
 from forecast_harness.search.report.sources import escape_invisible
-from forecast_harness.search.report.story import Z95, BestResult, ReportNode, SearchReport, speedup_interval
 
 MAX_FINALISTS = 8
 _LIMIT_NAMES = {

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from forecast_harness.search.report.story import ReportNode, SearchReport
+from forecast_harness.search.report.report_model import ReportNode, SearchReport
 
 MAX_DRAWN_NODES = 400
 """So many nodes can still be told apart; the rest are counted at their parents."""

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.cost import FactColumns
 from forecast_autotune.features.devices import DeviceSpec, device_spec
-from forecast_autotune.features.listing import CandidateList
 from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.surrogates.covariance import Hyperparameters

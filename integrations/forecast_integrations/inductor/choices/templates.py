@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forecast_autotune.features.ttir.memory import coalesced_access_counts
-from forecast_autotune.features.ttir.walk import TtirFacts
+from forecast_autotune.features.ttir.coalescing import coalesced_access_counts
+from forecast_autotune.features.ttir.extraction import TtirFacts
 from forecast_autotune.records import Candidate, Scalar
 from forecast_integrations.inductor.choices.geometry import (
     AttentionGeometry,

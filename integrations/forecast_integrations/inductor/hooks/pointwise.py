@@ -27,7 +27,7 @@ from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.harvest import PROTOCOL
 from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.hooks.selection import AnyFunction, CurrentSession
-from forecast_integrations.inductor.serving import TuningSession
+from forecast_integrations.inductor.session import TuningSession
 
 KINDS = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION")
 _MIN_CONFIGS = 2

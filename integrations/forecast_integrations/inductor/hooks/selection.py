@@ -11,8 +11,8 @@ from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import harvest, pruning, rounds
 from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.pruning import SELECTION_STATE, SelectionCall, UnplannedSpaceError
-from forecast_integrations.inductor.serving import TuningSession
-from forecast_integrations.triton.timer.awake import warm_up_cuda
+from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.triton.timer.warmup import warm_up_cuda
 
 AnyFunction = Callable[..., Any]
 CurrentSession = Callable[[], TuningSession | None]

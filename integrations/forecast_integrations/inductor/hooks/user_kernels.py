@@ -18,21 +18,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forecast_autotune.features.trace import trace_many
-from forecast_autotune.features.ttir.walk import assignment_of
+from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.policy import RiskBounded
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem, digest
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor import language_model
-from forecast_integrations.inductor.asking import SafeSurrogate
 from forecast_integrations.inductor.choices.records import size_hints
 from forecast_integrations.inductor.harvest import PROTOCOL
 from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.hooks.selection import AnyFunction, CurrentSession
-from forecast_integrations.inductor.search import OperationSearch
-from forecast_integrations.inductor.serving import FORECAST_LIMIT_S, TuningSession
-from forecast_integrations.inductor.view import StoreSnapshot
+from forecast_integrations.inductor.operation_search import OperationSearch
+from forecast_integrations.inductor.safe_surrogate import SafeSurrogate
+from forecast_integrations.inductor.session import FORECAST_LIMIT_S, TuningSession
+from forecast_integrations.inductor.snapshot import StoreSnapshot
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.decorator import ForecastAutotuner
 

@@ -20,7 +20,7 @@ from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.parallel import run_parallel
 from forecast_autotune.llm.replies import MAX_TOTAL, MIN_TOTAL, InvalidResponse, extract_json, weights
-from forecast_integrations.models.http.served import ForecastCall, HTTPBackend, LabelRows, rows
+from forecast_integrations.models.http.backend import ForecastCall, HTTPBackend, LabelRows, rows
 from forecast_integrations.models.http.transport import RequestRejected, Transport
 
 PROMPT_VERSION = "chat-1"

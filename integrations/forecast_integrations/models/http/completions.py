@@ -26,7 +26,7 @@ from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.parallel import run_parallel
 from forecast_autotune.llm.replies import InvalidResponse
-from forecast_integrations.models.http.served import ForecastCall, HTTPBackend, LabelRows, rows
+from forecast_integrations.models.http.backend import ForecastCall, HTTPBackend, LabelRows, rows
 from forecast_integrations.models.http.transport import RequestRejected, Transport
 
 TOP_LOGPROBS = (20, 5)

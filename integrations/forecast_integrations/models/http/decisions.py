@@ -13,7 +13,7 @@ from typing import Any
 
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import AnswerLabel
-from forecast_integrations.models.http.served import ForecastCall, HTTPBackend, LabelRows, rows
+from forecast_integrations.models.http.backend import ForecastCall, HTTPBackend, LabelRows, rows
 from forecast_integrations.models.http.transport import RequestRejected, Transport
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -15,8 +15,7 @@ from urllib.parse import urljoin, urlsplit
 
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.replies import InvalidResponse
-from forecast_integrations.models.http.client import ConnectionFailed, HTTPResponse, api_key_for, send_request
-from forecast_integrations.models.http.guards import (
+from forecast_integrations.models.http.limits import (
     USAGE_LEDGER,
     CircuitBreaker,
     Deadline,
@@ -24,6 +23,12 @@ from forecast_integrations.models.http.guards import (
     TokenPrices,
     UsageLedger,
     breaker,
+)
+from forecast_integrations.models.http.request import (
+    ConnectionFailed,
+    HTTPResponse,
+    api_key_for,
+    send_request,
 )
 
 T = TypeVar("T")

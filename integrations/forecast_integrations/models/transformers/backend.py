@@ -27,11 +27,11 @@ import numpy.typing as npt
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage, exclusive
 from forecast_autotune.llm.bins import AnswerLabel
-from forecast_autotune.llm.tokens import ForecastTokenizer, Ids
+from forecast_autotune.llm.tokenizer import ForecastTokenizer, Ids
 from forecast_integrations.models.transformers.loading import ModelSource, load_model, unless_out_of_memory
-from forecast_integrations.models.transformers.prefixes import Prefix, PrefixCache
-from forecast_integrations.models.transformers.reading import PassShape, PrefillStrategy, rows_that_fit
-from forecast_integrations.models.transformers.ways import choose_strategy, warm_up
+from forecast_integrations.models.transformers.prefill import PassShape, PrefillStrategy, rows_that_fit
+from forecast_integrations.models.transformers.prefix_cache import Prefix, PrefixCache
+from forecast_integrations.models.transformers.strategies import choose_strategy, warm_up
 
 Array = npt.NDArray[np.float64]
 

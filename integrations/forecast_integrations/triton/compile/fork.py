@@ -13,7 +13,7 @@ from typing import Any
 
 from forecast_autotune.records import Candidate, Outcome
 from forecast_integrations.triton.call import outcome_of
-from forecast_integrations.triton.compile.children import ForkedChild, ForkedChildren
+from forecast_integrations.triton.compile.forked_children import ForkedChild, ForkedChildren
 from forecast_integrations.triton.compile.protocol import CompileResult
 
 _STRAGGLER_FACTOR = 5.0

@@ -1,0 +1,52 @@
+"""What every result file says of where it came from: device, versions, date, seed, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+
+def environment(seed: int | None = None) -> dict[str, Any]:
+    """Facts that make a figure reproducible."""
+    import torch
+    import triton
+
+    found: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cores": len(os.sched_getaffinity(0)),
+        "device": "cpu",
+        "commit": commit_id(),
+    }
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+    if seed is not None:
+        found["seed"] = seed
+    return found
+
+
+def commit_id() -> str:
+    """The checkout's commit, with a mark for uncommitted changes; an environment variable may give it."""
+    if given := os.environ.get("BENCHMARK_COMMIT"):
+        return given
+    here = Path(__file__).resolve().parents[1]
+    try:
+        name = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name + ("+changes" if dirty else "")

@@ -1,0 +1,314 @@
+"""Claim: a search killed with SIGKILL at any moment ends as if it had not been, and pays nothing twice.
+
+    python -m benchmarks.search.killed_search --kills 100 --out benchmarks/results/search_kill9.json
+
+CPU only. Each search runs in a process of its own, with threads that propose and lanes that judge, and gets
+SIGKILL at a random moment, again and again; then it is resumed and left to its end. The same search is run
+without kills, and both must end in the same state: nodes, batches, choices, scores, confirmations, reason to
+stop. The landscape of `search_table` answers, after short random sleeps; whatever would cost money or device
+time writes a line to a ledger as it begins, and one as the last thing before it answers. With `--pack NAME`
+the solutions of a pack are verified by the real judge in its sandbox instead, and the mechanical proposer
+writes them; only the times come from a table, since no two timings are alike.
+
+`repeated`: begun again although the answer was on file or in the log when the process was killed.
+`cut_short`: under way when the process was killed, so that no answer had come; these alone are done again,
+and nobody can know how far they were. `complete_but_unseen`: of these, calls that had come to their end by
+their own ledger in the last instant, before their answer was a file: a third of a millisecond on an idle
+machine, which no program can close from its own side. Calls take an eighth of a second here, and longer in
+earnest; with calls of a thirtieth on a machine with six times more to do than cores, 4 of 100 kills hit it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+# `benchmarks.lib.common` needs torch and is imported where the result is written: children start faster.
+from benchmarks.lib.search.synthetic_landscape import (
+    CONTEXT,
+    SEEDS,
+    TARGET,
+    CallLedger,
+    LandscapeForecaster,
+    LandscapeJudge,
+    LandscapeProposer,
+)
+from benchmarks.lib.search.synthetic_landscape import settings as table_settings
+from forecast_autotune.records import Outcome, digest
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob, ProposalRequest, Proposed
+from forecast_harness.search.history.log import read_log
+from forecast_harness.search.history.state import SearchState, replay_events
+from forecast_harness.search.interfaces import Forecaster, NodeJudge, Proposer
+from forecast_harness.search.lanes.local_lanes import LocalJudgePool
+from forecast_harness.search.planning.scheduler import action_key
+from forecast_harness.search.records import Node, NodeResult, SearchSettings, SearchTarget
+from forecast_harness.search.run import LOG_FILE, search
+
+LEDGER = "ledger"
+LANES = 2
+DELAY_S = 0.25
+"""Longest sleep of a table's answer: a search takes some seconds, and a kill hits it anywhere."""
+TABLE_S, PACK_S = 1.2, 10.0
+"""Longest life of a process that is killed: a few of these make up a search."""
+MOST_KILLS = 6
+"""Kills of one search."""
+
+
+class LedgerPackJudge:
+    """The real judge of a pack's solutions; the times are a table's."""
+
+    def __init__(self, judge: NodeJudge, ledger: CallLedger) -> None:
+        self._judge, self._ledger = judge, ledger
+
+    def judge(self, job: NodeJob) -> NodeResult:
+        self._ledger.write(f"begin {job.id}")
+        found = self._judge.judge(job)
+        if found.outcome is not Outcome.INFRASTRUCTURE:
+            self._ledger.write(f"done {job.id}")
+        return _timeless(found, job.node, job.against)
+
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
+        self._ledger.write(f"begin {action_key(confirm)}")
+        found = self._judge.confirm(confirm)
+        self._ledger.write(f"done {action_key(confirm)}")
+        nodes = {n.id: n for n in (*confirm.nodes, confirm.seed_node)}
+        return {n: _timeless(j, nodes[n], confirm.seed_node) for n, j in found.items()}
+
+    def close(self) -> None:
+        self._judge.close()
+
+
+def _timeless(judged: NodeResult, node: Node, against: Node) -> NodeResult:
+    """The verdict as it is, the time from a table."""
+    if judged.log2_ratio is None:
+        return replace(judged, device_seconds=1.0, wall_seconds=1.0)
+    level = {n.id: random.Random(digest("time", n.id)).gauss(0.0, 0.3) for n in (node, against)}
+    ratio = level[node.id] - level[against.id]
+    return replace(judged, log2_ratio=ratio, device_seconds=1.0, wall_seconds=1.0)
+
+
+class LedgerProposer:
+    """A proposer whose calls are in the ledger."""
+
+    def __init__(self, proposer: Proposer, ledger: CallLedger) -> None:
+        self._proposer, self._ledger = proposer, ledger
+        self.name, self.styles = proposer.name, proposer.styles
+
+    def propose(self, request: ProposalRequest) -> Proposed:
+        self._ledger.write(f"begin {request.id}")
+        found = self._proposer.propose(request)
+        self._ledger.write(f"done {request.id}")
+        return found
+
+    def close(self) -> None:
+        self._proposer.close()
+
+
+def settings(pack: str, seed: int) -> SearchSettings:
+    """A pack's judge takes a third of a second per node, the table next to nothing."""
+    if pack:
+        return replace(table_settings(14, seed=seed), proposers=("mechanical",), surrogate="none")
+    return table_settings(24, seed=seed, depth=1 + seed % 3, audit=0.25)
+
+
+def work(folder: Path, seed: int, pack: str, delay_s: float = DELAY_S, announce: bool = False) -> SearchState:
+    """What a process does: begin the search, or go on with it."""
+    ledger = CallLedger(folder / LEDGER)
+    target: SearchTarget = TARGET
+    seeds: Sequence[Node] = SEEDS
+    proposers: dict[str, Proposer] = {"table": LandscapeProposer(ledger, delay_s)}
+    forecaster: Forecaster | None = LandscapeForecaster(ledger)
+    if pack:
+        from forecast_harness.search.judging.factory import open_judge
+        from forecast_harness.search.proposers import open_proposer
+        from forecast_harness.search.targets import open_target
+
+        target, seeds = open_target(pack, device="cpu")
+        proposers, forecaster = (
+            {"mechanical": LedgerProposer(open_proposer("mechanical", target), ledger)},
+            None,
+        )
+
+        def make(index: int) -> NodeJudge:
+            return LedgerPackJudge(
+                open_judge(target, device="cpu", index=index, folder=folder / "scratch"), ledger
+            )
+    else:
+
+        def make(index: int) -> NodeJudge:
+            return LandscapeJudge(ledger, delay_s)
+
+    lanes = LocalJudgePool(make, 1 if pack else LANES)
+    begun: list[SearchState] = []
+
+    def watch(state: SearchState) -> None:
+        if announce and not begun:
+            print("begun", flush=True)
+            begun.append(state)
+
+    try:
+        return search(
+            target,
+            seeds,
+            settings=settings(pack, seed),
+            context=CONTEXT,
+            proposers=proposers,
+            forecaster=forecaster,
+            lanes=lanes,
+            folder=folder,
+            watch=watch,
+        )
+    finally:
+        lanes.close()
+
+
+def comparable_state(state: SearchState) -> dict[str, Any]:
+    """All of a final state but the order in which answers came."""
+    return {
+        "nodes": list(state.nodes),
+        "refused": [[r.node.id, r.original_id, r.reason] for r in state.duplicates],
+        "chosen": {n: vars(b.chosen) for n, b in sorted(state.batches.items()) if b.chosen is not None},
+        "requests": sorted(state.answers),
+        "judged": {n: str(j.outcome) for n, j in sorted(state.judged.items())},
+        "scores": dict(sorted(state.scores.items())),
+        "confirmed": {n: j.log2_ratio for n, j in sorted(state.confirmed.items())},
+        "pool": list(state.pool),
+        "best": [state.best, state.best_score],
+        "stopped": state.stopped.reason if state.stopped is not None else None,
+        "spent": [state.spent.measurements, state.spent.tokens, round(state.spent.device_seconds, 6)],
+    }
+
+
+def answered_keys(folder: Path) -> set[str]:
+    """Keys of what is answered: on file, or in the log."""
+    files = folder / "answers"
+    return {p.stem for p in files.glob("*.json")} if files.is_dir() else set()
+
+
+def ledger_lines(folder: Path) -> list[tuple[str, str]]:
+    """The ledger: (begin or done, key)."""
+    path = folder / LEDGER
+    text = path.read_text() if path.exists() else ""
+    return [(word, name) for word, name in (line.split(" ", 1) for line in text.splitlines())]
+
+
+class KilledSearch:
+    """One search, its kills, and what they did."""
+
+    def __init__(self, folder: Path, seed: int, pack: str) -> None:
+        self.folder, self.seed, self.pack = folder, seed, pack
+        self.counts: Counter[str] = Counter()
+
+    def leg(self, wait_s: float | None, begun: bool = True) -> bool:
+        """A process, killed `wait_s` seconds after its start, or after its first event; None: not at all.
+
+        Returns whether the kill hit it at work.
+        """
+        before, old = answered_keys(self.folder), len(ledger_lines(self.folder))
+        command = [*common.module_command(__file__), "--child", str(self.folder), "--seed", str(self.seed)]
+        child = subprocess.Popen([*command, "--pack", self.pack], stdout=subprocess.PIPE, text=True)
+        hit = False
+        if wait_s is not None:
+            if begun and child.stdout is not None:
+                child.stdout.readline()
+            try:
+                child.wait(wait_s)
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGKILL)
+                hit = True
+        child.communicate()
+        if not hit and child.returncode:
+            raise RuntimeError(f"the search failed with {child.returncode}: see above")
+        asked = Counter(name for word, name in ledger_lines(self.folder)[old:] if word == "begin")
+        self.counts["repeated"] += sum(n for name, n in asked.items() if name in before)
+        if hit:
+            done = answered_keys(self.folder)
+            under_way = {name for word, name in ledger_lines(self.folder) if word == "begin"} - done
+            self.counts["cut_short"] += len(under_way)
+            log = self.folder / LOG_FILE
+            raw = log.read_bytes() if log.exists() else b""
+            self.counts["torn_lines"] += bool(raw) and not raw.endswith(b"\n")
+            self.counts["before_the_first_event"] += not raw
+        return hit
+
+    def finish(self) -> SearchState:
+        """Resume, undisturbed, and count."""
+        self.leg(None)
+        state = replay_events(read_log(self.folder / LOG_FILE))
+        done = Counter(name for word, name in ledger_lines(self.folder) if word == "done")
+        self.counts["complete_but_unseen"] += sum(n - 1 for n in done.values())
+        self.counts["paid"] += len(done)
+        self.counts["resumed"] += state.resumed
+        return state
+
+
+def run(a: argparse.Namespace) -> int:
+    from benchmarks.lib import common
+
+    report, chance = common.ResultFile(a, "search_kill9", a.seed), random.Random(a.seed)
+    kills = searches = different = 0
+    counts: Counter[str] = Counter()
+    begin = time.monotonic()
+    while kills < a.kills:
+        with tempfile.TemporaryDirectory(prefix="search-kill9-") as name:
+            folder = Path(name)
+            (folder / "calm").mkdir()
+            expected = comparable_state(work(folder / "calm", searches, a.pack, delay_s=0.0))
+            killed = KilledSearch(folder / "killed", searches, a.pack)
+            killed.folder.mkdir()
+            wanted, hits = min(a.kills - kills, chance.randint(1, MOST_KILLS)), 0
+            for _ in range(wanted):
+                begun = chance.random() < 0.9  # the others die while they are still starting
+                hits += killed.leg(chance.random() * (PACK_S if a.pack else TABLE_S), begun)
+            found = comparable_state(killed.finish())
+        counts += killed.counts
+        different += found != expected
+        kills, searches = kills + hits, searches + 1
+        report.add(
+            "search", {"seed": searches - 1, "kills": hits, "same": found == expected, **killed.counts}
+        )
+        common.say(f"{kills} kills in {searches} searches, {different} ended otherwise, {dict(counts)}")
+    summary = {
+        "kills": kills,
+        "searches": searches,
+        "ended_otherwise": different,
+        **{name: counts[name] for name in ("repeated", "cut_short", "complete_but_unseen", "paid")},
+        "resumed": counts["resumed"],
+        "torn_lines": counts["torn_lines"],
+        "before_the_first_event": counts["before_the_first_event"],
+        "minutes": round((time.monotonic() - begin) / 60, 2),
+    }
+    report.finish(summary)
+    return int(any(summary[name] for name in ("ended_otherwise", "repeated")))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pack", default="", help="search this CPU pack instead of the table")
+    parser.add_argument("--out", type=Path, help="the result file (JSON)")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.child:
+        work(a.child, a.seed, a.pack, announce=True)
+        return 0
+    if a.out is None:
+        parser.error("--out FILE is required: a run that is not recorded is wasted")
+    return run(a)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Claim: a decorated call whose key is known costs no more host time than with `triton.autotune`.
+
+    python -m benchmarks.tuning.dispatch_overhead --out benchmarks/results/dispatch.json
+    python -m benchmarks.tuning.dispatch_overhead --stub-only --out benchmarks/results/dispatch_cpu.json  # no GPU
+
+One process; a kernel with 4 and one with 31 arguments besides the tuned one, called by position and by
+keyword through `triton.autotune`, through `forecast_autotune`, and plainly. Blocks of calls of the three
+alternate, nothing waits for the device inside a block, and the median block counts. Rows `device`
+launch a kernel that does next to nothing; rows `stub` replace the kernel by an object whose `run` does
+nothing, so that only the tuners' own work is left. The ratio is the median over rounds of ours/triton's.
+`variant` is `forecast_autotune` where a variant has won: the kernel's own text, but every call is checked.
+"""
+
+# Triton kernels carry no annotations: their arguments have no Python type.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.lib import common
+from forecast_autotune import autotune
+from forecast_autotune.variants import Check, Origin, Provenance, Variant
+from forecast_harness.variants.sizes import CallSizes
+from forecast_integrations.device import current_device
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.standalone import standalone_source
+from forecast_integrations.triton.variants.guard import CallGuard
+from forecast_integrations.triton.variants.loading import AlternativeKernel, VariantConfig, load_variant
+
+CONFIGS = [triton.Config({"BLOCK": b}, num_warps=1) for b in (32, 64)]
+GRID = (1,)
+
+
+@triton.jit
+def few_arguments_kernel(x_ptr, y_ptr, n, scale, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * scale, mask=at < n)
+
+
+# fmt: off
+@triton.jit
+def many_arguments_kernel(p0, p1, p2, p3, p4, p5, p6, p7, n0, n1, n2, n3, n4, n5, n6, n7, n8, n9, n10,
+         n11, n12, n13, n14, n15, n16, n17, n18, n19, n20, n21, n22, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(p7 + at, tl.load(p0 + at, mask=at < n0), mask=at < n22)
+# fmt: on
+
+
+class NullKernel:
+    """A kernel that does nothing when it is launched."""
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+
+
+def tuner_with_variant(kernel: Any, key: list[str], args: tuple[Any, ...]) -> tuple[Any, AlternativeKernel]:
+    """A tuner for which a variant has won, whatever the clock says; and that variant."""
+    record = describe.kernel_record(kernel)
+    arguments = describe.call_arguments(kernel, dict(zip(kernel.arg_names, args, strict=False)))
+    pointers = [a.name for a in arguments if a.kind == "tensor"]
+    passed = Check(current_device().slug, CallSizes.of([arguments]).signature(pointers[-1:]), True)
+    made = Variant.of(record.name, record.source_sha256, standalone_source(kernel), Provenance(Origin.HAND))
+    made = replace(made, checks=(passed,))
+    tuner = autotune(CONFIGS, key, store=False, variants=[made])(kernel)
+    tuner[GRID](*args)
+    function = load_variant(made, kernel, CallGuard(made, record, kernel))
+    tuner.cache = {known: VariantConfig.of(tuner.configs[0], function) for known in tuner.cache}
+    return tuner, function
+
+
+def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], stub: bool, named: bool) -> dict[str, Any]:
+    """Name -> a function that makes one call; every tuner has seen the key."""
+    theirs = triton.autotune(CONFIGS, key)(kernel)
+    ours = autotune(CONFIGS, key, store=False)(kernel)
+    other, function = tuner_with_variant(kernel, key, args)
+    for tuner in (theirs, ours):
+        tuner[GRID](*args)
+    plain, launch = kernel, ours.best_config.all_kwargs()
+    given: dict[str, Any] = {}
+    if named:
+        given, args = dict(zip(kernel.arg_names, args, strict=False)), ()
+    calls = {
+        "triton": lambda: theirs[GRID](*args, **given),
+        "forecast": lambda: ours[GRID](*args, **given),
+        "variant": lambda: other[GRID](*args, **given),
+        "plain": lambda: plain[GRID](*args, **given, **launch),
+    }
+    calls["variant"]()  # a real kernel, for once: how a call is handed on is found out at the first one
+    assert isinstance(other.best_config, VariantConfig)
+    if stub:
+        plain = theirs.fn = ours.fn = function.kernel = NullKernel()
+    return calls
+
+
+def time_alternately(
+    calls: dict[str, Callable[[], object]], blocks: int, count: int
+) -> dict[str, list[float]]:
+    """Microseconds per call: per contender one figure for each block of `count` calls."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for call in calls.values():
+        for _ in range(count):
+            call()
+    gc.collect()
+    gc.disable()
+    try:
+        for block in range(blocks):
+            for name in names[block % len(names) :] + names[: block % len(names)]:
+                call = calls[name]
+                common.synchronize()
+                begin = time.perf_counter_ns()
+                for _ in range(count):
+                    call()
+                found[name].append((time.perf_counter_ns() - begin) / count / 1000)
+    finally:
+        gc.enable()
+    common.synchronize()
+    return found
+
+
+def run(a: Namespace, report: common.ResultFile) -> None:
+    summary: dict[str, Any] = {}
+    # Without a GPU the tuners still have to decide once; what is timed then is the stub alone.
+    with common.device(a.null or not torch.cuda.is_available()) as where:
+        # Tensors of the device `meta` all lie at address zero: they would count as overlapping.
+        x, y = (torch.empty(64, device="cpu" if where == "meta" else where) for _ in range(2))
+        kernels = {
+            4: (few_arguments_kernel, ["n"], (x, y, 64, 2.0)),
+            31: (many_arguments_kernel, ["n0", "n1"], (*[x] * 7, y, *range(64, 87))),
+        }
+        for stub in (True,) if a.stub_only else (False, True):
+            for arguments, (kernel, key, args) in kernels.items():
+                assert len(args) == arguments
+                for named in (False, True):
+                    name = f"{'stub' if stub else 'device'}/{arguments}/{'keyword' if named else 'position'}"
+                    # At most 1000: a full launch queue would make the host wait for the device.
+                    calls = contenders(kernel, key, args, stub, named)
+                    times = time_alternately(calls, a.blocks, min(a.calls, 1000))
+                    report.add(name, {k: [round(t, 3) for t in v] for k, v in times.items()})
+                    summary[name] = summarise(times)
+                    common.say(f"{name}: {summary[name]}")
+    report.finish(summary)
+
+
+def summarise(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians in microseconds per call, and ratios."""
+    medians = {name: round(statistics.median(t), 3) for name, t in times.items()}
+    pairs = zip(times["forecast"], times["triton"], strict=True)
+    return {
+        "us_per_call": medians,
+        "ratio_to_triton": round(statistics.median(f / t for f, t in pairs), 4),
+        "us_above_plain": round(medians["forecast"] - medians["plain"], 3),
+        "variant_us_above_plain": round(medians["variant"] - medians["plain"], 3),
+        "triton_us_above_plain": round(medians["triton"] - medians["plain"], 3),
+    }
+
+
+def main() -> int:
+    parser = common.parser(__doc__)
+    parser.add_argument("--blocks", type=int, default=150, help="blocks per contender and row")
+    parser.add_argument("--calls", type=int, default=200, help="calls per block, at most 1000")
+    parser.add_argument("--stub-only", action="store_true", help="only the rows that need no GPU")
+    a = common.parse_arguments(parser)
+    run(a, common.ResultFile(a, "dispatch"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Facts of TTIR as JSON, kept beside measurements: what a refit reads where nobody kept the texts.
+
+A text has tens of kilobytes, its facts a few hundred bytes. They are those of one release's reading: facts of
+another version are passed over, as if nothing had been kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.ttir.extraction import FeatureError, extract_facts
+from forecast_autotune.features.ttir.facts import TtirFacts
+from forecast_autotune.records import Argument, Candidate, Problem, digest
+from forecast_autotune.records.problem import FACTS
+
+Grid = tuple[int, ...] | None
+
+_SEMANTICS_VERSION = 1
+"""Counts up when a fact is read otherwise; new and renamed facts change the version by themselves."""
+VERSION = f"{_SEMANTICS_VERSION}-{digest([f.name for f in fields(TtirFacts)])[:8]}"
+
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(TtirFacts)}
+
+
+@lru_cache(maxsize=4096)
+def cached_facts(text: str, arguments: tuple[Argument, ...], grid: Grid) -> TtirFacts | None:
+    """`ttir.facts`, remembered; None for text that cannot be read."""
+    try:
+        return extract_facts(text, arguments, grid)
+    except FeatureError:
+        return None
+
+
+def collect_facts(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    grids: Mapping[Candidate, tuple[int, ...]],
+    ttir: Mapping[str, str],
+    *,
+    within_s: float,
+) -> dict[str, Any]:
+    """The facts of these candidates as `FACTS` holds them; without units where there is no TTIR.
+
+    Texts that a surrogate has read in this process cost nothing. What is not read after `within_s` seconds is
+    left out.
+    """
+    end = time.perf_counter() + within_s
+    listed = CandidateList.of(candidates)
+    names, keys = listed.assignments
+    units = listed.units(grids, problem.grid)
+    found: dict[tuple[str, Grid], TtirFacts] = {}
+    for row in units.first.tolist():
+        name, grid = names[keys[row]], units.grids[row]
+        if (text := ttir.get(name)) is None or (name, grid) in found:
+            continue
+        if time.perf_counter() > end:
+            break
+        if (one := cached_facts(text, problem.arguments, grid)) is not None:
+            found[name, grid] = one
+    return {"version": VERSION, "units": [_encode_unit(*unit, one) for unit, one in found.items()]}
+
+
+def merge_facts(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, as far as `old` is of this version; of units in both, the new one."""
+    units = {**_decode_units(old), **_decode_units(new)}
+    return {"version": VERSION, "units": [_encode_unit(*unit, one) for unit, one in units.items()]}
+
+
+def facts_by_unit(problem: Problem) -> dict[tuple[str, Grid], TtirFacts]:
+    """What a problem's record has kept, by (assignment, grid); empty for nothing, or of another version."""
+    return _decode_units(problem.extra.get(FACTS))
+
+
+def has_facts(problem: Problem) -> bool:
+    """Whether a formula can be computed for this record: TTIR, or facts that this release understands."""
+    return bool(problem.ttir) or bool(facts_by_unit(problem))
+
+
+def _encode_unit(assignment: str, grid: Grid, one: TtirFacts) -> list[Any]:
+    told = {name: value for name, value in vars(one).items() if value != _DEFAULTS[name]}
+    return [assignment, None if grid is None else list(grid), told]
+
+
+def _decode_units(data: Any) -> dict[tuple[str, Grid], TtirFacts]:
+    """Whole units only: stores are edited and merged by people."""
+    if not isinstance(data, Mapping) or data.get("version") != VERSION:
+        return {}
+    found: dict[tuple[str, Grid], TtirFacts] = {}
+    units = data.get("units")
+    for unit in units if isinstance(units, list) else []:
+        try:
+            assignment, grid, told = unit
+            where = None if grid is None else tuple(int(n) for n in grid)
+            found[str(assignment), where] = _decode_facts(told)
+        except (TypeError, ValueError, KeyError, OverflowError, AttributeError):
+            continue
+    return found
+
+
+def _decode_facts(told: Mapping[str, Any]) -> TtirFacts:
+    """Raises `ValueError`, `TypeError` or `KeyError` for anything but numbers under known names."""
+    given: dict[str, Any] = {}
+    for name, value in told.items():
+        if name == "dot_shapes":
+            given[name] = tuple((int(m), int(n), int(k), _number(share)) for m, n, k, share in value)
+        else:
+            kind = type(_DEFAULTS[name])
+            given[name] = kind(_number(value))
+    return TtirFacts(**given)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"a fact is a finite number, got {value!r}")
+    return value

@@ -1,0 +1,303 @@
+"""A variant's source as a tree: its functions, what their names mean, and copies to edit.
+
+Everything here reads the text only. A name counts as Triton's when an import of the module says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+from forecast_autotune import python_parser
+from forecast_autotune.errors import RecordError
+
+Node = TypeVar("Node", bound=ast.AST | list[ast.stmt])
+Tree = TypeVar("Tree", bound=ast.AST)
+Function = ast.FunctionDef
+Block = list[ast.stmt]
+
+BASE_GRID = ("BASE_GRID_0", "BASE_GRID_1", "BASE_GRID_2")
+"""Runtime parameters that the launcher fills with the grid the call would have had for the base kernel."""
+
+_ATOMIC = re.compile(r"atomic_\w+")
+_EFFECTS = {
+    "load": "load",
+    "load_tensor_descriptor": "load",
+    "gather": "load",
+    "store": "store",
+    "store_tensor_descriptor": "store",
+    "scatter": "store",
+    "debug_barrier": "other",
+    "device_print": "other",
+    "device_assert": "other",
+    "inline_asm_elementwise": "other",
+}
+_BUILTINS = frozenset(("abs", "bool", "float", "int", "isinstance", "len", "max", "min", "print", "range"))
+
+
+@dataclass
+class SourceUnit:
+    """One self-contained source, parsed."""
+
+    tree: ast.Module
+    entry_name: str
+    _memo: dict[int, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, source: str, entry: str) -> SourceUnit:
+        """Read a source. Raises `RecordError` if it is not Python or has no such function."""
+        try:
+            tree = python_parser.parse_module(source)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise RecordError(f"the source is not Python: {error}") from error
+        unit = cls(tree, entry)
+        if entry not in unit.functions:
+            raise RecordError(
+                f"the source must define {entry!r} at its top level; it defines "
+                f"{', '.join(unit.functions) or 'nothing'}"
+            )
+        return unit
+
+    def copy(self) -> SourceUnit:
+        """A copy to edit; `twin` finds a node of this unit in it."""
+        memo: dict[int, Any] = {}
+        return SourceUnit(copy.deepcopy(self.tree, memo), self.entry_name, memo)
+
+    def twin(self, node: Node) -> Node:
+        """The copy of a node, or of a list of statements, of the unit that this one was copied from."""
+        return cast("Node", self._memo[id(node)])
+
+    def text(self) -> str:
+        """The source, formatted by `ast.unparse`; ends in a newline."""
+        return ast.unparse(ast.fix_missing_locations(self.tree)) + "\n"
+
+    @cached_property
+    def functions(self) -> dict[str, Function]:
+        """Functions at the top level by name."""
+        return {n.name: n for n in self.tree.body if isinstance(n, ast.FunctionDef)}
+
+    @property
+    def entry(self) -> Function:
+        """The kernel."""
+        return self.functions[self.entry_name]
+
+    @cached_property
+    def kernels(self) -> list[Function]:
+        """The entry, then the functions it reaches by name."""
+        found = [self.entry]
+        for function in found:
+            reached = read_names(function) & set(self.functions)
+            found += [self.functions[n] for n in sorted(reached) if self.functions[n] not in found]
+        return found
+
+    @cached_property
+    def _names(self) -> tuple[frozenset[str], dict[str, str], frozenset[str]]:
+        """Names of `triton.language_call`, bare names from it, and other imported modules."""
+        language, bare, modules = set(), {}, set()
+        for node in self.tree.body:
+            if isinstance(node, ast.Import):
+                for a in node.names:
+                    if a.name == "triton.language":
+                        language.add(a.asname or a.name)
+                    else:
+                        modules.add(a.asname or a.name.partition(".")[0])
+            elif isinstance(node, ast.ImportFrom):
+                for a in node.names:
+                    shown = a.asname or a.name
+                    if node.module == "triton" and a.name == "language":
+                        language.add(shown)
+                    elif node.module == "triton.language":
+                        bare[shown] = a.name
+                    else:
+                        modules.add(shown)
+        return frozenset(language), bare, frozenset(modules)
+
+    @property
+    def tl(self) -> str:
+        """How the source spells `triton.language_call`; empty if it never imports it."""
+        return min(self._names[0], default="")
+
+    def callee_name(self, node: ast.AST) -> str:
+        """Name in `triton.language_call` of what a call calls; `range` for the builtin; else empty."""
+        if not isinstance(node, ast.Call):
+            return ""
+        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) in self._names[0]:
+            return node.func.attr
+        if isinstance(node.func, ast.Name):
+            name = node.func.id
+            return self._names[1].get(name, name if name in _BUILTINS else "")
+        return ""
+
+    def method_name(self, node: ast.AST) -> str:
+        """Name of the method that a call calls on a value; empty for other calls."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            return ""
+        owner = ast.unparse(node.func.value)
+        first = owner.partition(".")[0]
+        return "" if owner in self._names[0] or first in self._names[2] else node.func.attr
+
+    def calls(self, node: ast.AST | Sequence[ast.AST], *names: str) -> list[ast.Call]:
+        """Calls of these functions of `triton.language_call` in a tree, in the order of the text."""
+        roots = node if isinstance(node, Sequence) else [node]
+        found = [n for root in roots for n in nodes_in_order(root) if self.callee_name(n) in names]
+        return [n for n in found if isinstance(n, ast.Call)]
+
+    def effects(self, node: ast.AST | Sequence[ast.AST], _seen: frozenset[str] = frozenset()) -> set[str]:
+        """What a tree does to memory: `load`, `store`, `atomic`, `other`; helpers are followed."""
+        roots = node if isinstance(node, Sequence) else [node]
+        calls = [n for root in roots for n in ast.walk(root) if isinstance(n, ast.Call)]
+        return set().union(*(self.effect(call, _seen) for call in calls))
+
+    def is_library_call(self, node: ast.AST) -> bool:
+        """Whether a call calls what is imported from elsewhere in Triton, as `libdevice.tanh`: arithmetic."""
+        if not isinstance(node, ast.Call) or self.callee_name(node):
+            return False
+        return ast.unparse(node.func).partition(".")[0] in self._names[2]
+
+    def effect(self, call: ast.Call, _seen: frozenset[str] = frozenset()) -> set[str]:
+        """What a call itself does to memory, apart from its arguments."""
+        name = self.callee_name(call) or self.method_name(call)
+        if _ATOMIC.fullmatch(name):
+            return {"atomic"}
+        if name in _EFFECTS:
+            return {_EFFECTS[name]}
+        if name or not isinstance(call.func, ast.Name) or self.is_library_call(call):
+            return set()
+        helper = self.functions.get(call.func.id)
+        if helper is None:
+            return {"load", "store", "other"}  # unknown: anything
+        return set() if helper.name in _seen else self.effects(helper.body, _seen | {helper.name})
+
+    def helper_calls(self, node: ast.AST) -> list[ast.Call]:
+        """Calls of the source's own functions."""
+        return [
+            n
+            for n in nodes_in_order(node)
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in self.functions
+        ]
+
+    def constexprs(self, function: Function) -> set[str]:
+        """Names of a function that are compile-time constants: parameters, annotated locals, globals."""
+        found = {a.arg for a in arguments(function) if "constexpr" in _annotation(a.annotation)}
+        for node in ast.walk(function):
+            if isinstance(node, ast.AnnAssign) and "constexpr" in _annotation(node.annotation):
+                found |= set(assigned_names(node))
+        for top in self.tree.body:
+            if isinstance(top, ast.Assign) and self.callee_name(top.value) == "constexpr":
+                found |= {t.id for t in top.targets if isinstance(t, ast.Name)}
+        return found
+
+    def runtime_parameters(self) -> list[str]:
+        """The entry's runtime parameters in order, without what the launcher fills in."""
+        constant = self.constexprs(self.entry)
+        return [a.arg for a in arguments(self.entry) if a.arg not in constant and a.arg not in BASE_GRID]
+
+    def language_call(self, name: str, *given: ast.expr, **named: ast.expr) -> ast.Call:
+        """A call of `triton.language_call.<name>`."""
+        function = ast.Attribute(ast.Name(self.tl, ast.Load()), name, ast.Load())
+        return ast.Call(function, list(given), [ast.keyword(k, v) for k, v in named.items()])
+
+
+def _annotation(node: ast.expr | None) -> str:
+    return "" if node is None else ast.unparse(node)
+
+
+def arguments(function: Function) -> list[ast.arg]:
+    """Parameters in the order of the signature."""
+    a = function.args
+    return [*a.posonlyargs, *a.args, *a.kwonlyargs]
+
+
+def nodes_in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of a tree, in the order of the text."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from nodes_in_order(child)
+
+
+def blocks(function: Function) -> Iterator[Block]:
+    """Every list of statements in a function, outermost first."""
+    left: list[Block] = [function.body]
+    while left:
+        block = left.pop(0)
+        yield block
+        for statement in block:
+            for name in ("body", "orelse", "finalbody"):
+                inner = getattr(statement, name, None)
+                if isinstance(inner, list) and inner and isinstance(inner[0], ast.stmt):
+                    left.append(inner)
+
+
+def assigned_names(node: ast.AST | Sequence[ast.AST]) -> list[str]:
+    """Names that a tree assigns, once for each assignment; loop targets included."""
+    roots = node if isinstance(node, Sequence) else [node]
+    found = []
+    for root in roots:
+        for n in ast.walk(root):
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+                found.append(n.id)
+    return found
+
+
+def read_names(node: ast.AST | Sequence[ast.AST]) -> set[str]:
+    """Names that a tree reads; the target of an augmented assignment counts."""
+    roots = node if isinstance(node, Sequence) else [node]
+    found = set()
+    for root in roots:
+        for n in ast.walk(root):
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load):
+                found.add(n.id)
+            elif isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name):
+                found.add(n.target.id)
+    return found
+
+
+def names(node: ast.AST | Sequence[ast.AST]) -> set[str]:
+    """Every name in a tree, read or assigned, parameters included."""
+    roots = node if isinstance(node, Sequence) else [node]
+    every = [n for root in roots for n in ast.walk(root)]
+    return {n.id for n in every if isinstance(n, ast.Name)} | {n.arg for n in every if isinstance(n, ast.arg)}
+
+
+def fresh_name(wanted: str, taken: set[str]) -> str:
+    """A name that is not taken, `wanted` if possible; it is taken afterwards."""
+    name, number = wanted, 2
+    while name in taken:
+        name, number = f"{wanted}_{number}", number + 1
+    taken.add(name)
+    return name
+
+
+def parse_expression(text: str) -> ast.expr:
+    """An expression from its text."""
+    return python_parser.parse_expression(text)
+
+
+def parse_statements(text: str) -> Block:
+    """Statements from their text."""
+    return python_parser.parse_module(text).body
+
+
+def replace_statement(block: Block, old: ast.stmt, new: Sequence[ast.stmt]) -> None:
+    """Put statements in the place of one of a block."""
+    at = next(i for i, s in enumerate(block) if s is old)
+    block[at : at + 1] = new
+
+
+class _ExpressionSwap(ast.NodeTransformer):
+    def __init__(self, found: Mapping[int, ast.expr]) -> None:
+        self._found = found
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        found = self._found.get(id(node))
+        return self.generic_visit(node) if found is None else found
+
+
+def swap_expressions(root: Tree, found: Mapping[int, ast.expr]) -> Tree:
+    """Replace expressions in place, found by the `id` of their nodes; returns the root."""
+    return cast("Tree", _ExpressionSwap(found).visit(root))

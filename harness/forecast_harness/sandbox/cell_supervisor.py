@@ -1,0 +1,178 @@
+"""From a fork of the server to a candidate in its cage: keeper, first process, cell.
+
+The *keeper* enters the namespaces (at NAMESPACES), the *first process* builds the file system, starts the
+cell, reaps whatever the candidate leaves behind and reports how it ended; when the first process ends, the
+kernel ends all others of its namespace. Without namespaces keeper and first process are one, and orphans
+are found because it adopts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from forecast_harness.sandbox import cell_process, toolchain
+from forecast_harness.sandbox.containment import confine, linux
+from forecast_harness.sandbox.jobs import ResourceLimits
+
+_KILL_TIMEOUT_S = 3.0
+"""Most seconds for killing what a candidate left, where no namespace does it."""
+_CHANNEL_FD = 3
+
+
+def supervise_cell(
+    cage: confine.Confinement,
+    limits: ResourceLimits,
+    place: str,
+    channel: socket.socket,
+    streams: tuple[int, int],
+    status: int,
+    server: int,
+) -> NoReturn:
+    """Become the keeper of a cell. `place` holds the candidate's files; `status` gets one JSON line.
+
+    The line is `{"code": wait status as Python gives it, "cpu": seconds, "maxrss": bytes}` or
+    `{"setup": why it could not begin}`.
+    """
+    os.setsid()
+    linux.die_with_parent(server)
+    number = os.getpid()
+    user = None
+    try:
+        if cage.has_own_root:
+            if confine.leave_namespaces():
+                user = number
+            first = os.fork()
+            if first:
+                for fd in {channel.fileno(), *streams, status}:
+                    os.close(fd)
+                os.waitpid(first, 0)
+                os._exit(0)
+            linux.die_with_parent(0)  # a keeper outside the namespace shows as 0
+            confine.build_root(cage, f"{place}/{cell_process.FILES_FOLDER}", limits)
+            scratch = confine.SCRATCH
+        else:
+            scratch = _plain_scratch(place, number)
+            if cage.apart:
+                user = number
+                confine.give_scratch_to(scratch, user)
+        linux.adopt_orphans()
+        first = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become_cell(cage, limits, scratch, channel, streams, status, first, user)
+    except BaseException as error:
+        _write_status(status, {"setup": f"{type(error).__name__}: {error}"})
+        os._exit(1)
+    for fd in {channel.fileno(), *streams}:
+        os.close(fd)
+    _reap_until_end(pid, status, cage)
+
+
+def _plain_scratch(place: str, number: int) -> str:
+    scratch = Path(place, f"cell-{number}")
+    scratch.mkdir()
+    for name in ("tmp", "shm"):
+        (scratch / name).mkdir()
+    (scratch / cell_process.FILES_FOLDER).symlink_to(f"../{cell_process.FILES_FOLDER}")
+    return str(scratch)
+
+
+def _write_status(status: int, what: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):
+        os.write(status, json.dumps(what).encode() + b"\n")
+
+
+def _reap_until_end(pid: int, status: int, cage: confine.Confinement) -> NoReturn:
+    """Reap until the cell ends, then say how, and end everything else."""
+    if not cage.apart:  # it has built what it had to build, and may signal its own user's processes
+        with contextlib.suppress(OSError):
+            linux.drop_capabilities()
+    while True:
+        ended, code, used = os.wait4(-1, 0)
+        if ended == pid:
+            break
+    cpu = used.ru_utime + used.ru_stime
+    exit_code = os.waitstatus_to_exitcode(code)
+    if os.getpid() != 1:
+        kill_descendants(os.getpid())
+    _write_status(status, {"code": exit_code, "cpu": cpu, "maxrss": used.ru_maxrss * 1024})
+    os._exit(0)
+
+
+def kill_descendants(parent: int, spare: frozenset[int] = frozenset()) -> int:
+    """Kill all descendants of this process, adopted ones included, except the trees of `spare`.
+
+    Returns how many were left after three seconds of trying.
+    """
+    limit = time.monotonic() + _KILL_TIMEOUT_S
+    while True:
+        mine = [pid for pid in linux.children(parent) if pid not in spare]
+        if not mine or time.monotonic() > limit:
+            return len(mine)
+        for pid in mine:
+            for one in (pid, *linux.descendants(pid)):
+                with contextlib.suppress(OSError):
+                    os.kill(one, signal.SIGKILL)
+        for pid in mine:  # not waited for: one that hangs in a driver must not hang us
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.002)
+
+
+def _become_cell(
+    cage: confine.Confinement,
+    limits: ResourceLimits,
+    scratch: str,
+    channel: socket.socket,
+    streams: tuple[int, int],
+    status: int,
+    parent: int,
+    user: int | None,
+) -> NoReturn:
+    """Become the cell: leave everything behind, then serve the judge."""
+    try:
+        os.setsid()
+        os.chdir(scratch)
+        status = _keep_descriptors(channel, streams, status)
+        _environment(scratch)
+        confine.set_resource_limits(cage, limits)
+        confine.drop_privileges(user)
+        toolchain.restore_cache_files(Path(os.environ["TRITON_CACHE_DIR"]))
+        linux.die_with_parent(parent)
+        confine.install_filters(cage, scratch)
+    except BaseException as error:
+        _write_status(status, {"setup": f"{type(error).__name__}: {error}"})
+        os._exit(1)
+    os.close(status)  # from here on nothing the cell holds can report its end
+    code = 1
+    try:
+        cell_process.serve(socket.socket(fileno=_CHANNEL_FD))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _keep_descriptors(channel: socket.socket, streams: tuple[int, int], status: int) -> int:
+    """Keep nothing, stdout, stderr, the channel (3) and for a moment the status pipe (its new number)."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    high = [os.dup2(fd, 500 + i) for i, fd in enumerate((nothing, *streams, channel.detach(), status))]
+    for target, fd in enumerate(high):
+        os.dup2(fd, target)
+    os.closerange(len(high), 1 << 16)
+    return len(high) - 1
+
+
+def _environment(scratch: str) -> None:
+    """Nothing but what a toolchain needs; the server's own environment is an allow-list already."""
+    for name in ("HOME", "TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"):
+        os.environ[name] = scratch if name == "HOME" else f"{scratch}/tmp"
+    os.environ["USER"] = os.environ["LOGNAME"] = "candidate"
+    tempfile.tempdir = None  # what the server's TMPDIR was

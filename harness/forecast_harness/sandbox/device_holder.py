@@ -1,0 +1,35 @@
+"""A process that keeps a lane's device open: beside it, CUDA starts sooner.
+
+On four H200s of one host four processes that started CUDA at once took 1.45 s each with nobody beside them
+and 0.88 s beside a holder per device; one alone took 0.47 and 0.37 s. Its context does nothing, so a device
+never switches to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+from typing import NoReturn
+
+from forecast_harness.sandbox.containment import linux
+
+_COMPUTE_MODE, _SHARED_MODE = 20, 0
+"""`CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`, and its value `CU_COMPUTEMODE_DEFAULT`."""
+
+
+def hold_device(server: int) -> NoReturn:
+    """Open the first device in sight and wait for the server's end. Without a driver, wait all the same."""
+    linux.die_with_parent(server)
+    with contextlib.suppress(OSError, AttributeError):
+        _open_device(ctypes.CDLL("libcuda.so.1"))
+    while True:
+        signal.pause()
+
+
+def _open_device(driver: ctypes.CDLL) -> None:
+    mode = ctypes.c_int(-1)
+    if driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(mode), _COMPUTE_MODE, 0):
+        return
+    if mode.value == _SHARED_MODE:  # else it serves one process alone, and that is the candidate
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)

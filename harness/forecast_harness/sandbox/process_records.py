@@ -1,0 +1,161 @@
+"""What a server remembers of one job and of one cell that are running."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forecast_harness.sandbox.containment import linux
+from forecast_harness.sandbox.jobs import ResourceLimits, printable
+
+_TAIL_BYTES = 8 << 10
+_DISK_CHECK_INTERVAL_S = 1.0
+_MOST_ENTRIES = 20_000
+_MOST_FREEZE_PASSES = 100
+_FREEZE_PASS_S = 0.0003
+_STOPPED_STATES = "TtZXD"
+"""States of a process that uses no processor: stopped, traced, dead, or waiting in the kernel to stop."""
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """A judge and its place."""
+
+    pid: int
+    number: int
+    channel: socket.socket
+    place: str
+    limits: ResourceLimits
+    cells: int = 0
+    """Started so far."""
+    code: int | None = None
+    why: str = ""
+    tails: tuple[str, str] = ("", "")
+    """stdout and stderr of the cell that ended last."""
+    left: int = 0
+    """Processes that survived SIGKILL: they hang in a driver."""
+    deadline: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.limits.trusted_s
+
+
+@dataclass(slots=True)
+class RunningCell:
+    """A keeper and what lies below it."""
+
+    pid: int
+    number: int
+    limits: ResourceLimits
+    out: int
+    err: int
+    status: int
+    place: str = ""
+    """The scratch directory's parent where no sized file system limits it, else empty."""
+    why: str = ""
+    closed: set[int] = field(default_factory=set)
+    began: float = field(default_factory=time.monotonic)
+    _tails: dict[int, bytes] = field(default_factory=dict)
+    _counted: float = 0.0
+
+    def keep_tail(self, stream: int, block: bytes) -> None:
+        """Remember the end of a stream."""
+        self._tails[stream] = (self._tails.get(stream, b"") + block)[-_TAIL_BYTES:]
+
+    def tail(self, stream: int) -> str:
+        """What is remembered of it."""
+        return printable(self._tails.get(stream, b"").decode(errors="replace"))
+
+    def exceeded(self, now: float, warm_bytes: int, own: int) -> str:
+        """Which limit is exceeded, if any.
+
+        `warm_bytes`: private memory that every fork of the server begins with; `own`: how many processes at
+        the top of the tree are ours.
+        """
+        if now - self.began > self.limits.wall_s:
+            return "timeout"
+        tree = [self.pid, *linux.descendants(self.pid)][own:]
+        facts = [linux.memory_and_threads(pid) for pid in tree]
+        if sum(threads for _, threads in facts) > self.limits.processes:
+            return "processes"
+        grown = sum(max(0, held - warm_bytes) for held, _ in facts)
+        if grown > self.limits.memory_bytes and _proportional_memory(tree) > self.limits.memory_bytes:
+            return "memory"
+        if self.place and now - self._counted > _DISK_CHECK_INTERVAL_S:
+            self._counted = now
+            if _stored_bytes(self.place) > self.limits.output_bytes:
+                return "storage"
+        return ""
+
+    def freeze(self, own: int) -> int:
+        """Stop every process of the cell. Returns how many would not stop: it forks faster than we stop."""
+        stopped: set[int] = set()
+        quiet = 0
+        for _ in range(_MOST_FREEZE_PASSES):
+            tree = [self.pid, *linux.descendants(self.pid)][own:]
+            running = [
+                pid for pid in tree if pid not in stopped or linux.process_state(pid) not in _STOPPED_STATES
+            ]
+            quiet = 0 if running else quiet + 1
+            if quiet == 2:  # one look may fall between a parent's exit and its child's adoption
+                return 0
+            for pid in running:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped.update(running)
+            time.sleep(_FREEZE_PASS_S)
+        return len(running)
+
+    def thaw(self, own: int) -> None:
+        """Let all of them go on."""
+        for pid in [self.pid, *linux.descendants(self.pid)][own:]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+
+    def report(self) -> dict[str, Any]:
+        """How it ended, for the judge. Reads and closes the status pipe."""
+        os.set_blocking(self.status, False)
+        try:
+            line = os.read(self.status, 4096).partition(b"\n")[0]
+        except BlockingIOError:  # somebody still holds the other end
+            line = b""
+        os.close(self.status)
+        said = json.loads(line) if line else {}
+        return {"cell": self.number, "why": self.why, **said}
+
+
+def _proportional_memory(pids: list[int]) -> int:
+    """Private memory of processes in bytes, pages that they share with each other counted once."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, rest = line.partition(":")
+            if name in ("Pss_Anon", "Pss_Shmem"):
+                total += int(rest.split()[0]) * 1024
+    return total
+
+
+def _stored_bytes(place: str) -> int:
+    """Bytes of all files below a directory; a huge number when there are too many to count."""
+    total = count = 0
+    for folder, _, files in os.walk(place):
+        for name in files:
+            count += 1
+            if count > _MOST_ENTRIES:
+                return 1 << 62
+            try:
+                total += Path(folder, name).lstat().st_blocks * 512
+            except OSError:
+                continue
+    return total

@@ -1,0 +1,236 @@
+"""What a log holds: one event per line, in the order in which things came to be known.
+
+Actions and events that belong together share a key, made of what was asked and nothing else, so an action
+that is done twice is recognised: `ProposalRequest.id`, the batch number, or `NodeJob.id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, get_args
+
+from forecast_autotune.errors import RecordError
+from forecast_harness.search.history import codec
+from forecast_harness.search.records import (
+    Node,
+    NodeForecast,
+    NodeResult,
+    SearchContext,
+    SearchCost,
+    SearchTarget,
+)
+
+
+@dataclass(frozen=True)
+class Started:
+    """The first line of a log."""
+
+    context: SearchContext
+    target: SearchTarget
+    seeds: tuple[Node, ...]
+    at: str
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The log was opened again; everything before it stands."""
+
+    at: str
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A proposer answered a request, perhaps with nothing."""
+
+    request: str
+    nodes: tuple[Node, ...]
+    """As they came, also those that turn out not to be new: that is decided from the state."""
+    spent: SearchCost = SearchCost()
+    problem: str = ""
+    """Why there are none: the proposer failed, or has no more to give."""
+    exhausted: bool = False
+    """It will never have more for this parent."""
+    batch: int = 0
+    """This and the next two are copied from the request by the runner, so that a log explains itself."""
+    arm: str = ""
+    parent: str = ""
+    """Id of the request's first parent."""
+
+
+@dataclass(frozen=True)
+class Forecasted:
+    """The forecasts of a batch's new nodes (and of those deferred before, against the newer reference)."""
+
+    batch: int
+    reference: str
+    """Id of the node that beliefs are relative to: the incumbent when the batch was decided."""
+    beliefs: Mapping[str, NodeForecast]
+    spent: SearchCost = SearchCost()
+    problem: str = ""
+    """Why there are none; the batch is then chosen without."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a batch measures and why: written down for readers, derivable from the events before it."""
+
+    batch: int
+    nodes: tuple[str, ...]
+    reasons: tuple[str, ...]
+    """One of `top`, `uncertain`, `audit`, `unforecast` per node."""
+    propensities: tuple[float, ...]
+    """The probability with which each was chosen, given the forecasts; 1 for what is not drawn."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job ended: its node was judged."""
+
+    job: str
+    node: str
+    batch: int
+    judged: NodeResult
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A job's lane failed; the node is not to blame. The job is tried again, a limited number of times."""
+
+    job: str
+    node: str
+    batch: int
+    reason: str
+    lane: str = ""
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """The finalists timed again in a fresh process with fresh seeds, all against the first seed."""
+
+    judged: Mapping[str, NodeResult]
+
+
+@dataclass(frozen=True)
+class Expired:
+    """The wall-clock limit is near: nothing new is begun, the best is confirmed. Told by the runner, since
+    no decision looks at a clock."""
+
+    seconds: float
+    """How long the search has run, earlier sessions included."""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The search is over (`interrupted` ones may be resumed)."""
+
+    reason: str
+    interrupted: bool = False
+    at: str = ""
+
+
+Event: TypeAlias = (
+    Started | Resumed | Proposed | Forecasted | Chosen | Finished | Lost | Confirmed | Expired | Stopped
+)
+EVENT_TYPES: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """One JSON object; `type` is the class's name in lower case."""
+    return {"type": type(event).__name__.lower(), **codec.to_json(event)}
+
+
+def from_json(data: Any) -> Event:
+    """Read what `to_json` wrote. Raises `RecordError`."""
+    kind = EVENT_TYPES.get(str(data.get("type"))) if isinstance(data, dict) else None
+    if kind is None:
+        raise RecordError(f"an event needs a type of {', '.join(EVENT_TYPES)}, got {data!r:.80}")
+    event: Event = codec.from_json(kind, data)
+    return event
+
+
+@dataclass(frozen=True)
+class ProposalRequest:
+    """Asks one proposer for `n` sources made of `parents`. Everything it needs; no state is passed along."""
+
+    id: str
+    """Digest of the seed, batch, parents, arm and number."""
+    batch: int
+    arm: str
+    """`<proposer>/<style>`"""
+    target: SearchTarget
+    parents: tuple[Node, ...]
+    judged: Mapping[str, NodeResult]
+    """Of the parents and of `failures`, by node id."""
+    score: float
+    """log2(time of the first parent / time of the first seed)."""
+    n: int
+    seed: int
+    failures: tuple[Node, ...] = ()
+    """Children of the first parent that were refused or slower, newest last, for repair and feedback."""
+    known: tuple[str, ...] = field(default=(), repr=False)
+    """Ids of all nodes so far: what need not be proposed again."""
+
+
+@dataclass(frozen=True)
+class NodeForecastRequest:
+    """Asks the forecaster about a batch."""
+
+    batch: int
+    reference: Node
+    nodes: tuple[Node, ...]
+    judged: tuple[tuple[Node, NodeResult, float], ...]
+    """Everything measured that this batch may know: node, result, score as in `ProposalRequest.score`."""
+    lineage: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Parents by node id."""
+    target: SearchTarget | None = None
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """Asks a judge to verify, tune and time a node beside `against`."""
+
+    id: str
+    """Digest of the target, harness, node and `against`, and a number where it was lost before: what has one
+    is done once."""
+    node: Node
+    against: Node
+    against_config: Mapping[str, Any]
+    """The best known config of `against`."""
+    target: SearchTarget
+    batch: int
+    trials: int
+    confirm: bool = False
+
+
+@dataclass(frozen=True)
+class ConfirmationJob:
+    """Asks for the finalists to be timed again."""
+
+    nodes: tuple[Node, ...]
+    """The best first."""
+    configs: Mapping[str, Mapping[str, Any]]
+    seed_node: Node
+    target: SearchTarget
+    seconds: float | None = None
+    """Wall seconds left for it; where they do not suffice for all, the first is confirmed anyway."""
+
+
+@dataclass(frozen=True)
+class RecordChoice:
+    """Nothing to wait for: `Chosen` is to be written down."""
+
+    event: Chosen
+
+
+@dataclass(frozen=True)
+class StopSearch:
+    """Nothing is left to do."""
+
+    reason: str
+
+
+Action: TypeAlias = (
+    ProposalRequest | NodeForecastRequest | RecordChoice | NodeJob | ConfirmationJob | StopSearch
+)

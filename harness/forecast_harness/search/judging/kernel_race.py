@@ -1,0 +1,184 @@
+"""The judge's jobs for variants of a kernel: race a variant's configs beside another, or trace them."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forecast_autotune.records import Config, Outcome
+from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault, JobContext
+from forecast_harness.search.judging.halving import HalvingRace
+from forecast_harness.search.judging.race_rules import RaceRules, drift_corrected_seconds
+from forecast_harness.search.judging.timed_calls import TimedCall
+from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.variants.base_kernel import BaseKernel
+from forecast_harness.verify.timing_job import ContestantRejected
+from forecast_harness.verify.verdict import Reason, ReasonCode
+
+CELL_MODULE = "forecast_harness.search.judging.kernel_cell"
+SOURCE_FILES = ("against.py", "variant.py")
+_WARM_UP_LAUNCHES = 3
+_MAX_RELATIVE_ERROR = 0.1
+"""Error at real sizes, relative to the largest value, that only a wrong kernel shows. Verification is exact,
+but at drawn sizes: this finds an offset that overflows."""
+_CONFIG_ERRORS = (
+    "OutOfResources",
+    "CompilationError",
+    "CompileTimeAssertionFailure",
+    "PTXASError",
+    "RecordError",
+)
+
+
+class KernelClock:
+    """Times launches of two sources, each with one config, at all calls in turn."""
+
+    def __init__(self, cell: Cell, launches: tuple[Sequence[Any], Sequence[Any]]) -> None:
+        self._cell, self._launches = cell, launches
+        self.seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
+
+    def sample(self, which: int, fresh: bool) -> float:
+        """Geometric mean over calls of the seconds of one launch. Raises `ContestantRejected`."""
+        asked = {"which": which, "launches": self._launches[which]}
+        try:
+            said = self._cell.ask(f"{CELL_MODULE}:launch", asked).value["seconds"]
+        except CandidateFault as fault:
+            code = ReasonCode.TIMEOUT if "time" in str(fault.fault) else ReasonCode.FAILS
+            raise ContestantRejected(which, [Reason(code, str(fault)[:2000])]) from fault
+        for number, value in enumerate(said):
+            self.seconds[which, number].append(value)
+        return math.exp(statistics.fmean(math.log(v) for v in said))
+
+    def warm_up(self) -> None:
+        """Compile, and launch a few times; none of it counts."""
+        for _ in range(_WARM_UP_LAUNCHES):
+            for which in (INCUMBENT, CANDIDATE):
+                self.sample(which, True)
+        self.seconds.clear()
+
+
+def race(work: JobContext) -> CellAnswer:
+    """Race a variant's configs and time the best. The payload has `subjects`, `writes` and `updates` (of
+    each), `against` and `variant` (`source`, `configs`; one of `against`), `device` and `rules`.
+
+    The value is as of `search.race`, with the call's number in place of a workload's name, and `unable`: the
+    outcome of configs that could not run, by number, which is no fault of the variant.
+    """
+    asked = work.payload
+    calls = [TimedCall.of(BaseKernel.from_json(s)) for s in asked["subjects"]]
+    sides = [asked["against"], asked["variant"]]
+    configs = [[Config.from_json(c) for c in side["configs"]] for side in sides]
+    heat = HalvingRace(RaceRules(**asked["rules"]), random.Random(os.urandom(16)))
+    caught: dict[str, Any] = {}
+    unable: dict[int, Outcome] = {}
+    first = [call.launch(sides[0]["source"], configs[0][0]) for call in calls]
+    with work.cell() as cell:
+        _prepare_cell(cell, asked, calls, SOURCE_FILES)
+        clocks: dict[int, KernelClock] = {}
+        raced: dict[int, KernelClock] = {}
+
+        def drop(n: int, found: ContestantRejected) -> None:
+            if found.which == INCUMBENT:
+                raise found
+            cause = found.__cause__
+            if (
+                isinstance(cause, CandidateFault)
+                and cause.fault is Fault.EXCEPTION
+                and cause.kind in _CONFIG_ERRORS
+            ):
+                large = cause.kind == "OutOfResources"
+                unable[n] = Outcome.OUT_OF_RESOURCES if large else Outcome.COMPILE_ERROR
+                raced.pop(n, None)
+                return
+            caught[str(n)] = [r.to_json() for r in found.reasons]
+            if isinstance(cause, CandidateFault):
+                raise found  # a device that met a fault is not to be trusted with the others
+
+        value: dict[str, Any] = {}
+        try:
+            for n, config in enumerate(configs[1]):
+                launches = [call.launch(sides[1]["source"], config) for call in calls]
+                clock = KernelClock(cell, (first, launches))
+                try:
+                    clock.warm_up()
+                    _check_agreement(cell, asked["writes"], first, launches)
+                except ContestantRejected as found:
+                    drop(n, found)
+                    continue
+                clocks[n] = raced[n] = clock
+            ranking = heat.run_rungs(clocks, drop)
+            if clocks and not caught:
+                (best,) = clocks
+                differences, ended = heat.time_winner(clocks[best])
+                seconds = {key: statistics.median(times) for key, times in clocks[best].seconds.items()}
+                theirs = {call: s for (which, call), s in seconds.items() if which == INCUMBENT}
+                value = {
+                    "winner": best,
+                    "differences": differences,
+                    "ended": ended,
+                    "ranking": {str(n): d for n, d in ranking.items()},
+                    "seconds": {f"{which}:{call}": s for (which, call), s in seconds.items()},
+                    "timed": {
+                        str(n): list(drift_corrected_seconds(c.seconds, theirs).values())
+                        for n, c in raced.items()
+                    },
+                    "checks": len(configs[1]) - len(unable),
+                }
+        except ContestantRejected as found:
+            if found.which == INCUMBENT:
+                value = {"incumbent": [r.to_json() for r in found.reasons]}
+    lost = {str(n): str(outcome) for n, outcome in unable.items()}
+    return CellAnswer({**value, "caught": caught, "unable": lost, "spent": heat.spent})
+
+
+def trace(work: JobContext) -> CellAnswer:
+    """The TTIR of one source under its `configs`, for each of `subjects`; opens no device.
+
+    The payload has `subjects`, `source`, `configs` and `arch` (compute capability times ten). The value is a
+    list with `ttir`, `grids` and `arguments` for every subject.
+    """
+    asked = work.payload
+    found = []
+    for subject in (BaseKernel.from_json(s) for s in asked["subjects"]):
+        call = TimedCall.of(subject)
+        launches = [call.launch(asked["source"], Config.from_json(c)) for c in asked["configs"]]
+        with work.cell() as cell:
+            about = {"device": "cpu", "empty": True, "subjects": [subject.to_json()]}
+            _prepare_cell(cell, about, [call], SOURCE_FILES[1:])
+            said = cell.ask(f"{CELL_MODULE}:trace", {"launches": launches, "arch": asked["arch"]}).value
+        found.append({**said, "arguments": [a.to_json() for a in call.drawn.arguments]})
+    return CellAnswer(found)
+
+
+def _prepare_cell(
+    cell: Cell, asked: Mapping[str, Any], calls: Sequence[TimedCall], files: Sequence[str]
+) -> None:
+    updates = asked.get("updates") or [()] * len(calls)
+    empty = bool(asked.get("empty"))
+    payload = {
+        "files": list(files),
+        "kernel": asked["subjects"][0]["kernel"],
+        "calls": [call.to_payload(u) for call, u in zip(calls, updates, strict=True)],
+        "device": asked["device"],
+        "seed": int.from_bytes(os.urandom(6)),
+        "empty": empty,
+    }
+    arrays = {} if empty else {k: v for n, call in enumerate(calls) for k, v in call.arrays(n).items()}
+    cell.ask(f"{CELL_MODULE}:prepare", payload, arrays)
+
+
+def _check_agreement(cell: Cell, writes: Sequence[Any], first: Sequence[Any], second: Sequence[Any]) -> None:
+    """Compare results at real sizes. Raises `ContestantRejected`."""
+    pairs = [list(p) for p in zip(first, second, strict=True)]
+    try:
+        error = float(cell.ask(f"{CELL_MODULE}:compare", {"pairs": pairs, "writes": writes}).value["error"])
+    except CandidateFault as fault:
+        raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.FAILS, str(fault)[:2000])]) from fault
+    if error > _MAX_RELATIVE_ERROR:
+        text = f"at the sizes of the calls, results differ by {error:.3g} of the largest value"
+        raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.WRONG_VALUES, text)])

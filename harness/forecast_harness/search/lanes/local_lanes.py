@@ -1,0 +1,252 @@
+"""Judges at work on this machine: one supervised lane each, jobs by id, failing lanes kept out."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from forecast_autotune.records import digest
+from forecast_harness.search.history import codec
+from forecast_harness.search.history.events import ConfirmationJob, NodeJob
+from forecast_harness.search.interfaces import LaneFailure, NodeJudge
+from forecast_harness.search.records import NodeResult
+
+MAX_OPEN_FAILURES = 3
+"""Failures to open in a row after which a lane is in quarantine."""
+RETRY_S = 20.0
+"""How long a lane in quarantine waits before it tries again."""
+MAX_REQUEUES = 2
+"""How often a job whose lane went away, and the machine with it, is given to another one."""
+_CLOSE_TIMEOUT_S = 20.0
+
+
+class LaneDied(LaneFailure):
+    """The lane ended with its process or machine while it held a job: nobody is to blame."""
+
+
+@dataclass
+class _LaneTask:
+    """One thing to do and who waits for it."""
+
+    key: str
+    operation: Callable[[NodeJudge], Any]
+    future: Future[Any]
+    requeues: int = 0
+
+
+@dataclass
+class LaneWorker:
+    """What a supervisor's thread is up to."""
+
+    number: int
+    state: str = "opening"
+    """`opening`, `ready`, `busy`, `quarantined` or `left`."""
+    strikes: int = 0
+    restarts: int = 0
+    problem: str = ""
+    """Why it last failed."""
+    is_leaving: bool = False
+    """Whether it is to leave once it is idle."""
+    thread: threading.Thread | None = field(default=None, repr=False)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it takes jobs, or is about to."""
+        return not self.is_leaving and self.state not in ("quarantined", "left")
+
+
+class LocalJudgePool:
+    """`n` lanes, each a thread with a judge of its own, made by `make_judge(number)` in that thread.
+
+    A judge that opens is healthy, see `open_judge`. After any `LaneFailure`, and any error of the judge itself,
+    a lane is closed and opened again before it gets another job; one that fails `MAX_OPEN_FAILURES` times in a row to
+    open is in quarantine and tries again every `retry_s` seconds. While all are, waiting jobs are lost.
+    """
+
+    def __init__(
+        self,
+        make_judge: Callable[[int], NodeJudge],
+        n: int,
+        *,
+        strikes: int = MAX_OPEN_FAILURES,
+        retry_s: float = RETRY_S,
+        requeues: int = MAX_REQUEUES,
+    ) -> None:
+        if n < 1:
+            raise ValueError(f"there must be at least one lane, not {n}")
+        self._make_judge, self._strikes, self._retry_s, self._requeues = (
+            make_judge,
+            strikes,
+            retry_s,
+            requeues,
+        )
+        self._condition = threading.Condition()
+        self._waiting: deque[_LaneTask] = deque()
+        self._tasks: dict[str, _LaneTask] = {}
+        """Waiting, running and done, by key; lost ones are forgotten, so that they can be tried again."""
+        self._closing = False
+        self.lanes: list[LaneWorker] = []
+        for _ in range(n):
+            self.join()
+
+    def submit(self, job: NodeJob) -> Future[NodeResult]:
+        """Judge it on the next free lane. A job whose id is known and not lost is not run again."""
+        return self._add(job.id, lambda judge: judge.judge(job))
+
+    def confirm(self, confirm: ConfirmationJob) -> Future[Mapping[str, NodeResult]]:
+        """Time the finalists on the next free lane; at most once for the same finalists and configs."""
+        known = [[n.id for n in confirm.nodes], codec.to_json(confirm.configs), confirm.seed_node.id]
+        return self._add(f"confirm-{digest(confirm.target.id, known)}", lambda judge: judge.confirm(confirm))
+
+    @property
+    def capacity(self) -> int:
+        """Lanes that work or are about to."""
+        with self._condition:
+            return sum(lane.is_available for lane in self.lanes)
+
+    def join(self) -> LaneWorker:
+        """Add a lane."""
+        with self._condition:
+            lane = LaneWorker(len(self.lanes))
+            self.lanes.append(lane)
+        name = f"search-lane-{lane.number}"
+        lane.thread = threading.Thread(target=self._supervise, args=(lane,), name=name, daemon=True)
+        lane.thread.start()
+        return lane
+
+    def leave(self, lane: LaneWorker) -> None:
+        """Take a lane out, once it is idle."""
+        with self._condition:
+            lane.is_leaving = True
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """End all lanes. What waits is cancelled; what runs may end, for some seconds."""
+        with self._condition:
+            self._closing = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self._condition.notify_all()
+        for task in waiting:
+            task.future.cancel()
+        for lane in self.lanes:
+            if lane.thread is not None:
+                lane.thread.join(_CLOSE_TIMEOUT_S)
+
+    def _add(self, key: str, do: Callable[[NodeJudge], Any]) -> Future[Any]:
+        with self._condition:
+            if self._closing:
+                late: Future[Any] = Future()
+                late.set_exception(LaneFailure("the lanes are closed"))
+                return late
+            if key not in self._tasks:
+                task = self._tasks[key] = _LaneTask(key, do, Future())
+                self._waiting.append(task)
+                self._condition.notify_all()  # one alone might be a lane in quarantine
+            return self._tasks[key].future
+
+    # --- a supervisor's thread ---
+
+    def _supervise(self, lane: LaneWorker) -> None:
+        judge: NodeJudge | None = None
+        try:
+            while not self._must_end(lane):
+                if judge is None:
+                    judge = self._open_judge(lane)
+                elif (task := self._next_task(lane)) is not None and not self._run_task(lane, judge, task):
+                    self._close_judge(judge)
+                    judge = None
+        finally:
+            if judge is not None:
+                self._close_judge(judge)
+            with self._condition:
+                lane.state = "left"
+                abandoned = [] if self._any_available() else self._take_waiting()
+            self._fail_tasks(abandoned, LaneFailure("no lane is left", f"lane {lane.number}"))
+
+    def _must_end(self, lane: LaneWorker) -> bool:
+        with self._condition:
+            return self._closing or lane.is_leaving
+
+    def _open_judge(self, lane: LaneWorker) -> NodeJudge | None:
+        try:
+            judge = self._make_judge(lane.number)
+        except Exception as error:  # whatever it is, this lane does not work
+            with self._condition:
+                lane.strikes += 1
+                lane.problem = f"{type(error).__name__}: {error}"
+                if lane.strikes < self._strikes:
+                    return None
+                lane.state = "quarantined"
+                abandoned = [] if self._any_available() else self._take_waiting()
+            self._fail_tasks(
+                abandoned, LaneFailure(f"no lane works; the last: {lane.problem}", f"lane {lane.number}")
+            )
+            with self._condition:
+                self._condition.wait_for(lambda: self._closing or lane.is_leaving, self._retry_s)
+            return None
+        with self._condition:
+            lane.strikes, lane.state = 0, "ready"
+        return judge
+
+    def _next_task(self, lane: LaneWorker) -> _LaneTask | None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._waiting or self._closing or lane.is_leaving)
+            if self._closing or lane.is_leaving:
+                return None
+            task = self._waiting.popleft()
+            if not task.future.running() and not task.future.set_running_or_notify_cancel():
+                del self._tasks[task.key]
+                return None
+            lane.state = "busy"
+            return task
+
+    def _run_task(self, lane: LaneWorker, judge: NodeJudge, task: _LaneTask) -> bool:
+        """Do it; whether the lane is still good."""
+        try:
+            result = task.operation(judge)
+        except Exception as error:
+            lost = (
+                error if isinstance(error, LaneFailure) else LaneFailure(f"{type(error).__name__}: {error}")
+            )
+            lost.lane = lost.lane or f"lane {lane.number}"
+            with self._condition:
+                lane.restarts, lane.problem, lane.state = lane.restarts + 1, str(lost), "opening"
+                again = isinstance(lost, LaneDied) and task.requeues < self._requeues and not self._closing
+                if again:
+                    task.requeues += 1
+                    self._waiting.appendleft(task)
+                    self._condition.notify_all()
+            if not again:
+                self._fail_tasks([task], lost)
+            return False
+        with self._condition:
+            lane.state = "ready"
+        task.future.set_result(result)
+        return True
+
+    def _any_available(self) -> bool:
+        return any(lane.is_available for lane in self.lanes)
+
+    def _take_waiting(self) -> list[_LaneTask]:
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def _fail_tasks(self, tasks: list[_LaneTask], error: LaneFailure) -> None:
+        for task in tasks:
+            with self._condition:
+                self._tasks.pop(task.key, None)  # first: who waits may submit it again at once
+            if task.future.running() or task.future.set_running_or_notify_cancel():
+                task.future.set_exception(error)
+
+    def _close_judge(self, judge: NodeJudge) -> None:
+        try:
+            judge.close()
+        except Exception as error:  # a new judge must not have to wait for the end of a broken one
+            warnings.warn(f"a lane's judge did not close: {error!r}", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,1 @@
+"""What a search does next, decided from what is known and nothing else."""

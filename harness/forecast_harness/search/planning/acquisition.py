@@ -1,0 +1,124 @@
+"""Which of a batch's candidates are measured, from beliefs alone. Pure; the only chance is a seeded draw.
+
+For a belief (mean m, sd s of log2(time / time of the reference), probability of failure f):
+
+    EI = (1 - f) * s * (z * Phi(z) + phi(z)),  z = -m / s          expected improvement, in log2
+       = (1 - f) * max(0, -m) where s = 0
+
+(Jones, Schonlau, Welch 1998, for a minimum.) With K slots and an audit share a, A = a * K are audits: their
+number n is floor(A) or floor(A) + 1, drawn so that its mean is A. The other K - n slots go down one list, in
+which every fourth place is for the most uncertain candidate (abstaining first, then those with P(better)
+nearest to 1/2, within 0.2 to 0.8) and the others for the highest EI. The audits are drawn uniformly from the
+candidates below. Hence a candidate at place i (from 0) of the list is measured with probability
+
+    1                                     if i < K - floor(A) - 1, or A is whole and i < K - A
+    (1 - p) + p * n1 / (N - K + n1)       if i = K - floor(A) - 1,   p = A - floor(A), n1 = floor(A) + 1
+    (1 - p) * n0 / (N - K + n0) + p * n1 / (N - K + n1)     if below, n0 = floor(A)
+
+and that is the propensity which is written down. Estimates over everything forecast weigh by its inverse.
+Candidates whose EI is negligible are not worth a slot: the list ends before them (`worth`); audits still
+reach them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+from forecast_autotune.records import digest
+from forecast_harness.search.history.events import Chosen
+from forecast_harness.search.records import NodeForecast
+
+UNCERTAIN_EVERY = 4
+"""Each so many-th place of the list is for an uncertain candidate."""
+UNCERTAIN_RANGE = (0.2, 0.8)
+"""P(better) between these is uncertain."""
+
+
+def expected_improvement(belief: NodeForecast) -> float:
+    """EI of the module's text, in log2; 0 for one that abstains, which is handled as uncertain."""
+    if belief.abstains:
+        return 0.0
+    if belief.sd <= 0.0:
+        return (1.0 - belief.p_fail) * max(0.0, -belief.mean)
+    z = -belief.mean / belief.sd
+    below = 0.5 * math.erfc(-z / math.sqrt(2.0))
+    density = math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    return (1.0 - belief.p_fail) * max(0.0, belief.sd * (z * below + density))
+
+
+def choose_by_forecast(
+    batch: int,
+    nodes: Sequence[str],
+    beliefs: Mapping[str, NodeForecast],
+    *,
+    slots: int,
+    audit: float,
+    seed: object,
+    worth: float = 0.0,
+) -> Chosen:
+    """Choose up to `slots` of `nodes` (all different; those without a belief count as abstaining).
+
+    `audit` is the share of slots for audits, 0 to 1; `worth` the least EI that deserves a slot.
+    """
+    slots = min(slots, len(nodes))
+    ranked = _ranked_list(nodes, beliefs, worth)
+    share = audit * slots
+    least, extra = math.floor(share), share - math.floor(share)
+    chance = random.Random(digest("audit", seed, batch))
+    drawn = least + (chance.random() < extra)
+    sure = [n for n, _ in ranked[: slots - drawn]]
+    rest = [n for n in nodes if n not in set(sure)]
+    audits = chance.sample(rest, min(drawn, len(rest)))
+    reasons = dict(ranked)
+    place = {n: i for i, (n, _) in enumerate(ranked)}
+    odds = {n: _propensity(place.get(n), len(nodes), len(ranked), slots, share) for n in (*sure, *audits)}
+    return Chosen(
+        batch,
+        (*sure, *audits),
+        (*(reasons[n] for n in sure), *("audit" for _ in audits)),
+        tuple(odds.values()),
+    )
+
+
+def choose_first(batch: int, groups: Sequence[Sequence[str]], *, k: int, slots: int) -> Chosen:
+    """Without forecasts: the first `k` of each group, `slots` in all: what an unfiltered search measures."""
+    nodes = [n for group in groups for n in group[:k]][: max(0, slots)]
+    return Chosen(batch, tuple(nodes), ("unforecast",) * len(nodes), (1.0,) * len(nodes))
+
+
+def _ranked_list(
+    nodes: Sequence[str], beliefs: Mapping[str, NodeForecast], worth: float
+) -> list[tuple[str, str]]:
+    """The list of the module's text: node and reason. Equal candidates keep their order."""
+    gain = {n: expected_improvement(b) for n, b in beliefs.items()}
+    top = [n for n in nodes if n in gain and not beliefs[n].abstains and gain[n] > worth]
+    top.sort(key=lambda n: -gain[n])
+    unsure = [n for n in nodes if _distance_from_even(beliefs.get(n)) <= 0.5 - UNCERTAIN_RANGE[0]]
+    unsure.sort(key=lambda n: _distance_from_even(beliefs.get(n)))
+    found: dict[str, str] = {}
+    while top or unsure:
+        uncertain = unsure and (not top or len(found) % UNCERTAIN_EVERY == UNCERTAIN_EVERY - 1)
+        queue, reason = (unsure, "uncertain") if uncertain else (top, "top")
+        found.setdefault(queue.pop(0), reason)
+    return list(found.items())
+
+
+def _distance_from_even(belief: NodeForecast | None) -> float:
+    """0 for one that abstains, else how far P(better) is from even."""
+    return 0.0 if belief is None or belief.abstains else abs(belief.p_better - 0.5)
+
+
+def _propensity(place: int | None, nodes: int, ranked: int, slots: int, share: float) -> float:
+    """The probability that the candidate at this place of the list (None: not on it) is measured."""
+    least, extra = math.floor(share), share - math.floor(share)
+    found = 0.0
+    for drawn, weight in ((least, 1.0 - extra), (least + 1, extra)):
+        sure = min(slots - drawn, ranked)
+        rest = nodes - sure
+        if place is not None and place < sure:
+            found += weight
+        elif rest and weight:
+            found += weight * min(drawn, rest) / rest
+    return min(1.0, found)

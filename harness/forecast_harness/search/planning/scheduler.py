@@ -1,0 +1,228 @@
+"""What a search does next: `pending_actions` of its state, and nothing else. No clock, no chance that is not seeded.
+
+A batch is begun when those `depth` before it have ended and the proposals of the one before are all there.
+Proposing for it overlaps with measuring the one before. A search begins no more batches when
+
+- the measurements that were chosen, or what else is known to be spent, reach the budget;
+- for `patience` batches no node was better (by `STEP`), or none was new;
+- for `depth` batches in a row nothing could be asked or chosen;
+- what is left to spend is not worth it: with R measurements left, R times the largest expected improvement
+  (log2) of one measurement is below `MIN_EXPECTED_GAIN`. It is the larger one of the best EI in the pool and of what
+  new proposals gave lately: (sum of gains in the last `patience` batches + HOPE) / (measurements in them + 1),
+  0 where the proposers have nothing more. Nothing is concluded from forecasts that abstain or are not there.
+
+Then the best nodes are confirmed against the first seed, and it stops. The measurement budget is exact and
+leaves out confirmations; the other budgets are looked at before each batch, with what that batch may know.
+Wall seconds alone depend on a clock: the runner says when they are up (`Expired`), and what is under way then
+is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forecast_autotune.records import Outcome, digest
+from forecast_harness.search.history.batch_view import batch_view
+from forecast_harness.search.history.batches import MAX_RETRIES
+from forecast_harness.search.history.events import (
+    Action,
+    Chosen,
+    ConfirmationJob,
+    NodeForecastRequest,
+    NodeJob,
+    ProposalRequest,
+    RecordChoice,
+    StopSearch,
+)
+from forecast_harness.search.history.state import SearchState
+from forecast_harness.search.planning.acquisition import choose_by_forecast, choose_first
+from forecast_harness.search.planning.batch_requests import (
+    forecast_request,
+    proposal_requests,
+    selectable_nodes,
+)
+from forecast_harness.search.planning.stopping import (
+    MIN_EXPECTED_GAIN,
+    affordable_measurements,
+    batch_limit,
+    oldest_open_batch,
+    reason_to_stop,
+    remaining_measurements,
+)
+from forecast_harness.search.records import Node
+
+FINALISTS = 3
+"""Nodes confirmed together."""
+CONFIRMATION_RESERVE = 0.25
+"""Share of a wall-clock limit that is kept for confirming the best."""
+MAX_CONFIRMATION_ROUNDS = 3
+"""Rounds of confirming at most: another one only where all finalists of the one before were refuted."""
+
+
+def pending_actions(state: SearchState) -> tuple[Action, ...]:
+    """Every action that is due and not answered yet; equal states give equal actions.
+
+    `RecordChoice` and `StopSearch` have nothing to wait for. Where nothing is due, what is under way must be answered
+    first; after `Stopped`, nothing ever is.
+    """
+    if state.stopped is not None:
+        return ()
+    if state.expired is not None:
+        return _final_actions(state, f"the time is up: {state.expired.seconds:.0f} s")
+    if state.seeds[0] not in state.batch(0).open and (reason := _seed_failure(state)):
+        return (StopSearch(reason),)
+    if not state.batch(0).ended:
+        return tuple(_seed_jobs(state))
+    actions: list[Action] = []
+    number = oldest_open_batch(state)
+    while number - state.settings.depth < oldest_open_batch(state):
+        reason_to_end = reason_to_stop(state, number)
+        if reason_to_end:
+            return (
+                tuple(actions) if number > oldest_open_batch(state) else _final_actions(state, reason_to_end)
+            )
+        if reason_to_end is None:
+            break
+        asked = [r for r in proposal_requests(state, number) if r.id not in state.answers]
+        if asked:
+            actions += asked
+            break
+        state.close(number)
+        if state.batch(number).chosen is not None:
+            actions += _jobs(state, number)
+        elif number == 1 or state.batch(number - 1).chosen is not None:
+            actions.append(_next_selection_step(state, number))
+        number += 1
+    return tuple(actions)
+
+
+def action_key(action: Action) -> str:
+    """What the action and its answer have in common; safe as a file name."""
+    if isinstance(action, ProposalRequest | NodeJob):
+        return action.id
+    if isinstance(action, ConfirmationJob):
+        return f"confirm-{digest(action.target.id, [n.id for n in action.nodes])}"
+    if isinstance(action, NodeForecastRequest):
+        return f"{action.batch:04d}-forecast-{digest(action.reference.id, [n.id for n in action.nodes])}"
+    raise TypeError(f"{type(action).__name__} has no answer to wait for")
+
+
+# --- batch 0 ---
+
+
+def _seed_jobs(state: SearchState) -> Iterator[NodeJob]:
+    """The first seed beside itself, then the others beside it, with the config that suits it best."""
+    batch, seeds = state.batch(0), state.seeds
+    ready = batch.open[:1] if seeds[0] in batch.open else batch.open
+    for node in ready:
+        yield _job(state, state.nodes[node], seeds[0], 0)
+
+
+def _seed_failure(state: SearchState) -> str:
+    """Why there is nothing to start from; empty if there is."""
+    judged = state.judged.get(state.seeds[0])
+    if judged is None:
+        lost = state.batch(0).lost.get(state.seeds[0])
+        return f"the first seed could not be judged: {lost[-1].reason}" if lost else "the budget is 0"
+    if judged.outcome is not Outcome.OK:
+        return f"the first seed fails ({judged.outcome}): {judged.feedback}"
+    return ""
+
+
+# --- a batch ---
+
+
+def _next_selection_step(state: SearchState, number: int) -> NodeForecastRequest | RecordChoice:
+    """The question to the forecaster, or the choice where it is answered or there is nothing to ask."""
+    batch = state.batch(number)
+    if (
+        batch.forecasted is None
+        and state.context.surrogate != "none"
+        and (asked := forecast_request(state, number))
+    ):
+        return asked
+    return RecordChoice(_choose_measurements(state, number, selectable_nodes(state, number)))
+
+
+def _choose_measurements(state: SearchState, number: int, nodes: list[str]) -> Chosen:
+    s, batch = state.settings, state.batch(number)
+    most, seen = (
+        min(batch_limit(state, number), affordable_measurements(state, number)),
+        batch_view(state, number),
+    )
+    # By place in the answers first, so that of equal candidates no arm's come before the others'.
+    fresh = sorted(batch.nodes, key=lambda n: (_answer_position(state, n), state.nodes[n].request))
+    if batch.forecasted is not None and batch.forecasted.beliefs:
+        beliefs, new = batch.forecasted.beliefs, set(fresh)
+        asked = [*fresh, *(n for n in nodes if n in beliefs and n not in new)]
+        worth = MIN_EXPECTED_GAIN / remaining_measurements(state, seen)
+        return choose_by_forecast(number, asked, beliefs, slots=most, audit=s.audit, seed=s.seed, worth=worth)
+    if not fresh:
+        return choose_first(number, [nodes], k=most, slots=most)
+    groups: dict[str, list[str]] = {}
+    for node in fresh:
+        groups.setdefault(state.answers[state.nodes[node].request].parent, []).append(node)
+    return choose_first(number, [group for _, group in sorted(groups.items())], k=s.k, slots=most)
+
+
+def _answer_position(state: SearchState, node: str) -> int:
+    """Where a node stands in the answer that it came with."""
+    answer = state.answers[state.nodes[node].request]
+    return next(place for place, one in enumerate(answer.nodes) if one.id == node)
+
+
+def _jobs(state: SearchState, number: int) -> Iterator[NodeJob]:
+    against = batch_view(state, number).incumbent if state.batch(number).open else ""
+    for node in state.batch(number).open:
+        yield _job(state, state.nodes[node], against, number)
+
+
+def _job(state: SearchState, node: Node, against: str, number: int) -> NodeJob:
+    beside, c = state.judged.get(against), state.context
+    name = digest("job", state.target.id, c.harness, c.device, dict(c.toolchain), node.id, against)
+    lost = len(state.batch(number).lost.get(node.id, ()))
+    return NodeJob(
+        # Lanes do nothing twice that has one id, also what they gave no usable answer to.
+        id=f"{name}-{lost}" if lost else name,
+        node=node,
+        against=state.nodes[against],
+        against_config=beside.config if beside is not None else {},
+        target=state.target,
+        batch=number,
+        trials=state.settings.trials,
+    )
+
+
+# --- the end ---
+
+
+def _final_actions(state: SearchState, reason: str) -> tuple[Action, ...]:
+    """Confirm the finalists, then stop."""
+    proven = any(j.log2_ratio is not None for n, j in state.confirmed.items() if n != state.seeds[0])
+    left = [n for n, s in state.scores.items() if s < 0.0 and n not in state.confirmed]
+    finalists = sorted(left, key=lambda n: state.scores[n])[:FINALISTS]
+    lost = len(state.lost_confirmations) > MAX_RETRIES
+    rounds = MAX_CONFIRMATION_ROUNDS if state.expired is None else 1
+    if proven or lost or not finalists or state.confirmations >= rounds:
+        return (
+            StopSearch(reason + (", unconfirmed: " + state.lost_confirmations[-1].reason if lost else "")),
+        )
+    seed = state.seeds[0]
+    return (
+        ConfirmationJob(
+            nodes=tuple(state.nodes[n] for n in finalists),
+            configs={n: state.judged[n].config for n in (*finalists, seed)},
+            seed_node=state.nodes[seed],
+            target=state.target,
+            seconds=_confirmation_seconds(state),
+        ),
+    )
+
+
+def _confirmation_seconds(state: SearchState) -> float | None:
+    """Wall seconds for confirming, where there is a limit: the rest of it, or what the runner keeps of it."""
+    limit = state.settings.budget.wall_seconds
+    if limit is None:
+        return None
+    kept = CONFIRMATION_RESERVE * limit
+    return kept if state.expired is None else max(kept, limit - state.expired.seconds)

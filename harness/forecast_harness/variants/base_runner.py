@@ -1,0 +1,163 @@
+"""The base kernel in a cell of its own: what it makes of arguments. Runs in the judge.
+
+Tensors travel as their memory: one-dimensional, from the first element to the last, gaps of strided ones
+included. Whatever changed in it, or around it, is what the kernel wrote.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from forecast_autotune.records import Argument, Config
+from forecast_autotune.variants.signature import memory_span
+from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, TensorBytes
+from forecast_harness.timing.device import EVENTS_PROTOCOL
+from forecast_harness.variants.launch_file import BASE_FILE
+from forecast_harness.verify.launches.arena import build_arena, changed_bytes
+from forecast_harness.verify.launches.launcher import CELL_ENTRIES
+
+_TRAILING_CANARY_BYTES = 1 << 16, 1 << 20
+"""Bytes of canary behind the last tensor, at least and at most: what reads past its end should not come to
+what is always there."""
+_CELL_WALL_S = {"cpu": 90.0, "cuda": 600.0}
+"""How long a cell lives at most. A base kernel that is tried on arguments it was not made for may write
+anywhere in its own process, and hang."""
+
+TensorMemory = Mapping[str, torch.Tensor]
+"""Tensor argument -> its memory, one-dimensional."""
+
+
+class BaseKernelError(Exception):
+    """The base kernel did not accept arguments; the text says what happened."""
+
+
+@dataclass(frozen=True)
+class BaseKernelRun:
+    """What one launch of the base kernel did."""
+
+    memory: TensorMemory
+    """All tensors afterwards."""
+    changed: tuple[str, ...]
+    stray: int
+    """Bytes that changed outside of all tensors."""
+    seconds: float
+    """From question to answer."""
+
+
+class BaseKernelRunner:
+    """A cell that launches the base kernel; replaced when a launch takes it down."""
+
+    def __init__(self, work: JobContext, device: str, rng: random.Random) -> None:
+        self._work, self._device, self._rng = work, device, rng
+        self._cell: Cell | None = None
+        self._opened = 0.0
+        self._noise = False
+        self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _CELL_WALL_S[device]))
+
+    def close(self) -> None:
+        """End the cell."""
+        if self._cell is not None:
+            self._cell.close()
+        self._cell = None
+
+    def run(
+        self,
+        arguments: Sequence[Argument],
+        scalars: Mapping[str, Any],
+        memory: TensorMemory,
+        grid: Sequence[int],
+        config: Config,
+    ) -> BaseKernelRun:
+        """Launch once, in a random order, between random numbers and between NaN in turns: what is read
+        beyond a tensor's end must not be the same twice. Raises `BaseKernelError`."""
+        memory = dict(self._rng.sample(sorted(memory.items(), key=lambda pair: pair[0]), len(memory)))
+        layouts = {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned}
+        self._noise = not self._noise
+        arena = build_arena(
+            memory,
+            {},
+            layouts,
+            self._rng,
+            shift=self._rng.randrange(0, 32),
+            behind=min(
+                max(_TRAILING_CANARY_BYTES[0], sum(t.numel() * t.element_size() for t in memory.values())),
+                _TRAILING_CANARY_BYTES[1],
+            ),
+            noise=self._noise,
+        )
+        payload = {
+            "slots": [s.to_json() for s in arena.slots],
+            "call": call_arguments(arguments, scalars, grid, config),
+            "output_bytes": 0,
+            "watch": "",
+            "protocol": EVENTS_PROTOCOL,
+        }
+        try:
+            answer = self._open().ask(
+                f"{CELL_ENTRIES}:launch",
+                payload,
+                {"block": TensorBytes("uint8", (arena.block.numel(),), arena.data())},
+            )
+        except CandidateFault as fault:
+            if fault.fault is not Fault.EXCEPTION or "CUDA" in fault.detail:
+                self.close()  # all later launches of a process fail after an illegal address in one
+            raise BaseKernelError(fault.detail) from fault
+        data = answer.arrays["block"].data
+        names, stray = changed_bytes(arena, data)
+        block = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return BaseKernelRun(
+            {s.name: s.view(block).clone() for s in arena.slots}, tuple(names), stray, answer.seconds
+        )
+
+    def _open(self) -> Cell:
+        if self._cell is not None and time.monotonic() - self._opened > self._limits.wall_s / 2:
+            self.close()
+        if self._cell is None:
+            self._opened = time.monotonic()
+            self._cell = self._work.cell(self._limits)
+            self._cell.ask(
+                f"{CELL_ENTRIES}:prepare",
+                {
+                    "file": BASE_FILE,
+                    "entry": "run",
+                    "language": "triton",
+                    "format": "own",
+                    "device": self._device,
+                },
+            )
+        return self._cell
+
+
+def call_arguments(
+    arguments: Sequence[Argument], scalars: Mapping[str, Any], grid: Sequence[int] | None, config: Config
+) -> dict[str, Any]:
+    """The arguments of `run` in a cell (see `launcher`), as `skeleton.filled` reads them."""
+    views = {a.name: [list(a.shape), list(a.stride)] for a in arguments if a.kind == "tensor"}
+    options = {n: v for n, v in config.parameters().items() if n not in dict(config.kwargs)}
+    named: dict[str, Any] = {
+        "_views": {"v": views},
+        "_grid": {"v": None if grid is None else list(grid)},
+        "_meta": {"v": dict(config.kwargs)},
+        "_options": {"v": options},
+    }
+    named |= {name: {"t": name} for name in views}
+    return {"args": [], "kwargs": named | {name: {"v": value} for name, value in scalars.items()}}
+
+
+def tensor_view(memory: torch.Tensor, argument: Argument) -> torch.Tensor:
+    """A tensor as the kernel sees it."""
+    return memory.as_strided(argument.shape, argument.stride)
+
+
+def gap_mask(argument: Argument) -> torch.Tensor:
+    """Which elements of its memory belong to no element of a tensor, [span]."""
+    free = torch.ones(memory_span(argument), dtype=torch.bool)
+    if free.numel():
+        tensor_view(free, argument).fill_(False)
+    return free

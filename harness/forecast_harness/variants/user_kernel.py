@@ -1,0 +1,195 @@
+"""`KERNEL.py:FN` for the `variants` commands: the kernel, its text, and the calls that variants must survive.
+
+How a kernel is called is learnt from the first of these that there is: a function `inputs(random)` in its
+file; `CASE` or `CASES` there, as `forecast_harness.packs.pack_from_case` describes them; problems in the store,
+recorded when the kernel was tuned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune import frameworks
+from forecast_autotune.commands.output import CommandError, UsageError
+from forecast_autotune.records import Argument, Config, Kernel, Problem
+from forecast_autotune.store import Store
+from forecast_harness.variants.grids import GridSample, grid_samples
+from forecast_harness.variants.kernel_file import find_kernel, import_file
+
+if TYPE_CHECKING:
+    from forecast_harness.variants.base_kernel import BaseKernel
+
+_MAX_CONFIGS = 48
+"""Configs of a case that its grid function is asked about."""
+
+
+@dataclass(frozen=True)
+class UserKernel:
+    """A kernel of the user's, imported."""
+
+    path: Path
+    name: str
+    module: ModuleType = field(repr=False)
+    fn: Any = field(repr=False)
+    """What the name stands for: a kernel, or a tuner over one."""
+    kernel: Kernel
+    text: str = field(repr=False)
+    """Its self-contained module."""
+    configs: tuple[Config, ...]
+    zeroed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, what: str) -> UserKernel:
+        """Import `KERNEL.py:FN`. Raises `UsageError` for anything else, and whatever the file raises."""
+        path, colon, name = what.rpartition(":")
+        if not colon or not name.isidentifier() or not path.endswith(".py"):
+            raise UsageError(f"{what} is no KERNEL.py:FN: name a Python file and a kernel in it")
+        module = import_file(Path(path))
+        fn = find_kernel(module, name)
+        triton = frameworks.triton()
+        below = fn
+        while hasattr(below, "configs") and hasattr(below, "fn"):
+            below = below.fn
+        listed = tuple(dict.fromkeys(triton.config_of(c) for c in getattr(fn, "configs", [])))
+        zeroed = tuple(n for n in getattr(fn, "reset_to_zero", ()) or () if isinstance(n, str))
+        return cls(
+            Path(path),
+            name,
+            module,
+            fn,
+            triton.kernel_record(below),
+            triton.module_text(below),
+            listed,
+            zeroed,
+        )
+
+    def subjects(self, store: Store, device: str | None = None) -> list[BaseKernel]:
+        """What variants are verified against, one per kind of call that is to be covered.
+
+        `device` is a substring of the device whose recorded problems count. Raises `CommandError` where it is not
+        known how the kernel is called, with what would help.
+        """
+        from forecast_harness.variants.base_kernel import BaseKernel
+
+        heuristic = _has_heuristics(self.fn)
+        made = BaseKernel(
+            self.kernel.name,
+            self.text,
+            self.configs,
+            zeroed=self.zeroed,
+            file=str(self.path.absolute()) if heuristic else "",
+            name=self.name,
+        )
+        if callable(getattr(self.module, "inputs", None)):
+            return [replace(made, file=str(self.path.absolute()), inputs=True)]
+        found = list(self._cases(made)) or list(self._stored(made, store, device))
+        if not found:
+            raise CommandError(
+                f"how is {self.name} called? {self.path} defines neither inputs(random) nor CASES, and the "
+                f"store at {store.root} holds no problem of this source. Run the program that uses it once "
+                "under `forecast-autotune run`, or define a function inputs(random) that returns the "
+                'arguments of one call by name, and under "grid" its launch grid'
+            )
+        return found
+
+    def _stored(self, made: BaseKernel, store: Store, device: str | None) -> Iterator[BaseKernel]:
+        """Recorded problems of this very source; each is a call to be covered, and explains the others."""
+        sha = self.kernel.source_sha256
+        tables = [t for t in store.tables(self.kernel.name, device) if t.problem.kernel.source_sha256 == sha]
+        calls = [t.problem.arguments for t in tables]
+        known = tuple(x for t in tables for x in grid_samples(t))
+        measured = [m.candidate.config for t in tables for m in t.measurements if m.candidate.is_base_variant]
+        configs = made.configs or tuple(dict.fromkeys(measured))
+        for i, call in enumerate(calls):
+            others = tuple(c for j, c in enumerate(calls) if j != i)
+            yield replace(made, configs=configs, calls=(call, *others), launches=known)
+
+    def _cases(self, made: BaseKernel) -> Iterator[BaseKernel]:
+        """Cases of this kernel in its file: their real shapes to be covered, small ones to explain them."""
+        listed = [
+            *getattr(self.module, "CASES", ()),
+            *([self.module.CASE] if hasattr(self.module, "CASE") else ()),
+        ]
+        mine = [
+            c for c in listed if _unwrapped_kernel(getattr(c, "kernel", None)) is _unwrapped_kernel(self.fn)
+        ]
+        triton = frameworks.triton()
+        calls: list[tuple[Argument, ...]] = []
+        known: list[GridSample] = []
+        zeroed = tuple(dict.fromkeys(n for c in mine for n in getattr(c, "reset_to_zero", ())))
+        configs = made.configs or tuple(dict.fromkeys(c for case in mine for c in _case_configs(case)))
+        step = max(1, len(configs) // _MAX_CONFIGS)
+        for case in mine:
+            for small in (False, True):
+                data = case.make("meta", small=small)
+                named = {**dict(zip(self.fn.arg_names, data["args"], strict=False)), **data["kwargs"]}
+                # A tensor without memory has no address; torch's allocators align to 64 bytes and more.
+                arguments = tuple(
+                    replace(a, aligned=True) if a.kind == "tensor" else a
+                    for a in triton.arguments_of(self.fn, named)
+                )
+                calls.append(arguments)
+                known += _grid_samples(arguments, data["grid"], named, configs[::step])
+        for i in range(0, len(calls), 2):
+            others = tuple(c for j, c in enumerate(calls) if j != i)
+            yield replace(
+                made, configs=configs, zeroed=zeroed, calls=(calls[i], *others), launches=tuple(known)
+            )
+
+
+def is_covered(subject: BaseKernel, signatures: Sequence[str]) -> bool:
+    """Whether checks with these signatures say something about the call to be covered."""
+    from forecast_autotune.records import Device
+    from forecast_autotune.variants import covers
+
+    if not subject.calls:
+        return bool(signatures)
+    problem = Problem("", Kernel(subject.kernel), subject.calls[0], Device(""))
+    return any(covers(signature, problem) for signature in signatures)
+
+
+def _grid_samples(
+    arguments: Sequence[Argument], grid: Any, named: Mapping[str, Any], configs: Sequence[Config]
+) -> Iterator[GridSample]:
+    from forecast_autotune.variants.entry import known
+    from forecast_harness.variants.grids import sizes_of
+
+    constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
+    for config in configs:
+        extent = known(grid, named, config.parameters())
+        if extent is not None:
+            yield GridSample(sizes_of(arguments), {**constants, **dict(config.kwargs)}, extent)
+
+
+def _case_configs(case: Any) -> list[Config]:
+    """The configs of a case that has them: `configs`, or a `space` of meta-parameters, warps and stages."""
+    import itertools
+
+    space = getattr(case, "space", None)
+    if not isinstance(space, Mapping):
+        return []
+    names = [*space["kwargs"]]
+    values = [*space["kwargs"].values(), space["num_warps"], space["num_stages"]]
+    where = space.get("where", lambda point: True)
+    found = []
+    for *meta, warps, stages in itertools.product(*values):
+        kwargs = dict(zip(names, meta, strict=True))
+        if where({**kwargs, "num_warps": warps, "num_stages": stages}):
+            found.append(Config.of(kwargs, num_warps=warps, num_stages=stages))
+    return found
+
+
+def _unwrapped_kernel(fn: Any) -> Any:
+    return frameworks.triton().innermost(fn)
+
+
+def _has_heuristics(fn: Any) -> bool:
+    while hasattr(fn, "fn"):
+        if isinstance(getattr(fn, "values", None), dict):
+            return True
+        fn = fn.fn
+    return False

@@ -1,0 +1,1 @@
+"""One launch under suspicion: memory between canaries, digests, and what came back."""

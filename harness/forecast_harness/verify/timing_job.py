@@ -1,0 +1,199 @@
+"""The timing job: two verified solutions against each other, every launch still under suspicion."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forecast_harness.packs.schema import Language, Pack, Workload
+from forecast_harness.sandbox.cell import CandidateFault
+from forecast_harness.sandbox.jobs import CellAnswer
+from forecast_harness.sandbox.judge_process import JobContext
+from forecast_harness.timing.device import EVENTS_PROTOCOL
+from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
+from forecast_harness.timing.paired_comparison import StoppingRules, run_comparison
+from forecast_harness.timing.plausibility import underreported_share
+from forecast_harness.verify.judge import SolutionJudge
+from forecast_harness.verify.launches.launcher import LaunchTimes
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problems.external_tasks import problem_of
+from forecast_harness.verify.problems.problem import LaunchCase
+from forecast_harness.verify.verdict import Reason, ReasonCode
+from forecast_harness.verify.verification_job import reason_of_fault
+
+_WARM_UP_LAUNCHES = 3
+_IDLE_PROBE_SHARE = 0.4
+"""Share of launches before which the cost of asking is measured."""
+_REDRAW_SHARE = 0.2
+"""Share of pairs whose arguments are drawn anew, where that is quick."""
+_MOST_HIDDEN_TIME = 0.1
+"""By how much the shares of launches that took longer than reported may differ between contestants."""
+
+
+class ContestantRejected(Exception):
+    """A contestant gave a reason to stop."""
+
+    def __init__(self, which: int, reasons: Sequence[Reason]) -> None:
+        super().__init__(f"contestant {which}: {reasons}")
+        self.which, self.reasons = which, list(reasons)
+
+
+class CellClock:
+    """Times launches in the contestants' cells; a random share of all outputs is checked."""
+
+    def __init__(
+        self,
+        judges: Sequence[SolutionJudge],
+        workloads: Sequence[Workload],
+        cases: list[LaunchCase] | None = None,
+    ) -> None:
+        """`cases` may be shared by clocks that use one cell in turns: large arguments are then sent once."""
+        self._judges, self._workloads = judges, workloads
+        self._cases: list[LaunchCase] = [] if cases is None else cases
+        self._warm = False
+        self.protocols: dict[str, str] = {}
+        """How each workload is timed, in both cells alike; until it is known, as suits each."""
+        self.replies: dict[tuple[int, str], list[LaunchTimes]] = defaultdict(list)
+        self.idle: dict[tuple[int, str], list[float]] = defaultdict(list)
+        self.checks = 0
+
+    def sample(self, which: int, fresh: bool) -> float:
+        """Geometric mean, over workloads, of the seconds of one launch. Raises `ContestantRejected`."""
+        judge = self._judges[which]
+        try:
+            if not self._cases:
+                self._cases += [judge.timed_case(w) for w in self._workloads]
+            elif fresh:
+                # Fresh values for every pair, but mostly by changing a few: drawing takes longer than that.
+                self._cases[:] = [
+                    judge.timed_case(w) if judge.should_redraw(w, _REDRAW_SHARE) else judge.next_case(c)
+                    for w, c in zip(self._workloads, self._cases, strict=True)
+                ]
+        except CandidateFault as fault:  # it failed to take them
+            raise ContestantRejected(which, [reason_of_fault(fault, judge)]) from fault
+        logs = 0.0
+        for work, case in zip(self._workloads, self._cases, strict=True):
+            logs += math.log(self._timed_launch(which, judge, work, case))
+        return math.exp(logs / len(self._workloads))
+
+    def _timed_launch(
+        self, which: int, judge: SolutionJudge, work: Workload, case: LaunchCase, *, last: bool = False
+    ) -> float:
+        protocol = self.protocols.get(work.name, "")
+        try:
+            if judge.rng.random() < _IDLE_PROBE_SHARE or not self.idle[which, work.name]:
+                self.idle[which, work.name].append(judge.idle(case, protocol))
+            reply = judge.timed(case, protocol)
+            if last or judge.should_check(work):
+                self.checks += 1
+                reasons = judge.checked(reply, work)
+            else:
+                reasons = reply.reasons
+        except CandidateFault as fault:
+            raise ContestantRejected(which, [reason_of_fault(fault, judge)]) from fault
+        reasons = reasons or (judge.plausibility_reasons(reply) if self._warm else [])
+        if reasons:
+            raise ContestantRejected(which, reasons)
+        if not last:
+            self.replies[which, work.name].append(reply.times)
+        return reply.seconds
+
+    def warm_up(self) -> None:
+        """A few launches of each, which do not count."""
+        for _ in range(_WARM_UP_LAUNCHES):
+            for which in (INCUMBENT, CANDIDATE):
+                self.sample(which, True)
+        for work in self._workloads:
+            found = {self.replies[which, work.name][-1].protocol for which in (INCUMBENT, CANDIDATE)}
+            # A replay leaves the host's part out: both are replayed, or neither.
+            self.protocols[work.name] = found.pop() if len(found) == 1 else EVENTS_PROTOCOL
+        self.replies.clear()
+        self.idle.clear()
+        self._warm = True
+
+    def check_times(self) -> None:
+        """Check one more launch of each, and hold all times against the judge's own clock. Raises `ContestantRejected`.
+
+        Of large workloads that check may be the only one. To a solution it is one more launch that is timed.
+        """
+        for which in (INCUMBENT, CANDIDATE):
+            for work, case in zip(self._workloads, self._cases, strict=True):
+                self._timed_launch(which, self._judges[which], work, case, last=True)
+        for (which, name), replies in self.replies.items():
+            if reasons := self._judges[which].clock_reasons(replies, self.idle[which, name]):
+                raise ContestantRejected(which, reasons)
+        for work in self._workloads:
+            # Both were timed in turns, so a busy machine explains what both show, and no more.
+            shares = [self._underreported(which, work.name) for which in (INCUMBENT, CANDIDATE)]
+            allowed = _MOST_HIDDEN_TIME + chance_difference(shares, len(self.replies[INCUMBENT, work.name]))
+            for which in (INCUMBENT, CANDIDATE):
+                if shares[which] - shares[1 - which] > allowed:
+                    text = f"{shares[which]:.0%} of its launches took clearly longer than was reported"
+                    raise ContestantRejected(which, [Reason(ReasonCode.CLOCK, text, work.name)])
+
+    def _underreported(self, which: int, name: str) -> float:
+        replies = self.replies[which, name]
+        inside, outside = [r.total_seconds for r in replies], [r.wall_seconds for r in replies]
+        return underreported_share(inside, outside, self.idle[which, name])
+
+
+def chance_difference(shares: Sequence[float], launches: int) -> float:
+    """By how much two shares of so many launches each differ through chance: three standard errors.
+
+    Four shares are compared in a contest, on machines where launches are late in bursts. The three launches
+    of a hopeless candidate's contest prove nothing.
+    """
+    both = sum(shares) / 2
+    return 3 * math.sqrt(2 * both * (1 - both) / launches)
+
+
+def main(work: JobContext) -> CellAnswer:
+    """Run one duel. The payload has `pack`, `contestants` (incumbent, candidate), `plan` and `rules`.
+
+    The value has `run_comparison`, `seconds` (per contestant and workload, all samples), `protocols` (per workload),
+    `checks` and, when somebody was caught, `caught` (0 or 1) and `reasons` instead.
+    """
+    asked = work.payload
+    pack, plan = Pack.from_json(asked["pack"]), VerificationPlan.from_json(asked["plan"])
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, work.cell() as first, work.cell() as second:
+        seed = os.urandom(16).hex()
+        problem = problem_of(pack, Path(folder))
+        judges = [
+            SolutionJudge(
+                pack,
+                problem,
+                cell,
+                plan,
+                hashlib.sha256(f"{seed}{n}".encode()).digest(),
+            )
+            for n, cell in enumerate((first, second))
+        ]
+        try:
+            for n, (judge, one) in enumerate(zip(judges, asked["contestants"], strict=True)):
+                try:
+                    reasons = judge.prepare(one["file"], one["entry"], Language(one["language"]))
+                except CandidateFault as fault:
+                    reasons = [reason_of_fault(fault, judge)]
+                if reasons:
+                    raise ContestantRejected(n, reasons)
+            languages = (Language(one["language"]) for one in asked["contestants"])
+            clock = CellClock(judges, pack.timed_workloads(plan.device, *languages))
+            clock.warm_up()
+            ended = run_comparison(clock, StoppingRules(**asked["rules"]), judges[0].rng.getrandbits(32))
+            clock.check_times()
+        except ContestantRejected as found:
+            return CellAnswer({"caught": found.which, "reasons": [r.to_json() for r in found.reasons]})
+    seconds: dict[str, Any] = {
+        f"{which}:{name}": [r.seconds for r in replies] for (which, name), replies in clock.replies.items()
+    }
+    said = {"duel": ended.to_json(), "seconds": seconds, "protocols": clock.protocols}
+    return CellAnswer({**said, "checks": clock.checks, "seed": seed})

@@ -1,0 +1,291 @@
+"""One operation's decision in the making: which choices Inductor gets to see, round by round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.numerics import single_threaded_blas
+from forecast_autotune.policy import REFUSED, TuningState
+from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, Plan, Problem
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.settings import Mode
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.tuning.task import TuningTask, utc_now
+from forecast_integrations.inductor.session import TuningSession
+
+MIN_CHOICES = 2
+"""Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""
+MIN_BATCH, LONG_LIST, MAX_BATCH = 4, 100, 16
+"""Candidates of a further round; among more than so many, one for each compile worker, up to the last number.
+Inductor compiles them in parallel and then times them, so that what the policy would only compile ahead costs
+no more than its timing."""
+_UNTIMED = (Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC)
+
+
+class OperationSearch:
+    """What is known of one operation's candidates, and what to measure next.
+
+    Inductor compiles what it is given and times it in one go: `first` says what that is. Afterwards
+    `more` extends it, until the policy accepts the risk. `externs` are the vendor library's kernels,
+    which cost no compilation, are the baseline of every op and Inductor's way out: they always stay.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        candidates: Sequence[Candidate],
+        externs: Collection[Candidate],
+        serving: TuningSession,
+    ) -> None:
+        self.problem, self.serving = problem, serving
+        self.candidates = CandidateList.of(list(candidates))
+        self.externs = [c for c in self.candidates if c in set(externs)]
+        self.tried: dict[Candidate, Measurement] = {}
+        self.replayed: set[Candidate] = set()
+        """Candidates whose time Inductor had in its own cache."""
+        self.predecided: Candidate | None = None
+        """Decided before anything was measured: nothing is left for the clock."""
+        self.failed = False
+        """There are no forecasts: Inductor goes on by itself."""
+        self.rounds: list[str] = []
+        self.pool: Any = None
+        """Where the choices of further candidates come from (`pruning.Pool`)."""
+        self.begin = time.perf_counter()
+        self.forecast_s = self.measure_s = 0.0
+        self.compile_s = 0.0
+        self.compiled: set[Candidate] = set()
+        self._plan = Plan((), "", 1.0)
+        self._forecasts: Forecasts | None = None
+        self._own: list[Measurement] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read again what this process has measured of the same problem elsewhere in the graph."""
+        row = self.candidates.row_of
+        blind = self.serving.settings.mode is Mode.DETERMINISTIC
+        stored = [] if blind else [m for m in self.serving.snapshot.rows(self.problem) if m.candidate in row]
+        self.rows = [*stored, *(m for m in self._own if m not in stored)]
+        self.measured = latest_labels(self.rows)
+
+    # --- before anything is measured ---
+
+    def first(self, *, draft: bool = False) -> list[Candidate]:
+        """The candidates that Inductor should go on with, in the order given.
+
+        `draft`: these are not all candidates of the operation yet, so nothing is settled.
+        """
+        mode = self.serving.settings.mode
+        everything = list(self.candidates)
+        if mode in (Mode.LISTEN, Mode.EXHAUSTIVE):
+            return everything
+        if (stored := self._stored(draft)) is not None:
+            return self._settle(stored, "decided before", draft)
+        forecasts = self._ask(draft=draft)
+        if mode in _UNTIMED:
+            return self._settle(self._best_guess(forecasts), f"{mode} mode: not timed", draft)
+        if forecasts is None:
+            self.failed = True
+            return everything
+        plan = self._next(forecasts)
+        incumbent = self._incumbent()
+        if not plan.measure and incumbent is not None:
+            return self._settle(incumbent, plan.reason, draft)
+        return self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
+
+    def _stored(self, draft: bool) -> Candidate | None:
+        serving = self.serving
+        if serving.settings.mode is Mode.DETERMINISTIC:
+            return None
+        decision = serving.snapshot.decision(self.problem)
+        if decision is None or decision.chosen not in self.candidates.row_of:
+            return None
+        lenient = draft or serving.settings.mode in (Mode.SKIP, Mode.FROZEN)
+        return decision.chosen if lenient or decision.settings == self.decision_key() else None
+
+    def decision_key(self) -> str:
+        """Names what a decision depends on besides the problem."""
+        return TuningTask(self.problem, self.candidates).settings_digest(
+            self.serving.settings, self.serving.policy
+        )
+
+    def _settle(self, chosen: Candidate, reason: str, draft: bool) -> list[Candidate]:
+        self.rounds.append(reason)
+        if draft:
+            return self.with_baselines([chosen], self._forecasts)
+        self.predecided = chosen
+        return [chosen]
+
+    def _best_guess(self, forecasts: Forecasts | None) -> Candidate:
+        """The best measured, else the best forecast, else the library's kernel."""
+        if (incumbent := self._incumbent()) is not None:
+            return incumbent
+        if forecasts is None:
+            return (self.externs or list(self.candidates))[0]
+        best: Candidate = self.candidates[int(forecasts.order()[0])]
+        return best
+
+    def _incumbent(self) -> Candidate | None:
+        ran = [m for m in self.measured.values() if m.ok]
+        return min(ran, key=lambda m: (m.ms, self.candidates.row_of[m.candidate])).candidate if ran else None
+
+    def with_baselines(self, wanted: Iterable[Candidate], forecasts: Forecasts | None) -> list[Candidate]:
+        """The wanted ones and the externs, filled up to the least number with the best of the rest."""
+        kept = {*wanted, *self.externs}
+        for candidate in self.ranked(forecasts):
+            if len(kept) >= MIN_CHOICES:
+                break
+            kept.add(candidate)
+        return [c for c in self.candidates if c in kept]
+
+    def ranked(self, forecasts: Forecasts | None = None) -> list[Candidate]:
+        """All candidates, best forecast first; as Inductor lists them where there is no forecast."""
+        known = forecasts or self._forecasts
+        return list(self.candidates) if known is None else [self.candidates[int(i)] for i in known.order()]
+
+    def decided(self) -> Candidate | None:
+        """What is decided by now, if anything: the same problem may have had its turn in the meantime."""
+        if self.predecided is None and self.serving.settings.mode is Mode.TUNE and not self.tried:
+            self.predecided = self._stored(draft=False)
+        return self.predecided
+
+    # --- after a round ---
+
+    def add_measurements(self, measurements: Sequence[Measurement], *, replayed: bool = False) -> None:
+        """Take in what Inductor has timed; `replayed`: long ago, and read from its own cache."""
+        for m in measurements:
+            self.tried[m.candidate] = m
+            if replayed:
+                self.replayed.add(m.candidate)
+        self._own.extend(measurements)
+        self.refresh()
+
+    @property
+    def resolved(self) -> set[Candidate]:
+        """Candidates of which it is known by now what became of them."""
+        return {*self.measured, *self.tried}
+
+    def next_round(self) -> list[Candidate]:
+        """What to measure in another round; empty when the risk is accepted or nothing is left."""
+        stop = self.failed or self.predecided is not None or self.serving.settings.mode is not Mode.TUNE
+        if stop or len(self.rounds) >= self.serving.rounds:
+            return []
+        forecasts = self._ask()
+        if forecasts is None:
+            return []
+        plan = self._next(forecasts, _batch_size(len(self.candidates)))
+        limit = self.serving.settings.max_measurements
+        room = len(self.candidates) if limit is None else max(0, limit - len(self.tried))
+        return [*plan.measure, *plan.prefetch][:room] if plan.measure else []
+
+    def drop(self, candidate: Candidate) -> None:
+        """Inductor cannot make code for this one: plan on without it."""
+        self.candidates = CandidateList.of([c for c in self.candidates if c != candidate])
+        self.refresh()
+
+    def _ask(self, *, draft: bool = False) -> Forecasts | None:
+        start = time.perf_counter()
+        mode = self.serving.settings.mode
+        relatives = [] if mode is Mode.DETERMINISTIC else self.serving.snapshot.relatives(self.problem)
+        query = Query(
+            self.problem,
+            self.candidates,
+            measured=tuple(self.rows),
+            relatives=relatives,
+            provisional=draft,
+            once=mode in _UNTIMED,
+        )
+        self._forecasts = self.serving.ask(query)
+        self.forecast_s += time.perf_counter() - start
+        return self._forecasts
+
+    def _next(self, forecasts: Forecasts, workers: int = 1) -> Plan:
+        settings = self.serving.settings
+        state = TuningState(
+            forecasts,
+            {**self.tried, **self.measured},
+            new=len(self.tried),
+            round=len(self.rounds),
+            workers=workers,
+            tolerance=settings.tolerance,
+            risk=settings.risk,
+            budget=settings.budget,
+            seed=settings.seed,
+            problem=self.problem.id,
+        )
+        with single_threaded_blas():
+            self._plan = self.serving.policy.plan(state)
+        self.rounds.append(self._plan.reason)
+        return self._plan
+
+    # --- the end ---
+
+    def decide(self) -> Decision | None:
+        """What came of it; None when nothing ran. Committed where it rests on measurements."""
+        settings = self.serving.settings
+        if self.predecided is not None:
+            chosen = self.predecided
+        elif (incumbent := self._incumbent()) is not None:
+            chosen = incumbent
+        else:
+            return None
+        timed = self.measured.get(chosen)
+        fresh = [c for c in self.tried if c not in self.replayed]
+        refused = 0
+        if self._forecasts is not None and len(self._forecasts) == len(self.candidates):
+            refused = int(
+                ((self._forecasts.p_fail >= REFUSED) & ~self.candidates.mask_of(self.measured)).sum()
+            )
+        untimed = len(self.candidates) - len(self.measured) - refused
+        each = (self.compile_s + self.measure_s) / len(fresh) if fresh else 0.0
+        evidence = Evidence.MEASURED if chosen in fresh else Evidence.STORED if timed else Evidence.FORECAST
+        decision = Decision(
+            problem=self.problem.id,
+            chosen=chosen,
+            evidence=evidence,
+            reason=self.rounds[-1] if self.rounds else "everything is measured",
+            stated_risk=self._risk(untimed),
+            tolerance=settings.tolerance,
+            candidates=len(self.candidates),
+            measured=len(fresh),
+            known=len(self.measured) - len(fresh),
+            trusted=max(0, untimed),
+            refused=refused,
+            median_ms=timed.ms if timed is not None and timed.ok else None,
+            saved_s=max(0, untimed + refused) * each,
+            cost=Cost(
+                time.perf_counter() - self.begin,
+                self.forecast_s,
+                self.compile_s,
+                self.measure_s,
+                len(self.compiled),
+            ),
+            settings=self.decision_key(),
+            at=utc_now(),
+            rounds=tuple(self.rounds),
+        )
+        if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE) and self.tried:
+            self.serving.snapshot.decide(self.problem, decision)
+        return decision
+
+    def _risk(self, untimed: int) -> float:
+        stored = self.serving.snapshot.decision(self.problem) if self.predecided is not None else None
+        if stored is not None and stored.chosen == self.predecided:
+            return stored.stated_risk
+        return self._plan.risk if untimed > 0 else 0.0
+
+    def label(self) -> str:
+        """The operation as a log line shows it."""
+        shapes = ["x".join(map(str, a.shape)) for a in self.problem.arguments if a.name != "out"]
+        return f"{self.problem.kernel.name}({', '.join(shapes)})"
+
+
+def _batch_size(count: int) -> int:
+    """Candidates of a further round, of so many."""
+    if count <= LONG_LIST:
+        return MIN_BATCH
+    from torch._inductor import config
+
+    return max(MIN_BATCH, min(MAX_BATCH, int(config.compile_threads or 1)))

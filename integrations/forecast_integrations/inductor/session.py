@@ -1,0 +1,136 @@
+"""What is in force while torch.compile is served: settings, surrogate, policy, and the frozen view."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forecast_autotune import __version__
+from forecast_autotune.policy import Policy, RiskBounded
+from forecast_autotune.records import digest
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
+from forecast_integrations.inductor import language_model
+from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
+from forecast_integrations.inductor.snapshot import StoreSnapshot
+from forecast_integrations.inductor.summary import TorchCompileSummary
+
+FORECAST_LIMIT_S = 10.0
+"""Seconds for the forecasts of one operation; they take milliseconds, the first call also its imports."""
+MAX_ROUNDS = 8
+"""Plans per operation at most. The policy's cap on measurements ends it sooner."""
+FIRST_SHARE, MAX_SHARE = 0.085, 0.12
+"""Shares of an operation's choices in its first round, and at most. Inductor compiles those of a round side
+by side, in one or two seconds for as many as there are cores, and times one in 0.02 s (torch 2.11, H200): it
+is rounds that cost. So there are few and wide ones."""
+SHORT_LIST_FIRST, SHORT_LIST_SHARE = 8, 0.35
+"""Of short lists, so many choices go into the first round, but no more than that share. Inductor compiles
+them while it lowers the rest of the graph; a second round has to be waited for, 0.3 to 1.3 s each: 11 of the
+13 s that a ConvNet of 30 operations took to tune (H200)."""
+
+
+@dataclass(frozen=True)
+class FewRoundsPolicy(RiskBounded):
+    """Few choices, most of them in one round."""
+
+    first: float = FIRST_SHARE
+    share: float = MAX_SHARE
+
+    def of(self, share: float, candidates: int) -> int:
+        """As otherwise, but for short lists."""
+        few = min(SHORT_LIST_FIRST, math.ceil(SHORT_LIST_SHARE * candidates))
+        return max(few, super().of(share, candidates))
+
+
+def default_policy() -> RiskBounded:
+    """The policy for Inductor's own choices."""
+    return FewRoundsPolicy()
+
+
+@dataclass
+class TuningSession:
+    """State of one `enable_torch_compile`; every hook has it, and gives up when it is no longer current."""
+
+    settings: Settings
+    snapshot: StoreSnapshot
+    safe_surrogate: SafeSurrogate
+    warn_once: WarnOnce
+    policy: Policy = field(default_factory=default_policy)
+    rounds: int = MAX_ROUNDS
+    tally: TorchCompileSummary = field(default_factory=TorchCompileSummary)
+    uses_language_model: bool = False
+    """Whether the settings' language model is heard, where they name one."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        surrogate: Surrogate | None,
+        store: Store,
+        until: str,
+        *,
+        policy: Policy | None = None,
+        rounds: int = MAX_ROUNDS,
+        limit_s: float = FORECAST_LIMIT_S,
+    ) -> TuningSession:
+        """Put together what `enable_torch_compile` was given; without a surrogate, the settings say which."""
+        complain = WarnOnce()
+        own = surrogate is None
+        surrogate = surrogate or language_model.surrogate_for_operations(settings, until, limit_s)
+        asker = SafeSurrogate(surrogate, limit_s, complain)
+        chosen = policy or default_policy()
+        return cls(
+            settings,
+            StoreSnapshot(store, until),
+            asker,
+            complain,
+            chosen,
+            max(1, rounds),
+            uses_language_model=own,
+        )
+
+    @property
+    def exhaustive_space(self) -> bool:
+        """Enumerate Inductor's EXHAUSTIVE configs for GEMMs; the plan decides what is compiled."""
+        return self.prunes and self.settings.inductor_space == "exhaustive"
+
+    def ask(self, query: Query) -> Forecasts | None:
+        """Forecasts, or None when the surrogate fails."""
+        return self.safe_surrogate(query)
+
+    @property
+    def prunes(self) -> bool:
+        """Whether choices are taken away at all."""
+        return self.settings.mode not in (Mode.LISTEN, Mode.EXHAUSTIVE)
+
+    def identity(self) -> str:
+        """Names what decides over the compiled code; part of the cache keys of compiled graphs.
+
+        The store is not in it: a graph that was compiled knowing less is still right, and was made by
+        the same rules. While listening, code is what it is without us, and so is its name.
+        """
+        if self.settings.mode is Mode.LISTEN:
+            return ""
+        s = self.settings
+        rules = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(self.policy), self.rounds)
+        more = (self.exhaustive_space, s.inductor_pointwise)
+        model = language_model.model_cache_key(s) if self.uses_language_model else ""
+        return f"forecast_autotune:{digest(__version__, self.safe_surrogate.label, rules, more, model)}"
+
+    def prints_lines(self) -> bool:
+        """Whether a line per operation is printed: where Inductor prints its own, or when asked to."""
+        if self.settings.summary:
+            return True
+        from torch._inductor import config, select_algorithm
+
+        shown = getattr(config, "autotune_num_choices_displayed", None) != 0
+        return bool(getattr(select_algorithm, "PRINT_AUTOTUNE", True) and shown)
+
+
+def open_store(store: Store | Path | str | None, settings: Settings) -> Store:
+    """The store that was given, at a path, or the user's own."""
+    if isinstance(store, Store):
+        return store
+    return Store.default(Path(store).expanduser() if store is not None else settings.cache_dir)

@@ -1,0 +1,73 @@
+"""What was decided in this process, for the line per operation and the one at exit."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from forecast_autotune.records import Decision
+
+LISTENERS: list[Callable[[str, Decision], None]] = []
+"""Called with the operation and its decision, as `forecast_integrations.triton.engine.LISTENERS`."""
+
+
+@dataclass
+class TorchCompileSummary:
+    """Sums over the operations of this process."""
+
+    operations: int = 0
+    considered: int = 0
+    compiled: int = 0
+    """Choices that were measured now."""
+    trusted: int = 0
+    known: int = 0
+    """Operations answered without the clock."""
+    saved_s: float = 0.0
+    timings: int = 0
+    """Measurements stored, of runs in which we only listened, too."""
+    _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add_decision(self, label: str, decision: Decision, say: bool) -> None:
+        """Count a decision, tell the listeners, and print its line if wanted."""
+        with self._mutex:
+            self.operations += 1
+            self.considered += decision.candidates
+            self.compiled += decision.measured
+            self.trusted += decision.trusted + decision.refused
+            self.known += not decision.measured
+            self.saved_s += decision.saved_s
+        for listener in list(LISTENERS):
+            listener(label, decision)
+        if say:
+            from forecast_autotune.report.summary import summary_line
+
+            print(summary_line(label, decision), file=sys.stderr)
+
+    def stored(self, count: int) -> None:
+        """Count measurements that went into the store."""
+        with self._mutex:
+            self.timings += count
+
+    @classmethod
+    def total(cls, tallies: Iterable[TorchCompileSummary]) -> TorchCompileSummary:
+        """The sum of several."""
+        found = cls()
+        for tally in tallies:
+            for name in ("operations", "considered", "compiled", "trusted", "known", "saved_s", "timings"):
+                setattr(found, name, getattr(found, name) + getattr(tally, name))
+        return found
+
+    def line(self) -> str:
+        """The summary at exit."""
+        if not self.operations:
+            return f"forecast_autotune torch.compile: {self.timings} timings stored"
+        parts = [
+            f"{self.operations} operations, {self.known} of them known",
+            f"{self.considered} choices considered",
+            f"{self.compiled} compiled and timed",
+            f"{self.trusted} trusted",
+            f"about {self.saved_s:.0f} s saved",
+        ]
+        return f"forecast_autotune torch.compile: {', '.join(parts)}; {self.timings} timings stored"

@@ -1,0 +1,168 @@
+"""Texts of a model in this process. Who asks while it writes is served by its next pass, with all others.
+
+A pass writes many texts in little more time than one: each token costs a reading of all weights, for however
+many rows. So callers that wait share a pass, whatever each of them asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forecast_autotune.llm.backend import LLMError, Usage
+from forecast_autotune.llm.writers import UsageCallback, ignore_usage, require_texts
+from forecast_integrations.models.http.generation import MAX_TOKENS
+from forecast_integrations.models.transformers.loading import (
+    ModelSource,
+    load_model,
+    out_of_memory,
+    unless_out_of_memory,
+)
+
+ROWS = 64
+"""Most texts of one pass, unless a single caller asks for more."""
+BATCHING_WAIT_S = 0.05
+"""How long a pass waits for callers that come together: nothing next to the seconds that it takes."""
+
+
+@dataclass
+class _GenerationCall:
+    """One call."""
+
+    prompt: str
+    n: int
+    texts: list[str] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    error: Exception | None = None
+    done: bool = False
+
+
+class LocalGenerator:
+    """Writes by transformers; loaded when it first writes. Thread-safe.
+
+    A model with a chat template answers the prompt, one without continues it. `timeout_s` limits a pass, and
+    `told` hears in each caller's thread what its own texts cost; the seconds are those of the whole pass.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        *,
+        timeout_s: float,
+        temperature: float = 1.0,
+        max_tokens: int = MAX_TOKENS,
+        told: UsageCallback = ignore_usage,
+    ) -> None:
+        self._source, self._timeout_s, self._told = source, timeout_s, told
+        self._temperature, self._max_tokens = temperature, max_tokens
+        self._loaded: Any = None
+        self._turn, self._arriving = threading.Lock(), threading.Lock()
+        self._waiting: list[_GenerationCall] = []
+
+    def __call__(self, prompt: str, n: int) -> list[str]:
+        """Up to `n` texts, a single one where nothing is drawn. Raises `LLMError`."""
+        asked = _GenerationCall(prompt, n if self._temperature > 0 else 1)
+        with self._arriving:
+            self._waiting.append(asked)
+        with self._turn:
+            if not asked.done:
+                self._serve(asked)
+        self._told(asked.usage)
+        if asked.error is not None:
+            raise asked.error
+        return require_texts([text for text in asked.texts if text.strip()], ["only empty texts"])
+
+    def _serve(self, asked: _GenerationCall) -> None:
+        """One pass, for `asked` and for those of the others that wait for whom there is room."""
+        try:
+            if self._loaded is None:
+                self._loaded = load_model(self._source)
+        except LLMError:
+            with self._arriving:
+                self._waiting.remove(asked)
+            raise
+        time.sleep(BATCHING_WAIT_S)
+        with self._arriving:
+            self._waiting.remove(asked)
+            batch, rows = [asked], asked.n
+            for other in list(self._waiting):
+                if rows + other.n <= ROWS:
+                    rows += other.n
+                    batch.append(other)
+                    self._waiting.remove(other)
+        self._written(batch)
+
+    def _written(self, batch: Sequence[_GenerationCall]) -> None:
+        begin = time.monotonic()
+        try:
+            rows = iter(self._rows([one.prompt for one in batch for _ in range(one.n)]))
+            for one in batch:
+                mine = [next(rows) for _ in range(one.n)]
+                # The prompt is read once for each text, and told once: no server charges it again.
+                tokens = sum(count for _, _, count in mine)
+                one.texts = [text for text, _, _ in mine]
+                one.usage = Usage(1, mine[0][1], 0, tokens, time.monotonic() - begin)
+        except Exception as error:  # those who share a pass share its end
+            for one in batch:
+                one.error = error
+        finally:
+            for one in batch:
+                one.done = True
+
+    def _rows(self, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
+        """A text for every prompt, with the tokens of both; in halves where memory is missing."""
+        found = unless_out_of_memory(lambda: self._generated(prompts))
+        if found is not None:
+            return found
+        if len(prompts) == 1:
+            raise LLMError(
+                f"there was not enough memory on {self._loaded.model.device} to write a text: use a smaller "
+                "model, or a smaller max_tokens"
+            )
+        half = len(prompts) // 2
+        return [*self._rows(prompts[:half]), *self._rows(prompts[half:])]
+
+    def _generated(self, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
+        import torch
+
+        model, tokenizer = self._loaded.model, self._loaded.tokenizer
+        if chats := bool(getattr(tokenizer, "chat_template", None)):
+            prompts = [
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+                )
+                for prompt in prompts
+            ]
+        end = tokenizer.eos_token_id
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+        # On the left: a text goes on where its prompt ends.
+        tokenizer.padding_side = "left"
+        inputs = tokenizer(list(prompts), return_tensors="pt", padding=True, add_special_tokens=not chats)
+        inputs = inputs.to(model.device)
+        width = inputs["input_ids"].shape[1]
+        drawn = {"do_sample": True, "temperature": self._temperature}
+        how = drawn if self._temperature > 0 else {"do_sample": False}
+        try:
+            with torch.inference_mode():
+                found = model.generate(
+                    **inputs,
+                    **how,
+                    max_new_tokens=self._max_tokens,
+                    max_time=self._timeout_s,
+                    pad_token_id=end,
+                )
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            raise LLMError(
+                f"the model failed to write on {model.device} ({str(error)[:300]}): use another device, or a "
+                "smaller model"
+            ) from error
+        read = inputs["attention_mask"].sum(1).tolist()
+        written = (found[:, width:] != end).sum(1).tolist()
+        texts = [tokenizer.decode(ids[width:], skip_special_tokens=True) for ids in found]
+        return list(zip(texts, read, written, strict=True))

@@ -1,0 +1,377 @@
+"""Facts of real kernels, traced on the CPU, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
+from forecast_autotune.records import Argument
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl
+
+from forecast_autotune.features.trace import trace
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+def described(fn: Any, args: tuple[Any, ...]) -> list[Argument]:
+    """Argument records as a recorder would write them."""
+    found = []
+    for name, value in zip(fn.arg_names, args, strict=False):
+        if isinstance(value, torch.Tensor):
+            found.append(
+                Argument(name, "tensor", str(value.dtype), tuple(value.shape), tuple(value.stride()), True)
+            )
+        else:
+            found.append(Argument(name, "none" if value is None else "scalar", value=value))
+    return found
+
+
+def measure(fn: Any, args: tuple[Any, ...], config: Mapping[str, Any], grid: tuple[int, ...]) -> TtirFacts:
+    return extract_facts(trace(fn, args, {}, config), described(fn, args), grid)
+
+
+def half(*shape: int) -> Any:
+    return torch.empty(shape, dtype=torch.float16, device="meta")
+
+
+def single(*shape: int) -> Any:
+    return torch.empty(shape, dtype=torch.float32, device="meta")
+
+
+@triton.jit
+def matmul(a, b, c, M, N, K, sa, sb, sc, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    pa = a + m[:, None] * sa + k[None, :]
+    pb = b + k[:, None] * sb + n[None, :]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for step in range(0, tl.cdiv(K, BK)):
+        left = tl.load(pa, mask=k[None, :] < K - step * BK, other=0.0)
+        right = tl.load(pb, mask=k[:, None] < K - step * BK, other=0.0)
+        acc = tl.dot(left, right, acc)
+        pa += BK
+        pb += BK * sb
+    mask = (m[:, None] < M) & (n[None, :] < N)
+    tl.store(c + m[:, None] * sc + n[None, :], acc.to(tl.float16), mask=mask)
+
+
+@pytest.mark.parametrize(("bm", "bn", "bk", "k"), [(64, 32, 32, 512), (128, 64, 64, 500), (16, 128, 128, 96)])
+def test_matmul(bm: int, bn: int, bk: int, k: int) -> None:
+    args = (half(256, k), half(k, 384), half(256, 384), 256, 384, k, k, 384, 384)
+    got = measure(matmul, args, {"BM": bm, "BN": bn, "BK": bk}, (256 // bm, 384 // bn))
+    steps = -(-k // bk)
+    assert got.loop_trips == steps
+    assert got.dot_flops == 2 * bm * bn * bk * steps
+    assert got.dot_shapes == ((bm, bn, bk, 1.0),)
+    assert got.dot_input_bits == 16
+    assert got.load_bytes == 2 * (bm * bk + bk * bn) * steps
+    assert got.store_bytes == 2 * bm * bn
+    assert (got.load_ops, got.store_ops, got.dot_ops) == (2 * steps, 1, steps)
+    assert got.pipelined_dot_bytes == got.pipelined_bytes == 2 * (bm * bk + bk * bn)
+    assert got.accumulator_bytes == 4 * bm * bn
+    assert got.elementwise == bm * bn  # the cast of the result
+    assert got.masked_share == 1
+    assert got.serial_chain == 2  # load, dot
+    runs = (bm * bk * bk + bk * bn * bn) * 2 * steps + bm * bn * 2 * bn
+    assert got.mean_contiguous == pytest.approx(runs / (got.load_bytes + got.store_bytes))
+    assert got.unknown_trips == 0
+    # Accumulator, the two tiles, and the two carried pointer tensors at 4 bytes an element.
+    assert got.live_bytes == 4 * bm * bn + (2 + 4) * (bm * bk + bk * bn)
+
+
+@triton.jit
+def attention(q, k, v, o, n, scale, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
+    start = tl.program_id(0)
+    base = tl.program_id(1) * n * D
+    m = start * BM + tl.arange(0, BM)
+    d = tl.arange(0, D)
+    cols = tl.arange(0, BN)
+    query = tl.load(q + base + m[:, None] * D + d[None, :])
+    best = tl.full((BM,), -float("inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for low in range(0, (start + 1) * BM, BN):
+        at = base + (low + cols)[:, None] * D + d[None, :]
+        score = tl.dot(query, tl.trans(tl.load(k + at))) * scale
+        score = tl.where(m[:, None] >= (low + cols)[None, :], score, -float("inf"))
+        new = tl.maximum(best, tl.max(score, 1))
+        p = tl.exp2(score - new[:, None])
+        shrink = tl.exp2(best - new)
+        total = total * shrink + tl.sum(p, 1)
+        acc = tl.dot(p.to(tl.float16), tl.load(v + at), acc * shrink[:, None])
+        best = new
+    tl.store(o + base + m[:, None] * D + d[None, :], (acc / total[:, None]).to(tl.float16))
+
+
+@pytest.mark.parametrize(("bm", "bn", "n"), [(64, 32, 512), (32, 64, 512), (128, 64, 4096), (64, 128, 2048)])
+def test_causal_attention_counts_the_mean_program(bm: int, bn: int, n: int) -> None:
+    d, heads = 64, 3
+    tensors = [half(heads, n, d) for _ in range(4)]
+    args = (*tensors, n, 0.125)
+    blocks = n // bm
+    got = measure(attention, args, {"BM": bm, "BN": bn, "D": d}, (blocks, heads))
+    steps = sum(-(-(i + 1) * bm // bn) for i in range(blocks)) / blocks
+    assert got.loop_trips == pytest.approx(steps, rel=0.01)
+    assert got.dot_flops == pytest.approx(2 * 2 * bm * bn * d * steps, rel=0.01)
+    assert got.load_bytes == pytest.approx(2 * (bm * d + 2 * bn * d * steps), rel=0.01)
+    assert got.reduce_elements == pytest.approx(2 * bm * bn * steps, rel=0.01)
+    assert got.special == pytest.approx((bm * bn + bm) * steps + bm * d, rel=0.01)
+    assert got.conversions == pytest.approx(bn * d * steps, rel=0.01)
+    assert {shape[:3] for shape in got.dot_shapes} == {(bm, bn, d), (bm, d, bn)}
+    assert sum(share for *_, share in got.dot_shapes) == pytest.approx(1)
+    assert got.pipelined_dot_bytes == 2 * 2 * bn * d
+    assert got.accumulator_bytes == 4 * (bm * d + 2 * bm)
+    assert got.serial_chain == 4  # load k, dot, max, then the second dot (or the sum, beside it)
+    assert got.unknown_trips == 0
+
+
+@triton.jit
+def softmax(x, y, n, B: tl.constexpr):
+    row = tl.program_id(0)
+    o = tl.arange(0, B)
+    v = tl.load(x + row * n + o, mask=o < n, other=-float("inf"))
+    e = tl.exp(v - tl.max(v, 0))
+    tl.store(y + row * n + o, e / tl.sum(e, 0), mask=o < n)
+
+
+def test_softmax() -> None:
+    got = measure(softmax, (single(64, 1000), single(64, 1000), 1000), {"B": 1024}, (64,))
+    assert (got.load_bytes, got.store_bytes) == (4096, 4096)
+    assert got.elementwise == 1024  # v - max
+    assert got.special == 2048  # exp, division
+    assert got.reduce_elements == 2048
+    assert (got.loop_depth, got.loop_trips) == (0, 1)
+    assert got.serial_chain == 3  # load, max, sum
+    assert got.mean_contiguous == 1024
+    assert got.largest_tile == 1024
+
+
+@triton.jit
+def layer_norm(x, y, w, b, n, eps, B: tl.constexpr):
+    x += tl.program_id(0) * n
+    y += tl.program_id(0) * n
+    total = tl.zeros((B,), tl.float32)
+    for start in range(0, n, B):
+        o = start + tl.arange(0, B)
+        total += tl.load(x + o, mask=o < n, other=0.0).to(tl.float32)
+    mean = tl.sum(total, 0) / n
+    square = tl.zeros((B,), tl.float32)
+    for start in range(0, n, B):
+        o = start + tl.arange(0, B)
+        v = tl.load(x + o, mask=o < n, other=0.0).to(tl.float32)
+        v = tl.where(o < n, v - mean, 0.0)
+        square += v * v
+    scale = 1 / tl.sqrt(tl.sum(square, 0) / n + eps)
+    for start in range(0, n, B):
+        o = start + tl.arange(0, B)
+        v = tl.load(x + o, mask=o < n, other=0.0).to(tl.float32)
+        v = (v - mean) * scale * tl.load(w + o, mask=o < n) + tl.load(b + o, mask=o < n)
+        tl.store(y + o, v, mask=o < n)
+
+
+def test_layer_norm_in_three_loops() -> None:
+    args = (half(32, 3000), half(32, 3000), half(3000), half(3000), 3000, 1e-5)
+    got = measure(layer_norm, args, {"B": 512}, (32,))
+    steps = 6
+    assert got.load_bytes == 2 * 512 * steps * 5
+    assert got.store_bytes == 2 * 512 * steps
+    # cast, add | cast, subtract, select, multiply, add | cast, w cast, b cast, -, *, *, +, out cast
+    assert got.elementwise == 512 * steps * (2 + 5 + 8)
+    assert got.special == 0  # the division and the root are of scalars
+    assert got.reduce_elements == 2 * 512
+    assert (got.loop_trips, got.iterations, got.loop_depth) == (steps, 3 * steps, 1)
+    assert got.pipelined_bytes == 3 * 1024
+    assert got.pipelined_dot_bytes == 0
+    assert got.accumulator_bytes == 4 * 512
+
+
+@triton.jit
+def rms_norm(x, w, y, n, eps, B: tl.constexpr, ROWS: tl.constexpr):
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    o = tl.arange(0, B)
+    v = tl.load(x + r[:, None] * n + o[None, :]).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(v * v, 1) / n + eps)
+    tl.store(y + r[:, None] * n + o[None, :], v * scale[:, None] * tl.load(w + o)[None, :])
+
+
+def test_rms_norm_of_several_rows() -> None:
+    got = measure(
+        rms_norm, (half(64, 256), half(256), half(64, 256), 256, 1e-6), {"B": 256, "ROWS": 4}, (16,)
+    )
+    tile = 4 * 256
+    assert got.load_bytes == 2 * tile + 2 * 256
+    assert got.store_bytes == 2 * tile
+    # tile: cast in, square, two multiplications, cast out; w: one cast of a row; 4 rows: + eps
+    assert got.elementwise == 5 * tile + 256 + 4
+    assert got.special == 4 + 4  # division and rsqrt per row
+    assert got.masked_share == 0
+    # Rows follow each other without a gap when the stride is the width: the whole tile is one run.
+    expected = (2 * 2 * tile * tile + 2 * 256 * 256) / (2 * 2 * tile + 2 * 256)
+    assert got.mean_contiguous == pytest.approx(expected)
+
+
+@triton.jit
+def swiglu(a, b, c, n, B: tl.constexpr):
+    o = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    gate = tl.load(a + o, mask=o < n).to(tl.float32)
+    up = tl.load(b + o, mask=o < n)
+    tl.store(c + o, gate * tl.sigmoid(gate) * up, mask=o < n)
+
+
+def test_swiglu() -> None:
+    got = measure(swiglu, (half(4096), half(4096), half(4096), 4096), {"B": 1024}, (4,))
+    assert (got.load_bytes, got.store_bytes) == (4096, 2048)
+    assert got.special == 2 * 1024  # exp, division
+    # two casts in, negation, 1 + exp, two multiplications, cast out
+    assert got.elementwise == 7 * 1024
+    assert got.mean_contiguous == 1024
+
+
+@triton.jit
+def dequant(a, b, s, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        left = tl.load(a + m[:, None] * K + start + k[None, :])
+        right = tl.load(b + (start + k)[:, None] * BN + n[None, :]).to(tl.float16)
+        scale = tl.load(s + start // BK * BN + n)
+        acc += tl.dot(left, right) * scale[None, :]
+    tl.store(c + m[:, None] * BN + n[None, :], acc)
+
+
+def test_weight_only_matmul_counts_bytes_at_their_width() -> None:
+    weights = torch.empty((512, 64), dtype=torch.int8, device="meta")
+    args = (half(32, 512), weights, single(8, 64), single(32, 64), 512)
+    got = measure(dequant, args, {"BM": 32, "BN": 64, "BK": 64}, (1,))
+    assert got.dot_flops == 2 * 32 * 64 * 512
+    assert got.load_bytes == 8 * (2 * 32 * 64 + 64 * 64 + 4 * 64)
+    assert got.store_bytes == 4 * 32 * 64
+    assert got.pipelined_dot_bytes == 2 * 32 * 64 + 64 * 64  # the weights through their cast, no scales
+    assert got.pipelined_bytes == got.pipelined_dot_bytes + 4 * 64
+    assert got.dot_input_bits == 16
+    assert got.elementwise == 8 * (64 * 64 + 2 * 32 * 64)
+
+
+@triton.jit
+def cumulative(x, y, n, B: tl.constexpr):
+    o = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + o, tl.cumsum(tl.load(x + o), 0))
+
+
+def test_cumsum() -> None:
+    got = measure(cumulative, (single(4096), single(4096), 4096), {"B": 512}, (8,))
+    assert got.scan_elements == 512
+    assert got.elementwise == 0  # the scan's own addition is not elementwise work
+    assert got.reduce_elements == 0
+    assert got.serial_chain == 2
+
+
+@triton.jit
+def bincount(x, h, n, B: tl.constexpr):
+    for start in range(tl.program_id(0) * B, n, tl.num_programs(0) * B):
+        o = start + tl.arange(0, B)
+        tl.atomic_add(h + tl.load(x + o, mask=o < n, other=0), 1, mask=o < n)
+
+
+@pytest.mark.parametrize(("n", "programs"), [(64 * 256, 16), (64 * 256, 24), (10_000, 4)])
+def test_atomic_histogram_in_a_grid_stride_loop(n: int, programs: int) -> None:
+    args = (torch.empty(n, dtype=torch.int32, device="meta"), torch.empty(99, dtype=torch.int32), n)
+    got = measure(bincount, args, {"B": 256}, (programs,))
+    steps = -(-n // 256) / programs
+    assert got.loop_trips == pytest.approx(steps, rel=0.05 if steps % 1 else 1e-9)
+    assert got.atomic_elements == got.loop_trips * 256
+    assert got.load_bytes == got.loop_trips * 256 * 4
+    assert got.store_bytes == 0
+
+
+@triton.jit
+def transpose(x, y, M, N, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    j = tl.program_id(1) * B + tl.arange(0, B)
+    v = tl.load(x + i[:, None] * N + j[None, :])
+    tl.store(y + j[:, None] * M + i[None, :], tl.trans(v))
+
+
+@triton.jit
+def transpose_strided(x, y, M, N, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    j = tl.program_id(1) * B + tl.arange(0, B)
+    tl.store(y + j[None, :] * M + i[:, None] * M * N, tl.load(x + i[:, None] * N + j[None, :]))
+
+
+def test_transpose() -> None:
+    args = (single(512, 256), single(256, 512), 512, 256)
+    got = measure(transpose, args, {"B": 64}, (8, 4))
+    assert got.conversions == 64 * 64
+    assert (got.load_bytes, got.store_bytes) == (4 * 64 * 64, 4 * 64 * 64)
+    assert got.mean_contiguous == 64
+    scattered = measure(transpose_strided, args, {"B": 64}, (8, 4))
+    assert scattered.mean_contiguous == pytest.approx((64 + 1) / 2)
+
+
+@triton.jit
+def two_kinds(x, y, n, split, B: tl.constexpr):
+    o = tl.program_id(0) * B + tl.arange(0, B)
+    if tl.program_id(0) < split:
+        tl.store(y + o, tl.load(x + o))
+    else:
+        for _ in range(0, n):
+            tl.store(y + o, tl.exp(tl.load(x + o)))
+
+
+def test_branch_on_the_program_counts_by_share() -> None:
+    got = measure(two_kinds, (single(8192), single(8192), 10, 6), {"B": 128}, (8,))
+    assert got.load_ops == pytest.approx(0.75 + 0.25 * 10)
+    assert got.special == pytest.approx(128 * 0.25 * 10)
+
+
+def test_unknown_grid_leaves_program_dependent_loops_unknown() -> None:
+    args = (*(half(1, 512, 64) for _ in range(4)), 512, 0.125)
+    text = trace(attention, args, {}, {"BM": 64, "BN": 32, "D": 64})
+    assert extract_facts(text, described(attention, args), None).unknown_trips == 1
+
+
+@triton.jit
+def integer_matmul(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.int32)
+    seen = tl.zeros((BK,), tl.int32)
+    for start in range(0, K, BK):
+        left = tl.load(a + m[:, None] * K + (start + k)[None, :])
+        right = tl.load(b + (start + k)[:, None] * BN + n[None, :])
+        acc = tl.dot(left, right, acc)
+        seen += k
+    tl.store(c + m[:, None] * BN + n[None, :], acc + tl.sum(seen))
+
+
+def test_sums_of_integer_dots_are_accumulators_and_indices_are_not() -> None:
+    a, b, c = (torch.empty(s, dtype=torch.int8, device="meta") for s in ((64, 256), (256, 32), (64, 32)))
+    got = measure(integer_matmul, (a, b, c, 256), {"BM": 64, "BN": 32, "BK": 64}, (1,))
+    assert got.accumulator_bytes == 4 * 64 * 32
+    assert got.dot_input_bits == 8
+
+
+def test_a_text_that_was_read_at_another_shape_is_read_afresh() -> None:
+    def asked(k: int) -> list[Argument]:
+        args = (half(256, k), half(k, 384), half(256, 384), 256, 384, k, k, 384, 384)
+        return described(matmul, args)
+
+    config = {"BM": 64, "BN": 32, "BK": 32}
+    args = (half(256, 512), half(512, 384), half(256, 384), 256, 384, 512, 512, 384, 384)
+    text = trace(matmul, args, {}, config)
+    short, long = extract_facts(text, asked(512), (4, 12)), extract_facts(text, asked(2048), (4, 12))
+    assert (short.loop_trips, long.loop_trips) == (16, 64)
+    assert extract_facts(text, asked(512), (4, 12)) == short
+    # The same as of a text that nobody has read: a comment at its end makes it another.
+    assert extract_facts(text + "\n// again", asked(2048), (4, 12)) == long

@@ -1,0 +1,354 @@
+"""The learned surrogate and a model together: what the model may change, and what it must never."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_autotune.llm.backend import LLMError
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
+from forecast_autotune.llm.gate import GateDecision, GateInputs
+from forecast_autotune.records import Candidate, Config, LLMConsultation
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.covariance import Hyperparameters
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.blend import (
+    PRIOR_LOG_ODDS,
+    BlendedSurrogate,
+    disagreement,
+    mix_forecasts,
+)
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.surrogates.protocol import Forecasts, Relative
+from forecast_autotune.testing import SurrogateContract, query_of
+from tests.core.llm.words import (
+    TABLE,
+    Said,
+    block,
+    calibrated,
+    ensemble,
+    equal,
+    favours,
+    nothing,
+    plain,
+    same,
+)
+from tests.core.tuning.loop import Bench, decide
+
+HEARD = 1 / (1 + math.exp(-PRIOR_LOG_ODDS))
+BEST = 91  # the table's optimum lies at 2^6.4, between its sizes of 64 and 128
+
+
+class TestEnsemble(SurrogateContract):
+    def make(self) -> EnsembleSurrogate:
+        return ensemble(Said(favours(128)))
+
+
+class TestEnsembleOfASilentModel(SurrogateContract):
+    def make(self) -> EnsembleSurrogate:
+        return ensemble(Said(nothing))
+
+
+# --- what a model may change ---
+
+
+def test_its_opinion_moves_the_forecast_by_the_calibrated_weight() -> None:
+    """Without IR and measurements the plain forecast is flat: what is left is the model's."""
+    query = query_of(TABLE)
+    low, high = (ensemble(Said(favours(64)), calibrated(w, 0.1)).forecast(query).mean for w in (0.25, 0.5))
+    assert np.ptp(plain(query).mean) == 0.0
+    np.testing.assert_allclose(high - high.mean(), 2 * (low - low.mean()), atol=1e-9)
+    sizes = np.array([dict(c.config.kwargs)["BLOCK"] for c in query.candidates])
+    assert set(sizes[np.argsort(high)[:5]]) == {64}
+
+
+def test_where_both_agree_nothing_moves() -> None:
+    query = query_of(TABLE, 8)
+    equalled = ensemble(Said(same)).forecast(query)
+    np.testing.assert_allclose(equalled.mean, plain(query).mean, atol=1e-9)
+
+
+def test_disagreement_widens_the_forecast() -> None:
+    """So that the clock decides, and not the louder of the two."""
+    gently = Said(lambda s: BINS.soft_targets(0.1 * np.log2(block(s) / 16), 0.15)[0])
+    sure, unsure = (ensemble(gently, calibrated(0.5, sd)).forecast(query_of(TABLE)) for sd in (0.0, 0.6))
+    np.testing.assert_allclose(sure.mean, unsure.mean, atol=1e-9)
+    away, wider = np.abs(sure.mean - sure.mean.mean()), unsure.sd - sure.sd
+    assert wider.min() > -1e-9
+    assert np.corrcoef(away, wider)[0, 1] > 0.9
+
+
+def test_measurements_correct_a_model_that_is_wrong() -> None:
+    """It says that the largest are fastest. After a dozen measurements its word weighs less than before."""
+    wrong, known = ensemble(Said(favours(1024))), replace(query_of(TABLE), measured=TABLE.measurements[::3])
+    first, later = wrong.forecast(query_of(TABLE)), wrong.forecast(known)
+    assert first.consultation is not None
+    assert later.consultation is not None
+    assert first.consultation.weight == pytest.approx(0.6 * HEARD)
+    assert later.consultation.weight < first.consultation.weight
+    assert later.consultation.weight < 0.2
+    right = ensemble(Said(favours(BEST))).forecast(known)
+    assert right.consultation is not None
+    assert right.consultation.weight > later.consultation.weight
+
+
+def test_a_good_model_finds_it_with_fewer_measurements() -> None:
+    def tuned(surrogate: Any) -> float:
+        decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=surrogate, max_measurements=4)
+        assert decision.median_ms is not None
+        return decision.median_ms / min(m.ms for m in TABLE.measurements if m.ok) - 1
+
+    alone = tuned(DefaultSurrogate(AnalyticSurrogate()))
+    good = tuned(ensemble(Said(favours(BEST)), replace(calibrated(0.9, 0.1), remains=0.3)))
+    assert good < 0.05 < alone
+
+
+def test_what_remains_unsure_with_a_good_model_is_less() -> None:
+    query = query_of(TABLE, 6)
+    vague, sharp = (
+        ensemble(Said(favours(BEST)), replace(calibrated(), remains=r)).forecast(query) for r in (1.0, 0.3)
+    )
+    assert sharp.sd[6:].mean() < vague.sd[6:].mean()
+
+
+def test_draws_come_from_one_belief_or_the_other_as_a_whole() -> None:
+    """So what is measured next hedges between the two, and a risk is that of both."""
+    candidates = list(TABLE.by_candidate())[:2]
+
+    def certain(a: float, b: float) -> Forecasts:
+        values = np.array([a, b])
+        return Forecasts(
+            candidates,
+            values,
+            np.full(2, 1e-9),
+            np.array([a, b]) / 4,
+            lambda rows, k, g: np.tile(values[rows], (k, 1)),
+        )
+
+    both = mix_forecasts(certain(0.0, 1.0), certain(3.0, 1.5), 0.25)
+    drawn = both.samples(np.arange(2), 4000, 1)
+    assert {tuple(d) for d in drawn.tolist()} == {(0.0, 1.0), (3.0, 1.5)}
+    assert (drawn[:, 0] == 0.0).mean() == pytest.approx(0.25, abs=0.03)
+    np.testing.assert_allclose(both.mean, [2.25, 1.375])
+    np.testing.assert_allclose(both.sd, [3.0 * math.sqrt(0.1875), 0.5 * math.sqrt(0.1875)], atol=1e-6)
+    np.testing.assert_allclose(both.p_fail, both.mean / 4)
+    np.testing.assert_allclose(both.optimistic(), [0.0, 1.0], atol=1e-6)
+
+
+def test_only_asked_candidates_are_moved() -> None:
+    mute = Said(lambda s: nothing(s) if "BLOCK=16 " in s else favours(128)(s))
+    found = ensemble(mute).forecast(query_of(TABLE))
+    gone = np.array(["BLOCK=16 " in f"{c.config} " for c in TABLE.by_candidate()])
+    assert np.ptp(found.mean[gone]) < 1e-9
+    assert np.ptp(found.mean[~gone]) > 0.3
+
+
+def test_relatives_are_seen_through_the_same_belief() -> None:
+    """A correction that a relative confirms must not be applied twice: its belief is moved as well."""
+    moved = {c: (0.5 if "BLOCK=16 " in f"{c.config} " else 0.0) for c in TABLE.by_candidate()}
+    blend = BlendedSurrogate(AnalyticSurrogate(), False, moved, BlendWeight(0.6, 0.3))
+    here = blend.prior(query_of(TABLE))
+    there = blend.prior(replace(query_of(TABLE), candidates=list(TABLE.by_candidate())[:3]))
+    np.testing.assert_allclose(there.mean, here.mean[:3])
+    assert here.parts.shape[1] == AnalyticSurrogate().prior(query_of(TABLE)).parts.shape[1] + 1
+    known = Relative(TABLE.problem, TABLE.measurements[:20])
+    assert np.isfinite(
+        ensemble(Said(favours(64))).forecast(replace(query_of(TABLE), relatives=[known])).mean
+    ).all()
+
+
+def test_failures_are_weighed_too() -> None:
+    doomed = Said(lambda s: np.eye(16)[15] * 0.9 + 0.1 / 16 if "BLOCK=1024 " in s else favours(64)(s))
+    query = query_of(TABLE)
+    big = np.array(["BLOCK=1024 " in f"{c.config} " for c in query.candidates])
+    heard = ensemble(doomed, replace(calibrated(), fail_weight=1.0)).forecast(query)
+    deaf = ensemble(doomed, calibrated()).forecast(query)
+    assert heard.p_fail[big].min() > 0.5 > heard.p_fail[~big].max()
+    np.testing.assert_array_equal(deaf.p_fail, plain(query).p_fail)
+
+
+def test_levels_do_not_matter_and_slow_ends_are_compressed() -> None:
+    h, n = Hyperparameters(), 6
+    learned, trust = np.linspace(0.0, 1.0, n), np.full(n, 0.5)
+    shape = np.linspace(1.0, 0.0, n)
+    one, two = (disagreement(learned + a, shape + b, trust, h) for a, b in ((0.0, 0.0), (5.0, -3.0)))
+    np.testing.assert_allclose(one, two, atol=1e-12)
+    np.testing.assert_allclose(disagreement(learned, learned, trust, h), 0.0, atol=1e-12)
+    assert (disagreement(learned, shape, np.zeros(n), h) == 0.0).all()
+    far = disagreement(learned, np.array([*learned[:-1], 50.0]), trust, h)
+    assert far[-1] < 0.5 * (h.knee + h.beyond * 50.0)
+
+
+# --- what it must never change ---
+
+
+def test_without_weight_it_is_the_plain_surrogate() -> None:
+    query = query_of(TABLE, 5)
+    for calibration in (
+        LLMCalibration("said", "forecast-2", weights={"pooled": BlendWeight()}),
+        replace(calibrated(), weights={"pooled": BlendWeight(), "product": BlendWeight(0.5, 0.3)}),
+    ):
+        equal(ensemble(Said(favours(16)), calibration).forecast(query), plain(query))
+
+
+def test_a_model_without_calibration_is_not_asked_and_that_is_said_once() -> None:
+    said = Said(favours(16))
+    made = ensemble(said, LLMCalibration("said", "forecast-2"))
+    with pytest.warns(UserWarning, match="calibrate-llm"):
+        found = made.forecast(query_of(TABLE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.forecast(query_of(TABLE))
+    equal(found, plain(query_of(TABLE)))
+    assert said.questions == []
+    assert made.version == DefaultSurrogate(AnalyticSurrogate()).version, (
+        "verdicts of the plain surrogate stay its own"
+    )
+
+
+@pytest.mark.parametrize("error", [LLMError("no answer"), RuntimeError("CUDA out of memory"), KeyError("x")])
+def test_a_model_that_fails_costs_a_warning_and_nothing_else(error: Exception) -> None:
+    made = ensemble(Said(same, error=error))
+    query = query_of(TABLE, 5)
+    with pytest.warns(UserWarning, match="goes on without|go on without"):
+        found = made.forecast(query)
+    equal(found, plain(query))
+    assert isinstance(found.consultation, LLMConsultation)
+    assert "it failed" in found.consultation.trouble
+
+
+def test_a_model_that_keeps_failing_is_not_asked_any_more() -> None:
+    said = Said(same, error=LLMError("no answer"))
+    made = ensemble(said)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(5):
+            made.forecast(query_of(TABLE))
+    assert len(said.questions) == 2
+    assert "failed 2 times in a row" in made.forecast(query_of(TABLE)).reason
+
+
+def test_one_that_cannot_be_loaded_is_contained() -> None:
+    class Unloadable(Said):
+        def prepare(self) -> None:
+            raise OSError("no such folder")
+
+    made = ensemble(Unloadable(same, cold=True))
+    with pytest.warns(UserWarning, match="no such folder"):
+        equal(made.forecast(query_of(TABLE)), plain(query_of(TABLE)))
+
+
+def test_readiness_that_raises_is_contained() -> None:
+    class Moody(Said):
+        def ready(self) -> bool:
+            raise RuntimeError("driver gone")
+
+    made = ensemble(Moody(same), patient=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        equal(made.forecast(query_of(TABLE)), plain(query_of(TABLE)))
+
+
+def test_what_is_out_of_scope_is_the_plain_forecast_with_a_reason() -> None:
+    made = ensemble(Said(favours(16)))
+    query = query_of(TABLE, 3)
+    strange = replace(
+        query, problem=replace(query.problem, kernel=replace(query.problem.kernel, language="cuda"))
+    )
+    found = made.forecast(strange)
+    equal(found, plain(strange))
+    assert found.consultation is not None
+    assert "calibrated on kernels in triton" in found.consultation.trouble
+
+
+def test_a_closed_gate_asks_nothing_and_says_why() -> None:
+    said = Said(favours(16))
+    made = ensemble(said, gate=lambda s: GateDecision(False, 0.0, 1.0, "six configs are measured sooner"))
+    found = made.forecast(query_of(TABLE))
+    equal(found, plain(query_of(TABLE)))
+    assert found.reason.endswith("language model not asked: six configs are measured sooner")
+    assert found.consultation is None
+    assert said.questions == []
+
+
+def test_the_gate_sees_the_problem_as_it_is() -> None:
+    seen: list[GateInputs] = []
+
+    def gate(situation: GateInputs) -> GateDecision:
+        seen.append(situation)
+        return GateDecision(False, 0.0, 0.0, "no")
+
+    known = Relative(TABLE.problem, TABLE.measurements)
+    made = ensemble(Said(same), gate=gate, patient=False, workers=7)
+    made.forecast(
+        replace(query_of(TABLE, 5), relatives=[replace(known, measurements=TABLE.measurements[:9])])
+    )
+    (s,) = seen
+    assert (s.candidates, s.workers, s.asked, s.saved) == (30, 7, 35, 0.3)
+    assert s.compile_s == 0.5  # as the relative's measurements say
+    assert s.load_s == 0.0
+
+
+def test_a_guess_in_passing_is_not_asked_about() -> None:
+    said = Said(favours(16))
+    equal(ensemble(said).forecast(replace(query_of(TABLE), provisional=True)), plain(query_of(TABLE)))
+    assert said.questions == []
+
+
+def test_dense_tables_of_relatives_outdo_a_model() -> None:
+    said = Said(favours(16))
+    dense = replace(query_of(TABLE), relatives=[Relative(TABLE.problem, tuple(TABLE.measurements))])
+    equal(ensemble(said).forecast(dense), plain(dense))
+    assert said.questions == []
+
+
+# --- decisions ---
+
+
+def test_a_decision_says_and_records_what_the_model_did() -> None:
+    store, bench = Store(None), Bench(TABLE)
+    decision = decide(store, bench, table=TABLE, surrogate=ensemble(Said(favours(64))))
+    assert "said at weight" in decision.reason
+    assert decision.cost.llm_tokens > 100
+    assert decision.cost.llm_s == 0.01
+    noted = [m.extra["forecast"] for m in store.measurements(TABLE.problem)]
+    assert len(noted) == decision.measured
+    for note in noted:
+        assert isinstance(note, dict)
+        assert note["llm"]["model"] == "said"
+        assert math.isfinite(note["learned_log2_ms"])
+
+
+def test_a_decision_with_a_broken_model_is_the_plain_one_and_says_so() -> None:
+    alone = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=DefaultSurrogate(AnalyticSurrogate()))
+    with pytest.warns(UserWarning, match="broken pipe"):
+        broken = decide(
+            Store(None),
+            Bench(TABLE),
+            table=TABLE,
+            surrogate=ensemble(Said(same, error=LLMError("broken pipe"))),
+        )
+    assert (broken.chosen, broken.measured) == (alone.chosen, alone.measured)
+    assert "without said: it failed: broken pipe" in broken.reason
+
+
+def test_a_decision_without_a_clock_waits_for_the_model() -> None:
+    said = Said(favours(64), cold=True)
+    made = ensemble(said, patient=False, gate=lambda s: GateDecision(s.once, 9.0, 9.0, "once"))
+    decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=made, mode="deterministic")
+    assert dict(decision.chosen.config.kwargs)["BLOCK"] == 64
+    assert decision.cost.llm_tokens > 100
+    assert "said at weight" in decision.reason
+
+
+def test_two_candidates_of_one_name_do_no_harm() -> None:
+    twice = [*TABLE.by_candidate(), Candidate(Config.of({"BLOCK": 16}, num_warps=1))]
+    found = ensemble(Said(favours(64))).forecast(replace(query_of(TABLE), candidates=twice))
+    assert len(found) == 36

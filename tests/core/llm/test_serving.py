@@ -1,0 +1,250 @@
+"""From FORECAST_AUTOTUNE_LLM to decisions and commands, against a real server that can fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.commands import main
+from forecast_autotune.features.ttir.extraction import assignment_of
+from forecast_autotune.llm.calibration import FILE, calibration_path, read, write
+from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.default import default_surrogate
+from forecast_autotune.surrogates.factory import calibration_paths, open_backend, surrogate_for
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation.splits import kernel_of
+from tests.core.llm.words import TABLE, calibrated
+from tests.core.tuning.loop import Bench, decide
+from tests.integrations.models.faults import stall
+from tests.integrations.models.faulty_server import FaultyServer
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyServer]:
+    with FaultyServer() as running:
+        yield running
+
+
+def spec(server: FaultyServer) -> str:
+    return f"{server.url}?model=m&kind=systemone&attempts=1"
+
+
+def settings(server: FaultyServer, cache: Path, **more: Any) -> Settings:
+    return Settings(llm=spec(server), cache_dir=cache, workers=1).with_(**more)
+
+
+def vouched(server: FaultyServer, cache: Path) -> None:
+    """A calibration in the cache directory that believes in the invented model, whatever it says."""
+    name = open_backend(spec(server), cache).name
+    write(
+        calibration_path(name, cache),
+        replace(calibrated(saved=1.0), scope=replace(calibrated().scope, mass=0.0)),
+    )
+
+
+def test_without_a_model_it_is_what_ships() -> None:
+    assert surrogate_for(Settings()) is default_surrogate(None)
+
+
+def test_the_same_settings_share_one_model(server: FaultyServer, tmp_path: Path) -> None:
+    one, two = (surrogate_for(settings(server, tmp_path, tolerance=t)) for t in (0.01, 0.05))
+    assert one is two
+    assert isinstance(one, EnsembleSurrogate)
+    assert server.requests == [], "nothing is asked before it is needed"
+
+
+@pytest.mark.parametrize("text", ["nonsense", "transformers:", "http://h:1/v1", "ftp://x?model=m"])
+def test_a_model_that_is_named_wrongly_costs_a_warning(text: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="FORECAST_AUTOTUNE_LLM"):
+        found = surrogate_for(Settings(llm=text, cache_dir=tmp_path / text.replace("/", "_")))
+    assert found is default_surrogate(None)
+
+
+def test_a_damaged_calibration_costs_a_warning(server: FaultyServer, tmp_path: Path) -> None:
+    path = calibration_path(open_backend(spec(server), tmp_path).name, tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    with pytest.warns(UserWarning, match="calibrate-llm"):
+        assert surrogate_for(settings(server, tmp_path)) is default_surrogate(None)
+
+
+def test_a_calibration_beside_the_adapter_comes_first(tmp_path: Path) -> None:
+    adapter, weights = tmp_path / "adapter", tmp_path / "model"
+    adapter.mkdir()
+    weights.mkdir()
+    found = calibration_paths(f"transformers:{weights}?adapter={adapter}", "name", tmp_path)
+    assert found == [adapter / FILE, weights / FILE, calibration_path("name", tmp_path)]
+    assert calibration_paths("transformers:hub/name", "name", tmp_path) == [
+        calibration_path("name", tmp_path)
+    ]
+
+
+def test_a_decision_asks_the_server_and_keeps_what_it_said(server: FaultyServer, tmp_path: Path) -> None:
+    vouched(server, tmp_path)
+    store = Store(None)
+    decision = decide(store, Bench(TABLE), table=TABLE, surrogate=surrogate_for(settings(server, tmp_path)))
+    assert server.requests
+    assert "at weight" in decision.reason
+    notes = [m.extra["forecast"] for m in store.measurements(TABLE.problem)]
+    assert any("llm" in note for note in notes if isinstance(note, dict))
+
+
+def test_a_server_that_stalls_does_not_change_the_decision(tmp_path: Path) -> None:
+    with FaultyServer(lambda path, body: stall) as server:
+        vouched(server, tmp_path)
+        plain = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=default_surrogate(None))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = decide(
+                Store(None),
+                Bench(TABLE),
+                table=TABLE,
+                surrogate=surrogate_for(settings(server, tmp_path, llm_timeout_s=0.2)),
+            )
+    assert server.requests
+    assert (found.chosen, found.measured) == (plain.chosen, plain.measured)
+    assert len([w for w in said if "language model" in str(w.message)]) <= 1
+
+
+def test_surrogates_load_no_torch() -> None:
+    rooms = "surrogates.language_model"
+    modules = ("surrogates.factory", f"{rooms}.ensemble", f"{rooms}.questions", "llm.gate", "llm.calibration")
+    program = "import sys\n" + "\n".join(f"import forecast_autotune.{m}" for m in modules)
+    program += "\nprint(sorted({'torch', 'triton', 'transformers', 'jinja2'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_a_model_none_of_it_is_loaded() -> None:
+    program = (
+        "import sys\nfrom forecast_autotune.settings import Settings\n"
+        "from forecast_autotune.surrogates.factory import serving\nserving(Settings())\n"
+        "print([m for m in sys.modules if m.startswith('forecast_autotune.llm')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- commands ---
+
+
+def thinned(table: Table, count: int = 20) -> Table:
+    """The first candidates of a table, with the IR that they need."""
+    rows = table.measurements[:count]
+    wanted = {assignment_of(m.candidate) for m in rows}
+    ttir = {key: text for key, text in table.problem.ttir.items() if key in wanted}
+    return Table(replace(table.problem, ttir=ttir), rows)
+
+
+@pytest.fixture(scope="module")
+def few() -> list[Table]:
+    """One problem each of four families."""
+    kernels = ("softmax", "transpose", "layer_norm", "swiglu")
+    every = load(shipped_tables())
+    return [thinned(next(t for t in every if kernel_of(t.problem) == name)) for name in kernels]
+
+
+@pytest.fixture
+def tables(tmp_path: Path, few: list[Table]) -> str:
+    path = tmp_path / "tables.jsonl"
+    write_tables(path, few)
+    return str(path)
+
+
+def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], str]:
+    status = main([*arguments, "--json"])
+    out, err = capsys.readouterr()
+    return status, json.loads(out) if out.strip() else {}, err
+
+
+def test_calibrating_a_model_that_knows_nothing_gives_it_no_weight(
+    server: FaultyServer,
+    tables: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The invented model's answers follow from the candidate's text by a hash."""
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    answers = tmp_path / "answers.jsonl"
+    command = ("train", "calibrate-llm", tables, "--llm", spec(server), "--answers", str(answers))
+    status, found, _ = run(*command, capsys=capsys)
+    assert status == 0
+    assert found["about"]["families"] == ["activation", "norm", "softmax", "transpose"]
+    assert read(Path(found["path"])).weights["pooled"].mean < 0.2
+    asked = len(server.requests)
+    assert asked > 0
+    assert len(answers.read_text().splitlines()) == 4
+    again, _, err = run(*command, capsys=capsys)
+    assert again == 0, err
+    assert len(server.requests) == asked, "kept answers were asked for again"
+
+
+def test_an_evaluation_has_the_model_beside_the_others(
+    server: FaultyServer,
+    tables: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    status, found, _ = run(
+        "eval", tables, "--methods", "analytic", "--llm", spec(server), "--seeds", "1",
+        "--leave-out", "family", "--subject", "learned+llm", capsys=capsys,
+    )  # fmt: skip
+    assert status == 0
+    assert list(found["methods"]) == ["analytic", "llm", "learned+llm"]
+    for method in found["methods"].values():
+        assert 0.0 <= method["figures"]["bins.rps"]["value"] <= 1.0
+        assert method["figures"]["bins.accuracy"]["problems"] == 4
+
+
+def test_a_replay_asks_only_where_the_gate_is_open(
+    server: FaultyServer,
+    tables: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    plain = run("replay", tables, capsys=capsys)[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        beside = run("replay", tables, "--llm", spec(server), capsys=capsys)[1]
+    assert server.requests == [], "a model without a calibration is not asked"
+    for one, two in zip(plain["problems"], beside["problems"], strict=True):
+        assert (one["chosen"], one["measured"]) == (two["chosen"], two["measured"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["train", "calibrate-llm"], "--llm"),
+        (["train", "calibrate-llm", "--llm", "x", "--answers", "answers.txt"], ".jsonl"),
+        (["train", "calibrate-llm", "--llm", "x", "--sample", "0"], "--sample"),
+        (["train", "calibrate-llm", "--llm", "x", "--noted"], "export"),
+        (
+            ["train", "calibrate-llm", "t.jsonl", "--llm", "http://h:1/v1?model=m", "--noted"],
+            "without --noted",
+        ),
+        (["replay", "--leave-out", "family", "--llm", "x"], "--llm"),
+        (["eval", "--subject", "llm"], "--subject"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_asked(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(arguments)
+    assert status == 2
+    assert complaint in capsys.readouterr().err

@@ -1,0 +1,17 @@
+"""Listening to `triton.autotune`: the sweep that Triton would make, kept."""
+
+from __future__ import annotations
+
+from forecast_autotune.settings import Mode
+from forecast_autotune.store import Store
+from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide
+
+
+def test_listening_measures_what_the_host_would_and_keeps_it() -> None:
+    store, bench = Store(None), Bench(TABLE)
+    surrogate = Told(constant(sd=0.0))
+    decision = decide(store, bench, surrogate=surrogate, mode=Mode.LISTEN)
+    everything = {m.candidate for m in TABLE.measurements}
+    assert set(bench.asked) == everything
+    assert {m.candidate for m in store.measurements(TABLE.problem)} == everything
+    assert decision.median_ms == min(m.ms for m in TABLE.measurements if m.ok)

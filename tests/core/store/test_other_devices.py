@@ -1,0 +1,99 @@
+"""Relatives from other device classes: what is offered, in which order, and what is not even read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.records import Device
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store import Store, other_devices
+from forecast_autotune.surrogates.default import default_surrogate
+from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.loop import TuningTask, tune
+from tests.core.store.stored import A100, measured, problem
+from tests.core.tuning.loop import Bench
+
+
+def device(i: int) -> Device:
+    return Device(f"GPU {i}", "cuda", "90")
+
+
+def test_the_nearest_problem_of_every_other_device_follows_this_ones(store: Store) -> None:
+    asked, here = problem(1024), problem(65536)
+    near, far = problem(1024, device=A100), problem(2048, device=A100)
+    other = problem(4096, device=device(1))
+    for p in (far, other, near, here):
+        store.add(p, measured(p, 16))
+    assert [r.problem for r in store.relatives(asked)] == [here, near, other]
+    # Where the nearest has not run, the next one counts.
+    blank = problem(1024, device=device(2))
+    store.add(blank, measured(blank, 16, None))
+    assert blank not in [r.problem for r in store.relatives(asked)]
+    second = problem(512, device=device(2))
+    store.add(second, measured(second, 16))
+    assert second in [r.problem for r in store.relatives(asked)]
+
+
+@pytest.mark.parametrize("source", ["bb", ""])
+def test_another_or_an_unknown_source_does_not_count_elsewhere(store: Store, source: str) -> None:
+    asked, other = (
+        problem(1024, source=source),
+        problem(1024, source="" if source == "" else "aa", device=A100),
+    )
+    store.add(other, measured(other, 16))
+    assert store.relatives(asked) == []
+
+
+def test_what_another_process_adds_elsewhere_is_seen(tmp_path: Path) -> None:
+    asked, there = problem(1024), problem(1024, device=A100)
+    reader, writer = Store(tmp_path), Store(tmp_path)
+    assert reader.relatives(asked) == []
+    for block in (16, 32):
+        writer.add(there, measured(there, block))
+        (found,) = reader.relatives(asked)
+        assert found.problem == there
+        assert found.measurements == tuple(writer.measurements(there))
+
+
+def test_only_so_many_devices_are_looked_at(store: Store) -> None:
+    asked = problem(1024)
+    for i in range(other_devices.DEVICES + 3):
+        p = problem(1024, device=device(i))
+        store.add(p, measured(p, 16))
+    assert len(store.relatives(asked)) == other_devices.DEVICES
+
+
+def test_a_log_that_takes_long_to_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, large, small = problem(1024), problem(1024, device=device(1)), problem(1024, device=device(2))
+    store = Store(tmp_path)
+    store.add(small, measured(small, 16))
+    for block in range(40):
+        store.add(large, measured(large, block))
+    assert {r.problem for r in store.relatives(asked)} == {large, small}
+    sizes = sorted(p.stat().st_size for p in tmp_path.glob("v1/*/*/log-*.jsonl"))
+    monkeypatch.setattr(other_devices, "BYTES", sizes[-1] - 1)
+    fresh = Store(tmp_path)
+    assert [r.problem for r in fresh.relatives(asked)] == [small]
+    # Not read at all: nothing of it is held.
+    assert sum(len(list(d.tables())) for d in fresh._directories.values()) == 1
+
+
+def test_a_stored_decision_opens_no_other_devices_log(tmp_path: Path) -> None:
+    """Only when something has to be decided is the rest of the store worth a look."""
+    table = example_table()
+    there = replace(table.problem, device=A100, id="elsewhere")
+    first = Store(tmp_path)
+    first.add(there, replace(table.measurements[0], problem=there.id))
+    task = TuningTask(table.problem, list(table.by_candidate()))
+    settings = Settings(mode=Mode.TUNE)
+    tune(task, Bench(table), store=first, surrogate=default_surrogate(), settings=settings)
+    assert {d for d, _ in first._directories} == {table.problem.device.slug, A100.slug}
+    second = Store(tmp_path)
+    again = tune(task, Bench(table), store=second, surrogate=default_surrogate(), settings=settings)
+    assert again.measured == 0
+    assert {d for d, _ in second._directories} == {table.problem.device.slug}

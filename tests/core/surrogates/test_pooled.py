@@ -1,0 +1,198 @@
+"""The pooled surrogate: what other devices say of the same configs, and how it is corrected here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.policy import TuningState, stated_risk
+from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN
+from forecast_autotune.surrogates.pooled import PooledSurrogate, average_log_odds, pool_group
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
+from forecast_autotune.testing import SurrogateContract
+
+NAMES = CandidateList(
+    Candidate(Config.of({"BLOCK": 2**i, "TILE": 2**j})) for i, j in itertools.product(range(12), range(4))
+)
+
+
+class TestPooled(SurrogateContract):
+    def make(self) -> PooledSurrogate:
+        return PooledSurrogate()
+
+
+def curve(best: float) -> list[float]:
+    """log2 slowdowns: a bowl in BLOCK around 2^best."""
+    return [0.3 * abs(i - best) + 0.2 * abs(j - 1) for i, j in itertools.product(range(12), range(4))]
+
+
+def problem(device: str = "GPU 0") -> Problem:
+    return Problem.of(Kernel("conv", "cuda"), (), Device(device, "cuda"))
+
+
+def rows(p: Problem, slowdowns: Sequence[float | None], scale_ms: float = 1.0) -> tuple[Measurement, ...]:
+    return tuple(
+        Measurement(p.id, c, Outcome.RUNTIME_ERROR)
+        if x is None
+        else Measurement(p.id, c, Outcome.OK, scale_ms * 2.0**x)
+        for c, x in zip(NAMES, slowdowns, strict=True)
+    )
+
+
+def relative(device: str, slowdowns: Sequence[float | None]) -> Relative:
+    return Relative(problem(device), rows(problem(device), slowdowns))
+
+
+AGREED = [relative(f"GPU {i}", curve(4)) for i in (1, 2, 3)]
+
+
+def asked(
+    relatives: Sequence[Relative] = AGREED, measured: Sequence[Measurement] = (), device: str = "GPU 0"
+) -> Query:
+    return Query(problem(device), NAMES, {}, measured, relatives)
+
+
+def near(best: int) -> int:
+    return int(np.argmin(curve(best)))
+
+
+def test_what_was_fastest_elsewhere_is_forecast_to_be_fastest() -> None:
+    forecasts = PooledSurrogate().forecast(asked())
+    assert int(forecasts.order()[0]) == near(4)
+    assert float(np.corrcoef(forecasts.mean, curve(4))[0, 1]) > 0.95
+    assert "3 relatives pooled; 0 own" in forecasts.reason
+
+
+def test_before_anything_ran_the_level_is_open_and_shared() -> None:
+    forecasts = PooledSurrogate().forecast(asked())
+    assert (forecasts.sd >= 2.0).all()
+    drawn = forecasts.samples(np.arange(len(NAMES)), 400)
+    # All candidates move together: differences are far surer than levels.
+    assert drawn.std(axis=0).mean() > 4 * (drawn - drawn.mean(axis=1, keepdims=True)).std(axis=0).mean()
+
+
+def test_measurements_here_outweigh_relatives_that_are_wrong() -> None:
+    here = rows(problem(), curve(9))
+    tried = [here[i] for i in (near(4), near(3), near(6), near(8), near(10))]
+    forecasts = PooledSurrogate().forecast(asked(measured=tried))
+    assert abs(int(forecasts.order()[0]) - near(9)) <= 4
+    before = PooledSurrogate().forecast(asked())
+    assert before.mean[near(9)] - before.mean[near(4)] > 1.0
+    assert forecasts.mean[near(9)] < forecasts.mean[near(4)]
+
+
+def test_what_was_measured_is_known() -> None:
+    here = rows(problem(), curve(4), scale_ms=8.0)
+    forecasts = PooledSurrogate().forecast(asked(AGREED[:1], here[:20]))
+    expected = 3.0 + np.array(curve(4))
+    np.testing.assert_allclose(forecasts.mean[:20], expected[:20], atol=0.1)
+    assert forecasts.sd[:20].max() < np.median(forecasts.sd[20:])
+    # The level of this device is learnt from the first that ran.
+    np.testing.assert_allclose(forecasts.mean[20:], expected[20:], atol=0.5)
+
+
+def test_relatives_that_disagree_leave_more_doubt() -> None:
+    here = rows(problem(), curve(4))[:4]
+    odd = [relative("GPU 1", curve(4)), relative("GPU 2", curve(9)), relative("GPU 3", curve(1))]
+    sure, unsure = (PooledSurrogate().forecast(asked(r, here)) for r in (AGREED, odd))
+    assert np.median(unsure.sd[4:]) > 2 * np.median(sure.sd[4:])
+
+
+def test_failures_elsewhere_and_here_are_expected() -> None:
+    broken: list[float | None] = [None if i >= 40 else x for i, x in enumerate(curve(4))]
+    forecasts = PooledSurrogate().forecast(asked([relative("GPU 1", broken), relative("GPU 2", broken)]))
+    assert forecasts.p_fail[40:].min() > 0.9
+    assert forecasts.p_fail[:40].max() < 0.1
+    failure = Measurement(problem().id, NAMES[0], Outcome.OUT_OF_RESOURCES)
+    after = PooledSurrogate().forecast(asked(measured=[failure]))
+    assert after.p_fail[0] == 1.0
+    assert 0.1 < after.p_fail[1] < 1.0
+    assert after.p_fail[47] < 0.1
+
+
+def test_the_stated_risk_heeds_how_the_relatives_fared() -> None:
+    """Relatives that predict each other at once lower the risk; others raise it. `raw` keeps that."""
+    odd = [relative(f"GPU {i}", curve(b)) for i, b in enumerate((1, 4, 8, 11), 1)]
+    here = rows(problem(), curve(4))
+    for given, lower in ((AGREED, True), (odd, False)):
+        forecasts = PooledSurrogate().forecast(asked(given, here[:1])).uncalibrated()
+        assert (forecasts.weigh_risk(0.5) < 0.5) is lower
+        state = TuningState(forecasts, {NAMES[0]: here[0]})
+        pending = np.arange(1, len(NAMES))
+        drawn = np.full((4, len(pending)), 99.0)
+        drawn[:2] = -99.0  # half of the draws have a better one
+        assert stated_risk(state, pending, drawn) == pytest.approx(forecasts.weigh_risk(0.5))
+
+
+def test_averaged_log_odds() -> None:
+    assert average_log_odds(0.5, 0.5) == pytest.approx(0.5)
+    assert average_log_odds(0.9, 0.1) == pytest.approx(0.5)
+    assert 0.0 < average_log_odds(0.0, 0.0) < 0.01 < average_log_odds(0.0, 0.5) < 0.5
+
+
+def test_relatives_that_nothing_checks_are_calibrated_apart() -> None:
+    assert [pool_group(n) for n in (0, 1, 2, 7)] == [UNKNOWN, UNINFORMED, INFORMED, INFORMED]
+
+
+def same(a: Forecasts, b: Forecasts) -> bool:
+    drawn = [f.samples(np.arange(len(f)), 8) for f in (a, b)]
+    return bool((a.mean == b.mean).all() and (a.sd == b.sd).all() and (drawn[0] == drawn[1]).all())
+
+
+def test_one_problem_leaves_nothing_behind_for_the_next() -> None:
+    used, other = PooledSurrogate(), [relative(f"GPU {i}", curve(9)) for i in (1, 2, 3)]
+    for query in (asked(), asked(other), asked(device="GPU 8"), asked(AGREED[:1]), asked()):
+        assert same(used.forecast(query), PooledSurrogate().forecast(query))
+    # Equal records that are not the same objects, too.
+    assert same(used.forecast(asked([replace(r) for r in AGREED])), used.forecast(asked()))
+
+
+def test_a_relative_that_grows_is_read_again() -> None:
+    """A list of measurements may change between two questions."""
+    here = relative("GPU 1", curve(9))
+    growing = list(relative("GPU 1", curve(4)).measurements)
+    query = asked([Relative(here.problem, growing)])
+    surrogate = PooledSurrogate()
+    assert int(surrogate.forecast(query).order()[0]) == near(4)
+    growing += here.measurements
+    assert int(surrogate.forecast(query).order()[0]) == near(9)
+
+
+def test_threads_do_not_share_what_they_ask() -> None:
+    surrogate = PooledSurrogate()
+    queries = [asked([relative(f"GPU {i}", curve(b)) for i in (1, 2)]) for b in range(12)]
+    found: dict[int, list[int]] = {b: [] for b in range(12)}
+
+    def ask(b: int) -> None:
+        for _ in range(5):
+            found[b].append(int(surrogate.forecast(queries[b]).order()[0]))
+
+    threads = [threading.Thread(target=ask, args=(b,)) for b in range(12)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert found == {b: [near(b)] * 5 for b in range(12)}
+
+
+def test_p_within_of_a_large_space_is_told_of_the_most_promising() -> None:
+    n = 2000
+    forecasts = Forecasts(
+        CandidateList(Candidate(Config.of({"X": i})) for i in range(n)),
+        np.concatenate([np.zeros(2), np.linspace(1, 9, n - 2)]),
+        np.full(n, 0.01),
+        np.zeros(n),
+    )
+    share = forecasts.p_within(0.05)
+    assert share.shape == (n,)
+    assert share[:2].min() > 0.9
+    assert not share[2:].any()
+    assert math.isfinite(share.sum())

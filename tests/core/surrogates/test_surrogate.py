@@ -1,0 +1,297 @@
+"""Forecasts and what is derived from them; what the shipped surrogate learns from which measurement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.features.ttir.extraction import assignment_key
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
+from forecast_autotune.surrogates.covariance import Hyperparameters
+from forecast_autotune.surrogates.formula import AnalyticSurrogate, problem_distance
+from forecast_autotune.surrogates.prior import Prior
+from forecast_autotune.surrogates.protocol import QUANTILE_LEVELS, Forecasts, Query, Relative
+from forecast_autotune.testing import example_table, query_of
+from forecast_autotune.tuning.task import uninformative_forecasts, validate_forecasts
+
+NAMES = [Candidate(Config.of({"N": n})) for n in range(4)]
+
+
+def made(mean: list[float], sd: float = 0.1, p_fail: float = 0.0) -> Forecasts:
+    n = len(mean)
+    return Forecasts(NAMES[:n], np.array(mean), np.full(n, sd), np.full(n, p_fail))
+
+
+def test_a_forecast_has_the_quantiles_of_its_normal() -> None:
+    one = made([3.0], sd=0.5, p_fail=0.25)[0]
+    assert (one.candidate, one.point, one.p_fail) == (NAMES[0], 3.0, 0.25)
+    assert one.spread == pytest.approx(0.5)
+    assert len(one.quantiles) == len(QUANTILE_LEVELS)
+    assert list(one.quantiles) == sorted(one.quantiles)
+    drawn = made([3.0], sd=0.5).samples(np.array([0]), 20_000, 7)
+    for level, quantile in zip(QUANTILE_LEVELS, one.quantiles, strict=True):
+        assert (drawn < quantile).mean() == pytest.approx(level, abs=0.02)
+
+
+def test_order_charges_failures() -> None:
+    forecasts = made([1.0, 0.0, 2.0])
+    assert list(forecasts.order()) == [1, 0, 2]
+    forecasts.p_fail[1] = 1.0
+    assert list(forecasts.order()) == [0, 2, 1]
+
+
+def test_p_within_is_certain_where_the_forecasts_are() -> None:
+    forecasts = made([0.0, 0.01, 5.0], sd=1e-6)
+    np.testing.assert_array_equal(forecasts.p_within(0.02), [1.0, 1.0, 0.0])
+    np.testing.assert_array_equal(forecasts.p_within(0.0), [1.0, 0.0, 0.0])
+    forecasts.p_fail[0] = 1.0
+    np.testing.assert_array_equal(forecasts.p_within(0.0), [0.0, 1.0, 0.0])
+
+
+def test_flat_forecasts_prefer_nobody() -> None:
+    forecasts = validate_forecasts(uninformative_forecasts(NAMES, "none"), NAMES)
+    assert list(forecasts.order()) == [0, 1, 2, 3]
+    assert len(set(forecasts.mean)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"candidates": NAMES[::-1]}, "in their order"),
+        ({"candidates": NAMES[:3]}, "4 candidates"),
+        ({"mean": np.zeros(3)}, r"mean must have shape \(4,\), not \(3,\)"),
+        ({"sd": np.array([1.0, math.inf, math.nan, 1.0])}, "sd must be finite, but 2 values"),
+        ({"sd": np.full(4, -1.0)}, "sd must be at least 0"),
+        ({"p_fail": np.full(4, 1.1)}, "p_fail a probability"),
+    ],
+)
+def test_answers_no_decision_can_be_built_on(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        validate_forecasts(replace(made([0.0] * 4), **change), NAMES)
+
+
+def test_plain_lists_will_do() -> None:
+    listed: Any = {"mean": [0.0] * 4, "sd": [1.0] * 4, "p_fail": [0] * 4}
+    assert validate_forecasts(Forecasts(NAMES, **listed), NAMES).p_within(0.1).shape == (4,)
+
+
+# --- the shipped surrogate ---
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+@cache
+def products() -> Query:
+    """A matrix product in six block shapes and three depths, with its IR, on a device we know."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from forecast_autotune.features.trace import trace_many
+    from tests.integrations.gpu.kernels import matmul
+
+    shapes = [(m, n, 64) for m in (32, 64, 128) for n in (64, 256)]
+    assignments = [{"BM": m, "BN": n, "BK": k, "EVEN_K": True} for m, n, k in shapes]
+    x = torch.empty(64, dtype=torch.float16)
+    found = trace_many(matmul, (x, x, x, 4096, 4096, 4096), {}, assignments)
+    texts = {key: text for key, text in found if isinstance(text, str)}
+    assert len(texts) == len(assignments)
+    device = Device("NVIDIA H200", "cuda", "90", 132, 232448, 65536, 2048)
+    sizes = [Argument(name, "scalar", "i32", value=4096) for name in "MNK"]
+    tensors = [Argument(name, "tensor", "float16", (4096, 4096), (4096, 1), True) for name in "abc"]
+    problem = Problem.of(Kernel("matmul"), [*tensors, *sizes], device)
+    candidates = [Candidate(Config.of(a, num_warps=8, num_stages=s)) for a in assignments for s in (2, 3, 4)]
+    grids = {
+        c: (4096 // int(str(c.config.parameters()["BM"])), 4096 // int(str(c.config.parameters()["BN"])))
+        for c in candidates
+    }
+    return Query(problem, candidates, grids, ttir=texts)
+
+
+def shared(candidate: Candidate, *, warp_groups: bool = True) -> int:
+    """Bytes of the pipelined operands: what a GEMM of this kind really takes."""
+    p = {name: int(str(value)) for name, value in candidate.config.parameters().items() if name != "EVEN_K"}
+    grouped = warp_groups and p["num_warps"] % 4 == 0 and p["BM"] >= 64
+    return 2 * (p["num_stages"] - 1 + grouped) * p["BK"] * (p["BM"] + p["BN"])
+
+
+def test_running_out_of_resources_rules_out_whoever_needs_more() -> None:
+    query = products()
+    sizes = np.array([shared(c) for c in query.candidates])
+    before = AnalyticSurrogate().forecast(query)
+    victim = int(np.argsort(sizes)[len(sizes) // 2])
+    failure = Measurement(query.problem.id, query.candidates[victim], Outcome.OUT_OF_RESOURCES)
+    after = AnalyticSurrogate().forecast(replace(query, measured=[failure]))
+    assert after.p_fail[victim] == 1.0
+    assert (after.p_fail[sizes >= sizes[victim]] >= 0.8).all()
+    assert (after.p_fail >= before.p_fail).all()
+    smallest = int(np.argmin(sizes))
+    assert after.p_fail[smallest] < 0.5
+
+
+def test_running_vouches_for_whoever_needs_less() -> None:
+    query = products()
+    sizes = np.array([shared(c) for c in query.candidates])
+    before = AnalyticSurrogate().forecast(query)
+    largest = int(np.argmax(sizes))
+    success = Measurement(query.problem.id, query.candidates[largest], Outcome.OK, 1.0)
+    after = AnalyticSurrogate().forecast(replace(query, measured=[success]))
+    assert after.p_fail[largest] == 0.0
+    assert (after.p_fail <= before.p_fail).all()
+
+
+def test_more_shared_memory_than_the_device_has_is_refused_at_once() -> None:
+    query = products()
+    small = replace(query.problem, device=replace(query.problem.device, name="half", shared_memory_bytes=0))
+    sizes = np.array([shared(c, warp_groups=False) for c in query.candidates])
+    limit = 101376  # of an RTX 4090
+    device = Device("NVIDIA GeForce RTX 4090", "cuda", "89", 128, limit, 65536, 1536)
+    forecasts = AnalyticSurrogate().forecast(replace(query, problem=replace(small, device=device)))
+    assert (forecasts.p_fail[sizes > 1.2 * limit] > 0.9).all()
+    assert (forecasts.p_fail[sizes < 0.8 * limit] < 0.1).all()
+    assert (sizes > 1.2 * limit).any()
+
+
+def test_a_measurement_moves_its_neighbours() -> None:
+    """One candidate found eight times slower than thought: those like it are expected slower too."""
+    query = products()
+    before = AnalyticSurrogate().forecast(query)
+    ms = 2.0 ** float(before.mean[4] + 3.0)
+    after = AnalyticSurrogate().forecast(
+        replace(query, measured=[Measurement(query.problem.id, query.candidates[4], Outcome.OK, ms)])
+    )
+    assert after.mean[4] == pytest.approx(before.mean[4] + 3.0, abs=0.2)
+    assert (after.mean > before.mean).all()
+    assert (after.sd < before.sd).all()
+
+
+def test_ir_makes_forecasts_surer() -> None:
+    query = products()
+    informed, blind = (
+        AnalyticSurrogate().forecast(query),
+        AnalyticSurrogate().forecast(replace(query, ttir={})),
+    )
+    assert informed.sd.mean() < blind.sd.mean()
+    assert np.ptp(informed.mean) > 0.5 > np.ptp(blind.mean)
+    assert "TTIR" in informed.reason
+    assert "no TTIR" in blind.reason
+
+
+def test_partial_ir_is_interpolated_and_doubted() -> None:
+    """Rows whose own IR was not read get a forecast too, but a less certain one."""
+    query = products()
+    keys = [assignment_key(dict(c.config.kwargs)) for c in query.candidates]
+    part = {key: query.ttir[key] for key in sorted(set(keys))[:4]}
+    traced = np.array([key in part for key in keys])
+    # Without the squeezing of the slow end, spreads of different candidates can be compared.
+    plain = AnalyticSurrogate(Hyperparameters(knee=50.0))
+    whole, some = plain.forecast(query), plain.forecast(replace(query, ttir=part))
+    validate_forecasts(some, query.candidates)
+    assert (some.sd[~traced] > whole.sd[~traced]).all()
+    assert some.sd[~traced].mean() > some.sd[traced].mean()
+
+
+def test_the_nearest_relative_teaches_most() -> None:
+    table = example_table()
+    query = query_of(table)
+    truth = np.array([math.log2(m.ms) for m in table.measurements if m.ok])
+    ran = [i for i, m in enumerate(table.measurements) if m.ok]
+
+    def ranking(problem: Problem) -> float:
+        rows = [replace(m, problem=problem.id) for m in example_table(seed=2).measurements]
+        forecasts = AnalyticSurrogate().forecast(replace(query, relatives=[Relative(problem, rows)]))
+        return float(np.corrcoef(forecasts.mean[ran], truth)[0, 1])
+
+    def at(size: int) -> Problem:
+        arguments = (replace(table.problem.arguments[0], shape=(size, 4096)), table.problem.arguments[1])
+        return replace(table.problem, id=f"at {size}", arguments=arguments)
+
+    assert problem_distance(query.problem, at(8192)) < problem_distance(query.problem, at(4096 * 64))
+    near = AnalyticSurrogate().forecast(
+        replace(query, relatives=[Relative(at(8192), example_table(seed=2).measurements)])
+    )
+    far = AnalyticSurrogate().forecast(
+        replace(query, relatives=[Relative(at(4096 * 64), example_table(seed=2).measurements)])
+    )
+    assert ranking(at(8192)) > 0.8
+    assert near.sd.mean() < far.sd.mean()
+
+
+def test_a_relative_that_never_ran_teaches_nothing() -> None:
+    table = example_table()
+    query = query_of(table)
+    failed = Measurement("other", table.measurements[0].candidate, Outcome.COMPILE_ERROR)
+    relative = Relative(replace(table.problem, id="other"), [failed])
+    before, after = (
+        AnalyticSurrogate().forecast(query),
+        AnalyticSurrogate().forecast(replace(query, relatives=[relative])),
+    )
+    np.testing.assert_array_equal(before.mean, after.mean)
+    np.testing.assert_array_equal(before.p_fail, after.p_fail)
+
+
+def test_a_relative_from_a_store_needs_no_ir_of_its_own() -> None:
+    """A store keeps no IR: the relative's formula is evaluated with this problem's texts."""
+    query = products()
+    bare = replace(query.problem, id="elsewhere", ttir={})
+    rows = [
+        Measurement(bare.id, c, Outcome.OK, 0.1 + 0.01 * i, grid=query.grids.get(c, (64,)))
+        for i, c in enumerate(query.candidates[:8])
+    ]
+    whole = replace(bare, ttir=dict(query.ttir))
+    with_ir, without = (
+        AnalyticSurrogate().forecast(replace(query, relatives=[Relative(p, rows)])) for p in (whole, bare)
+    )
+    np.testing.assert_array_equal(with_ir.mean, without.mean)
+    np.testing.assert_array_equal(with_ir.sd, without.sd)
+    assert (with_ir.mean != AnalyticSurrogate().forecast(query).mean).any()
+
+
+def test_relatives_are_read_once_while_a_problem_is_tuned() -> None:
+    """... and again as soon as they are others, or could have grown."""
+
+    class Counting(AnalyticSurrogate):
+        read = 0
+
+        def prior(self, query: Query) -> Prior:
+            self.read += 1
+            return super().prior(query)
+
+    query, surrogate = products(), Counting()
+    rows = tuple(
+        Measurement("a", c, Outcome.OK, 0.1 + 0.02 * i, grid=(64,))
+        for i, c in enumerate(query.candidates[:8])
+    )
+    near, far = (Relative(replace(query.problem, id=name), rows) for name in ("near", "far"))
+    before = surrogate.prior(query)
+    for relatives, reads in (([near], 1), ([near], 0), ([far], 1), ([near, far], 2), ([], 0), ([near], 1)):
+        for own in range(3):
+            asked = replace(query, relatives=relatives, measured=rows[:own])
+            surrogate.read = 0
+            found, fresh = surrogate.answer(asked, before), AnalyticSurrogate().answer(asked, before)
+            assert surrogate.read == (reads if not own else 0)
+            np.testing.assert_array_equal(found.mean, fresh.mean)
+            np.testing.assert_array_equal(found.sd, fresh.sd)
+    growing = list(rows[:4])
+    asked = replace(query, relatives=[Relative(near.problem, growing)])
+    surrogate.answer(asked, before)
+    growing += rows[4:]
+    np.testing.assert_array_equal(
+        surrogate.answer(asked, before).mean, AnalyticSurrogate().answer(asked, before).mean
+    )

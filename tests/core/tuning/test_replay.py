@@ -1,0 +1,274 @@
+"""`replay`: the tuner against recorded tables, as a library and as a command."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.commands import main
+from forecast_autotune.errors import RecordError
+from forecast_autotune.policy import Exhaustive, Fixed, Policy
+from forecast_autotune.records import Problem
+from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.replay import ReplayReport, load, relatives_of, replay
+from forecast_autotune.tuning.table_measurer import SOLO_COMPILE_RATIO, exhaustive_seconds
+
+ROW_KEYS = {
+    "id",
+    "kernel",
+    "label",
+    "candidates",
+    "measured",
+    "regret",
+    "stated_risk",
+    "evidence",
+    "chosen",
+    "best_ms",
+    "chosen_ms",
+    "tune_s",
+    "exhaustive_s",
+    "forecast_s",
+    "rounds",
+    "path",
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
+
+
+def labelled(name: str, seed: int) -> Table:
+    """An example problem of its own: name, key and noise differ."""
+    table = example_table(seed=seed)
+    problem = replace(table.problem, id=f"{table.problem.id}{seed}", key=(name,), extra={"label": name})
+    return Table(problem, [replace(m, problem=problem.id) for m in table.measurements])
+
+
+def run(tables: list[Table], policy: Policy | None = None, **changes: object) -> ReplayReport:
+    return replay(
+        tables,
+        surrogate=AnalyticSurrogate(),
+        policy=lambda table: policy,
+        settings=Settings().with_(**changes),
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tables.jsonl.gz"
+    write_tables(path, [labelled("one", 1), labelled("two", 2)])
+    return path
+
+
+# --- the library ---
+
+
+def test_measuring_everything_finds_the_oracle() -> None:
+    row = run([labelled("one", 1)], Exhaustive()).rows[0]
+    assert row.measured == row.candidates == len(row.path) == 15
+    assert row.regret == 0.0
+    assert row.path[-1] == 0.0
+    assert row.chosen_ms == row.best_ms
+
+
+def test_the_default_policy_measures_less_and_its_incumbent_never_gets_worse() -> None:
+    row = run([labelled("one", 1)]).rows[0]
+    assert 0 < row.measured < row.candidates
+    assert list(row.path) == sorted(row.path, reverse=True)
+    assert row.regret <= row.path[-1] + 1e-12
+    assert row.tune_s < row.exhaustive_s
+
+
+def test_first_takes_the_best_of_the_first_configs() -> None:
+    table = labelled("one", 1)
+    row = run([table], Fixed(4)).rows[0]
+    times = [m.ms for m in table.measurements if m.ok]
+    assert row.measured == 4
+    assert row.chosen_ms == min(m.ms for m in table.measurements[:4])
+    assert row.regret == pytest.approx(row.chosen_ms / min(times) - 1)
+
+
+def test_a_path_follows_the_replay_whenever_its_rows_were_recorded() -> None:
+    table = labelled("one", 1)
+    rows = table.measurements
+    days = [f"2026-01-{1 + (7 * i) % len(rows):02}T00:00:00+00:00" for i in range(len(rows))]
+    dated = Table(table.problem, [replace(m, at=day) for m, day in zip(rows, days, strict=True)])
+    paths = [run([t], Fixed(9)).rows[0].path for t in (table, dated)]
+    assert paths[0] == paths[1]
+    assert len(set(paths[0])) > 2
+
+
+def test_the_seed_decides_what_random_measures() -> None:
+    table = labelled("one", 1)
+    chosen = {run([table], Fixed(3, random=True), seed=seed).rows[0].path for seed in range(6)}
+    again = run([table], Fixed(3, random=True), seed=0).rows[0].path
+    assert again in chosen
+    assert len(chosen) > 1
+
+
+def test_exhaustive_seconds_are_the_sum_over_all_configs() -> None:
+    table = labelled("one", 1)
+    # 15 compilations of 0.5 s, 14 of which ran and were timed for 0.13 s.
+    assert exhaustive_seconds(table) == pytest.approx(15 * 0.5 + 14 * 0.13)
+    assert run([table]).rows[0].exhaustive_s == exhaustive_seconds(table)
+    crowded = Table(replace(table.problem, extra={"compiled_at_once": 16}), table.measurements)
+    assert exhaustive_seconds(crowded) == pytest.approx(SOLO_COMPILE_RATIO * 15 * 0.5 + 14 * 0.13)
+
+
+def test_shapes_prior_gives_the_other_problems_of_the_kernel_only() -> None:
+    one, two = labelled("one", 1), labelled("two", 2)
+    stranger = Table(replace(labelled("x", 3).problem, kernel=replace(one.problem.kernel, name="other")), [])
+    assert relatives_of(one, [one, two, stranger], "none") == []
+    assert [r.problem.id for r in relatives_of(one, [one, two, stranger], "shapes")] == [two.problem.id]
+
+
+def on(table: Table, device: str, *, key: tuple[str, ...] = ()) -> Table:
+    """The same table, as if measured on another device, perhaps under another key."""
+    p = table.problem
+    where = replace(p.device, name=device)
+    moved = Problem.of(p.kernel, p.arguments, where, key=key or p.key, toolchain=p.toolchain)
+    return Table(moved, [replace(m, problem=moved.id) for m in table.measurements])
+
+
+def test_devices_prior_gives_the_same_sizes_elsewhere_and_shapes_prior_nothing_of_it() -> None:
+    one, two = labelled("one", 1), labelled("two", 2)
+    same, other = on(one, "another GPU"), on(one, "another GPU", key=("9", "9"))
+    everything = [one, two, same, other]
+    assert [r.problem.id for r in relatives_of(one, everything, "devices")] == [same.problem.id]
+    assert [r.problem.id for r in relatives_of(one, everything, "shapes")] == [two.problem.id]
+    tuned = relatives_of(one, everything, "tuned", {two.problem.id: two.measurements[:2]})
+    assert [(r.problem.id, len(r.measurements)) for r in tuned] == [(two.problem.id, 2)]
+    with pytest.raises(ValueError, match=r"devices, got 'device'"):
+        relatives_of(one, everything, "device")
+
+
+def test_json_has_one_row_per_problem_and_no_infinity() -> None:
+    data = run([labelled("one", 1), labelled("two", 2)]).to_json()
+    assert [set(row) for row in data["problems"]] == [ROW_KEYS] * 2
+    json.dumps(data, allow_nan=False)
+    summary = data["summary"]
+    assert summary["problems"] == 2
+    regrets = [row["regret"] for row in data["problems"]]
+    assert summary["geomean_regret"] == pytest.approx(math.prod(1 + r for r in regrets) ** 0.5 - 1)
+    assert summary["speedup"] == pytest.approx(
+        sum(row["exhaustive_s"] for row in data["problems"]) / sum(row["tune_s"] for row in data["problems"])
+    )
+
+
+def test_a_table_without_anything_to_decide_is_refused(tmp_path: Path) -> None:
+    table = example_table()
+    path = tmp_path / "one.jsonl"
+    write_tables(path, [Table(table.problem, table.measurements[:1])])
+    with pytest.raises(RecordError, match="nothing to replay"):
+        load([path])
+
+
+# --- the command ---
+
+
+def out_json(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    data = json.loads(capsys.readouterr().out)
+    assert isinstance(data, dict)
+    return data
+
+
+def test_json_is_the_report_unchanged(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(file), "--policy", "exhaustive", "--json"]) == 0
+    shown = out_json(capsys)
+    expected = json.loads(json.dumps(run(load([file]), Exhaustive()).to_json()))
+    for row in [*shown["problems"], *expected["problems"], shown["summary"], expected["summary"]]:  # type: ignore[misc]
+        for clocked in ("tune_s", "forecast_s", "speedup"):  # hold real seconds of forecasting
+            row.pop(clocked, None)  # type: ignore[attr-defined]
+    assert shown == expected
+
+
+@pytest.mark.parametrize(("given", "count"), [([], 3), (["--max-measurements", "5"], 5)])
+@pytest.mark.parametrize("policy", ["random", "first"])
+def test_baselines_measure_the_count_given_or_a_tenth(
+    file: Path, capsys: pytest.CaptureFixture[str], policy: str, given: list[str], count: int
+) -> None:
+    assert main(["replay", str(file), "--policy", policy, "--json", *given]) == 0
+    data = out_json(capsys)
+    assert [row["measured"] for row in data["problems"]] == [count, count]  # type: ignore[attr-defined]
+    assert data["summary"]["policy"] == policy  # type: ignore[index]
+
+
+def test_a_budget_limits_the_default_policy(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(file), "--max-measurements", "2", "--risk", "0", "--json"]) == 0
+    data = out_json(capsys)
+    assert [row["measured"] for row in data["problems"]] == [2, 2]  # type: ignore[attr-defined]
+
+
+def test_replay_measures_whatever_mode_the_environment_sets(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", str(Mode.FROZEN))
+    assert main(["replay", str(file), "--json"]) == 0
+    assert all(row["measured"] > 0 for row in out_json(capsys)["problems"])  # type: ignore[attr-defined]
+
+
+def test_people_see_every_problem_its_path_and_the_sum(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "130")
+    assert main(["replay", str(file), "--policy", "exhaustive"]) == 0
+    text = capsys.readouterr().out
+    assert "one" in text
+    assert "two" in text
+    assert text.count("15 of 15") == 2
+    assert "▁" in text
+    assert "2 of 1 kernels" in text
+    assert "policy exhaustive" in text
+
+
+def test_the_picture_is_written_next_to_the_report(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, page = tmp_path / "r.png", tmp_path / "r.html"
+    assert main(["replay", str(file), "--plot", str(picture)]) == 0
+    assert main(["replay", str(file), "--plot", str(page), "--json"]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert "drawn:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--plot", "r.gif"], "must end in .png"),
+        (["--plot", "/nowhere/at/all/r.png"], "there is no directory"),
+        (["--max-measurements", "0"], "at least 1"),
+        (["--policy", "first", "--max-measurements", "-2"], "at least 1"),
+        (["--workers", "0"], "--workers must be at least 1"),
+        (["--tolerance", "-1"], "tolerance"),
+        (["--risk", "2"], "risk"),
+        (["--policy", "magic"], "invalid choice"),
+    ],
+)
+def test_wrong_options_are_usage_errors(
+    file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["replay", str(file), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("forecast-autotune: error: ")
+    assert message in captured.err
+
+
+def test_missing_and_malformed_tables_are_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(tmp_path / "absent.jsonl")]) == 2
+    assert "absent.jsonl" in capsys.readouterr().err
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"type":"problem"\n', encoding="utf-8")
+    assert main(["replay", str(bad)]) == 2
+    assert "bad.jsonl:1: not JSON" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""Which candidates are traced to TTIR, when, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from forecast_autotune.features.ttir.extraction import assignment_key
+from forecast_autotune.records import Candidate, Config
+from forecast_autotune.tuning.tracing import (
+    FIRST_GUESS_TRACES,
+    FULL_TRACE_LIMIT,
+    SPREAD_TRACES,
+    TRACES_PER_ROUND,
+    LazyTraces,
+    farthest_point_sample,
+)
+
+
+def blocks(count: int, warps: Sequence[int] = (4,)) -> list[Candidate]:
+    """`count` assignments, each with all of `warps`."""
+    return [
+        Candidate(Config.of({"A": 2 ** (i % 16), "B": i}, num_warps=w)) for i in range(count) for w in warps
+    ]
+
+
+def key(candidate: Candidate) -> str:
+    return assignment_key(dict(candidate.config.kwargs))
+
+
+class Tracer:
+    """Answers for every assignment but those that cannot be traced, and counts."""
+
+    def __init__(self, without: Sequence[Candidate] = ()) -> None:
+        self.asked: list[str] = []
+        self.without = {key(c) for c in without}
+
+    def __call__(self, wanted: Sequence[Candidate]) -> Mapping[str, str]:
+        self.asked += [key(c) for c in wanted]
+        return {key(c): f"module {key(c)}" for c in wanted if key(c) not in self.without}
+
+
+def test_warps_and_stages_share_a_text() -> None:
+    tracer = Tracer()
+    traces = LazyTraces(blocks(5, warps=(1, 2, 4, 8)), tracer)
+    traces.trace_initial()
+    assert len(tracer.asked) == len(set(tracer.asked)) == 5
+    assert set(traces.texts) == set(tracer.asked)
+    assert not traces.trace_best(np.arange(20))
+    assert len(tracer.asked) == 5
+
+
+def test_a_large_list_is_sampled_first_and_followed_by_its_best() -> None:
+    candidates, tracer = blocks(3 * FULL_TRACE_LIMIT), Tracer()
+    traces = LazyTraces(candidates, tracer)
+    traces.trace_initial()
+    assert len(traces.texts) == SPREAD_TRACES
+    order = np.arange(len(candidates))[::-1]
+    fresh = [key(candidates[i]) for i in order if key(candidates[i]) not in traces.texts]
+    assert traces.trace_best(order)
+    assert tracer.asked[SPREAD_TRACES:] == fresh[:TRACES_PER_ROUND], "best first"
+    while traces.trace_best(order):
+        pass
+    assert sorted(tracer.asked) == sorted({key(c) for c in candidates}), "each once, all in the end"
+
+
+def test_everything_means_everything() -> None:
+    candidates = blocks(2 * FULL_TRACE_LIMIT)
+    traces = LazyTraces(candidates, Tracer())
+    traces.trace_initial(everything=True)
+    assert len(traces.texts) == 2 * FULL_TRACE_LIMIT
+
+
+def test_what_cannot_be_traced_is_not_asked_again() -> None:
+    candidates = blocks(3)
+    tracer = Tracer(without=candidates[:2])
+    traces = LazyTraces(candidates, tracer)
+    traces.trace_initial()
+    assert set(traces.texts) == {key(candidates[2])}
+    assert not traces.trace_best(np.arange(3))
+    assert len(tracer.asked) == 3
+
+
+def test_nothing_new_is_no_reason_to_forecast_again() -> None:
+    candidates = blocks(3 * FULL_TRACE_LIMIT)
+    tracer = Tracer(without=candidates)
+    traces = LazyTraces(candidates, tracer)
+    traces.trace_initial()
+    assert not traces.trace_best(np.arange(len(candidates)))
+    assert len(tracer.asked) == SPREAD_TRACES + TRACES_PER_ROUND
+
+
+def test_without_a_tracer_there_is_nothing_to_do() -> None:
+    traces = LazyTraces(blocks(3), None)
+    traces.trace_initial()
+    assert not traces.trace_best(np.arange(3))
+    assert traces.texts == {}
+
+
+@pytest.mark.parametrize("count", [2 * FIRST_GUESS_TRACES + 1, FULL_TRACE_LIMIT, 3 * FULL_TRACE_LIMIT])
+def test_a_handful_comes_first_and_changes_nothing_later(count: int) -> None:
+    candidates, tracer, straight = blocks(count, warps=(2, 4)), Tracer(), Tracer()
+    traces = LazyTraces(candidates, tracer)
+    some = traces.trace_first_guess()
+    assert len(tracer.asked) == FIRST_GUESS_TRACES
+    assert list(some) == [c for c in candidates if key(c) in tracer.asked]
+    assert len(some) == 2 * FIRST_GUESS_TRACES, "warps share their IR"
+    traces.trace_initial()
+    without = LazyTraces(candidates, straight)
+    without.trace_initial()
+    assert traces.texts == without.texts
+    assert sorted(tracer.asked) == sorted(straight.asked), "each once"
+
+
+def test_a_handful_of_a_short_list_saves_nothing() -> None:
+    tracer = Tracer()
+    assert not LazyTraces(blocks(2 * FIRST_GUESS_TRACES), tracer).trace_first_guess()
+    assert not LazyTraces(blocks(3 * FULL_TRACE_LIMIT), None).trace_first_guess()
+    assert tracer.asked == []
+
+
+def test_what_fails_in_a_handful_fails_again() -> None:
+    """The first plan must hear of a broken tracer: it is the one that warns."""
+
+    def broken(wanted: Sequence[Candidate]) -> Mapping[str, str]:
+        raise OSError("no tracer")
+
+    traces = LazyTraces(blocks(FULL_TRACE_LIMIT), broken)
+    for attempt in (traces.trace_first_guess, traces.trace_initial):
+        with pytest.raises(OSError, match="no tracer"):
+            attempt()
+
+
+def test_a_spread_covers_the_space() -> None:
+    """Both ends of each axis are among a few of a hundred, and nothing comes twice."""
+    grid = [Candidate(Config.of({"M": 2**m, "N": 2**n})) for m in range(10) for n in range(10)]
+    chosen = farthest_point_sample(grid, 9)
+    assert len(set(chosen)) == 9
+    corners = [c for c in chosen if set(dict(c.config.kwargs).values()) <= {1, 512}]
+    assert len(corners) == 4
+    assert farthest_point_sample(grid, 9) == chosen
+    assert len(farthest_point_sample(grid[:4], 9)) == 4

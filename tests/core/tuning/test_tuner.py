@@ -1,0 +1,405 @@
+"""The loop: what is measured, kept, reused and decided."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_autotune.errors import FrozenMissError
+from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded
+from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome
+from forecast_autotune.records.table import Table
+from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.loop import FINALIST_MARGIN, TuningTask, fingerprint, tune
+from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide, outcomes
+
+# --- the store ---
+
+
+def test_a_decision_is_near_the_best_and_measures_a_part() -> None:
+    bench = Bench(TABLE)
+    decision = decide(Store(None), bench)
+    best = min(m.ms for m in TABLE.measurements if m.ok)
+    assert decision.median_ms is not None
+    assert decision.median_ms <= best * 1.1
+    assert decision.evidence is Evidence.MEASURED
+    assert decision.measured == len(bench.asked) < decision.candidates == 15
+    assert decision.trusted + decision.refused + decision.measured == 15
+    assert len(set(bench.asked)) == len(bench.asked)
+    assert (bench.made, bench.closed) == (1, 1)
+
+
+def test_a_stored_decision_needs_neither_clock_nor_model() -> None:
+    store, table = Store(None), TABLE
+    first = decide(store, Bench(table))
+    bench, surrogate = Bench(table), Told(constant())
+    again = decide(store, bench, surrogate=surrogate)
+    assert (bench.made, surrogate.queries) == (0, [])
+    assert again == replace(first, evidence=Evidence.STORED, measured=0, known=first.measured)
+
+
+@pytest.mark.parametrize(
+    "change", [{"tolerance": 0.5}, {"risk": 0.9}, {"max_measurements": 9}, {"policy": Fixed(3)}]
+)
+def test_other_settings_decide_anew_from_what_is_stored(change: dict[str, Any]) -> None:
+    store, first = Store(None), Bench(TABLE)
+    decide(store, first)
+    second = Bench(TABLE)
+    decision = decide(store, second, **change)
+    assert not set(second.asked) & set(first.asked), "measured what was known"
+    assert decision.known == len(first.asked)
+    assert decision.measured == len(second.asked)
+    assert decision.median_ms == min(m.ms for m in store.measurements(TABLE.problem) if m.ok)
+
+
+def test_other_candidates_decide_anew_from_what_is_stored() -> None:
+    store, first = Store(None), Bench(TABLE)
+    decide(store, first, policy=Exhaustive())
+    fewer = [m.candidate for m in TABLE.measurements if m.ok][:5]
+    bench = Bench(TABLE)
+    decision = decide(store, bench, candidates=fewer, policy=Exhaustive())
+    assert bench.made == 0
+    assert decision.evidence is Evidence.STORED
+    assert decision.chosen == min(TABLE.measurements[:5], key=lambda m: m.ms).candidate
+    assert (decision.candidates, decision.known) == (5, 5)
+
+
+def test_the_order_of_the_candidates_is_no_reason_to_decide_anew() -> None:
+    store = Store(None)
+    decide(store, Bench(TABLE))
+    bench = Bench(TABLE)
+    decide(store, bench, candidates=list(reversed(list(TABLE.by_candidate()))))
+    assert bench.made == 0
+    names = list(TABLE.by_candidate())
+    assert fingerprint(names) == fingerprint(names[::-1]) != fingerprint(names[1:])
+
+
+def test_every_measurement_notes_what_was_forecast() -> None:
+    store, bench = Store(None), Bench(TABLE)
+    decide(store, bench)
+    for m in store.measurements(TABLE.problem):
+        noted = m.extra["forecast"]
+        assert noted["surrogate"].startswith("analytic/")
+        assert math.isfinite(noted["log2_ms"])
+        assert noted["sd"] > 0
+        assert 0 <= noted["p_fail"] <= 1
+        assert "audit_probability" not in m.extra
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_an_interrupted_decision_loses_nothing(tmp_path: Path, after: int) -> None:
+    bench = Bench(TABLE, stop_after=after)
+    with pytest.raises(KeyboardInterrupt):
+        decide(Store(tmp_path), bench, policy=Exhaustive())
+    assert bench.closed == 1
+    store = Store(tmp_path)  # as another process would
+    assert [m.candidate for m in store.measurements(TABLE.problem)] == bench.asked
+    assert store.decision(TABLE.problem) is None
+    with store.tuning_lock(TABLE.problem, 0.0) as held:
+        assert held
+    rest = Bench(TABLE)
+    decision = decide(store, rest, policy=Exhaustive())
+    assert Counter([*bench.asked, *rest.asked]) == Counter(list(TABLE.by_candidate()))
+    assert (decision.known, decision.measured) == (after, 15 - after)
+
+
+def test_a_crashed_launch_is_recorded_and_skipped() -> None:
+    store = Store(None)
+    victim = TABLE.measurements[3].candidate
+    crash = Measurement(TABLE.problem.id, victim, Outcome.RUNTIME_ERROR, protocol="watch")
+
+    class Recovering(Store):
+        def recover(self, problem: Any) -> list[Measurement]:
+            store.add(problem, crash)
+            return [crash]
+
+    recovering = Recovering(None)
+    recovering._directories = store._directories
+    bench = Bench(TABLE)
+    decision = decide(recovering, bench, policy=Exhaustive())
+    assert victim not in bench.asked
+    assert (decision.known, decision.measured) == (1, 14)
+
+
+# --- modes ---
+
+
+def test_skip_never_measures_and_takes_the_best_forecast() -> None:
+    def second_is_best(query: Query) -> Forecasts:
+        made = constant()(query)
+        made.mean[1] = -2.0
+        return made
+
+    store, bench = Store(None), Bench(TABLE)
+    decision = decide(store, bench, surrogate=Told(second_is_best), mode="skip")
+    assert bench.made == 0
+    assert decision.chosen == TABLE.measurements[1].candidate
+    assert decision.evidence is Evidence.FORECAST
+    assert decision.median_ms is None
+    assert store.decision(TABLE.problem) is None, "a forecast must not pass for a decision later"
+
+
+def test_skip_prefers_what_was_measured_and_avoids_what_failed() -> None:
+    store = Store(None)
+    surrogate = Told(constant())
+    store.add(TABLE.problem, outcomes(Outcome.COMPILE_ERROR).measurements[0])
+    decision = decide(store, Bench(TABLE), surrogate=surrogate, mode="skip")
+    assert decision.chosen == TABLE.measurements[1].candidate, "the first is known to fail"
+    store.add(TABLE.problem, TABLE.measurements[7])
+    decision = decide(store, Bench(TABLE), surrogate=surrogate, mode="skip")
+    assert decision.chosen == TABLE.measurements[7].candidate
+    assert decision.evidence is Evidence.STORED
+    assert decision.median_ms == TABLE.measurements[7].ms
+
+
+@pytest.mark.parametrize("mode", ["skip", "frozen"])
+def test_skip_and_frozen_accept_a_decision_made_under_other_settings(mode: str) -> None:
+    store = Store(None)
+    first = decide(store, Bench(TABLE), tolerance=0.5)
+    bench = Bench(TABLE)
+    assert decide(store, bench, mode=mode).chosen == first.chosen
+    assert bench.made == 0
+
+
+def test_frozen_raises_on_a_miss_and_names_the_remedy() -> None:
+    store, bench = Store(None), Bench(TABLE)
+    with pytest.raises(
+        FrozenMissError, match=r"kernel example with key \('4096',\).*FORECAST_AUTOTUNE_MODE=tune"
+    ):
+        decide(store, bench, mode="frozen")
+    assert bench.made == 0
+    decision = decide(store, bench, mode="frozen", on_miss="forecast")
+    assert decision.evidence is Evidence.FORECAST
+    store.add(TABLE.problem, TABLE.measurements[2])
+    assert decide(store, bench, mode="frozen").chosen == TABLE.measurements[2].candidate
+    assert bench.made == 0
+
+
+def test_exhaustive_measures_everything_whatever_the_policy() -> None:
+    bench = Bench(TABLE)
+    decision = decide(Store(None), bench, mode="exhaustive", policy=Fixed(1))
+    assert set(bench.asked) == set(TABLE.by_candidate())
+    assert decision.stated_risk == 0.0
+    assert decision.median_ms == min(m.ms for m in TABLE.measurements if m.ok)
+
+
+def test_exhaustive_takes_the_kernels_ir_along() -> None:
+    store = Store(None)
+    names = list(TABLE.by_candidate())
+    task = TuningTask(TABLE.problem, names, trace=lambda wanted: {f"N={len(wanted)}": "module {}"})
+    tune(
+        task,
+        Bench(TABLE),
+        store=store,
+        surrogate=AnalyticSurrogate(),
+        settings=Settings(mode=Mode.EXHAUSTIVE),
+    )
+    (table,) = store.tables()
+    assert table.problem.ttir == {"N=5": "module {}"}, "five blocks; warps do not change the IR"
+
+
+def test_deterministic_uses_neither_clock_nor_store() -> None:
+    fresh = decide(Store(None), Bench(TABLE), mode="deterministic")
+    store, bench = Store(None), Bench(TABLE)
+    for m in TABLE.measurements:
+        store.add(TABLE.problem, m)
+    decide(store, Bench(TABLE))
+    decision = decide(store, bench, mode="deterministic")
+    assert bench.made == 0
+    assert (decision.chosen, decision.stated_risk) == (fresh.chosen, fresh.stated_risk)
+    assert decision.evidence is Evidence.FORECAST
+
+
+# --- budgets ---
+
+
+@pytest.mark.parametrize("policy", [RiskBounded(), Exhaustive(), Fixed(9)])
+def test_a_budget_of_measurements(policy: Policy) -> None:
+    bench = Bench(TABLE)
+    decision = decide(Store(None), bench, policy=policy, surrogate=Told(constant(sd=3.0)), max_measurements=4)
+    assert len(bench.asked) == decision.measured == 4
+
+
+@pytest.mark.parametrize(("budget", "most"), [({"max_gpu_seconds": 0.15}, 3), ({"max_seconds": 1.2}, 14)])
+def test_a_budget_of_seconds_ends_a_round_between_candidates(budget: dict[str, float], most: int) -> None:
+    """A timing takes 0.05 simulated seconds; the exhaustive plan is one round of 15."""
+    bench = Bench(TABLE)
+    decision = decide(Store(None), bench, policy=Exhaustive(), **budget)
+    assert 0 < len(bench.asked) <= most
+    assert decision.evidence is Evidence.MEASURED
+    assert "budget" in decision.reason
+
+
+# --- audits, ties, finalists, relatives ---
+
+
+def test_audits_are_logged_with_their_probability() -> None:
+    store, bench = Store(None), Bench(TABLE)
+    decision = decide(store, bench, audit=1.0, surrogate=Told(constant(5.0, sd=0.1)), policy=RiskBounded())
+    noted = {m.candidate: m.extra.get("audit_probability") for m in store.measurements(TABLE.problem)}
+    assert len(noted) == 15
+    assert Counter(noted.values()) == {None: 3, 1.0: 12}
+    assert any("audit" in reason for reason in decision.rounds)
+
+
+def test_no_audit_by_default() -> None:
+    store = Store(None)
+    decide(store, Bench(TABLE), surrogate=Told(constant(5.0, sd=0.1)))
+    assert len(store.measurements(TABLE.problem)) == 3
+
+
+def test_ties_go_to_the_earlier_candidate() -> None:
+    rows = [Measurement(m.problem, m.candidate, Outcome.OK, 1.0, 0.9, 1.1) for m in TABLE.measurements]
+    for names in (list(TABLE.by_candidate()), list(reversed(list(TABLE.by_candidate())))):
+        bench = Bench(Table(TABLE.problem, rows))
+        assert decide(Store(None), bench, candidates=names, policy=Exhaustive()).chosen == names[0]
+
+
+def test_finalists_are_timed_side_by_side_and_that_time_counts() -> None:
+    names = list(TABLE.by_candidate())
+    times = {names[4]: 1.0, names[9]: 1.0 + FINALIST_MARGIN / 2, names[2]: 1.0 + 2 * FINALIST_MARGIN}
+    rows = [Measurement(TABLE.problem.id, c, Outcome.OK, times.get(c, 3.0)) for c in names]
+
+    class Lucky(Bench):
+        def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+            super().compare(candidates)
+            again = {names[4]: 1.2, names[9]: 1.1}
+            return [
+                Measurement(TABLE.problem.id, c, Outcome.OK, again[c], protocol="turns") for c in candidates
+            ]
+
+    store, bench = Store(None), Lucky(Table(TABLE.problem, rows))
+    decision = decide(store, bench, policy=Exhaustive())
+    assert bench.compared == [[names[4], names[9]]]
+    assert decision.chosen == names[9]
+    assert decision.median_ms == 1.1
+    assert sum(m.protocol == "turns" for m in store.measurements(TABLE.problem)) == 2
+
+
+def test_an_oracle_times_all_close_ones_side_by_side() -> None:
+    table = timed([1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 2.0], bases=7)
+    names = list(table.by_candidate())
+    chosen, every = Bench(table), Bench(table)
+    decide(Store(None), chosen, candidates=names, policy=Exhaustive())
+    decide(Store(None), every, candidates=names, mode="exhaustive")
+    assert chosen.compared == [names[:4]]
+    assert every.compared == [names[:6]]
+
+
+def timed(times: Sequence[float], *, spread: float = 0.0, repeats: int = 0, bases: int = 1) -> Table:
+    """A table of these times, in order; all but the first `bases` candidates are of another source."""
+    configs = [m.candidate.config for m in TABLE.measurements]
+    rows = [
+        Measurement(
+            TABLE.problem.id,
+            Candidate(config, "base" if i < bases else "other"),
+            Outcome.OK,
+            ms,
+            ms * (1 - spread / 2),
+            ms * (1 + spread / 2),
+            repeats,
+        )
+        for i, (ms, config) in enumerate(zip(times, configs, strict=False))
+    ]
+    return Table(TABLE.problem, rows)
+
+
+@pytest.mark.parametrize(
+    ("base", "spread", "repeats", "tolerance", "chosen"),
+    [
+        (1.004, 0.0, 0, 0.02, "base"),
+        (1.006, 0.0, 0, 0.02, "other"),
+        (1.010, 0.1, 50, 0.02, "base"),
+        (1.010, 0.1, 5000, 0.02, "other"),
+        (1.004, 0.1, 50, 0.002, "other"),
+        (0.990, 0.1, 50, 0.02, "base"),
+    ],
+    ids=["a trifle", "faster", "noise", "measured well", "strict", "slower"],
+)
+def test_another_source_has_to_be_faster_by_more_than_noise(
+    base: float, spread: float, repeats: int, tolerance: float, chosen: str
+) -> None:
+    table = timed([base, 1.0], spread=spread, repeats=repeats)
+    decision = decide(
+        Store(None),
+        Bench(table),
+        candidates=list(table.by_candidate()),
+        policy=Exhaustive(),
+        tolerance=tolerance,
+    )
+    assert decision.chosen.variant == chosen
+    assert decision.median_ms == (base if chosen == "base" else 1.0)
+    assert ("not faster than the base" in decision.reason) == (chosen == "base" and base > 1.0)
+
+
+def test_the_base_is_among_the_finalists() -> None:
+    table = timed([1.05, 1.04, 1.0, 1.01, 1.02, 1.03], bases=2)
+    names = list(table.by_candidate())
+    bench = Bench(table)
+    decide(Store(None), bench, candidates=names, policy=Exhaustive())
+    assert bench.compared == [[names[2], names[3], names[4], names[1]]]
+
+
+def test_a_clear_winner_is_not_timed_again() -> None:
+    rows = [
+        Measurement(m.problem, m.candidate, Outcome.OK, 1.0 + i) for i, m in enumerate(TABLE.measurements)
+    ]
+    bench = Bench(Table(TABLE.problem, rows))
+    decide(Store(None), bench, policy=Exhaustive())
+    assert bench.compared == []
+
+
+def test_another_shape_of_the_kernel_improves_the_first_pick() -> None:
+    """Shape-blind, the first round is a guess; with a related shape known, it holds a winner."""
+    near = example_table(seed=1)
+    arguments = (replace(near.problem.arguments[0], shape=(8192, 4096)), *near.problem.arguments[1:])
+    other = replace(near.problem, id="other shape", arguments=arguments)
+    best = min(m.ms for m in TABLE.measurements if m.ok)
+    regrets = {}
+    for known in (False, True):
+        store, bench = Store(None), Bench(TABLE)
+        if known:
+            for m in near.measurements:
+                store.add(other, replace(m, problem=other.id))
+        decide(store, bench)
+        first = [m for m in store.measurements(TABLE.problem)][:3]
+        regrets[known] = np.mean([m.ms / best - 1 for m in first if m.ok])
+        if known:
+            assert min(m.ms for m in first if m.ok) <= best * 1.05
+    assert regrets[True] < 0.5 * regrets[False]
+
+
+def test_relatives_and_measurements_reach_the_surrogate() -> None:
+    store = Store(None)
+    other = replace(TABLE.problem, id="other", key=("1",))
+    store.add(other, replace(TABLE.measurements[0], problem="other"))
+    store.add(TABLE.problem, TABLE.measurements[1])
+    surrogate = Told(constant())
+    decide(store, Bench(TABLE), surrogate=surrogate)
+    first, last = surrogate.queries[0], surrogate.queries[-1]
+    assert [r.problem.id for r in first.relatives] == ["other"]
+    assert [m.candidate for m in first.measured] == [TABLE.measurements[1].candidate]
+    assert len(last.measured) == len(store.measurements(TABLE.problem))
+    assert not first.problem.ttir
+
+
+def test_a_decision_is_a_pure_function_of_what_goes_in() -> None:
+    def one() -> Decision:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            decision = decide(Store(None), Bench(TABLE), audit=0.2)
+        return replace(decision, cost=replace(decision.cost, wall_s=0.0, forecast_s=0.0), at="", saved_s=0.0)
+
+    assert one() == one()

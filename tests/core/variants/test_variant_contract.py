@@ -1,0 +1,172 @@
+"""What a variant's source may hold, and how its entry is launched."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.variants.contract import read_contract
+from forecast_autotune.variants.entry import KernelEntry
+from forecast_autotune.variants.literals import evaluate_literal
+from tests.core.variants.varied import BASE
+
+# --- the contract ---
+
+RICH = '''"""A variant with everything."""
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+WIDTH = tl.constexpr(4)
+CONFIGS = [
+    {"kwargs": {"BLOCK": b, "PARTS": p}, "num_warps": w}
+    for b, w in [(64, 2), (128, 4)]
+    for p in (1, 2)
+    if b * p <= 128
+]
+RESET_TO_ZERO = ["out"]
+
+
+def grid(meta, arguments, base):
+    tiles = triton.cdiv(arguments["n"], meta["BLOCK"])
+    return (min(tiles, base[0]) * meta["PARTS"],)
+
+
+@triton.jit
+def helper(v):
+    return v + v
+
+
+@triton.jit
+def double(x, out, n, BASE_GRID_0, BLOCK: tl.constexpr, PARTS: tl.constexpr = 1):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, helper(tl.load(x + i, mask=i < n)), mask=i < n)
+'''
+
+
+def test_a_contract_is_read_without_importing() -> None:
+    found = read_contract(RICH, "double")
+    assert found.parameters == ("x", "out", "n")
+    assert found.meta == ("BLOCK", "PARTS")
+    assert [(dict(c.kwargs), c.num_warps) for c in found.configs] == [
+        ({"BLOCK": 64, "PARTS": 1}, 2),
+        ({"BLOCK": 64, "PARTS": 2}, 2),
+        ({"BLOCK": 128, "PARTS": 1}, 4),
+    ]
+    assert (found.reset_to_zero, found.grid) == (("out",), True)
+    found.require_same_parameters(["x", "out", "n"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("import triton\n", "import triton\nimport os\n", "imports triton and triton.language alone, not os"),
+        ("import triton\n", "import triton\nfrom triton import runtime\n", "of triton, not"),
+        ("import triton\n", "import triton\nfrom .triton import x\n", r"not \.triton"),
+        ("import triton\n", "import triton\nprint(1)\n", "runs nothing else"),
+        ("import triton\n", "import triton\nCONFIGS = [open('x', 'w')]\n", "CONFIGS must be a literal"),
+        ("import triton\n", "import triton\nfor i in (1,): pass\n", "runs nothing else"),
+        ("@triton.jit\n", "@triton.jit\n@open('x')\n", "decorated with @triton.jit"),
+        ("@triton.jit\n", "", "must be a @triton.jit function"),
+        ("BLOCK: tl.constexpr", "BLOCK: tl.constexpr = open('x')", "must be constants"),
+        ("2 *", "x.__class__ *", "no business with __class__"),
+        (
+            "@triton.jit\n",
+            "def grid(meta, arguments):\n    return open('x')\n\n\n@triton.jit\n",
+            "grid may call",
+        ),
+        ("@triton.jit\n", "def grid(meta, arguments):\n    import os\n\n\n@triton.jit\n", "only calculates"),
+        ("@triton.jit\n", "def grid(meta):\n    return (1,)\n\n\n@triton.jit\n", "grid takes"),
+        ("@triton.jit\n", "grid = (1,)\n\n\n@triton.jit\n", "grid must be a function"),
+        (
+            "@triton.jit\n",
+            "CONFIGS = [{'kwargs': {'WIDE': 1}}]\n\n\n@triton.jit\n",
+            "no constexpr parameters",
+        ),
+        ("@triton.jit\n", "CONFIGS = []\n\n\n@triton.jit\n", "at least one"),
+        ("@triton.jit\n", "RESET_TO_ZERO = ['acc']\n\n\n@triton.jit\n", "must list runtime parameters"),
+        ("def double", "def triple", "must define 'double'"),
+        ("tl.arange", "tl.arange((", "is not Python"),
+    ],
+)
+def test_what_breaks_the_contract_is_named(old: str, new: str, said: str) -> None:
+    with pytest.raises(RecordError, match=said):
+        read_contract(BASE.replace(old, new, 1), "double")
+
+
+@pytest.mark.parametrize("parameters", ["x, n, out", "x, out", "x, out, n, m", "a, out, n"])
+def test_other_runtime_parameters_do_not_fit(parameters: str) -> None:
+    other = BASE.replace("x, out, n", parameters, 1).replace("mask=i < n", "mask=i < 1")
+    with pytest.raises(RecordError, match=r"by these names and in this order; it has \("):
+        read_contract(other, "double").require_same_parameters(["x", "out", "n"])
+
+
+def test_calculated_lists_are_bounded() -> None:
+    def read(text: str) -> Any:
+        return evaluate_literal(ast.parse(text, mode="eval").body)
+
+    assert read("[2 * a if a % 2 else -a for a in range(4)]") == [0, 2, -2, 6]
+    assert read("[max(1, len((1, 2))), (4, 8)[1], not 0, 3 in (1, 3) and 1 < 2 <= 2]") == [2, 8, True, True]
+    for text in (
+        "2 ** 99",
+        "1 << 99",
+        "[0 for a in range(99) for b in range(99)]",
+        "x",
+        "().count",
+        "f'{1}'",
+    ):
+        with pytest.raises(ValueError):  # noqa: PT011 - one kind of error, many texts
+            read(text)
+
+
+# --- launching ---
+
+
+class Recorder:
+    """Stands in the place of a compiled kernel, which knows no more of its launch than this."""
+
+    def __init__(self) -> None:
+        self.launches: list[dict[str, Any]] = []
+        self.arg_names = ["x", "out", "n", "BLOCK"]
+
+    def run(self, *args: Any, **given: Any) -> str:
+        self.launches.append({**dict(zip(self.arg_names, args, strict=False)), **given})
+        return "launched"
+
+
+def entry(**options: Any) -> tuple[KernelEntry, Recorder]:
+    recorder = Recorder()
+    return KernelEntry(recorder, ("x", "out", "n"), ("BLOCK",), **options), recorder
+
+
+def test_an_entry_takes_what_it_has_parameters_for() -> None:
+    made, recorder = entry()
+    given = {"x": 1, "out": 2, "n": 300, "GROUP": 8}
+    assert made.run(lambda meta: (meta["n"] // meta["BLOCK"],), given, {"BLOCK": 64}, {"num_warps": 4})
+    expected = {"x": 1, "out": 2, "n": 300, "BLOCK": 64, "num_warps": 4, "grid": (4,), "warmup": False}
+    assert recorder.launches == [expected]
+
+
+def test_an_own_grid_sees_options_arguments_and_the_calls_grid() -> None:
+    def own(meta: dict[str, Any], named: dict[str, Any], base: tuple[int, ...]) -> tuple[int, ...]:
+        return meta["num_warps"], meta["BLOCK"], named["n"] + base[0]
+
+    made, recorder = entry(grid=own, base=("BASE_GRID_0", "BASE_GRID_2"))
+    made.run((7, 3), {"x": 1, "out": 2, "n": 300}, {"BLOCK": 64}, {"num_warps": 4})
+    (launch,) = recorder.launches
+    assert launch["grid"] == (4, 64, 307)
+    assert (launch["BASE_GRID_0"], launch["BASE_GRID_2"]) == (7, 1)
+    two, other = entry(grid=lambda meta, named: (named["n"],))
+    two.run(None, {"x": 1, "out": 2, "n": 300}, {"BLOCK": 64}, {})
+    assert other.launches[0]["grid"] == (300,)
+
+
+def test_a_base_grid_that_cannot_be_told_is_an_error() -> None:
+    made, _ = entry(base=("BASE_GRID_0",))
+    with pytest.raises(RecordError, match="need the call's own grid"):
+        made.run(lambda meta: (meta["GONE"],), {"x": 1, "out": 2, "n": 3}, {"BLOCK": 64}, {})

@@ -1,0 +1,317 @@
+"""Packs: strict readers, foreign formats, and that every shipped one can tell right from wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.errors import RecordError
+from forecast_harness.packs import (
+    Definition,
+    Language,
+    Pack,
+    PackFormat,
+    Solution,
+    builtin_names,
+    load,
+    load_solution,
+    make_solution,
+    pack_from_case,
+    parse_task_yml,
+)
+from forecast_harness.packs.expressions import evaluate
+from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import check_pack, verify
+from forecast_harness.verify.verdict import ReasonCode
+from tests.harness.small import checked_only
+
+ROOT = Path(__file__).parents[3]
+TASKS = Path(__file__).parents[1] / "tasks"
+GPU_MODE = {"trimul", "cross_entropy", "gdn_chunk_fwd_h", "gdn_chunk_fwd_o", "gdn_recompute_w_u", "fp8_quant"}
+LOOSE = {"compute": "bfloat16", "safety": 900}
+DEFINITION: dict[str, Any] = {
+    "schema": 1,
+    "name": "double",
+    "axes": {"M": {"low": 1, "high": 9}, "K": {"value": 4}},
+    "inputs": {"x": {"shape": ["M", "K"], "dtype": "float32"}},
+    "outputs": {"y": {"shape": ["M", "2 * K"], "dtype": "float32"}},
+}
+
+
+# --- the schema ---
+
+
+def test_axis_expressions() -> None:
+    assert evaluate("2 * M + max(K, 3) // 2 - 5 % 3", {"M": 7, "K": 9}) == 2 * 7 + 9 // 2 - 2
+    assert evaluate(5, {}) == 5
+
+
+@pytest.mark.parametrize(
+    "text", ["M ** 9", "Q", "().__class__", "M.bit_length()", "M / 2", "1.5", "M //", "f(M)"]
+)
+def test_axis_expressions_know_nothing_else(text: str) -> None:
+    with pytest.raises(RecordError, match="cannot evaluate"):
+        evaluate(text, {"M": 2})
+
+
+def test_a_definition_survives_json() -> None:
+    definition = Definition.from_json(DEFINITION)
+    assert Definition.from_json(json.loads(json.dumps(definition.to_json()))) == definition
+    assert definition.outputs["y"].sizes({"M": 3, "K": 4}) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": 2}, "schema must be 1"),
+        ({"surprise": 1}, "unknown fields"),
+        ({"inputs": {}}, "at least one input"),
+        ({"inputs": {"x": {"shape": ["M", "Q"], "dtype": "float32"}}}, "Q is no axis"),
+        ({"inputs": {"x": {"shape": ["M"], "dtype": "float31"}}}, "dtype must be one of"),
+        ({"inputs": {"x": {"shape": "M", "dtype": "float32"}}}, "list of axis expressions"),
+        ({"inputs": {"x-y": {"shape": ["M"], "dtype": "float32"}}}, "identifiers"),
+        ({"inputs": {"x": {"shape": ["M"], "dtype": "float32", "values": ["odd"]}}}, "values must be one of"),
+        ({"axes": {"M": {"value": 3, "low": 1}}}, "constant or variable"),
+        ({"axes": {"M": {"low": 5, "high": 7, "multiple": 4}}}, "no multiple of 4"),
+        ({"axes": {"M": {"low": -1}}}, ">= 0"),
+        ({"tolerance": {"safety": 1e6}}, "safety must be"),
+        ({"tolerance": {"floor": -1}}, "floor must be"),
+        ({"format": "other"}, "format must be one of"),
+        ({"bytes": "4 * Q"}, "Q is no axis"),
+    ],
+)
+def test_a_broken_definition_is_named(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecordError, match=said):
+        Definition.from_json({**DEFINITION, **change})
+
+
+def test_a_folder_is_a_pack(tmp_path: Path) -> None:
+    (tmp_path / "definition.json").write_text(json.dumps(DEFINITION))
+    (tmp_path / "reference.py").write_text("def reference(x):\n    return x\n")
+    (tmp_path / "workloads.json").write_text('[{"name": "one", "axes": {"M": 3}}]')
+    pack = load(tmp_path)
+    assert (pack.definition.name, pack.solutions) == ("double", ())
+    assert Pack.from_json(json.loads(json.dumps(pack.to_json()))).id == pack.id
+    for text, said in (('[{"name": "one", "axes": {}}]', "gives axes"), ("[]", "at least one"), ("{", "no")):
+        (tmp_path / "workloads.json").write_text(text)
+        with pytest.raises(RecordError, match=said):
+            load(tmp_path)
+
+
+WORKS = {name: {"name": name, "axes": {"M": 3}} for name in ("plain", "host", "large")}
+WORKS["host"]["host"] = WORKS["large"]["large"] = True
+
+
+def _sized(*names: str) -> Pack:
+    """The pack above with these workloads."""
+    works = [WORKS[name] for name in names]
+    return Pack.from_json({"definition": DEFINITION, "reference": "x", "workloads": works})
+
+
+def test_workloads_for_one_kind_of_device_survive_json() -> None:
+    pack = _sized("plain", "host", "large")
+    assert [(w.host, w.large) for w in pack.workloads] == [(False, False), (True, False), (False, True)]
+    assert [w.to_json() for w in pack.workloads] == list(WORKS.values())
+    again = Pack.from_json(json.loads(json.dumps(pack.to_json())))
+    assert (again, again.id) == (pack, pack.id)
+    assert pack.id != _sized("plain", "large").id
+
+
+@pytest.mark.parametrize(
+    ("names", "on_host", "on_device"),
+    [
+        (("plain", "host", "large"), ["host"], ["large"]),
+        (("plain", "host"), ["host"], ["plain"]),
+        (("plain", "large"), ["plain"], ["large"]),
+        (("plain",), ["plain"], ["plain"]),
+    ],
+)
+def test_a_workload_is_timed_where_it_is_meant_to_be(
+    names: tuple[str, ...], on_host: list[str], on_device: list[str]
+) -> None:
+    pack = _sized(*names)
+    assert [w.name for w in pack.timed_workloads("cpu")] == on_host
+    assert [w.name for w in pack.timed_workloads("cuda")] == on_device
+    assert [w.name for w in pack.checked_workloads] == ["plain"]
+
+
+def test_what_an_interpreted_solution_cannot_be_timed_at_none_is() -> None:
+    pack = _sized("plain", "host", "large")
+    for languages in ((Language.TRITON,), (Language.TORCH, Language.TRITON)):
+        assert [w.name for w in pack.timed_workloads("cpu", *languages)] == ["plain"]
+        assert [w.name for w in pack.timed_workloads("cuda", *languages)] == ["large"]
+    assert [w.name for w in pack.timed_workloads("cpu", Language.TORCH)] == ["host"]
+
+
+@pytest.mark.parametrize("names", [("host",), ("large",), ("host", "large")])
+def test_a_pack_needs_a_workload_that_is_checked(names: tuple[str, ...]) -> None:
+    with pytest.raises(RecordError, match="only workloads that are large or for the host"):
+        _sized(*names)
+
+
+def test_what_is_no_pack_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="neither a shipped pack"):
+        load(tmp_path / "nothing")
+
+
+# --- solutions ---
+
+
+@pytest.mark.parametrize(
+    ("source", "language"),
+    [
+        ("import torch\n\n\ndef run(x):\n    return x\n", Language.TORCH),
+        ("@triton.jit\ndef k(x):\n    pass\n", Language.TRITON),
+        ("from torch.utils.cpp_extension import load_inline\n", Language.CUDA),
+        ("# language: triton\nimport torch\n", Language.TRITON),
+    ],
+)
+def test_a_solutions_language(source: str, language: Language) -> None:
+    assert make_solution("s", source).language is language
+
+
+def test_a_solutions_identity_is_its_text() -> None:
+    one, other = Solution("a", Language.TORCH, "x"), Solution("b", Language.TORCH, "x")
+    assert one.id == other.id != Solution("a", Language.TORCH, "y").id
+    assert Solution.from_json(one.to_json()) == one
+
+
+def test_solutions_by_name_and_file(tmp_path: Path) -> None:
+    pack = load("softmax")
+    assert load_solution("torch_plain", pack) == pack.solution("torch_plain")
+    (tmp_path / "mine.py").write_text("def run(x):\n    return x\n")
+    assert load_solution(tmp_path / "mine.py", pack).name == "mine"
+    with pytest.raises(RecordError, match="neither a file nor a solution"):
+        load_solution("nobody", pack)
+    with pytest.raises(RecordError, match="no solution 'nobody'"):
+        pack.solution("nobody")
+
+
+# --- foreign formats ---
+
+
+def test_a_gpu_mode_task() -> None:
+    pack = load(TASKS / "gpumode_scale")
+    assert pack.definition.format is PackFormat.GPUMODE
+    assert [w.name for w in pack.workloads] == ["tests-0", "tests-1", "benchmarks-0"]
+    assert pack.workloads[1].axes == {"rows": 5, "columns": 7, "factor": 0.5, "seed": 2}
+
+
+def test_the_yaml_of_tasks() -> None:
+    task = parse_task_yml(
+        "description: short\ntests:\n  - {n: 3, kind: normal, flag: true, f: 1e-3}  # note\n"
+    )
+    assert task["description"] == "short"
+    assert task["tests"] == [{"n": 3, "kind": "normal", "flag": True, "f": 1e-3}]
+    with pytest.raises(RecordError, match="line 2"):
+        parse_task_yml("tests:\n  - n: 3\n")
+
+
+def test_a_file_that_is_no_kernelbench_task(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("class Model:\n    pass\n")
+    with pytest.raises(RecordError, match="get_init_inputs"):
+        load(tmp_path / "task.py")
+
+
+def test_kernels_kept_elsewhere(judging_here: SandboxLane) -> None:
+    """A benchmark kernel, its own inputs and tolerance; and the same kernel called with a wrong scalar."""
+    name, files = "softmax/4096x1000", _kernels()
+    pack = pack_from_case(
+        name, [{"ROWS": 2, "BLOCK_N": 128}], module="benchmarks.kernels", files=files, small=True
+    )
+    plan = VerificationPlan(cases=2, timed=1)
+    verdict = verify(pack, pack.solutions[0], judging_here, plan=plan)
+    assert verdict.accepted, verdict.reasons
+    short = replace(
+        pack.solutions[0], source=pack.solutions[0].source.replace("*positional,", "*positional[:-1], 3,")
+    )
+    verdict = verify(pack, short, judging_here, plan=plan)
+    assert {r.code for r in verdict.reasons} == {ReasonCode.WRONG_VALUES}
+
+
+def test_what_cannot_be_a_case() -> None:
+    with pytest.raises(RecordError, match="importable names"):
+        pack_from_case("softmax", [], module="os; import sys")
+    with pytest.raises(RecordError, match="config 0 of softmax"):
+        pack_from_case("softmax", [{"BLOCK": object()}], module="benchmarks.kernels")
+
+
+@pytest.fixture(scope="module")
+def judging_here() -> Iterator[SandboxLane]:
+    """A lane whose judges can import the benchmarks."""
+    before = list(sys.path)
+    sys.path.insert(0, str(ROOT))
+    try:
+        with SandboxLane(environment={"TRITON_INTERPRET": "1"}) as lane:
+            yield lane
+    finally:
+        sys.path[:] = before
+
+
+def _kernels() -> dict[str, str]:
+    found = sorted((ROOT / "benchmarks" / "kernels").rglob("*.py"))
+    return {str(file.relative_to(ROOT)): file.read_text() for file in found}
+
+
+# --- admission ---
+
+
+def test_the_shipped_packs() -> None:
+    assert len(builtin_names()) >= 12
+    assert set(builtin_names()) >= GPU_MODE
+    assert all(load(name).solutions for name in builtin_names())
+
+
+@pytest.mark.parametrize("name", [*builtin_names(), "linear.py", "gpumode_scale"])
+def test_a_pack_is_admitted(name: str, judging: SandboxLane) -> None:
+    pack = load(name if name in builtin_names() else TASKS / name)
+    assert check_pack(pack, judging) == []
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_a_packs_own_solutions_pass(name: str, judging: SandboxLane) -> None:
+    pack = load(name)
+    for solution in pack.solutions:
+        if (name, solution.name) == ("cross_entropy", "triton_rows"):
+            continue  # Triton's interpreter cuts float32 to bfloat16 where compiled code rounds
+        triton = solution.language is Language.TRITON
+        verdict = verify(
+            checked_only(pack) if triton else pack,
+            solution,
+            judging,
+            plan=VerificationPlan(cases=3 if triton else 6, timed=1 if triton else 10),
+        )
+        assert verdict.accepted, verdict.reasons
+
+
+def _pack(reference: str, **definition: Any) -> Pack:
+    data = {**DEFINITION, "outputs": {"y": {"shape": ["M", "K"], "dtype": "float32"}}, **definition}
+    return Pack.from_json(
+        {"definition": data, "reference": reference, "workloads": [{"name": "w", "axes": {"M": 6}}]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("reference", "definition", "said"),
+    [
+        ("def reference(x):\n    return x * 0", {}, "zeros"),
+        ("def reference(x):\n    return x * 0 + 2", {}, "a constant"),
+        ("def reference(x):\n    return x + 0", {}, "a copy of x"),
+        ("def reference(x):\n    return x * 2", {"tolerance": LOOSE}, "hundredth"),
+        ("def other(x):\n    return x", {}, "lacks a function"),
+        ("def reference(x):\n    return x, x", {}, "2 outputs"),
+        ("def reference(x):\n    raise ValueError('no')", {}, "could not be run"),
+    ],
+)
+def test_a_pack_that_cannot_tell_is_refused(
+    reference: str, definition: dict[str, Any], said: str, judging: SandboxLane
+) -> None:
+    found = check_pack(_pack(reference, **definition), judging)
+    assert any(said in sentence for sentence in found), found

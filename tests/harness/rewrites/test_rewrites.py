@@ -1,0 +1,273 @@
+"""Rewrites of syntax trees: where they apply, where they must not, and that what they give is right."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Argument, Config
+from forecast_autotune.variants import Origin, Variant
+from forecast_autotune.variants.contract import read_contract
+from forecast_harness.rewrites.triton import REWRITES, variants_of
+from tests.core.commands import needs_triton
+from tests.harness.rewrites.mechanical_refusals import REFUSED
+from tests.harness.rewrites.mechanical_sources import ENTRY, EVERY, ODD, PERSISTENT, SIMPLE_TILES, SOFTMAX
+
+SHA = "0" * 64
+WORKER = Path(__file__).with_name("mechanical_worker.py")
+NEWER = ("single-buffer", "specialise-warps")
+"""Rewrites for devices that keep accumulators in tensor memory."""
+
+
+def tensor(name: str, dtype: str, *shape: int, aligned: bool = True) -> Argument:
+    stride = tuple(shape[i + 1] if i + 1 < len(shape) else 1 for i in range(len(shape)))
+    return Argument(name, "tensor", dtype=dtype, shape=shape, stride=stride, aligned=aligned)
+
+
+def scalar(name: str, value: int) -> Argument:
+    return Argument(name, "scalar", dtype="i32", value=value)
+
+
+def product(*, c: str = "float32", k: int = 32, aligned: bool = True) -> list[Argument]:
+    """Arguments of the matmul, 64 x k times k x 48."""
+    strides = {"am": k, "ak": 1, "bk": 48, "bn": 1, "cm": 48, "cn": 1}
+    return [
+        tensor("a_ptr", "float16", 64, k, aligned=aligned),
+        tensor("b_ptr", "float16", k, 48, aligned=aligned),
+        tensor("c_ptr", c, 64, 48),
+        *(scalar(n, v) for n, v in {"M": 64, "N": 48, "K": k}.items()),
+        *(scalar(f"stride_{n}", v) for n, v in strides.items()),
+    ]
+
+
+ARGUMENTS: dict[str, list[Argument]] = {"matmul": product(), "split": product()}
+
+
+def made(name: str, *only: str, source: str = "", **options: Any) -> list[Variant]:
+    """Variants of one of the kernels, or of a source in its place."""
+    options = {"arguments": ARGUMENTS.get(name, []), "combine": False, "limit": 100, **options}
+    return variants_of(source or EVERY[name], ENTRY[name], SHA, only=only, **options)
+
+
+def used(found: list[Variant]) -> set[str]:
+    return {name for v in found for name in v.extra["rewrites"]}
+
+
+# --- the list ---
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_variants_are_distinct_python_that_keeps_the_contract(name: str) -> None:
+    base = read_contract(EVERY[name], ENTRY[name])
+    found = made(name, combine=True)
+    assert found
+    assert len({v.name for v in found}) == len({v.source for v in found}) == len(found)
+    for variant in found:
+        read_contract(variant.source, ENTRY[name]).require_same_parameters(base.parameters)
+        assert ast.dump(ast.parse(variant.source)) != ast.dump(ast.parse(EVERY[name]))
+        assert variant.base_sha256 == SHA
+        assert variant.provenance.origin is Origin.REWRITE
+        assert variant.provenance.note
+        assert [part.partition("/")[0] for part in variant.provenance.author.split("+")] == list(
+            variant.extra["rewrites"]
+        )
+        assert Variant.from_json(variant.to_json()) == variant
+
+
+def test_every_rewrite_applies_to_some_kernel_here() -> None:
+    done = set().union(*(used(made(name)) for name in EVERY))
+    done |= used(made("tiles", source=SIMPLE_TILES)) | used(made("matmul", source=PERSISTENT))
+    assert done.isdisjoint(NEWER)
+    assert done | used(made("matmul", arch=100)) == {r.name for r in REWRITES}
+
+
+def test_the_same_call_gives_the_same_list_and_a_limit_its_beginning() -> None:
+    every = made("softmax", combine=True)
+    assert made("softmax", combine=True) == every
+    assert made("softmax", combine=True, limit=5) == every[:5]
+    assert any(len(v.extra["rewrites"]) > 1 for v in every)
+    assert all(len(v.extra["rewrites"]) == 1 for v in made("softmax"))
+    assert made("softmax", limit=0) == []
+
+
+def test_the_first_variants_are_of_different_rewrites() -> None:
+    first = made("softmax", limit=4)
+    assert len({v.extra["rewrites"][0] for v in first}) == 4
+
+
+def test_wrong_calls_say_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match=r"no rewrite is named \['peal'\]; there are \['erf'"):
+        made("softmax", "peal")
+    with pytest.raises(RecordError, match="must define 'other' at its top level; it defines softmax"):
+        variants_of(SOFTMAX, "other", SHA)
+    with pytest.raises(RecordError, match="not Python"):
+        variants_of("def f(:", "f", SHA)
+
+
+def test_nothing_of_triton_or_torch_is_imported() -> None:
+    program = (
+        "import sys, forecast_harness.rewrites.triton as m\n"
+        "print(len(m.variants_of(sys.stdin.read(), 'softmax', '0' * 64)))\n"
+        "print(sorted({'torch', 'triton'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=SOFTMAX, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["12", "[]"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("import triton.language as tl", "from triton import language as tl")],
+        [("import triton.language as tl", "import triton.language as language"), ("tl.", "language.")],
+        [("tl.load(", "load("), ("as tl\n", "as tl\nfrom triton.language import load\n")],
+        [("def softmax(y_ptr,", "def softmax(y_ptr, *,")],
+    ],
+    ids=["from", "alias", "bare", "keyword-only"],
+)
+def test_spelling_does_not_matter(changes: list[tuple[str, str]]) -> None:
+    source = SOFTMAX
+    for old, new in changes:
+        source = source.replace(old, new)
+    assert used(made("softmax", source=source)) == used(made("softmax"))
+
+
+@pytest.mark.parametrize("combine", [False, True])
+def test_odd_sources_confuse_no_rewrite(combine: bool) -> None:
+    base = read_contract(ODD, "odd")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = variants_of(ODD, "odd", SHA, combine=combine, limit=100)
+    assert used(found) == {"evict", "bypass-l1", "stream-stores"}
+    for variant in found:
+        read_contract(variant.source, "odd").require_same_parameters(base.parameters)
+
+
+def test_a_source_that_confuses_one_rewrite_keeps_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forecast_harness.rewrites.triton import registry
+    from forecast_harness.rewrites.triton.protocol import TritonRewrite
+
+    def broken(unit: Any, context: Any) -> Any:
+        raise IndexError("a statement too few")
+
+    monkeypatch.setattr(registry, "REWRITES", (TritonRewrite("broken", "", broken), *registry.REWRITES))
+    with pytest.warns(UserWarning, match="rewrite broken failed on softmax.*a statement too few"):
+        assert used(made("softmax")) >= {"peel", "pipeline"}
+
+
+# --- where a rewrite must not apply ---
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_no_rewrite_where_its_preconditions_do_not_show(why: str) -> None:
+    rewrite, name, changes = REFUSED[why]
+    source = EVERY[name]
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    ast.parse(source)
+    assert made(name, rewrite, source=source) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], product(aligned=False), product()[:-6]],
+    ids=["unknown", "base", "strides"],
+)
+def test_descriptors_need_alignment_that_is_known(arguments: list[Argument]) -> None:
+    assert made("matmul", "describe", arguments=arguments) == []
+    (both,) = made("matmul", "describe")
+    assert both.source.count("make_tensor_descriptor") == 2
+    (one,) = made("matmul", "describe", arguments=product(k=36))  # rows of `a` are 72 bytes apart
+    assert one.source.count("make_tensor_descriptor(b_ptr") == one.source.count("make_tensor_descriptor") == 1
+
+
+def test_a_sum_is_split_for_float32_results_only() -> None:
+    assert made("split", "split-sum", arguments=product(c="float16")) == []
+    (four, two) = made("split", "split-sum")
+    assert read_contract(four.source, "matmul").reset_to_zero == ("c_ptr",)
+    assert four.extra["approximate"]
+    assert "share each sum" in two.provenance.note
+
+
+def test_options_of_other_devices_are_left_out() -> None:
+    assert not used(made("matmul")) & set(NEWER)
+    assert used(made("matmul", arch=100)) >= set(NEWER)
+
+
+def test_types_of_arguments_show_what_the_text_does_not() -> None:
+    source = SOFTMAX.replace(".to(tl.float32)", "")
+    assert made("softmax", "lane-sums", source=source, arguments=[tensor("x_ptr", "float32", 4, 4)])
+    assert not made("softmax", "lane-sums", source=source, arguments=[tensor("x_ptr", "float16", 4, 4)])
+
+
+# --- configs ---
+
+
+def test_one_pass_asks_for_tiles_that_hold_the_row() -> None:
+    base = [Config.of({"BLOCK": b}, num_warps=w) for b in (256, 1024) for w in (4, 8)]
+    (short,) = made("softmax", "one-pass", configs=base, arguments=[scalar("n_cols", 1000)])
+    assert {dict(c.kwargs)["BLOCK"] for c in short.configs} == {1024}
+    (long,) = made("softmax", "one-pass", configs=base, arguments=[scalar("n_cols", 5000)])
+    assert {dict(c.kwargs)["BLOCK"] for c in long.configs} == {8192}
+    (unknown,) = made("softmax", "one-pass", configs=base)
+    assert set(base) < set(unknown.configs)
+    assert all(v.configs == () for v in made("softmax", "peel", configs=base))
+
+
+# --- what they compute ---
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """The best variant of each rewrite, and of two together, of each kernel beside its base."""
+    given = {}
+    for name in sorted(set(EVERY) - {"lock"}):
+        best: dict[str, Variant] = {}
+        for variant in made(name):
+            best.setdefault(variant.extra["rewrites"][0], variant)
+        pairs = [v for v in made(name, combine=True) if len(v.extra["rewrites"]) > 1]
+        given[name] = (EVERY[name], ENTRY[name], [v.to_json() for v in [*best.values(), *pairs[:3]]])
+    for name, source in (("tiles", SIMPLE_TILES), ("matmul", PERSISTENT)):
+        given[f"{name} again"] = (source, ENTRY[name], [v.to_json() for v in made(name, source=source)])
+    cache = tmp_path_factory.mktemp("triton")
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "TRITON_CACHE_DIR": str(cache),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(WORKER)],
+        input=json.dumps(given),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == sum(len(listed) for _, _, listed in given.values()) > 60
+    return found
+
+
+@needs_triton
+def test_variants_compute_what_the_base_computes(interpreted: list[dict[str, str]]) -> None:
+    """Bit for bit, unless marked as approximate; at ragged sizes, single elements and full tiles."""
+    assert [row for row in interpreted if row["error"]] == []
+
+
+@needs_triton
+def test_most_rewrites_were_run(interpreted: list[dict[str, str]]) -> None:
+    ran = {part for row in interpreted for part in row["variant"].rpartition("-")[0].split("+")}
+    assert {r.name for r in REWRITES} - ran <= {"flatten", *NEWER}

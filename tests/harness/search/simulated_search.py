@@ -1,0 +1,146 @@
+"""Searches without threads: every answer comes when a generator says so."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.lib.search.synthetic_landscape import (
+    CONTEXT,
+    SEEDS,
+    TARGET,
+    LandscapeForecaster,
+    LandscapeJudge,
+    LandscapeProposer,
+)
+from forecast_harness.search.history.events import (
+    Action,
+    ConfirmationJob,
+    Event,
+    NodeForecastRequest,
+    NodeJob,
+    ProposalRequest,
+    RecordChoice,
+    Started,
+    Stopped,
+    StopSearch,
+)
+from forecast_harness.search.history.log import decode, encode
+from forecast_harness.search.history.state import SearchState, apply_event, replay_events
+from forecast_harness.search.interfaces import Forecaster, LaneFailure, NodeJudge, Proposer
+from forecast_harness.search.planning.plugin_answers import (
+    answer_event,
+    ask_plugin,
+    judge_answer,
+    lane_failure_event,
+)
+from forecast_harness.search.planning.scheduler import pending_actions
+from forecast_harness.search.records import Node, NodeResult, SearchSettings
+
+
+class CountingJudge(LandscapeJudge):
+    """Counts, and may do otherwise for some jobs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judged: Counter[str] = Counter()
+        self.confirmed: list[list[str]] = []
+
+    def judge(self, job: NodeJob) -> NodeResult:
+        self.judged[job.node.id] += 1
+        return super().judge(job)
+
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
+        self.confirmed.append([n.id for n in confirm.nodes])
+        return super().confirm(confirm)
+
+
+class SimulatedSearch:
+    """The plug-ins, and how often a lane fails."""
+
+    def __init__(
+        self,
+        settings: SearchSettings,
+        *,
+        proposer: Proposer | None = None,
+        judge: NodeJudge | None = None,
+        forecaster: Forecaster | None = None,
+        forecasts: bool = True,
+        seeds: tuple[Node, ...] = SEEDS,
+    ) -> None:
+        self.proposers = {"table": proposer or LandscapeProposer()}
+        self.judge = judge or LandscapeJudge()
+        self.forecaster = forecaster or (LandscapeForecaster() if forecasts else None)
+        arms = tuple(f"table/{s}" for s in self.proposers["table"].styles)
+        context = replace(
+            CONTEXT,
+            seeds=tuple(n.id for n in seeds),
+            settings=settings,
+            surrogate=self.forecaster.name if self.forecaster else "none",
+            arms=arms,
+        )
+        self.started = Started(context, TARGET, seeds, "")
+
+    def answer(self, action: Action) -> Event:
+        """What comes of an action."""
+        if isinstance(action, RecordChoice):
+            return action.event
+        if isinstance(action, StopSearch):
+            return Stopped(action.reason)
+        if isinstance(action, ProposalRequest | NodeForecastRequest):
+            return answer_event(action, ask_plugin(action, self.proposers, self.forecaster))
+        try:
+            if isinstance(action, ConfirmationJob):
+                return answer_event(action, judge_answer(action, self.judge.confirm(action)))
+            return answer_event(action, judge_answer(action, self.judge.judge(action)))
+        except LaneFailure as error:
+            return lane_failure_event(action, error)
+
+    def run(
+        self, order: random.Random, events: Sequence[Event] = (), most: int = 100_000
+    ) -> tuple[list[Event], SearchState]:
+        """Go on from `events` until nothing is due, or there are `most`; answers come in random order."""
+        log = list(events) or [self.started]
+        state = replay_events(log)
+        while len(log) < most and (due := pending_actions(state)):
+            log.append(decode(encode(self.answer(order.choice(due)))))
+            apply_event(state, log[-1])
+        return log, state
+
+
+def comparable_outcome(state: SearchState) -> dict[str, Any]:
+    """All of a state that does not depend on when answers came."""
+    batches = {
+        b.number: [
+            b.nodes,
+            b.chosen and [b.chosen.nodes, b.chosen.reasons, b.chosen.propensities],
+            sorted(b.finished),
+            sorted(b.dropped),
+        ]
+        for b in state.batches.values()
+    }
+    return {
+        "nodes": list(state.nodes),
+        "refused": sorted(r.node.id for r in state.duplicates),
+        "batches": batches,
+        "scores": dict(sorted(state.scores.items())),
+        "requests": sorted(state.answers),
+        "confirmed": sorted(state.confirmed),
+        "pool": list(state.pool),
+        "best": [state.best, state.best_score],
+        "stopped": state.stopped and state.stopped.reason,
+    }
+
+
+def log_text(events: Iterable[Event]) -> str:
+    """Events as one text, to compare logs by."""
+    return json.dumps([encode(e).decode() for e in events])
+
+
+def jobs(actions: Iterable[Action]) -> list[NodeJob]:
+    """The jobs among actions."""
+    return [a for a in actions if isinstance(a, NodeJob)]

@@ -1,0 +1,188 @@
+"""Choosing from beliefs: the formula, the slots, and propensities that are what they say."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from forecast_harness.search.history.batches import ArmStats
+from forecast_harness.search.planning.acquisition import (
+    choose_by_forecast,
+    choose_first,
+    expected_improvement,
+)
+from forecast_harness.search.planning.bandit import allocate
+from forecast_harness.search.records import NodeForecast, SearchCost
+
+
+def belief(mean: float, sd: float = 0.05, p_fail: float = 0.0, abstains: bool = False) -> NodeForecast:
+    better = 0.5 * math.erfc(mean / sd / math.sqrt(2)) if sd else float(mean < 0)
+    return NodeForecast(mean, sd, p_fail, (1 - p_fail) * better, abstains)
+
+
+beliefs = st.lists(
+    st.builds(belief, st.floats(-1, 1), st.floats(0.01, 1), st.floats(0, 1), st.booleans()), max_size=12
+)
+
+
+@pytest.mark.parametrize("mean", [-0.4, 0.0, 0.3])
+@pytest.mark.parametrize("sd", [0.05, 0.5])
+def test_expected_improvement_is_the_mean_of_what_is_gained(mean: float, sd: float) -> None:
+    steps = [mean + sd * (-8 + 16 * (i + 0.5) / 20000) for i in range(20000)]
+    weights = [math.exp(-0.5 * ((x - mean) / sd) ** 2) for x in steps]
+    mean_gain = sum(w * max(0.0, -x) for w, x in zip(weights, steps, strict=True)) / sum(weights)
+    assert expected_improvement(belief(mean, sd)) == pytest.approx(mean_gain, rel=1e-4, abs=1e-9)
+    assert expected_improvement(belief(mean, sd, 0.25)) == pytest.approx(0.75 * mean_gain, rel=1e-4, abs=1e-9)
+
+
+def test_expected_improvement_at_its_edges() -> None:
+    assert expected_improvement(belief(-0.5, 0.0, 0.5)) == 0.25
+    assert expected_improvement(belief(0.5, 0.0)) == 0.0
+    assert expected_improvement(belief(-0.5, abstains=True)) == 0.0
+    assert 0.0 <= expected_improvement(belief(3.0, 0.05)) < 1e-12
+
+
+def test_the_best_and_the_uncertain_are_chosen() -> None:
+    known = {
+        "good": belief(-0.3),
+        "better": belief(-0.5),
+        "fine": belief(-0.2),
+        "bad": belief(0.5),
+        "worse": belief(0.6),
+        "fails": belief(-0.5, p_fail=0.99),
+        "unsure": belief(0.05, 0.3),
+        "silent": belief(-1.0, abstains=True),
+    }
+    found = choose_by_forecast(3, list(known), known, slots=5, audit=0.0, seed=0, worth=0.01)
+    assert found.nodes == ("better", "good", "fine", "silent", "unsure")
+    assert found.reasons == ("top", "top", "top", "uncertain", "top")
+    assert found.propensities == (1.0,) * 5
+
+
+def test_a_candidate_without_a_belief_is_as_good_as_an_abstention() -> None:
+    found = choose_by_forecast(1, ["a", "b"], {"a": belief(0.5)}, slots=1, audit=0.0, seed=0, worth=1e-6)
+    assert (found.nodes, found.reasons) == (("b",), ("uncertain",))
+
+
+def test_the_hopeless_get_no_slot_but_an_audit() -> None:
+    known = {f"n{i}": belief(1.0) for i in range(10)}
+    chosen = [
+        choose_by_forecast(b, list(known), known, slots=4, audit=0.25, seed=0, worth=1e-3) for b in range(20)
+    ]
+    assert all(c.reasons == ("audit",) and c.propensities == (0.1,) for c in chosen)
+    assert len({c.nodes for c in chosen}) > 5
+
+
+@hypothesis_settings(max_examples=200)
+@given(beliefs, st.integers(0, 15), st.floats(0, 1), st.integers())
+def test_a_choice_is_within_its_slots_and_its_propensities_are_probabilities(
+    given_beliefs: list[NodeForecast], slots: int, audit: float, seed: int
+) -> None:
+    known = {f"n{i}": b for i, b in enumerate(given_beliefs)}
+    found = choose_by_forecast(0, list(known), known, slots=slots, audit=audit, seed=seed)
+    assert len(found.nodes) == len(set(found.nodes)) == len(found.reasons) == len(found.propensities) <= slots
+    assert set(found.nodes) <= set(known)
+    assert all(0.0 < p <= 1.0 for p in found.propensities)
+    assert set(found.reasons) <= {"top", "uncertain", "audit"}
+    assert found == choose_by_forecast(0, list(known), known, slots=slots, audit=audit, seed=seed)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 8, 12])
+@pytest.mark.parametrize("audit", [0.1, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("worth", [0.0, 0.02])
+def test_propensities_are_the_frequencies_of_being_measured(slots: int, audit: float, worth: float) -> None:
+    chance = random.Random(5)
+    known = {f"n{i:02}": belief(chance.gauss(0.2, 0.3), 0.1, abstains=i % 7 == 3) for i in range(15)}
+    runs = 4000
+    counted: Counter[str] = Counter()
+    stated: dict[str, float] = {}
+    sizes = 0
+    for number in range(runs):
+        found = choose_by_forecast(number, list(known), known, slots=slots, audit=audit, seed=1, worth=worth)
+        counted.update(found.nodes)
+        sizes += len(found.nodes)
+        for node, odds in zip(found.nodes, found.propensities, strict=True):
+            assert stated.setdefault(node, odds) == odds
+    for node, odds in stated.items():
+        # 4.5 standard errors: 24 cases of 15 nodes pass together with 99.8 %.
+        assert abs(counted[node] / runs - odds) <= 4.5 * math.sqrt(odds * (1 - odds) / runs) + 1e-12
+    assert sum(stated.values()) == pytest.approx(sizes / runs, abs=0.05)
+
+
+def test_inverse_propensities_undo_the_selection() -> None:
+    """What the audits are for: an unbiased mean over all candidates from those that were measured."""
+    chance = random.Random(2)
+    known = {f"n{i:02}": belief(chance.gauss(0.0, 0.3), 0.1) for i in range(20)}
+    truth = {n: b.mean + chance.gauss(0.0, 0.1) for n, b in known.items()}
+    estimates, naive = [], []
+    for number in range(4000):
+        found = choose_by_forecast(number, list(known), known, slots=6, audit=0.3, seed=7)
+        pairs = list(zip(found.nodes, found.propensities, strict=True))
+        estimates.append(sum(truth[n] / p for n, p in pairs) / len(known))
+        naive.append(sum(truth[n] for n, _ in pairs) / len(pairs))
+    mean = sum(truth.values()) / len(truth)
+    assert sum(estimates) / len(estimates) == pytest.approx(mean, abs=0.02)
+    assert sum(naive) / len(naive) < mean - 0.1
+
+
+def test_without_forecasts_the_first_of_each_parent_are_measured() -> None:
+    found = choose_first(2, [["a1", "a2", "a3"], ["b1"], ["c1", "c2"]], k=2, slots=4)
+    assert found.nodes == ("a1", "a2", "b1", "c1")
+    assert set(found.reasons) == {"unforecast"}
+    assert set(found.propensities) == {1.0}
+    assert choose_first(2, [["a"]], k=2, slots=0).nodes == ()
+
+
+# --- the bandit ---
+
+ARMS = ["m/one", "m/two", "m/three"]
+
+
+def stats(proposals: int, gain: float, squares: float, seconds: float = 0.0) -> ArmStats:
+    measured = max(1, proposals // 4)
+    return ArmStats(
+        5, proposals, proposals, measured, 0, gain, squares, 1.0 * measured, SearchCost(wall_seconds=seconds)
+    )
+
+
+@given(
+    st.integers(0, 40), st.integers(), st.dictionaries(st.sampled_from(ARMS), st.just(stats(40, 0.4, 0.1)))
+)
+def test_all_slots_are_given_to_arms_that_there_are(n: int, seed: int, known: dict[str, ArmStats]) -> None:
+    found = allocate(ARMS, known, n, seed)
+    assert sum(found.values()) == n
+    assert set(found) <= set(ARMS)
+    assert all(c > 0 for c in found.values())
+    assert found == allocate(ARMS, known, n, seed)
+    assert allocate([], known, n, seed) == {}
+
+
+def test_an_untried_arm_gets_its_share() -> None:
+    known = {"m/one": stats(200, 10.0, 2.0)}
+    found = allocate(ARMS, known, 12, 0)
+    assert found["m/two"] >= 4
+    assert found["m/three"] >= 4
+    assert all(c >= 4 for c in allocate(ARMS, {}, 12, 0).values())
+
+
+def share(known: dict[str, ArmStats], arm: str) -> float:
+    return sum(allocate(ARMS, known, 16, seed).get(arm, 0) for seed in range(40)) / (16 * 40)
+
+
+def test_the_arm_that_gains_gets_the_slots_and_the_others_are_not_forgotten() -> None:
+    known = {"m/one": stats(100, 10.0, 2.0), "m/two": stats(100, 0.5, 0.02), "m/three": stats(100, 0.0, 0.0)}
+    assert share(known, "m/one") > 0.8
+    few = {"m/one": stats(8, 0.4, 0.05), "m/two": stats(8, 0.0, 0.0), "m/three": stats(8, 0.0, 0.0)}
+    assert share(few, "m/two") > 0.01
+
+
+def test_gain_is_weighed_by_cost() -> None:
+    """Equal gains; the second arm takes three measurements' time to write each proposal."""
+    known = {"m/one": stats(100, 5.0, 1.0), "m/two": stats(100, 5.0, 1.0, 300.0), "m/three": stats(100, 0, 0)}
+    assert share(known, "m/one") > 3 * share(known, "m/two")

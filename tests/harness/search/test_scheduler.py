@@ -1,0 +1,244 @@
+"""What is done next: budgets, depth, and what is asked."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from benchmarks.lib.search.synthetic_landscape import SEEDS, LandscapeForecaster, settings
+from forecast_autotune.records import Outcome
+from forecast_harness.search.history.events import (
+    Chosen,
+    ConfirmationJob,
+    Confirmed,
+    Expired,
+    Finished,
+    Forecasted,
+    NodeForecastRequest,
+    NodeJob,
+    ProposalRequest,
+    Proposed,
+    RecordChoice,
+    StopSearch,
+)
+from forecast_harness.search.history.state import apply_event, replay_events
+from forecast_harness.search.planning.scheduler import action_key, pending_actions
+from forecast_harness.search.records import NodeResult, SearchBudget
+from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, jobs
+
+# --- budgets ---
+
+
+@hypothesis_settings(max_examples=25)
+@given(
+    st.integers(0, 25),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_never_more_measurements_than_the_budget(
+    limit: int, k: int, parents: int, depth: int, forecasts: bool, order: random.Random
+) -> None:
+    spy = CountingJudge()
+    world = SimulatedSearch(
+        settings(limit, k=k, parents=parents, depth=depth, samples=6), judge=spy, forecasts=forecasts
+    )
+    _, state = world.run(order)
+    assert state.spent.measurements == sum(spy.judged.values()) == limit
+    assert set(spy.judged.values()) <= {1}
+    assert state.stopped is not None
+    for batch in state.batches.values():
+        chosen = batch.chosen.nodes if batch.chosen else ()
+        assert len(chosen) <= max(k * parents, len(SEEDS) if batch.number == 0 else 0)
+
+
+@pytest.mark.parametrize("forecasts", [True, False])
+def test_a_budget_of_device_seconds_is_kept_up_to_the_batches_under_way(forecasts: bool) -> None:
+    """Judging takes 0.5 to 1.5 seconds: a batch of four that is chosen by the mean can be off by two."""
+    limits = SearchBudget(measurements=None, device_seconds=30.0)
+    world = SimulatedSearch(replace(settings(), budget=limits), forecasts=forecasts)
+    _, state = world.run(random.Random(0))
+    assert state.stopped is not None
+    assert state.stopped.reason.startswith("device seconds")
+    assert 24.0 < state.spent_on["measurements"].device_seconds < 33.0
+
+
+def test_other_budgets_are_looked_at_before_each_batch() -> None:
+    _, state = SimulatedSearch(replace(settings(), budget=SearchBudget(None, tokens=2000))).run(
+        random.Random(0)
+    )
+    assert state.stopped is not None
+    assert state.stopped.reason.startswith("tokens")
+    most = max(b.spent.tokens for b in state.batches.values())
+    assert 2000 <= state.spent.tokens <= 2000 + 2 * most, "no more than what the batches under way cost"
+
+
+def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -> None:
+    limits = SearchBudget(12, wall_seconds=60.0)
+    _, whole = SimulatedSearch(replace(settings(), budget=limits)).run(random.Random(0))
+    assert whole.best != whole.seeds[0]
+    whole.stopped, whole.confirmed, whole.confirmations = None, {}, 0
+    apply_event(whole, Expired(46.0))
+    (due,) = pending_actions(whole)
+    assert isinstance(due, ConfirmationJob)
+    assert whole.best in {n.id for n in due.nodes}
+    assert due.seconds == 15.0, "a quarter is kept"
+    apply_event(whole, Confirmed({n.id: NodeResult(Outcome.INCORRECT) for n in due.nodes}))
+    assert pending_actions(whole) == (StopSearch("the time is up: 46 s"),), (
+        "refuted ones are not replaced any more"
+    )
+
+
+def test_proposals_are_not_paid_for_where_the_batch_before_may_use_up_the_budget() -> None:
+    world = SimulatedSearch(settings(10))
+    log, state = world.run(random.Random(4))
+    batches = [b for b in state.batches.values() if b.answers]
+    assert all(b.chosen is not None and b.chosen.nodes for b in batches)
+    assert max(e.batch for e in log if isinstance(e, Proposed)) == max(b.number for b in batches)
+
+
+# --- order ---
+
+
+def until(world: SimulatedSearch, kind: type, order: int = 0) -> Any:
+    """The state before the first action of a kind is due, everything else answered."""
+    log = [world.started]
+    state = replay_events(log)
+    while True:
+        due = [a for a in pending_actions(state) if not isinstance(a, kind)]
+        if not due or any(isinstance(a, kind) for a in pending_actions(state)):
+            return state
+        apply_event(state, world.answer(due[order % len(due)]))
+
+
+def test_the_first_seed_is_judged_beside_itself_and_the_others_beside_it() -> None:
+    world = SimulatedSearch(settings())
+    state = replay_events([world.started])
+    (first,) = jobs(pending_actions(state))
+    assert (first.node, first.against, first.against_config) == (SEEDS[0], SEEDS[0], {})
+    judged = NodeResult(Outcome.OK, SEEDS[0].id, -0.5, config={"BLOCK": 128})
+    apply_event(state, Finished(first.id, SEEDS[0].id, 0, judged))
+    assert state.scores == {SEEDS[0].id: 0.0}, "the first seed is what scores are relative to"
+    (second,) = jobs(pending_actions(state))
+    assert (second.node, second.against, second.against_config) == (SEEDS[1], SEEDS[0], {"BLOCK": 128})
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_as_many_batches_are_under_way_as_the_depth(depth: int) -> None:
+    """Answering everything but jobs leads up to jobs of `depth` batches, and no further."""
+    world = SimulatedSearch(settings(200, depth=depth))
+    state = replay_events([world.started])
+    while not state.batch(0).ended:
+        apply_event(state, world.answer(pending_actions(state)[0]))
+    while due := [a for a in pending_actions(state) if not isinstance(a, NodeJob)]:
+        apply_event(state, world.answer(due[0]))
+    assert {j.batch for j in jobs(pending_actions(state))} == set(range(1, depth + 1))
+    for job in [j for j in jobs(pending_actions(state)) if j.batch == 1][1:]:
+        apply_event(state, world.answer(job))
+    assert all(isinstance(a, NodeJob) for a in pending_actions(state)), "one job of batch 1 is still open"
+    (last,) = [j for j in jobs(pending_actions(state)) if j.batch == 1]
+    apply_event(state, world.answer(last))
+    assert {a.batch for a in pending_actions(state) if isinstance(a, ProposalRequest)} == {depth + 1}
+
+
+def test_requests_tell_all_that_a_proposer_needs() -> None:
+    world = SimulatedSearch(settings(60, archive="greedy"))
+    log, _ = world.run(random.Random(0))
+    state, asked = replay_events(log[:1]), dict[str, ProposalRequest]()
+    for event in log[1:]:
+        asked |= {a.id: a for a in pending_actions(state) if isinstance(a, ProposalRequest)}
+        apply_event(state, event)
+    due = list(asked.values())
+    late = [r for r in due if r.batch > 5]
+    assert {r.arm for r in due} == {"table/near", "table/far"}
+    assert len({r.id for r in due}) == len(due)
+    for request in late:
+        parent = request.parents[0]
+        assert request.score == state.scores[parent.id]
+        assert len(request.parents) == 3 == len(set(request.parents))
+        assert set(request.judged) >= {n.id for n in (*request.parents, *request.failures)}
+        assert parent.id in request.known
+        assert all(f.parents[0] == parent.id for f in request.failures)
+        assert all(state.scores.get(f.id, 9.0) > request.score for f in request.failures)
+    assert any(r.failures for r in late)
+    by_batch = Counter((r.batch, r.parents[0].id) for r in due for _ in range(r.n))
+    assert set(by_batch.values()) == {8}
+
+
+def test_questions_hold_the_new_and_the_best_of_the_deferred() -> None:
+    asked: list[NodeForecastRequest] = []
+
+    class Noting(LandscapeForecaster):
+        def forecast(self, question: NodeForecastRequest) -> Forecasted:
+            asked.append(question)
+            return super().forecast(question)
+
+    _, state = SimulatedSearch(settings(80), forecaster=Noting()).run(random.Random(0))
+    last = asked[-1]
+    new = set(state.batches[last.batch].nodes)
+    old = [n.id for n in last.nodes if n.id not in new]
+    assert new <= {n.id for n in last.nodes}
+    assert len(old) == 2 * 2 * 8 < len(state.pool), "twice what a batch proposes"
+    assert not {n.id for n in last.nodes} & {n.id for n, _, _ in last.judged}
+    assert all(last.lineage[n.id] == n.parents for n, _, _ in last.judged)
+    reused = [n for b in state.batches.values() for n in (b.chosen.nodes if b.chosen else ())]
+    assert any(state.nodes[n].batch < b.number for b in state.batches.values() for n in b.finished)
+    assert len(reused) == len(set(reused))
+
+
+def test_without_forecasts_every_arm_gets_its_measurements() -> None:
+    _, state = SimulatedSearch(settings(60), forecasts=False).run(random.Random(0))
+    arms = Counter(state.nodes[n].arm for n in state.judged if state.nodes[n].arm)
+    assert min(arms["table/near"], arms["table/far"]) > 10
+    assert {state.reason(n) for n in state.judged} == {"seed", "unforecast"}
+
+
+def test_a_forecaster_that_fails_leaves_the_choice_to_the_order() -> None:
+    class Broken(LandscapeForecaster):
+        def forecast(self, question: NodeForecastRequest) -> Forecasted:
+            raise OSError("no route to the model")
+
+    _, state = SimulatedSearch(settings(20), forecaster=Broken()).run(random.Random(0))
+    assert state.spent.measurements == 20
+    assert {state.reason(n) for n in state.judged} == {"seed", "unforecast"}
+    problems = {b.forecasted.problem for b in state.batches.values() if b.forecasted}
+    assert problems == {"OSError: no route to the model"}
+
+
+def test_keys_name_what_is_asked() -> None:
+    world = SimulatedSearch(settings(20))
+    log, _ = world.run(random.Random(0))
+    state, keys = replay_events(log[:1]), set[str]()
+    for event in log[1:]:
+        waiting = [a for a in pending_actions(state) if not isinstance(a, RecordChoice | StopSearch)]
+        assert len({action_key(a) for a in waiting}) == len(waiting)
+        keys |= {action_key(a) for a in waiting}
+        apply_event(state, event)
+    assert len(keys) == sum(not isinstance(e, Chosen) for e in log[1:-1])
+    with pytest.raises(TypeError, match="no answer"):
+        action_key(StopSearch(""))
+
+
+def test_while_nothing_can_be_forecast_every_arm_gets_its_measurements() -> None:
+    """A forecaster that learns abstains at first: equal candidates are taken in turn from all answers."""
+
+    class Silent(LandscapeForecaster):
+        def forecast(self, question: NodeForecastRequest) -> Forecasted:
+            found = super().forecast(question)
+            return replace(found, beliefs={n: replace(b, abstains=True) for n, b in found.beliefs.items()})
+
+    _, state = SimulatedSearch(settings(40, archive="greedy"), forecaster=Silent()).run(random.Random(0))
+    for batch in state.batches.values():
+        chosen = [state.nodes[n] for n in (batch.chosen.nodes if batch.number and batch.chosen else ())]
+        new = [n for n in chosen if n.batch == batch.number and state.reason(n.id) == "uncertain"]
+        asked = {a.request for a in batch.answers.values() if set(batch.nodes) & {n.id for n in a.nodes}}
+        assert len({n.request for n in new}) == min(len(asked), len(new))

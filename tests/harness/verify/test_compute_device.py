@@ -1,0 +1,200 @@
+"""What the judge does on a device between launches: as on the host, and where that fails, on the host."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from forecast_harness.packs import load, make_solution
+from forecast_harness.packs.load import builtin_names
+from forecast_harness.packs.schema import Pack, PackFormat, Workload
+from forecast_harness.sandbox.api import CellAnswer, ResourceLimits, SandboxLane, TensorBytes
+from forecast_harness.verify import cost_control
+from forecast_harness.verify.cost_control import PhaseTimer
+from forecast_harness.verify.launches.launcher import Launcher
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problems import problem as problems
+from forecast_harness.verify.problems.compute_device import ComputeDevice
+from forecast_harness.verify.problems.external_tasks import problem_of
+from forecast_harness.verify.problems.input_values import draw
+from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase
+from forecast_harness.verify.run import verify
+
+DEVICE = "cpu:0"
+"""The host under another name: it takes the way of a device."""
+REGIMES = ["normal", "uniform", "offset", "large", "tiny", "denormal", "cauchy", "zeros", "nan", "inf"]
+TASK = Path(__file__).parents[1] / "tasks" / "linear.py"
+
+
+def generator(seed: int = 0) -> Any:
+    return torch.Generator().manual_seed(seed)
+
+
+def case_of(pack: Pack, folder: Path) -> LaunchCase:
+    how = DrawSpec("normal", "contiguous", generator())
+    return problem_of(pack, folder).case(pack.workloads[0].axes, how)
+
+
+def test_work_is_done_on_the_device() -> None:
+    where = ComputeDevice(DEVICE)
+    assert where.run(lambda device: device) == DEVICE
+    assert where.run(lambda device: device, portable=False) == "cpu"
+    assert ComputeDevice("cpu").run(lambda device: device) == "cpu"
+    assert ComputeDevice("meta").run(lambda device: torch.zeros(1).device.type) == "meta"
+    assert where.failure == ""
+
+
+@pytest.mark.parametrize(
+    ("cores", "devices", "threads"), [(64, 0, 8), (64, 4, 8), (64, 8, 4), (16, 1, 8), (16, 4, 1), (2, 1, 1)]
+)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_lanes_on_all_devices_together_take_half_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: int, devices: int, threads: int, hidden: bool
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr(cost_control, "device_count", lambda: 0 if hidden else devices)
+    monkeypatch.setattr(cost_control, "GPUS", tmp_path)
+    for number in range(devices if hidden else 0):
+        (tmp_path / f"0000:0{number}").mkdir()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert ComputeDevice("cuda").run(lambda _: torch.get_num_threads(), portable=False) == threads
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_a_device_fails_at_is_done_on_the_host_from_then_on() -> None:
+    where, tried = ComputeDevice("meta"), []
+
+    def work(device: str) -> float:
+        tried.append(device)
+        return float(torch.ones(3, device=device).sum())
+
+    assert where.run(work) == where.run(work) == 3.0
+    assert tried == ["meta", "cpu", "cpu"]
+    assert "meta" in where.failure
+
+
+def test_a_device_that_does_not_open_is_not_used() -> None:
+    where = ComputeDevice("meta")
+    where.open_in_background()
+    where.wait_until_open()
+    assert where.device == "cpu"
+    assert where.run(lambda device: device) == "cpu"
+    where = ComputeDevice(DEVICE)
+    where.open_in_background()
+    assert where.run(lambda device: device) == DEVICE
+
+
+def test_a_broken_reference_stays_broken() -> None:
+    def work(device: str) -> None:
+        raise ValueError(device)
+
+    with pytest.raises(ValueError, match=DEVICE):
+        ComputeDevice(DEVICE).run(work)
+
+
+@pytest.mark.parametrize("name", [*builtin_names(), "linear"])
+def test_a_device_checks_as_the_host_does(name: str, tmp_path: Path) -> None:
+    case = case_of(load(TASK if name == "linear" else name), tmp_path)
+    assert case.portable
+    assert case.right is not None
+    right = list(case.right())
+    where = ComputeDevice(DEVICE)
+    assert case.check(right, where) == case.check(right)
+    wrong = [t.clone() for t in right]
+    wrong[0].view(-1)[0] = 3
+    finding, _ = case.check(wrong, where)
+    assert finding == case.check(wrong)[0] is not None
+    assert where.failure == ""
+    fallen = ComputeDevice("meta")
+    assert case.check(right, fallen) == case.check(right)
+    assert fallen.failure
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.bool]
+)
+def test_numbers_of_a_device_follow_the_seed(dtype: Any) -> None:
+    for regime in REGIMES:
+        host, again = generator(3), generator(3)
+        one = draw((40, 50), dtype, regime, host, DEVICE)
+        assert (one.shape, one.dtype, one.device) == ((40, 50), dtype, torch.device("cpu"))
+        assert torch.equal(_bits(one), _bits(draw((40, 50), dtype, regime, again, DEVICE)))
+        other = draw((40, 50), dtype, regime, host, DEVICE)
+        assert regime == "zeros" or not torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: Any) -> Any:
+    return tensor.view(torch.uint8)
+
+
+def test_large_tensors_are_drawn_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems, "_MANY", 1000)
+    asked = []
+
+    def noted(shape: Any, dtype: Any, regime: str, source: Any, device: str = "cpu") -> Any:
+        asked.append((math.prod(shape), device))
+        return draw(shape, dtype, regime, source, device)
+
+    monkeypatch.setattr(problems, "draw", noted)
+    pack = load("layer_norm")
+    how = DrawSpec("normal", "contiguous", generator(), ComputeDevice(DEVICE))
+    problem_of(pack, tmp_path).case({"M": 16, "N": 128}, how)
+    assert sorted(asked) == [(128, "cpu"), (128, "cpu"), (2048, DEVICE)]
+
+
+# --- where the time went ---
+
+
+def test_a_verdict_says_where_the_time_went(judging: SandboxLane) -> None:
+    pack = load("softmax").with_(
+        workloads=(Workload("few", {"M": 8, "N": 64}), Workload("host", {"M": 512, "N": 1024}, host=True))
+    )
+    source = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n"
+    verdict = verify(
+        pack,
+        make_solution("s", source),
+        judging,
+        plan=VerificationPlan(cases=3, timed=4),
+        limits=ResourceLimits(wall_s=60),
+    )
+    assert verdict.accepted, verdict.reasons
+    seconds = verdict.facts["seconds"]
+    parts = {"draw", "build", "check", "inside", "prepare", "place", "launch", "idle", "again"}
+    assert set(seconds) == parts
+    assert all(s >= 0 for s in seconds.values())
+    assert seconds["inside"] <= seconds["launch"]
+    assert sum(seconds.values()) - seconds["inside"] <= verdict.seconds
+    assert "host" not in verdict.facts
+
+
+@pytest.mark.parametrize("said", ["nan", "inf", "-inf", 1e300, -3.0])
+def test_a_forged_time_breaks_no_sum(said: Any, tmp_path: Path) -> None:
+    spent = PhaseTimer()
+    launcher = Launcher(Forger(said), PackFormat.OWN, random.Random(0), "cpu", spent)
+    launcher.launch(case_of(load("softmax"), tmp_path))
+    assert 0 <= spent.to_json()["inside"] <= spent.to_json()["launch"]
+
+
+class Forger:
+    """Answers like a cell, but for the seconds."""
+
+    def __init__(self, seconds: Any) -> None:
+        self._seconds = seconds
+
+    def ask(self, entry: str, payload: Any, arrays: Mapping[str, TensorBytes]) -> CellAnswer:
+        value = {"seconds": self._seconds, "whole": self._seconds, "protocol": "host", "compiled": 0}
+        value |= {"operations": {}, "kernels": 0, "outputs": []}
+        harness: dict[str, Any] = {"patched": [], "flags": {}, "threads": []}
+        return CellAnswer({**value, "harness": harness}, dict(arrays))

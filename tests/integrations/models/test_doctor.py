@@ -1,0 +1,221 @@
+"""`doctor` on the language model: every part named, no key shown, no server contacted unasked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.commands import main
+from forecast_autotune.llm.calibration import FILE, BlendWeight, calibration_path, write
+from forecast_autotune.surrogates.factory import open_backend
+from forecast_integrations.commands.doctor_model import CALIBRATION_ROW, KEY_ROW, MODEL_ROW
+from tests.core.llm.words import calibrated
+from tests.integrations.models.faulty_server import FaultyServer, Handler
+
+SECRET = "sk-abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("FORECAST_AUTOTUNE_LLM", "FORECAST_AUTOTUNE_LLM_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
+    """One that serves the model `m`, to whoever has the key if it wants one."""
+
+    def get(handler: Handler) -> None:
+        handler.server.requests.append((handler.path, None, dict(handler.headers)))
+        wanted = handler.server.elsewhere
+        if wanted and handler.headers.get("Authorization") != f"Bearer {wanted}":
+            handler.reply(401, f"who is {handler.headers.get('Authorization')}?".encode())
+        else:
+            handler.reply(200, json.dumps({"data": [{"id": "m"}]}).encode())
+        handler.close_connection = True
+
+    monkeypatch.setattr(Handler, "do_GET", get, raising=False)
+    with FaultyServer() as running:
+        yield running
+
+
+def examined(
+    capsys: pytest.CaptureFixture[str], *options: str, human: bool = False
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Checks by name, and everything that was printed."""
+    main(["doctor", "--json", *options])
+    text = capsys.readouterr().out
+    data = json.loads(text)
+    found = {check["name"]: check for check in data["checks"] if check["name"].startswith(MODEL_ROW)}
+    assert not any(check["status"] == "fail" for check in found.values()), "a model is never needed"
+    if human:
+        main(["doctor", *options])
+        text += capsys.readouterr().out
+    return found, text
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, text: str) -> str:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_LLM", text)
+    return text
+
+
+def weights(folder: Path, config: str = "config.json") -> Path:
+    folder.mkdir(parents=True)
+    (folder / config).write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"x")
+    return folder
+
+
+def test_without_a_model_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    found, _ = examined(capsys)
+    assert [(name, check["status"]) for name, check in found.items()] == [(MODEL_ROW, "ok")]
+    assert "FORECAST_AUTOTUNE_LLM names one" in found[MODEL_ROW]["detail"]
+
+
+def test_a_server_is_contacted_only_when_asked_to(
+    server: FaultyServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(monkeypatch, f"{server.url}?model=m&kind=chat")
+    found, _ = examined(capsys)
+    assert server.requests == []
+    assert (found[MODEL_ROW]["status"], found[KEY_ROW]["status"], found[CALIBRATION_ROW]["status"]) == (
+        "ok",
+        "ok",
+        "warn",
+    )
+    assert "--network" in found[MODEL_ROW]["detail"]
+    assert "none is set" in found[KEY_ROW]["detail"]
+    assert "calibrate-llm" in found[CALIBRATION_ROW]["remedy"]
+    found, _ = examined(capsys, "--network")
+    assert [path for path, _, _ in server.requests] == ["/v1/models"]
+    assert found[MODEL_ROW]["detail"].endswith("it serves this model")
+
+
+def test_a_server_without_the_model_or_without_a_server(
+    server: FaultyServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(monkeypatch, f"{server.url}?model=other")
+    found, _ = examined(capsys, "--network")
+    assert (found[MODEL_ROW]["status"], found[MODEL_ROW]["remedy"]) == ("warn", "correct ?model=NAME")
+    assert "serves m" in found[MODEL_ROW]["detail"]
+    configured(monkeypatch, "http://127.0.0.1:9/v1?model=m")
+    found, _ = examined(capsys, "--network")
+    assert found[MODEL_ROW]["status"] == "warn"
+    assert "refused" in found[MODEL_ROW]["detail"]
+
+
+def test_keys_are_named_and_never_shown(
+    server: FaultyServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(monkeypatch, f"{server.url}?model=m")
+    server.elsewhere = SECRET
+    found, _ = examined(capsys, "--network")
+    assert (found[MODEL_ROW]["status"], "HTTP 401" in found[MODEL_ROW]["detail"]) == ("warn", True)
+    for name in ("OPENAI_API_KEY", "FORECAST_AUTOTUNE_LLM_KEY"):
+        monkeypatch.setenv(name, SECRET)
+        found, text = examined(capsys, "--network", human=True)
+        assert found[KEY_ROW]["detail"] == f"set by {name}"
+        assert found[MODEL_ROW]["status"] == "ok"
+        assert SECRET not in text
+    configured(monkeypatch, "http://models.example/v1?model=m")
+    monkeypatch.delenv("FORECAST_AUTOTUNE_LLM_KEY")
+    found, text = examined(capsys)
+    assert "does not get it" in found[KEY_ROW]["detail"], "in the clear, to another machine"
+    monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_KEY", f"{SECRET} and more")
+    found, text = examined(capsys, human=True)
+    assert found[KEY_ROW]["status"] == "warn"
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    "text", [f"https://host/v1?model=m&api_key={SECRET}", f"https://u:{SECRET}@host/v1?model=m"]
+)
+def test_an_address_with_a_key_in_it_is_shown_nowhere(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(monkeypatch, text)
+    found, printed = examined(capsys, "--network", human=True)
+    assert (list(found), found[MODEL_ROW]["status"]) == ([MODEL_ROW], "warn")
+    assert SECRET not in printed
+    assert "refused" in printed
+
+
+def test_weights_in_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    model, adapter = weights(tmp_path / "model"), tmp_path / "adapter"
+    configured(monkeypatch, f"transformers:{model}?adapter={adapter}")
+    found, _ = examined(capsys)
+    assert KEY_ROW not in found, "nobody is sent one"
+    assert found[MODEL_ROW]["detail"].endswith(f"no adapter at {adapter}")
+    weights(adapter, "adapter_config.json")
+    found, _ = examined(capsys)
+    assert (found[MODEL_ROW]["status"], found[MODEL_ROW]["detail"][-30:]) == (
+        "ok",
+        "; weights and adapter are here",
+    )
+    (model / "model.safetensors").write_bytes(b"")
+    found, _ = examined(capsys)
+    assert (found[MODEL_ROW]["status"], "holds no model" in found[MODEL_ROW]["detail"]) == ("warn", True)
+
+
+def test_weights_on_the_hub(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    configured(monkeypatch, "transformers:nobody/has-this")
+    found, _ = examined(capsys)
+    assert found[MODEL_ROW]["status"] == "warn"
+    assert found[MODEL_ROW]["remedy"] == "fetch it beforehand: hf download nobody/has-this"
+
+
+def test_packages_that_are_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    absent = ("vllm", "jinja2")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n in absent else real(n, *a))
+    for text, missing, remedy in (
+        ("vllm:some/model", "jinja2, vllm", "docs.vllm.ai"),
+        ("http://127.0.0.1:9/v1?model=m", "jinja2", "forecast-autotune[llm]"),
+    ):
+        configured(monkeypatch, text)
+        found, _ = examined(capsys)
+        assert found[MODEL_ROW]["detail"].endswith(f"not installed: {missing}")
+        assert remedy in found[MODEL_ROW]["remedy"]
+
+
+def test_what_a_calibration_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = configured(monkeypatch, "http://127.0.0.1:9/v1?model=m")
+    path = calibration_path(open_backend(spec, tmp_path / "cache").name, tmp_path / "cache")
+    write(path, calibrated(saved=0.2))
+    found, _ = examined(capsys)
+    assert found[CALIBRATION_ROW]["status"] == "ok"
+    assert found[CALIBRATION_ROW]["detail"].startswith(f"{path}: saves 20% of the measurements on ")
+    write(path, replace(calibrated(), weights={"pooled": BlendWeight(0.0, 0.1)}))
+    found, _ = examined(capsys)
+    assert (found[CALIBRATION_ROW]["status"], "no skill" in found[CALIBRATION_ROW]["detail"]) == (
+        "warn",
+        True,
+    )
+    path.write_text("{")
+    found, _ = examined(capsys)
+    assert (found[CALIBRATION_ROW]["status"], "not JSON" in found[CALIBRATION_ROW]["detail"]) == (
+        "warn",
+        True,
+    )
+    adapter = weights(tmp_path / "adapter", "adapter_config.json")
+    write(adapter / FILE, calibrated(saved=0.1))
+    configured(monkeypatch, f"transformers:{weights(tmp_path / 'model')}?adapter={adapter}")
+    found, _ = examined(capsys)
+    assert found[CALIBRATION_ROW]["detail"].startswith(f"{adapter / FILE}: saves 10%")

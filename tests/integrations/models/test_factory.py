@@ -1,0 +1,210 @@
+"""Specifications: what they mean, what they may not hold, and what mistakes are answered with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.errors import SettingsError
+from forecast_autotune.llm.backend import Backend, LLMError, Usage
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.spec import parsed
+from forecast_autotune.settings import Settings
+from forecast_integrations.models.cache import CachingBackend
+from forecast_integrations.models.factory import backend, text_generator
+from forecast_integrations.models.http.backend import HTTPBackend
+from forecast_integrations.models.http.chat import ChatBackend
+from forecast_integrations.models.http.completions import CompletionsBackend
+from forecast_integrations.models.http.decisions import SystemOneBackend
+from forecast_integrations.models.http.limits import SpendingLimits, TokenPrices
+from tests.integrations.models.faulty_server import PREFIX, FaultyServer, suffixes
+
+URL = "http://127.0.0.1:1/v1"
+
+
+def served(text: str, **settings: Any) -> HTTPBackend:
+    found = backend(text, settings=Settings(**settings), cached=False)
+    assert isinstance(found, HTTPBackend)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (f"{URL}?model=m", CompletionsBackend),
+        (f"{URL}?model=m&kind=completions", CompletionsBackend),
+        (f"{URL}?model=m&kind=chat&samples=3&effort=low&max_tokens=9&temperature=0.5", ChatBackend),
+        (f"{URL}?model=m&kind=systemone", SystemOneBackend),
+    ],
+)
+def test_kinds_of_servers(text: str, kind: type[HTTPBackend]) -> None:
+    assert type(served(text)) is kind
+    assert isinstance(backend(text), Backend)
+
+
+def test_options_arrive() -> None:
+    it = served(
+        f"{URL}?model=org%2Fname&batch=7&concurrency=3&attempts=2&price_prompt=0.5&price_output=2",
+        llm_max_tokens=1000,
+        llm_max_money=0.5,
+        llm_max_seconds=60.0,
+    )
+    assert it.model == "org/name"
+    assert it.batch == 7
+    assert (it.transport.concurrency, it.transport.attempts) == (3, 2)
+    assert it.transport.prices == TokenPrices(0.5, 2.0)
+    assert it.transport.limits == SpendingLimits(1000, 0.5, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "base", "root"),
+    [
+        ("http://h:8000?model=m", "http://h:8000/v1", "http://h:8000"),
+        ("http://h:8000/v1/?model=m", "http://h:8000/v1", "http://h:8000"),
+        ("https://h/api/v1?model=m", "https://h/api/v1", "https://h/api"),
+        ("http://[::1]:8000/v1?model=m", "http://[::1]:8000/v1", "http://[::1]:8000"),
+    ],
+)
+def test_addresses(text: str, base: str, root: str) -> None:
+    it = served(text).transport
+    assert (it.base, it.root) == (base, root)
+
+
+def test_models_in_this_process() -> None:
+    """Nothing is loaded, or even imported, before it is asked."""
+    program = (
+        "import sys\nfrom forecast_integrations.models.factory import backend\n"
+        "for text in sys.argv[1:]: print(backend(text).name)\n"
+        "print(sorted({'torch', 'transformers', 'vllm', 'peft'} & set(sys.modules)))"
+    )
+    given = ["transformers:/a/b?adapter=/c&device=cpu&dtype=float32", "vllm:org/name?memory=0.5&length=4096"]
+    done = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:3] == ["transformers:/a/b+/c", "vllm:org/name", "[]"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "transformers:PATH_OR_ID"),
+        ("gpt-5", "transformers:PATH_OR_ID"),
+        ("transformers:", "transformers:PATH_OR_ID"),
+        ("ftp://h/v1?model=m", "transformers:PATH_OR_ID"),
+        ("http://?model=m", "must name its host"),
+        ("http://h:99999/v1?model=m", "must be a URL"),
+        ("http://[::1/v1?model=m", "must be a URL"),
+        (f"{URL}", r"needs \?model=NAME"),
+        (f"{URL}?model=", "'model' must not be empty"),
+        (f"{URL}?model=m&kind=magic", "completions, chat, systemone"),
+        (
+            f"{URL}?model=m&sample=3",
+            "'sample' is not known for kind=completions: known are model, kind, batch",
+        ),
+        (f"{URL}?model=m&kind=chat&Weird%20One=3", "that is not a word .*samples"),
+        (f"{URL}?model=m&samples=3", "'samples' is not known for kind=completions"),
+        (f"{URL}?model=m&kind=chat&samples=0", "'samples' must be an integer from 1 to 64"),
+        (f"{URL}?model=m&kind=chat&temperature=nan", "'temperature' must be a number from 0 to 2"),
+        (f"{URL}?model=m&model=n", "'model' is given twice"),
+        (
+            "transformers:p?memory=0.3",
+            "'memory' is not known for transformers: known are adapter, device, dtype",
+        ),
+        ("vllm:p?memory=3", "'memory' must be a number from 0.01 to 1"),
+    ],
+)
+def test_mistakes_are_answered_with_the_rule(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        backend(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://user:swordfish@h/v1?model=m",
+        "http://swordfish@h/v1?model=m",
+        f"{URL}?model=m&api_key=swordfish",
+        f"{URL}?model=m&Key=swordfish",
+        f"{URL}?model=m&token=swordfish",
+        f"{URL}?model=m&password=swordfish",
+        f"{URL}?model=sk-swordfish-abcdefghijklmnop",
+        f"{URL}?model=my-own-swordfish",
+        "transformers:p?secret=swordfish",
+    ],
+)
+def test_keys_are_refused_and_not_repeated(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_KEY", "my-own-swordfish")
+    with pytest.raises(SettingsError, match="FORECAST_AUTOTUNE_LLM_KEY") as caught:
+        backend(text)
+    assert "swordfish" not in str(caught.value)
+
+
+def test_names_that_only_look_a_little_like_keys_are_fine() -> None:
+    for text in ("transformers:hf-internal-testing/tiny-random-LlamaForCausalLM", f"{URL}?model=sk-learn"):
+        assert parsed(text).location
+
+
+def test_a_servers_answers_are_kept(tmp_path: Path) -> None:
+    with FaultyServer() as server:
+        text = f"{server.url}?model=m&kind=chat"
+        for _ in range(2):
+            it = backend(text, settings=Settings(cache_dir=tmp_path))
+            assert isinstance(it, CachingBackend)
+            assert it.forecast(PREFIX, suffixes(2), BINS.labels, timeout_s=9).answered.all()
+        assert len(server.requests) == 1
+    assert [p.parent for p in tmp_path.rglob("*.json")] == [tmp_path / "llm"]
+
+
+# --- writers ---
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_writers_bring_several_texts(kind: str) -> None:
+    with FaultyServer() as server:
+        write = text_generator(f"{server.url}?model=m&kind={kind}&max_tokens=77")
+        texts = write("Make it faster.", 3)
+        bodies = [body for _, body, _ in server.requests]
+    assert len(texts) == 3
+    assert all("Make it faster." in text for text in texts)
+    assert [body["max_tokens"] for body in bodies] == [77] * 3
+    assert [body["temperature"] for body in bodies] == [1.0] * 3
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_writers_tell_what_they_cost(kind: str) -> None:
+    """Once per call, also for a call without a text."""
+    heard: list[Usage] = []
+    replies = iter([200, 200, 400])
+
+    def choose(path: str, body: Any) -> Any:
+        return None if next(replies) == 200 else lambda handler, _: handler.reply(400, b"{}")
+
+    with FaultyServer(choose) as server:
+        write = text_generator(f"{server.url}?model=m&kind={kind}&price_output=1000000", told=heard.append)
+        write("Make it faster.", 2)
+        with pytest.raises(LLMError):
+            write("Make it faster.", 1)
+    assert [u.requests for u in heard] == [2, 0]
+    assert heard[0].output_tokens == heard[0].money > 0
+
+
+def test_a_writer_brings_what_it_gets() -> None:
+    replies = iter([400, 200, 400])
+
+    def choose(path: str, body: Any) -> Any:
+        status = next(replies, 400)
+        return None if status == 200 else lambda handler, _: handler.reply(status, b"{}")
+
+    with FaultyServer(choose) as server:
+        write = text_generator(f"{server.url}?model=m&kind=chat")
+        assert len(write("x", 3)) == 1
+        with pytest.raises(LLMError, match=r"no text was written.*HTTP 400"):
+            write("x", 2)
+
+
+def test_what_does_not_write() -> None:
+    for text in (f"{URL}?model=m&kind=systemone", "vllm:p"):
+        with pytest.raises(SettingsError, match="does not generate text"):
+            text_generator(text)

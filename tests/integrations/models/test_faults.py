@@ -1,0 +1,202 @@
+"""Hundreds of faults in a row: no crash, no hang, no wrong row, no key in a message, nothing wrong kept."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_autotune.llm.backend import BackendResponse, LLMError
+from forecast_autotune.llm.bins import BINS
+from forecast_integrations.models.cache import CachingBackend
+from forecast_integrations.models.http import request
+from forecast_integrations.models.http.backend import HTTPBackend
+from forecast_integrations.models.http.chat import ChatBackend
+from forecast_integrations.models.http.completions import CompletionsBackend
+from forecast_integrations.models.http.decisions import SystemOneBackend
+from forecast_integrations.models.http.limits import CircuitBreaker
+from forecast_integrations.models.http.transport import Transport
+from tests.integrations.models import faults, faulty_server
+from tests.integrations.models.faults import BODIES, BROKEN, STALLS, STATUSES
+from tests.integrations.models.faulty_server import MASS, PREFIX, Fault, FaultyServer, transport_to, truth
+
+KEY = "sk-test-0123456789abcdefghij"
+KINDS: dict[str, Callable[..., HTTPBackend]] = {
+    "completions": CompletionsBackend,
+    "chat": ChatBackend,
+    "systemone": SystemOneBackend,
+}
+TIMEOUT_S = 0.5
+FAULTS = 175
+"""Per kind of backend: more than 500 together."""
+MARGIN_S = 3.0
+"""A machine under load may be late; a hang would last for the 30 s that the server stalls."""
+
+
+def opened(kind: str, server: FaultyServer, **options: Any) -> HTTPBackend:
+    """A backend with a breaker and a ledger of its own."""
+    return KINDS[kind](server.url, "m", transport=transport_to(server), **options)
+
+
+def right(answer: BackendResponse, asked: list[str], honest_mass: float) -> Counter[str]:
+    """Count rows that are right, missing, or say by their mass that a part is missing; fail on others."""
+    found: Counter[str] = Counter()
+    for row, mass, suffix in zip(answer.probabilities, answer.mass, asked, strict=True):
+        if not row.any():
+            found["missing"] += 1
+        elif np.allclose(row, truth(suffix), atol=1e-6):
+            found["right"] += 1
+        else:
+            assert abs(mass - honest_mass) > 1e-6, "a wrong row that looks right"
+            assert abs(row.sum() - 1.0) < 1e-6
+            found["partial"] += 1
+    return found
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_KEY", KEY)
+    monkeypatch.setattr(request, "LARGEST", 2**20)
+    return KEY
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hundreds_of_faults(kind: str, key: str, tmp_path: Path) -> None:
+    chosen = faults.mixture(seed=len(kind))
+    counts: Counter[str] = Counter()
+    mutex = threading.Lock()
+    with FaultyServer() as elsewhere, FaultyServer(chosen) as server:
+        server.elsewhere = elsewhere.url.removesuffix("/v1")
+        backend = opened(kind, server)
+        cached = CachingBackend(backend, tmp_path)
+
+        def one(number: int) -> None:
+            asked = faulty_server.suffixes(6, 3 * number)
+            started = time.monotonic()
+            try:
+                answer = cached.forecast(PREFIX, asked, BINS.labels, timeout_s=TIMEOUT_S)
+                found = right(answer, asked, 1.0 if kind == "chat" else MASS)
+                said = " ".join(answer.trouble)
+            except LLMError as error:
+                found, said = Counter(failed=1), f"{error!r} {error}"
+            assert time.monotonic() - started < TIMEOUT_S + MARGIN_S
+            assert key not in said
+            with mutex:
+                counts.update(found)
+
+        numbers = iter(range(1000))
+        with ThreadPoolExecutor(12) as pool:
+            while server.served.total() - server.served["honest"] < FAULTS or counts["right"] <= 100:
+                list(pool.map(one, [next(numbers) for _ in range(24)]))
+        assert len(server.served) > 30
+        assert counts["missing"] + counts["failed"] > 10
+        assert not elsewhere.requests, "neither prompt nor key goes to a server that was not named"
+        assert all(headers["Authorization"] == f"Bearer {key}" for _, _, headers in server.requests)
+    # What was kept is right, all of it, and without the key.
+    for path in tmp_path.rglob("*"):
+        assert key not in path.read_text(), "a key on disk"
+        assert key not in path.name
+    asked = faulty_server.suffixes(3 * next(numbers) + 3)
+    kept = Counter[str]()
+    for suffix in asked:
+        with_nobody = CachingBackend(_Nobody(backend.name), tmp_path)
+        try:
+            answer = with_nobody.forecast(PREFIX, [suffix], BINS.labels, timeout_s=1)
+        except LLMError:
+            continue
+        kept.update(right(answer, [suffix], 1.0 if kind == "chat" else MASS))
+    assert kept["right"] > 50
+    assert kept["right"] >= counts["right"] / 2, "two calls asked for each suffix"
+    assert not kept["missing"]
+
+
+class _Nobody:
+    """A backend that is never there: what it answers was kept."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def forecast(self, prefix: str, suffixes: Any, labels: Any, *, timeout_s: float) -> BackendResponse:
+        raise LLMError("nobody is here")
+
+    def ready(self) -> bool:
+        return True
+
+    def prepare(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def always(fault: Fault) -> faulty_server.Chooser:
+    return lambda path, body: fault
+
+
+def name_of(fault: Fault) -> str:
+    return str(getattr(fault, "name", getattr(fault, "__name__", "")))
+
+
+@pytest.mark.parametrize("fault", [*STALLS, *BROKEN, *STATUSES, *BODIES], ids=name_of)
+def test_each_fault_alone_is_an_error_in_time(fault: Fault, key: str) -> None:
+    """A server that does nothing else: `LLMError`, within the time, and without the key."""
+    with FaultyServer(always(fault)) as server:
+        backend = opened("chat", server)
+        started = time.monotonic()
+        with pytest.raises(LLMError) as caught:
+            backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=0.15)
+        assert time.monotonic() - started < 0.15 + MARGIN_S
+    text = f"{caught.value!r} {caught.value} {caught.value.__cause__!r} {caught.value.__context__!r}"
+    assert key not in text
+    assert len(str(caught.value)) < 600
+
+
+def test_nobody_listens(key: str) -> None:
+    with FaultyServer() as server:
+        url = server.url
+    backend = ChatBackend(url, "m", transport=Transport(url, attempts=1, shared_breaker=CircuitBreaker("it")))
+    with pytest.raises(LLMError, match="refused"):
+        backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=10.0)
+
+
+def test_a_server_that_does_not_speak_tls(key: str) -> None:
+    with FaultyServer() as server:
+        url = server.url.replace("http:", "https:")
+        backend = ChatBackend(
+            url, "m", transport=Transport(url, attempts=1, shared_breaker=CircuitBreaker("it"))
+        )
+        with pytest.raises(LLMError, match="SSL"):
+            backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=10.0)
+        assert not server.requests
+
+
+def test_a_name_that_does_not_exist() -> None:
+    url = "http://no-such-host.invalid/v1"
+    backend = ChatBackend(url, "m", transport=Transport(url, shared_breaker=CircuitBreaker("it")))
+    with pytest.raises(LLMError, match="no-such-host"):
+        backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=0.5)
+
+
+def test_one_bad_row_does_not_spoil_the_others(key: str) -> None:
+    def spoil(handler: faulty_server.Handler, reply: Any) -> None:
+        if "choices" in reply:
+            reply["choices"][1]["logprobs"]["top_logprobs"][0]["token_id:1065"] = float("nan")
+            del reply["choices"][3]
+            reply["choices"].append(reply["choices"][0])
+        handler.reply(200, json.dumps(reply).encode())
+
+    asked = faulty_server.suffixes(6)
+    with FaultyServer(always(spoil)) as server:
+        answer = opened("completions", server).forecast(PREFIX, asked, BINS.labels, timeout_s=5)
+    assert answer.answered.tolist() == [False, False, True, False, True, True]
+    assert right(answer, asked, MASS) == {"missing": 3, "right": 3}
+    assert len(answer.trouble) == 3
+    assert any("several answers" in reason for reason in answer.trouble)

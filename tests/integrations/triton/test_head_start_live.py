@@ -1,0 +1,119 @@
+"""The first compilation starts before all IR is traced, with a real compiler and no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from forecast_autotune import autotune
+from forecast_autotune.records import Candidate
+from forecast_autotune.testing import MeasurerContract
+from forecast_autotune.tuning.measurer import Measurer
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.compile.fork import ForkPool
+from forecast_integrations.triton.compile.forked_children import ForkedChildren
+from forecast_integrations.triton.timer.measurer import TritonMeasurer
+from tests.integrations.null import binaries, blocks, double, fresh, launch
+
+MANY = (16, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def tuner(sizes: Sequence[int] = MANY) -> Any:
+    configs = [c for w in (2, 4) for c in blocks(*sizes, num_warps=w)]
+    return autotune(configs, key=["n"], store=False)(fresh(double))
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What the pool was given, and how many candidates each child traced or compiled, in order."""
+    seen: list[tuple[str, int]] = []
+    start, submit = ForkedChildren.start, ForkPool.submit
+
+    def started(self: ForkedChildren, tag: Any, task: Callable[[], Any]) -> None:
+        seen.append(("compile", 1) if isinstance(tag, Candidate) else ("trace", 1))
+        start(self, tag, task)
+
+    def submitted(self: ForkPool, candidates: Sequence[Candidate]) -> None:
+        seen.append(("submit", len(candidates)))
+        submit(self, candidates)
+
+    monkeypatch.setattr(ForkedChildren, "start", started)
+    monkeypatch.setattr(ForkPool, "submit", submitted)
+    return seen
+
+
+def test_the_first_compilation_starts_before_the_rest_is_traced(
+    device: Any, events: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_WORKERS", "4")
+    tuned = tuner()
+    launch(tuned)
+    kinds = [kind for kind, _ in events]
+    assert kinds[:2] == ["submit", "compile"]
+    assert "trace" in kinds, "six of ten assignments were left to trace in children"
+    assert events[0] == ("submit", 2), "half of the workers"
+    assert tuned.decision.measured <= binaries() <= tuned.decision.measured + 2 + 4
+
+
+def test_another_shape_of_the_kernel_traces_nothing(device: Any, events: list[tuple[str, int]]) -> None:
+    tuned = tuner()
+    launch(tuned)
+    events.clear()
+    launch(tuned, 8192)
+    assert "trace" not in [kind for kind, _ in events]
+    assert events[0][0] == "submit"
+    assert tuned.decision.measured > 0
+
+
+def test_nothing_is_compiled_ahead_while_what_is_compiled_is_timed(
+    device: Any, events: list[tuple[str, int]]
+) -> None:
+    measurer, names = measurer_of(MANY[:4], "fork", names_compiled=2)
+    assert len(list(measurer.measure(names[:2], prefetch=names[2:]))) == 2
+    assert "compile" not in [kind for kind, _ in events]
+    assert len(list(measurer.measure(names[2:3], prefetch=names[3:]))) == 1
+    assert [kind for kind, _ in events].count("compile") == 2, "one that was asked for, and one ahead"
+    measurer.close()
+
+
+def test_threads_compile_nothing_ahead(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would hold the interpreter's lock while it traces and times."""
+    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", "threads")
+    measurer, names = measurer_of(MANY[:4], "threads")
+    measurer.prefetch(names)
+    assert measurer.spent().compiled == 0
+    measurer.close()
+    assert binaries() == 0
+
+
+def measurer_of(
+    sizes: Sequence[int], compiler: str, names_compiled: int = 0
+) -> tuple[TritonMeasurer, list[Candidate]]:
+    configs = blocks(*sizes)
+    found = describe.configs_by_candidate(configs)
+    x = torch.empty(4096)
+    kwargs = {"grid": lambda meta: (triton.cdiv(4096, meta["BLOCK"]),), "warmup": False}
+    call = KernelCall(triton.autotune(configs, key=["n"])(fresh(double)), (x, x, 4096), kwargs, found)
+    measurer = TritonMeasurer(
+        call,
+        "problem",
+        workers=2,
+        timeout_s=60.0,
+        guard=lambda candidate: contextlib.nullcontext(),
+        say=lambda candidate: None,
+        compiler=compiler,
+        compiled=list(found)[:names_compiled],
+    )
+    return measurer, list(found)
+
+
+@pytest.mark.usefixtures("device")
+class TestTritonMeasurer(MeasurerContract):
+    def make(self) -> tuple[Measurer, Sequence[Candidate]]:
+        return measurer_of(MANY[:4], "fork")

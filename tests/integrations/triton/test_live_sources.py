@@ -1,0 +1,94 @@
+"""Sources on the null device: a language model reads what its candidates run; nobody else costs a thing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+from forecast_autotune.llm.calibration import calibration_path, write
+from forecast_autotune.llm.gate import GateDecision, GateInputs
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.factory import open_backend, with_language_model
+from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.lazy_candidates import LazySources
+from forecast_integrations.triton.variants.loading import AlternativeKernel
+from tests.core.llm.words import calibrated
+from tests.integrations.models.faulty_server import FaultyServer
+from tests.integrations.null import double, fresh, twice
+from tests.integrations.triton.test_variants_live import FAST, call, checked, record, tuned
+
+MANY = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in (1, 2, 3, 4)]
+
+
+class Curious:
+    """Keeps the queries that it answers."""
+
+    name, version = "curious", "1"
+
+    def __init__(self) -> None:
+        self.queries: list[Query] = []
+
+    def forecast(self, query: Query) -> Forecasts:
+        self.queries.append(query)
+        return DefaultSurrogate().forecast(query)
+
+
+def test_a_live_query_has_the_source_of_every_variant(device: Any) -> None:
+    surrogate = Curious()
+    variant, own = record(FAST, checked()), fresh(twice)
+    for given in ([variant], {"mine": own}):
+        call(tuned(given, mode="tune", surrogate=surrogate))
+    first, last = surrogate.queries[0].sources, surrogate.queries[-1].sources
+    assert dict(first) == {"base": describe.kernel_record(double).source, variant.name: FAST}
+    assert dict(last) == {"base": first["base"], "mine": describe.kernel_record(twice).source}
+
+
+def test_without_variants_there_is_the_base_alone(device: Any) -> None:
+    surrogate = Curious()
+    call(tuned(None, mode="tune", surrogate=surrogate))
+    assert list(surrogate.queries[0].sources) == ["base"]
+    assert surrogate.queries[0].sources["base"].startswith("def double(")
+
+
+def test_a_decision_without_a_language_model_reads_no_source(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: Any) -> str:
+        raise AssertionError("somebody read a source")
+
+    monkeypatch.setattr(AlternativeKernel, "source", property(read))
+    tuner = tuned({"mine": fresh(twice)}, mode="tune")
+    call(tuner)
+    assert tuner.decision.candidates == 4
+
+
+def test_a_kernel_whose_source_is_nowhere_is_absent() -> None:
+    made = LazySources("", {"lost": AlternativeKernel("lost", type("Kernel", (), {"run": None, "fn": len}))})
+    assert dict(made) == {}
+    assert len(made) == 0
+    with pytest.raises(KeyError, match="lost"):
+        made["lost"]
+
+
+def test_a_real_server_is_shown_what_a_variant_changes(device: Any, tmp_path: Path) -> None:
+    def always(situation: GateInputs) -> GateDecision:
+        return GateDecision(True, 1e6, 0.0, "always")
+
+    with FaultyServer() as server:
+        spec = f"{server.url}?model=m&kind=systemone&attempts=1"
+        name = open_backend(spec, tmp_path).name
+        scope = replace(calibrated().scope, mass=0.0)
+        write(calibration_path(name, tmp_path), replace(calibrated(saved=1.0), scope=scope))
+        surrogate = with_language_model(DefaultSurrogate(), spec, cache=tmp_path, patient=True, gate=always)
+        variant = record(FAST, checked())
+        call(tuned([variant], MANY, mode="tune", surrogate=surrogate))
+        asked = json.dumps([body for _, body, _ in server.requests])
+    assert "Changed kernel:" in asked or "Other kernel:" in asked
+    assert "value + value" in asked
+    assert "2 * tl.load(x + i, mask=i < n)" in asked, "and the base itself, in the part that all share"

@@ -1,0 +1,75 @@
+"""Rewrites that change what the compiler is asked for, compiled for sm_90 without a GPU."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from forecast_autotune.records import Argument
+from forecast_autotune.variants.entry import KernelEntry
+from forecast_harness.rewrites.triton import variants_of
+from forecast_integrations.triton.describe import call_arguments
+from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.variants.loading import import_text
+from tests.harness.rewrites.mechanical_sources import ENTRY, EVERY, SIMPLE_TILES
+from tests.harness.rewrites.mechanical_worker import CALLS
+
+ASKED = {
+    "describe": ("matmul", "cp.async.bulk.tensor"),
+    "one-pass": ("softmax", "setp"),
+    "peel": ("matmul", "wgmma"),
+    "split-sum": ("split", "relaxed"),
+    "pipeline": ("softmax", "cp.async"),
+    "two-tiles": ("tiles", "ld.global"),
+    "evict": ("softmax", "evict_first"),
+    "stream-stores": ("softmax", "st.global.cs"),
+    "one-row": ("flat", "rem.s32"),
+    "interior": ("flat", "setp"),
+    "spread": ("stripes", "%nctaid"),
+    "erf": ("flat", "div.full"),
+    "sigmoid": ("flat", "rsqrt.approx"),
+    "exp2": ("flat", "ex2.approx.ftz"),
+}
+"""Rewrite -> kernel, and what its PTX must hold more of than the base's."""
+
+
+@pytest.mark.parametrize("rewrite", ASKED)
+def test_the_compiler_does_what_the_rewrite_asks_for(
+    rewrite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    name, wanted = ASKED[rewrite]
+    source = SIMPLE_TILES if name == "tiles" else EVERY[name]
+    given, grid, meta, _ = CALLS[name](random.Random(3))
+    if ENTRY[name] == "matmul":
+        given, meta = _whole(given), {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}
+    base = KernelEntry.of(import_text(source), ENTRY[name])
+    known: list[Argument] = call_arguments(base.kernel, given)
+    (variant, *_) = variants_of(source, ENTRY[name], "0" * 64, only=[rewrite], arguments=known)
+    entry = KernelEntry.of(import_text(variant.source), ENTRY[name])
+    options = {"num_warps": 4}
+    with null_device():
+        compiled = entry.warmup(
+            grid, given, {**meta, **options} if "num_warps" in entry.meta else meta, options
+        )
+        asked = base.warmup(grid, given, meta, options).asm["ptx"]
+    assert "cubin" in compiled.asm
+    assert compiled.asm["ptx"].count(wanted) > asked.count(wanted)
+
+
+def _whole(given: dict[str, object]) -> dict[str, object]:
+    """The matmul with full tiles."""
+    a, b = (torch.zeros(256, 256, dtype=torch.float16) for _ in range(2))
+    sizes = {n: 256 for n in ("M", "N", "K")}
+    strides = {
+        "stride_am": 256,
+        "stride_ak": 1,
+        "stride_bk": 256,
+        "stride_bn": 1,
+        "stride_cm": 256,
+        "stride_cn": 1,
+    }
+    return {**given, "a_ptr": a, "b_ptr": b, "c_ptr": torch.zeros(256, 256), **sizes, **strides}

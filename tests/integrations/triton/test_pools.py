@@ -1,0 +1,162 @@
+"""Which pool compiles, and that each gives up, stops and reports as it must."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from forecast_autotune.records import Candidate, Config, Outcome
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.compile import pool
+from forecast_integrations.triton.compile.fork import ForkPool
+from forecast_integrations.triton.compile.forked_children import run_in_children
+from forecast_integrations.triton.compile.threads import ThreadPool
+from forecast_integrations.triton.null_device import null_device
+from forecast_integrations.triton.trace import make_tracer
+
+pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+
+ITEMS = [Candidate(Config.of({"BLOCK": n})) for n in range(8)]
+QUICK, SLOW = ITEMS[:6], ITEMS[6]
+
+
+@triton.jit
+def _scale(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + i, 2 * tl.load(x_ptr + i, mask=i < n), mask=i < n)
+
+
+def traced_call() -> tuple[KernelCall, list[Candidate]]:
+    configs = [triton.Config({"BLOCK": 2**k}) for k in range(4, 12)]
+    tuner = triton.autotune(configs, key=["n"])(_scale)
+    found = describe.configs_by_candidate(configs)
+    return KernelCall(tuner, (torch.empty(64, device="meta"), 64), {"grid": (1,)}, found), list(found)
+
+
+def block(candidate: Candidate) -> int:
+    return int(dict(candidate.config.kwargs)["BLOCK"] or 0)
+
+
+def compile_one(candidate: Candidate) -> None:
+    if candidate == SLOW:
+        time.sleep(60)
+
+
+@pytest.mark.parametrize(("how", "kind"), [("auto", ForkPool), ("fork", ForkPool), ("threads", ThreadPool)])
+def test_the_setting_chooses_the_pool(how: str, kind: type[Any]) -> None:
+    with null_device():
+        made = pool.make_pool(compile_one, 2, 10.0, how)
+        assert type(made) is kind
+        made.close()
+
+
+def test_a_huge_process_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_FORK_BELOW", 1)
+    with null_device():
+        made = pool.make_pool(compile_one, 2, 10.0, "auto")
+        assert type(made) is ThreadPool
+        made.close()
+
+
+def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six quick compilations show what is usual; the seventh is not waited for."""
+    monkeypatch.setattr("forecast_integrations.triton.compile.fork._STRAGGLER_S", 0.3)
+    pool = ForkPool(compile_one, 4, 50.0, patient=False)
+    pool.submit([*QUICK, SLOW])
+    found = {done.candidate: done.outcome for done in (pool.next() for _ in range(7))}
+    pool.close()
+    assert found == {**dict.fromkeys(QUICK), SLOW: Outcome.TIMEOUT}
+
+
+def test_a_patient_pool_waits_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forecast_integrations.triton.compile.fork._STRAGGLER_S", 0.0)
+    pool = ForkPool(compile_one, 4, 50.0, patient=True)
+    pool.submit([*QUICK, SLOW])
+    found = [pool.next() for _ in QUICK]
+    assert {done.candidate for done in found} == set(QUICK)
+    time.sleep(0.6)
+    assert pool.done() == []
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda f: ForkPool(f, 3, 20.0), lambda f: ThreadPool(f, 3, 20.0, lambda: None)],
+    ids=["fork", "threads"],
+)
+def test_every_candidate_is_reported_once(make: Callable[[Any], Any]) -> None:
+    def odd_fails(candidate: Candidate) -> None:
+        if block(candidate) % 2:
+            raise RuntimeError(f"block {block(candidate)}")
+
+    pool = make(odd_fails)
+    pool.submit(ITEMS)
+    pool.submit(ITEMS)  # known already
+    found = [pool.next() for _ in ITEMS]
+    pool.close()
+    assert sorted(block(done.candidate) for done in found) == list(range(8))
+    for done in found:
+        failed = block(done.candidate) % 2
+        assert done.outcome == (Outcome.COMPILE_ERROR if failed else None)
+        assert ("block" in done.message) == bool(failed)
+
+
+def test_threads_try_again_when_python_trips_over_itself() -> None:
+    """CPython 3.11 raises SystemError from `ast.parse` now and then when threads compile together."""
+    tripped: list[Candidate] = []
+
+    def trips_once(candidate: Candidate) -> None:
+        if candidate not in tripped:
+            tripped.append(candidate)
+            raise SystemError("AST constructor recursion depth mismatch")
+
+    pool = ThreadPool(trips_once, 2, 20.0, lambda: None)
+    pool.submit(ITEMS)
+    found = [pool.next() for _ in ITEMS]
+    pool.close()
+    assert all(done.outcome is None and done.error is None for done in found)
+    assert sorted(map(block, tripped)) == list(range(8))
+
+
+def test_closing_kills_the_children() -> None:
+    pool = ForkPool(compile_one, 2, 50.0)
+    pool.submit([SLOW])
+    (child,) = pool._children._running.values()
+    pool.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
+def test_answers_come_from_children_and_failures_are_left_out() -> None:
+    def dies() -> None:
+        os._exit(3)
+
+    def raises() -> None:
+        raise RuntimeError("not for the parent")
+
+    tasks = [os.getpid, dies, lambda: "x" * 300_000, raises, lambda: time.sleep(60)]
+    found = list(run_in_children(tasks, 5.0))
+    assert "x" * 300_000 in found
+    assert len(found) == 2
+    assert os.getpid() not in found
+
+
+def test_many_assignments_are_traced_in_children_with_the_same_texts() -> None:
+    """TTIR from children is what this process would have traced, and is remembered."""
+    with null_device():
+        call, candidates = traced_call()
+        known: dict[str, str] = {}
+        texts = make_tracer(call, known, workers=3)(candidates)
+        alone = make_tracer(call, {}, workers=1)(candidates)
+        assert len(texts) == len(candidates) == 8
+        assert texts == alone == known
+        known[next(iter(known))] = "remembered"
+        assert "remembered" in make_tracer(call, known, workers=3)(candidates).values()

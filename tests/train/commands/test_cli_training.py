@@ -1,0 +1,128 @@
+"""The commands of the trainer, as a user types them: what they write, what they refuse, what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.commands import main
+from forecast_autotune.records.table import write_tables
+from forecast_autotune.surrogates.learned import LearnedModel
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.llm.data.examples import read_examples
+from forecast_train.llm.run_folder import write_json
+from forecast_train.surrogate.fit import FitSettings, fit_model
+from tests.train.surrogate.test_surrogate_online import upside_down
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> Any:
+    """stdout as JSON, or stderr where the command is to fail."""
+    found = main([*arguments, "--json"] if status == 0 else list(arguments))
+    captured = capsys.readouterr()
+    assert found == status, captured.err
+    return json.loads(captured.out) if status == 0 else captured.err
+
+
+def test_data_writes_three_sides_and_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, few = tmp_path / "set", tmp_path / "few.jsonl"
+    write_tables(few, load(shipped_tables())[::3])  # one problem of each kernel
+    asked = [str(few), "--out", str(out), "--moments", "2", "--most", "12", "--per-bin", "15"]
+    found = said(capsys, "train", "data", *asked)
+    assert sorted(p.name for p in out.iterdir()) == [
+        "README.md", "test.parquet", "train.parquet", "validation.parquet",
+    ]  # fmt: skip
+    for side in ("train", "validation", "test"):
+        rows = sum(len(e.candidates) for e in read_examples(out / f"{side}.parquet"))
+        assert rows == found["sides"][side]["rows"] > 0
+    assert max(found["sides"]["train"]["labels"].values()) == 15
+    families = [set(found["sides"][side]["families"]) for side in found["sides"]]
+    assert not families[0] & families[1] | families[0] & families[2] | families[1] & families[2]
+    assert said(capsys, "train", "data", *asked) == found
+
+
+def test_data_takes_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = ["--store", str(tmp_path / "store")]
+    said(capsys, "import", *map(str, shipped_tables()), *store)
+    out = str(tmp_path / "set")
+    asked = ["--from-store", "--out", out, "--moments", "1", "--most", "4", "--guess", "formula", *store]
+    found = said(capsys, "train", "data", *asked)
+    assert sum(side["problems"] for side in found["sides"].values()) == len(load(shipped_tables()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--by", "device"], "too few"),
+        (["--hold-out", "nothing"], "no family is named nothing"),
+        (["--moments", "0"], "--moments must be at least 1"),
+        (["--from-store"], "too few"),
+    ],
+)
+def test_data_that_cannot_be_made_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    out = tmp_path / "set"
+    given = ["train", "data", "--out", str(out), "--store", str(tmp_path / "none"), *arguments]
+    assert text in said(capsys, *given, status=2)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("kind", ["llm", "grpo"])
+def test_runs_without_a_file_or_with_a_wrong_one_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path = tmp_path / "run.toml"
+    assert "no TOML file" in said(capsys, "train", kind, str(path), status=2)
+    path.write_text("speed = 3")
+    assert "speed is not known" in said(capsys, "train", kind, str(path), status=2)
+
+
+def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = said(capsys, "train", "export", str(tmp_path), "--out", str(tmp_path / "out"), status=1)
+    assert "no finished run" in told
+    run = tmp_path / "run"
+    (run / "trained").mkdir(parents=True)
+    (run / "trained" / "model.safetensors").write_bytes(b"weights")
+    write_json(run / "run.json", {"steps": 1, "settings": {"model": "m"}, "versions": {}, "log": []})
+    found = said(capsys, "train", "export", str(run), "--out", str(tmp_path / "out"))
+    assert found["files"]["model.safetensors"] == 7
+
+
+def test_traces_are_thinned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        {"type": "trace", "problem": "a", "messages": [], "reply": reply, "correct": correct}
+        for reply, correct in (("longer", True), ("short", True), ("x", False))
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = said(capsys, "train", "traces", str(path), "--out", str(tmp_path / "chats.jsonl"))
+    assert (found["traces"], found["of"]) == (1, 3)
+    assert "short" in (tmp_path / "chats.jsonl").read_text()
+    path.write_text(json.dumps(lines[2]) + "\n")
+    told = said(capsys, "train", "traces", str(path), "--out", str(tmp_path / "none.jsonl"), status=1)
+    assert "none of 1 traces is correct" in told
+
+
+def test_online_refreshes_when_due_and_can_be_rolled_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, path = ["--store", str(tmp_path / "store")], tmp_path / "model.npz"
+    online = ["train", "online", "--once", "--out", str(path), *store]
+    assert said(capsys, *online)["reason"] == "not due"
+    tables = load(shipped_tables())[::3]
+    write_tables(tmp_path / "tables.jsonl", tables)
+    said(capsys, "import", str(tmp_path / "tables.jsonl"), *store)
+    few = FitSettings(trees=4, rounds=30, rate=0.2, jobs=1)
+    fit_model([upside_down(t) for t in tables], recipe=few).save(path)
+    before = path.read_bytes()
+    found = said(capsys, *online)
+    assert found["kept"]
+    assert found["after"]["tenth"] <= found["before"]["tenth"] + 0.02
+    assert LearnedModel.load(path).about is not None
+    assert said(capsys, *online)["reason"] == "not due"
+    assert said(capsys, *online, "--roll-back")["rolled_back"]
+    assert path.read_bytes() == before
+    assert "nothing was replaced" in said(capsys, *online, "--roll-back", status=1)

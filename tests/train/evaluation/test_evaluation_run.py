@@ -1,0 +1,256 @@
+"""Whole evaluations: rows, resuming, processes, the report and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_autotune.commands import main
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Kernel, Problem
+from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
+from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation import evaluate, methods, summarize
+from forecast_train.evaluation.problem_evaluation import TableArrays
+from forecast_train.evaluation.rows import EvaluationRow
+from forecast_train.evaluation.run import MixedResults
+from forecast_train.evaluation.summary import HEADLINE_FIGURES
+
+FEW = ("random", "first", "formula", "analytic")
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+def named(name: str, seed: int) -> Table:
+    table = example_table(sizes=(16, 32, 64, 128), warps=(2, 4, 8), seed=seed)
+    p = table.problem
+    made = Problem.of(Kernel(name, source=f"def {name}(): return {seed}"), p.arguments, p.device, key=(name,))
+    made = replace(made, extra={"label": f"{name}/{seed}"})
+    return Table(made, [replace(m, problem=made.id) for m in table.measurements])
+
+
+@pytest.fixture(scope="module")
+def tables() -> list[Table]:
+    return [named("alpha", 0), named("beta", 1)]
+
+
+class Oracle:
+    """Knows every time, and says so."""
+
+    name = "oracle"
+    version = "1"
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._times = {(m.problem, m.candidate): m for t in tables for m in t.measurements}
+
+    def forecast(self, query: Query) -> Forecasts:
+        rows = [self._times[query.problem.id, c] for c in query.candidates]
+        mean = np.array([math.log2(m.ms) if m.ok else 0.0 for m in rows])
+        fails = np.array([float(not m.ok) for m in rows])
+        return Forecasts(list(query.candidates), mean, np.full(len(rows), 1e-4), fails)
+
+
+def test_an_oracle_gets_the_best_of_every_score(tables: list[Table]) -> None:
+    result = evaluate(tables, methods={"oracle": lambda train: Oracle(tables)}, seeds=1)
+    assert len(result.rows) == 2
+    for row in result.rows:
+        assert set(row.top.values()) == {0.0}
+        assert row.adaptive_path[0] == row.default_regret == row.first_regret == 0.0
+        assert row.adaptive_needed == row.static_needed == [1, 1, 1]
+        assert row.spearman == pytest.approx(1.0)
+        assert row.auroc_fail == row.stated.auroc_within == 1.0
+        assert row.stated.p_within == row.stated.within
+        assert row.binned is not None
+        assert row.binned.accuracy == row.binned.off_by_one == 1.0
+        assert row.binned.brier == row.binned.rps == 0.0
+    figures = summarize(result).figures["oracle"]
+    assert figures["static.ece_within"].interval.value == 0.0
+    assert figures["static.brier_within"].interval.value == 0.0
+    assert figures["bins.ece"].interval.value == figures["bins.aurc"].interval.value == 0.0
+    assert figures["bins.recovery"].interval.value == 1.0
+    assert figures["default.beyond_tolerance"].interval.value == 0.0
+
+
+class Off(Oracle):
+    """Wrong by one standard deviation everywhere, with intervals of these factors."""
+
+    def forecast(self, query: Query) -> Forecasts:
+        exact = super().forecast(query)
+        return replace(
+            exact, mean=exact.mean + 1.0, sd=np.ones(len(exact)), interval_factors=(0.1, 0.5, 1.0, 2.0)
+        )
+
+
+def test_stated_intervals_are_the_calibrated_ones(tables: list[Table]) -> None:
+    for row in evaluate(tables, methods={"off": lambda train: Off(tables)}, seeds=1).rows:
+        # Half-widths 0.07, 0.64, 1.64 and 3.9.
+        assert row.stated.coverage_stated == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_the_first_method_measures_in_the_order_given(tables: list[Table]) -> None:
+    (row, _) = evaluate(tables, methods=["first"], seeds=1).rows
+    times = 2.0 ** TableArrays(tables[0]).log2_ms
+    expected = np.fmin.accumulate(times) / np.nanmin(times) - 1
+    np.testing.assert_allclose(row.adaptive_path, expected[: len(row.adaptive_path)], atol=1e-9)
+    assert row.adaptive_path == row.static_path
+    assert row.stated.crps_raw is None  # an order is no distribution
+    assert row.binned is None
+
+
+def test_budgets_are_spent_to_the_last_measurement(tables: list[Table]) -> None:
+    for row in evaluate(tables, methods=["analytic", "random"], seeds=1).rows:
+        assert len(row.adaptive_path) == 8 == len(row.static_path)
+        assert row.adaptive_path == sorted(row.adaptive_path, reverse=True)
+
+
+def test_nothing_of_the_test_side_reaches_a_fit(tables: list[Table]) -> None:
+    seen: list[set[str]] = []
+
+    def spy(train: Sequence[Table]) -> Surrogate:
+        seen.append({t.problem.kernel.name for t in train})
+        return methods["analytic"](train)
+
+    evaluate(tables, methods={"spy": spy}, seeds=1)
+    assert seen == [{"beta"}, {"alpha"}]
+
+
+def test_a_surrogate_that_raises_is_not_scored_as_exhaustive_search(tables: list[Table]) -> None:
+    class Broken(Oracle):
+        def forecast(self, query: Query) -> Forecasts:
+            if query.measured:
+                raise KeyError("lost")
+            return super().forecast(query)
+
+    with pytest.raises(UserWarning, match="lost"):
+        evaluate(tables, methods={"broken": lambda train: Broken(tables)}, seeds=1)
+
+
+def test_a_second_run_takes_up_the_rows_of_the_first(tables: list[Table], tmp_path: Path) -> None:
+    one = evaluate(tables, methods=FEW[:2], seeds=1, out=tmp_path)
+    assert one.reused == 0
+    calls: list[int] = []
+    two = evaluate(
+        tables, methods=FEW[:3], seeds=2, out=tmp_path, progress=lambda done, total, what: calls.append(total)
+    )
+    assert two.reused == len(one.rows) == 4
+    assert calls == [6] * 6  # every method lacks a seed in each of two folds
+    fresh = evaluate(tables, methods=FEW[:3], seeds=2)
+    assert [r.to_json() for r in two.rows] == [r.to_json() for r in fresh.rows]
+    other = evaluate([named("alpha", 0), named("beta", 2)], methods=FEW[:2], seeds=1, out=tmp_path)
+    assert other.reused == 0, "rows of other tables were taken up"
+
+
+def test_rows_of_another_version_are_not_mixed_in(tables: list[Table], tmp_path: Path) -> None:
+    class Newer(Oracle):
+        version = "2"
+
+    evaluate(tables[:2], methods={"x": lambda train: Oracle(tables)}, seeds=1, out=tmp_path)
+    with pytest.raises(MixedResults, match=r"oracle/1, oracle/2.*--out"):
+        evaluate(tables[:2], methods={"x": lambda train: Newer(tables)}, seeds=2, out=tmp_path)
+
+
+def test_a_damaged_file_is_named(tables: list[Table], tmp_path: Path) -> None:
+    evaluate(tables, methods=["random"], seeds=1, out=tmp_path)
+    (victim, *_) = tmp_path.rglob("*.json")
+    for text in ("{", '[{"problem": "x"}]'):
+        victim.write_text(text)
+        with pytest.raises(RecordError, match="delete the file"):
+            evaluate(tables, methods=["random"], seeds=1, out=tmp_path)
+
+
+def test_rows_survive_json(tables: list[Table]) -> None:
+    for row in evaluate(tables, methods=["formula", "first"], seeds=1).rows:
+        again = EvaluationRow.from_json(json.loads(json.dumps(row.to_json())))
+        assert again.to_json() == row.to_json()
+        assert again.stated.within == row.stated.within
+
+
+def test_processes_give_the_same_rows(tables: list[Table]) -> None:
+    alone = evaluate(tables, methods=FEW, seeds=1)
+    crowd = evaluate(tables, methods=FEW, seeds=1, jobs=2)
+    assert [r.to_json() for r in crowd.rows] == [r.to_json() for r in alone.rows]
+
+
+def test_shapes_are_forecast_from_other_shapes() -> None:
+    tables = [t for t in load(shipped_tables()) if t.problem.kernel.name == "row_cumsum"]
+    result = evaluate(tables, leave_out="shape", methods=["nearest", "median_config", "first"], seeds=1)
+    ranks = {m: [r.spearman for r in result.rows if r.method == m] for m in result.methods}
+    assert min(ranks["nearest"]) > max(ranks["first"])
+    assert np.mean(ranks["median_config"]) > 0.3
+
+
+def test_a_summary_says_what_is_not_beaten(tables: list[Table]) -> None:
+    fits: dict[str, Any] = {
+        "oracle": lambda train: Oracle(tables),
+        "copy": lambda train: Oracle(tables),
+        "first": methods["first"],
+    }
+    summary = summarize(evaluate(tables, methods=fits, seeds=1), subject="oracle", draws=50)
+    copies = {u.figure for u in summary.unbeaten if u.method == "copy"}
+    assert copies == set(HEADLINE_FIGURES)
+    assert "static.top1.geomean_regret" not in {u.figure for u in summary.unbeaten if u.method == "first"}
+    data = summary.to_json()
+    figure = data["methods"]["first"]["figures"]["static.top1.geomean_regret"]
+    assert figure["low"] <= figure["value"] <= figure["high"]
+    assert (figure["n"], figure["problems"], figure["kernels"], figure["seeds"]) == (2, 2, 2, 1)
+    with pytest.raises(ValueError, match="nobody"):
+        summarize(evaluate(tables, methods=["first"], seeds=1), subject="nobody")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    words = ["eval", "--limit", "2", "--methods", "random,analytic", "--seeds", "2", "--out", str(out)]
+    assert main([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["problems"] == data["kernels"] == 2
+    assert data["subject"] == "analytic"
+    assert set(data["methods"]) == {"random", "analytic"}
+    assert json.loads((out / "summary.json").read_text()) == data
+    for name in ("reliability", "risk_coverage", "regret_budget"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "8 of 8 rows" in text
+    assert "before any measurement" in text
+    assert "not beaten" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["--methods", "magic"], "unknown method magic"),
+        (["--seeds", "0"], "--seeds must be at least 1"),
+        (["--limit", "1"], "--leave-out kernel: .* needs two or more"),
+        (["--leave-out", "device"], "--leave-out device: .* needs two or more"),
+        (["--methods", "random", "--subject", "analytic"], "--subject analytic: it must be one of"),
+    ],
+)
+def test_wrong_usage(words: list[str], rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", *words]) == 2
+    import re
+
+    assert re.search(rule, capsys.readouterr().err)
+
+
+def test_the_command_reads_given_tables(
+    tables: list[Table], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    write_tables(path, tables)
+    assert main(["eval", str(path), "--methods", "first", "--seeds", "1", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert set(data["folds"]) == {"alpha", "beta"}
+    assert data["not_beaten"] == []

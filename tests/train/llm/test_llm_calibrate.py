@@ -1,0 +1,383 @@
+"""What was heard -> a calibration: honest models get weight, others none; files, figures, notes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.features.ttir.extraction import assignment_of
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
+from forecast_autotune.records.table import Table
+from forecast_autotune.settings import Settings
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
+from forecast_autotune.testing import query_of
+from forecast_autotune.tuning.replay import load, replay_one, shipped_tables
+from forecast_train.evaluation.language_models import fit_learned_with_llm, fit_llm_only, llm_methods
+from forecast_train.evaluation.oracle_backend import OracleBackend
+from forecast_train.evaluation.splits import SplitError, kernel_of
+from forecast_train.llm.calibration.answer_collection import ModelAnswers, collect_answers, question_about
+from forecast_train.llm.calibration.calibrate import fit_calibration, fit_corrections, isotonic
+from forecast_train.llm.calibration.saving_estimate import (
+    PairedReplay,
+    RecordedAnswersLLM,
+    always_ask,
+    estimate_saving,
+    replay_pairs,
+)
+from forecast_train.llm.calibration.stored_answers import recalibrate, stored_answers
+
+KERNELS = ("softmax", "transpose", "layer_norm", "swiglu", "splitk_gemv", "cumsum")
+
+
+def thinned(table: Table, step: int = 3) -> Table:
+    """Every third candidate, with the IR that they need."""
+    rows = table.measurements[::step]
+    wanted = {assignment_of(m.candidate) for m in rows}
+    ttir = {key: text for key, text in table.problem.ttir.items() if key in wanted}
+    return Table(replace(table.problem, ttir=ttir), rows)
+
+
+@pytest.fixture(scope="module")
+def tables() -> list[Table]:
+    """Two problems each of six families."""
+    every = load(shipped_tables())
+    return [thinned(t) for name in KERNELS for t in [t for t in every if kernel_of(t.problem) == name][:2]]
+
+
+def formula(tables: object) -> AnalyticSurrogate:
+    """The formula in place of a learned surrogate: nothing has to be fitted."""
+    return AnalyticSurrogate()
+
+
+def heard(tables: list[Table], **options: object) -> list[ModelAnswers]:
+    return collect_answers(tables, OracleBackend(tables, **options), learn=formula)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def honest(tables: list[Table]) -> list[ModelAnswers]:
+    return heard(tables, error=0.1)
+
+
+def test_an_honest_model_is_followed_and_the_more_the_less_it_errs(
+    tables: list[Table], honest: list[ModelAnswers]
+) -> None:
+    fine, rough = fit_calibration(honest), fit_calibration(heard(tables, error=1.5))
+    assert fine.skilled
+    assert fine.weights["pooled"].mean > 0.7
+    sharp, vague = (
+        np.mean([c.trust(h.stated, h.mass).mean() for h in hs])
+        for c, hs in ((fine, honest), (rough, heard(tables, error=1.5)))
+    )
+    assert rough.weights["pooled"].mean * vague < 0.5 * fine.weights["pooled"].mean * sharp
+
+
+@pytest.mark.parametrize(
+    "options", [{"character": "liar"}, {"character": "blind"}, {"character": "blind", "error": 1.0}]
+)
+def test_a_model_that_lies_or_knows_nothing_gets_no_weight(
+    tables: list[Table], options: dict[str, object]
+) -> None:
+    """Also not for agreeing with nobody: one that says the same of all would flatten every forecast."""
+    found = fit_calibration(heard(tables, **options))
+    assert not found.skilled
+    assert found.weights == {"pooled": BlendWeight()}
+
+
+def test_temperatures_undo_what_was_sharpened_or_flattened(honest: list[ModelAnswers]) -> None:
+    plain = fit_corrections(honest).temperature
+    for factor in (0.5, 2.0):
+        changed = [
+            replace(h, stated=LLMCalibration("x", temperature=factor).temperature_scaled(h.stated))
+            for h in honest
+        ]
+        assert fit_corrections(changed).temperature == pytest.approx(plain / factor, rel=0.15)
+
+
+def test_means_are_corrected_by_what_was_observed() -> None:
+    x = np.linspace(-1.0, 2.0, 400)
+    curve = isotonic(x, 0.5 * x + 0.1, np.ones(400))
+    np.testing.assert_allclose(curve(x), 0.5 * x + 0.1, atol=0.06)
+
+
+def test_a_correction_never_turns_an_order_around() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal(200), generator.standard_normal(200)
+    for target in (y, -x, x):
+        curve = isotonic(x, target, np.ones(200))
+        assert (np.diff(curve(np.sort(x))) >= -1e-12).all()
+    assert np.ptp(isotonic(x, -x, np.ones(200))(x)) < 1e-9
+    constant = isotonic(np.full(10, 0.3), np.arange(10.0), np.ones(10))
+    assert constant(np.array([0.3])).tolist() == [4.5]
+
+
+def test_intervals_cover_families_that_were_left_out(tables: list[Table]) -> None:
+    """Stated twice as sure as it is; the conformal factors make up for it."""
+    said = heard(tables, error=0.3)
+    sure = [
+        replace(h, stated=LLMCalibration("x", temperature=0.4).temperature_scaled(h.stated)) for h in said
+    ]
+    found = fit_calibration(sure)
+    inside = []
+    for h in sure:
+        mean, sd, _ = found.moments(h.stated)
+        ran = np.isfinite(h.ratios)
+        width = 1.645 * found.interval_factors(h.device)[2] * sd
+        inside.append((np.abs(h.ratios - mean)[ran] <= width[ran]).mean())
+    assert 0.85 <= np.mean(inside) <= 0.97
+
+
+def test_failures_are_taken_from_a_model_that_knows_them_and_from_no_other() -> None:
+    """Matmuls and attention run out of shared memory; a constant for all corrects no more than a level."""
+    names = ("attention", "w8a16_matmul", "causal_conv1d", "swiglu", "matmul")
+    every = [thinned(t, 2) for t in load(shipped_tables()) if kernel_of(t.problem) in names]
+    knows, blind = (
+        collect_answers(every, OracleBackend(every, error=0.1, character=c), learn=formula)
+        for c in ("honest", "blind")
+    )
+    assert sum(np.isnan(h.ratios).sum() for h in knows) >= 3
+    assert fit_calibration(knows).fail_weight > 0.3
+    assert fit_calibration(blind).fail_weight == 0.0
+
+
+def test_the_scope_is_what_was_heard(honest: list[ModelAnswers]) -> None:
+    found = fit_calibration(honest)
+    assert found.scope.devices == tuple({h.device for h in honest})
+    assert found.scope.characters == max(h.characters for h in honest)
+    for h in honest:
+        assert h.place is not None
+        assert found.scope.map.distance(np.array(h.place)) == pytest.approx(0.0, abs=1e-3)
+    assert found.scope.map.distance(np.full(len(found.scope.map.scale), 100.0)) > found.scope.map.reach
+    assert found.about["kernels"] == 6
+
+
+def test_fewer_than_three_families_are_refused(honest: list[ModelAnswers]) -> None:
+    with pytest.raises(SplitError, match="three or more"):
+        fit_calibration([h for h in honest if h.family in ("softmax", "norm")])
+
+
+# --- hearing ---
+
+
+def test_a_question_is_the_one_that_an_ensemble_asks(tables: list[Table]) -> None:
+    table = tables[0]
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    class Spy(OracleBackend):
+        def forecast(self, prefix, suffixes, labels, *, timeout_s):  # type: ignore[no-untyped-def]
+            asked.append((prefix, tuple(suffixes)))
+            return super().forecast(prefix, suffixes, labels, timeout_s=timeout_s)
+
+    collect_answers([table, *tables[2:4]], spy := Spy(tables), learn=formula)
+    cal = LLMCalibration("x", "forecast-2", weights={"pooled": BlendWeight(0.5, 0.3)})
+    made = EnsembleSurrogate(
+        DefaultSurrogate(AnalyticSurrogate()),
+        LLMSurrogate(spy, cal, base=AnalyticSurrogate()),
+        patient=True,
+        gate=always_ask,
+    )
+    made.forecast(query_of(table))
+    assert asked[-1] in asked[:3]
+
+
+def test_samples_hold_the_fastest_forecast_and_spread_over_the_rest(tables: list[Table]) -> None:
+    posed = question_about(tables[0], AnalyticSurrogate().prior, sample=8)
+    rows = posed.question.rows
+    assert len(rows) == len(posed.question.prompt.suffixes) == 8
+    believed = posed.prior.mean
+    assert believed.argmin() in rows
+    ranks = np.argsort(np.argsort(believed))[rows]
+    n = len(believed)
+    assert sorted(ranks * 8 // n) == list(range(8)) or np.ptp(ranks) > 0.7 * n
+    assert (
+        question_about(tables[0], AnalyticSurrogate().prior, sample=8).question.prompt
+        == posed.question.prompt
+    )
+
+
+def test_answers_are_kept_and_taken_up(tables: list[Table], tmp_path: Path) -> None:
+    path, oracle = tmp_path / "answers.jsonl", OracleBackend(tables)
+    few = tables[:6:2]
+    one = collect_answers(few, oracle, learn=formula, kept=path)
+    asked = oracle.asked
+    two = collect_answers(few, oracle, learn=formula, kept=path)
+    assert oracle.asked == asked == 3
+    assert [h.to_json() for h in one] == [h.to_json() for h in two]
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], lines[2][:50]]))  # cut off by a kill
+    collect_answers(few, oracle, learn=formula, kept=path)
+    assert oracle.asked == asked + 1
+    assert len({json.loads(s)["asked"] for s in lines}) == 3
+
+
+def test_a_damaged_answer_is_refused(tables: list[Table], tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"asked": "x", "problem": "y"}\n')
+    with pytest.raises(RecordError, match="delete it"):
+        collect_answers(tables[:4], OracleBackend(tables), learn=formula, kept=path)
+
+
+# --- saving ---
+
+
+def played(
+    family: str, plain: tuple[float, int], both: tuple[float, int], needed: tuple[int, int]
+) -> PairedReplay:
+    return PairedReplay(family, "x", 0, plain[0], both[0], plain[1], both[1], *needed)
+
+
+def test_savings_are_measurements_to_the_same_regret() -> None:
+    rows = [
+        played("a", (0.0, 10), (0.0, 6), (8, 4)),
+        played("b", (0.01, 12), (0.01, 12), (4, 4)),
+        played("c", (0.0, 10), (0.0, 8), (8, 7)),
+    ]
+    found = estimate_saving(rows)
+    assert found.saved == pytest.approx(1 - 15 / 20)
+    assert found.regret == 0.0
+    left = np.array([1 - 11 / 12, 1 - 11 / 16, 1 - 8 / 12])
+    assert found.error == pytest.approx(math.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum()))
+    assert found.lower_bound == pytest.approx(max(0.0, found.saved - found.error))
+    assert (found.measured, found.plain_measured) == (pytest.approx(26 / 3), pytest.approx(32 / 3))
+
+
+def test_nothing_is_saved_by_deciding_worse() -> None:
+    rows = [played(f, (0.0, 10), (0.2, 3), (5, 1)) for f in "abc"]
+    assert estimate_saving(rows).saved > 0.5
+    assert estimate_saving(rows).lower_bound == 0.0
+
+
+def test_a_good_model_decides_better_and_a_useless_one_costs_nothing(
+    tables: list[Table], honest: list[ModelAnswers]
+) -> None:
+    two = Settings(max_measurements=2)
+    # By one seed the difference is smaller than its own error.
+    assert (
+        estimate_saving(replay_pairs(tables, honest, learn=formula, seeds=(0, 1, 2), settings=two)).regret
+        < 0.0
+    )
+    useless = replay_pairs(
+        tables[:6],
+        heard(tables[:6], character="blind"),
+        learn=formula,
+        seeds=(0,),
+        calibrated=lambda h: LLMCalibration("x", "forecast-2", weights={"pooled": BlendWeight()}),
+    )
+    for p in useless:
+        assert (p.regret, p.measured, p.needed) == (p.plain_regret, p.plain_measured, p.plain_needed)
+
+
+@pytest.mark.parametrize("character", ["liar", "blind"])
+def test_a_model_that_began_to_lie_after_its_calibration_is_found_out(
+    tables: list[Table], honest: list[ModelAnswers], character: str
+) -> None:
+    """The measurements of a decision refute it: regrets stay those of the learned surrogate, up to noise."""
+
+    def vouched(others: list[ModelAnswers]) -> LLMCalibration:
+        return fit_calibration([h for h in honest if h.family in {o.family for o in others}])
+
+    said = heard(tables, error=0.1, character=character)
+    found = estimate_saving(replay_pairs(tables, said, learn=formula, seeds=(0, 1), calibrated=vouched))  # type: ignore[arg-type]
+    assert found.regret <= max(0.005, 2 * found.regret_error)
+    assert found.measured <= found.plain_measured + 0.5
+
+
+def test_what_was_heard_is_repeated_word_by_word(tables: list[Table], honest: list[ModelAnswers]) -> None:
+    table, oracle = tables[0], OracleBackend(tables, error=0.1)
+    cal = fit_calibration(honest)
+    query = query_of(table)
+    before = AnalyticSurrogate().prior(query)
+    live = LLMSurrogate(oracle, cal, base=AnalyticSurrogate()).consult(query, before, own=False)
+    again = RecordedAnswersLLM(honest, cal, AnalyticSurrogate()).consult(query, before)
+    np.testing.assert_allclose(live.log2_ms, again.log2_ms)
+    np.testing.assert_allclose(live.trust, again.trust)
+    assert live.doubts == again.doubts == ()
+
+
+# --- methods of an evaluation ---
+
+
+def test_a_fold_s_calibration_sees_its_training_side_alone(
+    tables: list[Table], honest: list[ModelAnswers]
+) -> None:
+    poisoned = [replace(h, ratios=-h.ratios) if h.family == "softmax" else h for h in honest]
+    train = [t for t in tables if kernel_of(t.problem) != "softmax"]
+    one, two = (fit_llm_only(train, heard=h).forecast(query_of(tables[0])) for h in (honest, poisoned))
+    np.testing.assert_array_equal(one.mean, two.mean)
+    assert set(llm_methods(honest)) == {"llm", "learned+llm"}
+
+
+def test_too_few_families_to_calibrate_on_leave_the_learned_forecast(
+    tables: list[Table], honest: list[ModelAnswers]
+) -> None:
+    with pytest.warns(UserWarning, match="not calibrated"):
+        found = fit_learned_with_llm([], heard=honest).forecast(query_of(tables[0]))
+    plain = DefaultSurrogate(AnalyticSurrogate()).forecast(query_of(tables[0]))
+    np.testing.assert_array_equal(found.mean, plain.mean)
+
+
+# --- calibrating anew from a store ---
+
+
+def with_notes(table: Table, said: list[ModelAnswers], calibration: LLMCalibration) -> Table:
+    model = RecordedAnswersLLM(said, calibration, AnalyticSurrogate())
+    made = EnsembleSurrogate(DefaultSurrogate(AnalyticSurrogate()), model, patient=True, gate=always_ask)
+    _, rows = replay_one(table, surrogate=made, policy=None, settings=Settings())
+    return Table(table.problem, rows)
+
+
+def test_notes_in_a_store_are_enough_to_calibrate_anew(
+    tables: list[Table], honest: list[ModelAnswers]
+) -> None:
+    old = replace(fit_calibration(honest), saved=0.2, temperature=9.0)
+    stored = [with_notes(t, honest, old) for t in tables]
+    found = stored_answers(stored, honest[0].model)
+    assert len(found) == len(tables)
+    for h, table in zip(found, stored, strict=True):
+        assert len(h.rows) == len(table.by_candidate())
+        full = next(x for x in honest if x.problem == h.problem)
+        assert h.kind == full.kind
+        np.testing.assert_allclose(h.stated.sum(axis=1), 1.0)
+    again = recalibrate(found, old)
+    assert again.skilled
+    assert again.temperature < 3.0
+    assert (again.saved, again.scope) == (0.2, old.scope)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda n: n.pop("learned_log2_ms"),
+        lambda n: n["llm"].pop("reference"),
+        lambda n: n["llm"].update(stated=[1.0]),
+        lambda n: n["llm"].update(stated=[math.nan] * 16),
+        lambda n: n["llm"].update(stated=[0.0] * 16),
+        lambda n: n["llm"].update(model="another"),
+        lambda n: n.update(llm="text"),
+    ],
+)
+def test_damaged_notes_are_passed_over(tables: list[Table], honest: list[ModelAnswers], spoil) -> None:  # type: ignore[no-untyped-def]
+    stored = with_notes(tables[0], honest, replace(fit_calibration(honest), saved=0.2))
+    whole = stored_answers([stored], honest[0].model)[0]
+    rows = []
+    for i, m in enumerate(stored.measurements):
+        note = json.loads(json.dumps(m.extra["forecast"]))
+        if i == 0:
+            spoil(note)
+        rows.append(replace(m, extra={**m.extra, "forecast": note}))
+    assert len(stored_answers([Table(stored.problem, rows)], honest[0].model)[0].rows) == len(whole.rows) - 1
+
+
+def test_bins_of_the_oracle_are_those_of_the_table(tables: list[Table]) -> None:
+    h = heard(tables[:6], error=0.02)[0]
+    ran = np.isfinite(h.ratios)
+    assert (h.stated[ran].argmax(axis=1) == BINS.index(h.ratios[ran])).mean() > 0.7

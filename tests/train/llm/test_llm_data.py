@@ -1,0 +1,207 @@
+"""Examples from tables: what they ask, what they must not give away, how they are split and kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.llm.bins import BINS, Bins
+from forecast_autotune.records import Outcome
+from forecast_autotune.records.table import Table
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation.splits import LeakageError, SplitError, family_of
+from forecast_train.llm.data.build import ExampleSettings, build_examples
+from forecast_train.llm.data.dataset_card import dataset_card, dataset_summary
+from forecast_train.llm.data.examples import Example, read_examples, write_examples
+from forecast_train.llm.data.split import NEAR_DUPLICATE, check_sides, source_similarity, split
+
+TABLES = load(shipped_tables())
+FEW = [t for t in TABLES if family_of(t.problem) in ("softmax", "gemv")]
+
+
+@pytest.fixture(scope="module")
+def made() -> list[Example]:
+    return build_examples(FEW, seed=3)
+
+
+def test_labels_are_the_measured_times_over_the_references(made: list[Example]) -> None:
+    by_id = {t.problem.id: {str(c.config): m for c, m in t.by_candidate().items()} for t in FEW}
+    for e in made:
+        rows = by_id[e.origin.problem]
+        levels = set()
+        for a in e.candidates:
+            m = rows[a.config]
+            assert a.outcome == str(m.outcome)
+            assert math.isnan(a.log2_ratio) == (not m.ok)
+            if m.ok:
+                levels.add(round(math.log2(m.ms) - a.log2_ratio, 9))
+        # One reference for all candidates; measured ones are stated as they were.
+        assert len(levels) == 1
+        if e.measured:
+            assert levels.pop() == pytest.approx(e.reference_log2_ms)
+
+
+def test_what_the_prompt_tells_is_not_asked(made: list[Example]) -> None:
+    shown = [e for e in made if e.known]
+    assert shown
+    for e in shown:
+        told = e.prefix[e.prefix.index("Reference:") :].splitlines()
+        own = {line.rpartition(": ")[0] for line in told if " at " not in line}
+        assert not own & {a.config for a in e.candidates}
+
+
+def test_every_prompt_speaks_of_the_bins_that_label(made: list[Example]) -> None:
+    for e in made:
+        assert Bins.from_table(e.prefix) == BINS
+        assert e.labels().tolist() == [
+            BINS.failure_index if math.isnan(a.log2_ratio) else int(BINS.index(a.log2_ratio))
+            for a in e.candidates
+        ]
+
+
+def test_the_same_seed_gives_the_same_set_and_no_question_twice(made: list[Example]) -> None:
+    again = build_examples(FEW, seed=3)
+    assert [e.id for e in again] == [e.id for e in made]
+    assert len({e.id for e in made}) == len(made)
+    assert [e.id for e in build_examples(FEW, seed=4)] != [e.id for e in made]
+
+
+def test_another_table_changes_no_example_of_other_kernels(made: list[Example]) -> None:
+    alone = [t for t in FEW if family_of(t.problem) == "softmax"]
+    kept = [e.id for e in made if e.origin.family == "softmax"]
+    assert [e.id for e in build_examples(alone, seed=3)] == kept
+
+
+def test_infrastructure_failures_are_no_labels() -> None:
+    table = FEW[0]
+    broken = [replace(m, outcome=Outcome.INFRASTRUCTURE, median_ms=None, p20_ms=None, p80_ms=None)
+              for m in table.measurements[:5]]  # fmt: skip
+    found = build_examples([Table(table.problem, [*broken, *table.measurements[5:]])])
+    lost = {str(m.candidate.config) for m in broken} - {
+        str(m.candidate.config) for m in table.measurements[5:]
+    }
+    assert lost
+    assert all(a.outcome != "infrastructure" and a.config not in lost for e in found for a in e.candidates)
+
+
+def test_a_problem_where_nothing_ran_gives_nothing() -> None:
+    table = FEW[0]
+    failed = [
+        replace(m, outcome=Outcome.COMPILE_ERROR, median_ms=None, p20_ms=None, p80_ms=None)
+        for m in table.measurements
+    ]
+    assert build_examples([Table(table.problem, failed)]) == []
+
+
+def test_balanced_sets_are_even_over_bins() -> None:
+    plain = np.concatenate([e.labels() for e in build_examples(FEW)])
+    even = np.concatenate([e.labels() for e in build_examples(FEW, ExampleSettings(per_bin=10))])
+    have = np.bincount(plain, minlength=len(BINS) + 1)
+    assert np.bincount(even, minlength=len(BINS) + 1).tolist() == np.minimum(have, 10).tolist()
+
+
+def test_audited_rows_carry_their_probability() -> None:
+    table = FEW[0]
+    audited = [replace(m, extra={**m.extra, "audit_probability": 0.25}) for m in table.measurements]
+    found = build_examples([Table(table.problem, audited)])
+    assert {a.propensity for e in found for a in e.candidates} == {0.25}
+
+
+def test_examples_survive_a_file(made: list[Example], tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    assert write_examples(path, made) == sum(len(e.candidates) for e in made)
+    assert str(read_examples(path)) == str(made)  # as text, since NaN differs from itself
+    assert [p.name for p in tmp_path.iterdir()] == ["train.parquet"]
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 nonsense", b"{}\n"])
+def test_what_is_no_data_set_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match="train data"):
+        read_examples(path)
+    with pytest.raises(RecordError, match="train data"):
+        read_examples(tmp_path / "missing.parquet")
+
+
+@pytest.mark.parametrize("by", ["family", "time"])
+def test_sides_are_apart_and_complete(by: str) -> None:
+    sides = split(TABLES, by, seed=1)  # type: ignore[arg-type]
+    assert list(sides) == ["train", "validation", "test"]
+    assert sorted(t.problem.id for s in sides.values() for t in s) == sorted(t.problem.id for t in TABLES)
+    if by == "family":
+        groups = [{family_of(t.problem) for t in s} for s in sides.values()]
+        assert not groups[0] & groups[1] | groups[0] & groups[2] | groups[1] & groups[2]
+    else:
+        when = [sorted(max(m.at for m in t.measurements) for t in s) for s in sides.values()]
+        assert when[0][-1] <= when[1][0]
+        assert when[1][-1] <= when[2][0]
+
+
+def test_named_families_are_the_test_side() -> None:
+    sides = split(TABLES, hold_out=["softmax", "scan"])
+    assert {family_of(t.problem) for t in sides["test"]} == {"softmax", "scan"}
+    with pytest.raises(SplitError, match="no family is named"):
+        split(TABLES, hold_out=["soft"])
+
+
+def test_splits_that_cannot_be_are_refused() -> None:
+    with pytest.raises(SplitError, match="too few"):
+        split(TABLES, "device")
+    with pytest.raises(SplitError, match="shares"):
+        split(TABLES, shares=(0.6, 0.5))
+    with pytest.raises(SplitError, match="a split is by"):
+        split(TABLES, "row")  # type: ignore[arg-type]
+
+
+def renamed(table: Table, **words: str) -> Table:
+    """The table of a copy of its kernel under another name, family and source."""
+    source = table.problem.kernel.source
+    for old, new in words.items():
+        source = source.replace(old, new)
+    kernel = replace(table.problem.kernel, name="copied", source=source, source_sha256="copied")
+    extra = {**table.problem.extra, "family": "another", "label": "copied/1"}
+    return Table(replace(table.problem, id="copied", kernel=kernel, extra=extra), table.measurements)
+
+
+def test_a_renamed_copy_cannot_stand_on_the_other_side() -> None:
+    table = next(t for t in TABLES if family_of(t.problem) == "softmax")
+    copy = renamed(table, x_ptr="source", row="line", tl_="tl_")
+    assert source_similarity(table.problem.kernel.source, copy.problem.kernel.source) >= NEAR_DUPLICATE
+    with pytest.raises(LeakageError, match="nearly"):
+        check_sides({"train": [table], "test": [copy]}, "family")
+    sides = split([*TABLES, copy], hold_out=["another"])
+    assert all(family_of(t.problem) != "softmax" for t in sides["train"])
+
+
+def test_the_same_problem_or_device_on_two_sides_fails_loudly() -> None:
+    one, two = TABLES[:2]
+    with pytest.raises(LeakageError, match="a problem"):
+        check_sides({"train": [one], "test": [one]}, "time")
+    with pytest.raises(LeakageError, match="the device"):
+        check_sides({"train": [one], "test": [two]}, "device")
+
+
+def test_different_kernels_are_not_alike() -> None:
+    sources = {t.problem.kernel.name: t.problem.kernel.source for t in TABLES}
+    names = sorted(sources)
+    assert (
+        max(source_similarity(sources[a], sources[b]) for a in names for b in names if a < b)
+        < NEAR_DUPLICATE / 2
+    )
+
+
+def test_the_card_counts_what_is_there(made: list[Example]) -> None:
+    sides = {"train": made[:-2], "test": made[-2:]}
+    counted = dataset_summary(sides)
+    assert counted["train"]["rows"] == sum(len(e.candidates) for e in made[:-2])
+    assert sum(counted["test"]["labels"].values()) == counted["test"]["rows"]
+    text = dataset_card(sides, {"by": "family", "seed": 3})
+    assert "path: train.parquet" in text
+    assert all(f"| {label.token} | {label.meaning} |" in text for label in BINS.labels)
+    assert '"seed": 3' in text

@@ -1,0 +1,124 @@
+"""Replies of models that speak: what is read from them, what is refused, what they earn."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation.splits import family_of
+from forecast_train.llm.data.build import ExampleSettings, build_examples
+from forecast_train.llm.data.dialogue import (
+    forecast_messages,
+    order_messages,
+    parse_distribution,
+    parse_fastest,
+)
+from forecast_train.llm.grpo import (
+    REGRET_REWARD,
+    GrpoRun,
+    RolloutSettings,
+    parse_reward,
+    reward_function,
+    rollout_prompts,
+)
+
+F = [label.token for label in BINS.labels].index("F")
+GOOD = '{"label": "F", "distribution": {"E": 0.2, "F": 0.6, "G": 0.2}}'
+EXAMPLES = build_examples(
+    [t for t in load(shipped_tables()) if family_of(t.problem) == "gemv"], ExampleSettings(moments=3, most=10)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        f"Sure!\n```json\n{GOOD}\n```\nGood luck.",
+        f"<think>It may be A, or {{B}}.</think>\n{GOOD}",
+        f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>{GOOD}<|return|>",
+        '{"label": "f", "distribution": {"E": 20, "F": 60, "G": 20}}',
+        '{"label": "F", "distribution": {"E": 0.22, "F": 0.66, "G": 0.22}}',
+    ],
+)
+def test_forms_that_mean_the_same_are_read_the_same(text: str) -> None:
+    found = parse_distribution(text)
+    assert found is not None
+    assert found.predicted == F
+    assert [round(p, 6) for p in found.probabilities[F - 1 : F + 2]] == [0.2, 0.6, 0.2]
+    assert math.fsum(found.probabilities) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "F",
+        "I would say F.",
+        GOOD[:-9],
+        '{"label": "F"}',
+        '{"label": "Z", "distribution": {"F": 1.0}}',
+        '{"label": "F", "distribution": {"F": 0.1}}',
+        '{"label": "F", "distribution": {"F": -1.0, "E": 2.0}}',
+        '{"label": "F", "distribution": {"F": NaN}}',
+        '{"label": "F", "distribution": {"F": "much"}}',
+        '{"label": "F", "distribution": [0.2, 0.8]}',
+        f"<|channel|>analysis<|message|>{GOOD}<|end|>",  # gpt-oss: thought, never said
+    ],
+)
+def test_what_cannot_be_read_earns_nothing(text: str) -> None:
+    assert parse_distribution(text) is None
+    for reward in ("correctness", "correctness_brier", "correctness_crps"):
+        assert reward_function(reward)([text], [F], [[]]) == [0.0]
+    assert parse_reward([text], [[]]) == [0.0]
+
+
+def test_rewards_see_replies_as_texts_or_messages() -> None:
+    replies = [GOOD, [{"role": "assistant", "content": GOOD}]]
+    brier = 1 - 0.5 * (0.2**2 + 0.4**2 + 0.2**2)
+    assert reward_function("correctness_brier")(replies, [F, F], [[], []]) == pytest.approx([1 + brier] * 2)
+    assert parse_reward(replies, [[], []]) == [1.0, 1.0]
+
+
+def test_naming_the_fastest_earns_by_its_slowdown() -> None:
+    times = [[1.0, 0.0, None]] * 5
+    replies = ['{"fastest": 2}', '{"fastest": 1}', '{"fastest": 3}', '{"fastest": 4}', '{"fastest": true}']
+    assert reward_function(REGRET_REWARD)(replies, [-1] * 5, times) == [1.0, 0.5, 0.0, 0.0, 0.0]
+    assert parse_reward(replies, times) == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert parse_fastest("", 3) is None
+
+
+def test_prompts_ask_what_is_judged() -> None:
+    run = GrpoRun("m", "d", "o", seed=5)
+    rows = rollout_prompts(EXAMPLES, run)
+    assert len(rows) == sum(len(e.candidates) for e in EXAMPLES)
+    labels = {m["prompt"][0]["content"]: m["truth"] for m in rows}
+    for e in EXAMPLES:
+        for a in e.candidates:
+            assert labels[forecast_messages(e, a, think=False)[0]["content"]] == a.label
+    assert [r["truth"] for r in rollout_prompts(EXAMPLES, run)] == [r["truth"] for r in rows]
+    stored = [a.label for e in EXAMPLES for a in e.candidates]
+    assert [r["truth"] for r in rows] != stored  # shuffled: a short run sees every kernel
+
+
+def test_comparisons_hold_distinct_candidates_of_one_problem() -> None:
+    run = GrpoRun("m", "d", "o", reward=REGRET_REWARD, rollouts=RolloutSettings(candidates=3))
+    rows = rollout_prompts(EXAMPLES, run)
+    assert rows
+    for row in rows:
+        assert len(row["times"]) == 3
+        assert any(t is not None for t in row["times"])
+        listed = [s for s in row["prompt"][0]["content"].splitlines() if s[:3] in ("1. ", "2. ", "3. ")]
+        assert len({s[3:] for s in listed[-3:]}) == 3
+
+
+def test_only_who_is_asked_to_think_is_told_to() -> None:
+    e = EXAMPLES[0]
+    for messages in (forecast_messages, order_messages):
+        arguments = (e, e.candidates[0]) if messages is forecast_messages else (e, e.candidates[:2])
+        plain, thinking = (messages(*arguments, think=t)[0]["content"] for t in (False, True))  # type: ignore[operator]
+        assert "Think about" in thinking
+        assert "Think about" not in plain
+        assert "Bin:" not in plain

@@ -1,0 +1,280 @@
+"""Training for real, on tiny random models: losses fall, runs resume, what is trained is what is served."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.tokenizer import ForecastTokenizer
+from forecast_integrations.models.transformers.backend import TransformersBackend
+from forecast_train.llm.data.examples import Example, ExampleCandidate, ExampleOrigin, write_examples
+from forecast_train.llm.data.packing import PackedSequence, pack_example
+from forecast_train.llm.grpo import GrpoRun, RolloutSettings
+from forecast_train.llm.run_folder import TrainingError
+from forecast_train.llm.settings import LoraSettings, LossSettings, ScheduleSettings, SftRun
+from forecast_train.llm.sft import BinTrainer, collate, train, tree_mask
+from forecast_train.llm.training_clock import TrainingClock
+from tests.integrations.models.tiny_models import PREFIX, saved
+from tests.integrations.models.tiny_models import tokenizer as tiny_tokenizer
+
+BLOCKS = (16, 32, 64, 128, 256, 512)
+
+
+def example(number: int) -> Example:
+    """Small blocks are slow, middling ones fast, the largest fails: something that can be learnt."""
+    asked = []
+    for i, block in enumerate(BLOCKS):
+        ratio = math.nan if block == 512 else abs(i - 3) * 0.8 - 0.1
+        outcome = "out_of_resources" if math.isnan(ratio) else "ok"
+        suffix = f"BLOCK={block} num_warps={1 << (number % 3)}\nBin:"
+        asked.append(ExampleCandidate(suffix, "base", f"{block}", outcome, ratio, 0.02, math.nan))
+    origin = ExampleOrigin(f"p{number}", "add", "elementwise", "me", "h200", "s", "2026-01-01")
+    return Example(origin, "forecast-2", f"{PREFIX}# {number}\n", -3.0, True, 0, tuple(asked))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("base")
+    data = folder / "data"
+    data.mkdir()
+    write_examples(data / "train.parquet", [example(i) for i in range(4)])
+    write_examples(data / "validation.parquet", [example(9)])
+    return {"model": saved(folder / "model", "llama"), "data": str(data)}
+
+
+def run_of(base: dict[str, str], out: Path, **changes: Any) -> SftRun:
+    steps = ScheduleSettings(most=10, examples=2, rate=0.01, warmup=0.0, save=5, validate=5, tokens=1500)
+    given = {"lora": LoraSettings(rank=4, alpha=8), "steps": steps, "dtype": "float32"}
+    return SftRun(**base, out=str(out), **{**given, **changes})
+
+
+def losses(done: dict[str, Any]) -> list[float]:
+    return [row["loss"] for row in done["log"] if "loss" in row]
+
+
+def test_no_candidate_sees_another_and_all_continue_from_the_prefix() -> None:
+    import torch
+
+    tokens = ForecastTokenizer(tiny_tokenizer())
+    (packed,) = pack_example(example(0), tokens, most=4096, sigma=0.1)
+    seen, prefix = packed.attention_mask(), len(tokens.prefix(example(0).prefix))
+    for k, last in enumerate(packed.last):
+        mine = packed.segment == k + 1
+        assert packed.positions[mine].tolist() == list(range(prefix, prefix + int(mine.sum())))
+        assert seen[last].tolist() == ((packed.segment == 0) | mine).tolist()
+    assert not seen[0, 1:].any()
+    mask = tree_mask(collate([packed])["segment"], torch.float32)
+    np.testing.assert_array_equal(mask[0, 0].numpy() == 0.0, seen)
+    assert packed.label.tolist() == [a.label for a in example(0).candidates]
+    assert packed.target[-1, BINS.failure_index] == 1.0
+
+
+def test_long_examples_are_dealt_out_with_every_candidate_once() -> None:
+    tokens = ForecastTokenizer(tiny_tokenizer())
+    whole = pack_example(example(0), tokens, most=4096, sigma=0.1)[0]
+    prefix = int((whole.segment == 0).sum())
+    parts = pack_example(example(0), tokens, most=prefix + 60, sigma=0.1)
+    assert len(parts) > 1
+    assert all(len(p.ids) <= prefix + 60 for p in parts)
+    np.testing.assert_array_equal(np.concatenate([p.log2_ratio for p in parts]), whole.log2_ratio)
+    with pytest.raises(ValueError, match=r"more than steps\.tokens"):
+        pack_example(example(0), tokens, most=prefix + 3, sigma=0.1)
+
+
+def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    tokens = ForecastTokenizer(tiny_tokenizer())
+    e = example(0)
+    (packed,) = pack_example(e, tokens, most=4096, sigma=0.1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        base["model"], attn_implementation="sdpa"
+    ).eval()
+    inputs = collate([packed])
+    labels = tokens.labels([e.candidates[0].suffix], BINS.labels)
+    with torch.no_grad():
+        logits = model(
+            input_ids=inputs["input_ids"], attention_mask=tree_mask(inputs["segment"], torch.float32),
+            position_ids=inputs["position_ids"], logits_to_keep=inputs["kept"],
+        ).logits[0][inputs["column"]][:, labels]  # fmt: skip
+    backend = TransformersBackend(base["model"], device="cpu", dtype="float32")
+    served = backend.forecast(
+        e.prefix, [a.suffix for a in e.candidates], BINS.labels, timeout_s=60
+    ).probabilities
+    backend.close()
+    np.testing.assert_allclose(logits.softmax(-1).numpy(), served, atol=1e-4)
+
+
+def test_sequences_read_at_once_cost_the_mean_of_what_each_costs(
+    base: dict[str, str], tmp_path: Path
+) -> None:
+    """Of different lengths, so that one of them is padded; and so are the gradients."""
+    import torch
+    import transformers
+
+    tokens = ForecastTokenizer(tiny_tokenizer())
+    run = run_of(base, tmp_path / "out")
+    whole = pack_example(example(0), tokens, most=4096, sigma=0.1)
+    prefix = int((whole[0].segment == 0).sum())
+    packs = [*whole, *pack_example(example(1), tokens, most=prefix + 60, sigma=0.1)]
+    assert len({len(p.ids) for p in packs}) > 1
+    model = transformers.AutoModelForCausalLM.from_pretrained(base["model"], attn_implementation="sdpa")
+    trainer = BinTrainer(
+        labels=tokens.labels([example(0).candidates[0].suffix], BINS.labels),
+        run=run,
+        clock=TrainingClock(0.0, 1.0, lambda line: None),
+        model=model.eval(),
+        args=transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[]),
+    )
+
+    def gradient(batches: list[list[PackedSequence]]) -> tuple[float, torch.Tensor]:
+        model.zero_grad()
+        losses = [trainer.compute_loss(model, collate(batch)) for batch in batches]
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        return float(loss), next(model.parameters()).grad.clone()
+
+    alone, together = gradient([[p] for p in packs]), gradient([packs])
+    assert together[0] == pytest.approx(alone[0], rel=1e-5)
+    torch.testing.assert_close(together[1], alone[1], rtol=1e-3, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def whole(base: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[SftRun, dict[str, Any]]:
+    """A run of an adapter that nobody interrupted, and what it says of itself."""
+    run = run_of(base, tmp_path_factory.mktemp("whole") / "out")
+    return run, train(run)
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+def test_losses_fall_and_the_result_forecasts(
+    base: dict[str, str], whole: tuple[SftRun, dict[str, Any]], tmp_path: Path, rank: int
+) -> None:
+    run, done = whole
+    if not rank:
+        run = run_of(base, tmp_path / "out", lora=LoraSettings(rank=0, alpha=8))
+        done = train(run)
+    out = Path(run.out)
+    found = losses(done)
+    assert len(found) == done["steps"] == 10
+    assert np.mean(found[-3:]) < 0.8 * np.mean(found[:2])
+    checked = [row["eval_loss"] for row in done["log"] if "eval_loss" in row]
+    assert len(checked) == 2
+    assert checked[1] < found[0]
+    e = example(9)
+    trained = str(out / "trained")
+    backend = TransformersBackend(
+        base["model"] if rank else trained, trained if rank else None, dtype="float32"
+    )
+    p = backend.forecast(e.prefix, [a.suffix for a in e.candidates], BINS.labels, timeout_s=60).probabilities
+    backend.close()
+    before = TransformersBackend(base["model"], dtype="float32")
+    q = before.forecast(e.prefix, [a.suffix for a in e.candidates], BINS.labels, timeout_s=60).probabilities
+    before.close()
+    rows = np.arange(len(e.candidates))
+    assert np.log(p[rows, e.labels()]).mean() > np.log(q[rows, e.labels()]).mean()
+    assert json.loads((out / "run.json").read_text())["settings"]["model"] == base["model"]
+
+
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(
+    whole: tuple[SftRun, dict[str, Any]],
+) -> None:
+    import safetensors.numpy
+
+    run, done = whole
+    out = Path(run.out)
+    weights = out / "trained" / "adapter_model.safetensors"
+    a = safetensors.numpy.load_file(weights)
+    # The first half alone, with the schedule of the whole: as a kill after the first checkpoint leaves it.
+    for path in (out / "checkpoint-10", out / "trained"):
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    with pytest.raises(TrainingError, match="resume it"):
+        train(run)
+    again = train(run, resume=True)
+    assert again["resumed_from"].endswith("checkpoint-5")
+    assert losses(again)[-5:] == losses(done)[-5:]
+    b = safetensors.numpy.load_file(weights)
+    assert a.keys() == b.keys()
+    for key in a:
+        np.testing.assert_array_equal(a[key], b[key])
+
+
+def test_exact_rewards_rise(base: dict[str, str], tmp_path: Path) -> None:
+    run = run_of(base, tmp_path / "out", loss=LossSettings(reward="correctness_crps"))
+    found = losses(train(run))
+    assert np.mean(found[-3:]) < np.mean(found[:2]) - 0.1  # the loss is the negative reward
+    assert min(found) >= -2.0
+
+
+def test_a_folder_of_another_run_and_empty_data_are_refused(base: dict[str, str], tmp_path: Path) -> None:
+    run = run_of(base, tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "settings.json").write_text('{"run": "another"}')
+    with pytest.raises(TrainingError, match="another run"):
+        train(run)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for side in ("train", "validation"):
+        write_examples(empty / f"{side}.parquet", [])
+    with pytest.raises(TrainingError, match="empty"):
+        train(dataclasses.replace(run, data=str(empty), out=str(tmp_path / "other")))
+
+
+CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %} A:{% endif %}"
+
+
+def test_grpo_takes_steps_and_keeps_its_rewards(base: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    import transformers
+
+    from forecast_train.llm.grpo import train as reinforce
+
+    folder = tmp_path / "chatting"
+    saved(folder, "llama")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    run = GrpoRun(
+        str(folder), base["data"], str(tmp_path / "out"), steps=2, save=1, lora=LoraSettings(rank=4, alpha=8),
+        rollouts=RolloutSettings(generations=2, prompts=1, tokens=8),
+    )  # fmt: skip
+    done = reinforce(run)
+    assert done["steps"] == 2
+    shown = [row for row in done["log"] if "reward" in row]
+    assert len(shown) == 2
+    # A random model says nothing that can be read, and earns nothing for it.
+    assert all(row["reward"] == 0.0 and row["rewards/parsed/mean"] == 0.0 for row in shown)
+    assert (tmp_path / "out" / "trained" / "adapter_model.safetensors").is_file()
+    resumed = reinforce(dataclasses.replace(run), resume=True)
+    assert resumed["resumed_from"].endswith("checkpoint-2")
+
+
+WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not WEIGHTS, reason="FORECAST_AUTOTUNE_TEST_WEIGHTS names no folder with SmolLM2's weights"
+)
+def test_smollm2_learns_in_a_few_steps(tmp_path: Path) -> None:
+    """Short questions: real ones have a thousand tokens, which take a core a minute per step."""
+    data = tmp_path / "data"
+    data.mkdir()
+    short = [dataclasses.replace(example(i), prefix="Time of a kernel, A (fast) to O:\n") for i in (0, 3)]
+    write_examples(data / "train.jsonl.gz", short)
+    write_examples(data / "validation.jsonl.gz", [])
+    given = {"model": str(WEIGHTS), "data": str(data)}
+    steps = ScheduleSettings(most=8, examples=1, rate=2e-3, warmup=0.0, save=100, validate=100, tokens=256)
+    found = losses(train(run_of(given, tmp_path / "out", lora=LoraSettings(rank=8), steps=steps)))
+    assert np.mean(found[-2:]) < 0.8 * np.mean(found[:2])

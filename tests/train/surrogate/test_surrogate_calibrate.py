@@ -1,0 +1,319 @@
+"""Calibration from replays: curves, intervals, what the surrogate may have seen, and what is reported."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.numerics import INTERVAL_LEVELS
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.calibration import (
+    ALL_GROUPS,
+    FAR,
+    FEW,
+    INFORMED,
+    LONG_LIST,
+    RELATED,
+    UNINFORMED,
+    UNKNOWN,
+    SurrogateCalibration,
+    measurement_class,
+)
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
+from forecast_autotune.surrogates.relatives import KIN_DISTANCE, problem_distance
+from forecast_autotune.tuning.replay import load, shipped_tables, tables_of_other_shapes
+from forecast_train.evaluation.splits import SplitError, family_of, kernel_identities
+from forecast_train.surrogate.calibrate import (
+    _tuned_before,
+    calibrate_surrogate,
+    collect_replays,
+    ece_by_chance,
+    reliability_report,
+    shorten_table,
+    table,
+)
+from forecast_train.surrogate.calibration_curves import (
+    KNOTS,
+    ReplayRecord,
+    fit_curves,
+    platt_curve,
+    risk_pairs,
+    z_scores,
+)
+from forecast_train.surrogate.replay_observation import ReplayStep, observe_replay
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """Two problems of each of three kernels, of three families."""
+    kernels = ("transpose_kernel", "matmul_kernel", "online_softmax")
+    found = [t for t in load(shipped_tables()) if t.problem.kernel.name in kernels]
+    return tuple(t for name in kernels for t in [x for x in found if x.problem.kernel.name == name][:2])
+
+
+def analytic(_: Sequence[Table]) -> Surrogate:
+    return AnalyticSurrogate()
+
+
+def made_up(
+    family: str, risks_: Sequence[float], beaten: Sequence[bool], group: str = INFORMED
+) -> ReplayRecord:
+    """One replay; P(within) and z-scores are those of an honest surrogate whose sd is half of the truth."""
+    generator = np.random.default_rng(len(family))
+    steps = []
+    for i, (risk, true) in enumerate(zip(risks_, beaten, strict=True)):
+        p = generator.random(40)
+        near = (generator.random(40) < p).astype(float)
+        z = 2.0 * generator.standard_normal(400)
+        steps.append(ReplayStep(4 * i, 4 * i, 4 * i, risk, true if i else None, p, near, z))
+    return ReplayRecord(family, f"{family}-problem", group, 80, tuple(steps))
+
+
+# --- the statistics ---
+
+
+def test_a_logistic_curve_finds_a_known_distortion() -> None:
+    generator = np.random.default_rng(0)
+    true = generator.random(20000)
+    odds = true / (1 - true)
+    stated = 3 * odds / (1 + 3 * odds)  # odds three times too high
+    curve = platt_curve(stated, (generator.random(20000) < true).astype(float), np.full(20000, 1.0))
+    for p in (0.1, 0.5, 0.8):
+        assert curve(3 * p / (1 + 2 * p)) == pytest.approx(p, abs=0.02)
+    assert list(curve.observed) == sorted(curve.observed)
+
+
+def test_few_data_leave_what_was_stated() -> None:
+    one = np.array([0.5])
+    curve = platt_curve(one, np.array([1.0]), np.array([0.05]))
+    for p in (0.1, 0.5, 0.9):
+        assert curve(p) == pytest.approx(p, abs=0.03)
+
+
+def test_a_curve_rises_where_the_data_fall_and_is_never_below_its_least() -> None:
+    stated = np.linspace(0, 1, 200)
+    curve = platt_curve(stated, (stated < 0.3).astype(float), np.ones(200), least=0.1)
+    assert list(curve.observed) == sorted(curve.observed)
+    assert min(curve.observed) >= 0.1
+    assert curve.stated == KNOTS
+
+
+def test_intervals_come_out_as_wide_as_the_errors() -> None:
+    seen = [made_up(name, [0.5] * 4, [False] * 4) for name in ("a", "bb", "ccc")]
+    group = fit_curves(seen).group(INFORMED)
+    np.testing.assert_allclose(group.intervals, 2.0, rtol=0.1)
+    found = reliability_report(seen)[INFORMED]
+    for when in ("coverage_first", "coverage_later"):
+        for level in INTERVAL_LEVELS:
+            assert found[when][str(level)] == pytest.approx(level, abs=0.03)
+
+
+def test_replays_that_were_kept_say_the_same(tmp_path: Path) -> None:
+    kept = tmp_path / "made with it" / "analytic.jsonl.gz"
+    few = tables()[::2]
+    fresh = calibrate_surrogate(few, analytic, (0,), replays=kept)
+    again = calibrate_surrogate([], analytic, (0,), replays=kept)
+    assert again["surrogate"] == fresh["surrogate"]
+    assert again["reliability"].keys() == fresh["reliability"].keys()
+    for name, group in fresh["calibration"].items():
+        for what in ("risk", "within", "intervals"):
+            np.testing.assert_allclose(again["calibration"][name][what], group[what], atol=2e-3)
+    whole = gzip.decompress(kept.read_bytes())
+    for broken in (
+        b"",
+        whole[: len(whole) // 2],
+        gzip.compress(whole[: whole.rindex(b"{")]),
+        gzip.compress(whole[: whole.rindex(b"\n", 0, -1) + 1]),
+        gzip.compress(whole)[:-100],
+        gzip.compress(b"{}"),
+    ):
+        kept.write_bytes(broken)
+        with pytest.raises(RecordError, match="play them anew"):
+            calibrate_surrogate(few, analytic, (0,), replays=kept)
+
+
+def test_one_measurement_of_many_sources_fixes_the_level_of_all() -> None:
+    def step(own: int, each: int, size: float) -> ReplayStep:
+        z = np.array([size, -size])
+        return ReplayStep(own, each, own, 0.5, True if own else None, np.full(2, 0.5), np.zeros(2), z)
+
+    steps = (step(0, 0, 0.1), step(1, 0, 3.0), step(8, 0, 3.0), step(40, 4, 1.0))
+    group = fit_curves([ReplayRecord("f", "p", INFORMED, 90, steps)]).group(INFORMED)
+    before, after = group.intervals[0][0], group.intervals[1][0]
+    assert before == pytest.approx(after / 30, rel=1e-3), "one is told apart from none"
+    assert group.intervals[2] == group.intervals[3]
+
+
+def test_no_failure_in_few_families_is_no_proof() -> None:
+    seen = [made_up(name, [0.0] * 30, [False] * 30) for name in ("a", "bb", "ccc")]
+    assert min(curve(0.0) for curve in fit_curves(seen).group(INFORMED).risk) >= 0.5 / 4
+
+
+def test_every_replay_weighs_the_same() -> None:
+    seen = [made_up("a", [0.1] * 4, [False] * 4), made_up("bb", [0.2] * 21, [True] * 21)]
+    stated, came_true, weight = risk_pairs(seen, measurement_class(9))
+    assert len(stated) == len(came_true) == 1 + 18
+    assert weight[stated == 0.1].sum() == pytest.approx(weight[stated == 0.2].sum())
+    assert (came_true == (stated == 0.2)).all()
+
+
+def test_the_same_share_says_less_after_few_measurements() -> None:
+    # Steps have 0, 4, 8, 12 and 16 measurements: wrong at first, right later.
+    seen = [made_up(name, [0.3] * 5, [True, True, True, False, False]) for name in ("a", "bb", "ccc")]
+    curves = fit_curves(seen).group(INFORMED).risk
+    assert curves[measurement_class(5)](0.3) > 0.6 > 0.3 > curves[measurement_class(12)](0.3)
+    assert curves[measurement_class(1)] == curves[measurement_class(5)], (
+        "nothing was recorded after one to three"
+    )
+
+
+def test_renamed_devices_are_checked_but_not_learnt_from() -> None:
+    honest = [made_up(name, [0.3] * 5, [False] * 5) for name in ("a", "bb")]
+    strange = [replace(made_up("ccc", [0.3] * 5, [True] * 5), group=UNKNOWN)]
+    assert fit_curves([*honest, *strange]) == fit_curves(honest)
+    assert UNKNOWN in reliability_report([*honest, *strange])
+    assert fit_curves(strange) == SurrogateCalibration({})
+
+
+def test_a_reliability_table() -> None:
+    found = table([0.05, 0.05, 0.95, 0.95], [False, False, True, False])
+    assert found["n"] == 4
+    assert found["ece"] == pytest.approx((2 * 0.05 + 2 * 0.45) / 4)
+    assert found["brier_of_base_rate"] == pytest.approx(0.25 * 0.75)
+    assert [b["observed"] for b in found["bins"]] == [0.0, 0.5]
+
+
+def test_honest_statements_about_few_problems_look_wrong_by_chance() -> None:
+    few = ece_by_chance([0.2] * 30, ["a", "b", "c"] * 10)
+    many = ece_by_chance([0.2] * 3000, [str(i) for i in range(3000)])
+    assert many < 0.02 < few
+    assert few == ece_by_chance([0.2] * 30, ["a", "b", "c"] * 10)
+
+
+# --- replays ---
+
+
+def test_steps_tell_the_truth_about_the_table() -> None:
+    """At the start nothing is known, at the end the statement is about all that is still untried."""
+    one = tables()[0]
+    steps, seen = observe_replay(one, AnalyticSurrogate())
+    assert steps[0].beaten is None
+    assert steps[0].own == 0
+    assert [s.new for s in steps] == sorted({s.new for s in steps})
+    best = min(m.ms for m in one.by_candidate().values() if m.ok)
+    assert steps[-1].beaten == (min(m.ms for m in seen if m.ok) > 1.02 * best)
+    near = sum(m.ok and m.ms <= 1.05 * best for m in one.by_candidate().values())
+    assert steps[0].within.sum() == near
+    assert len(steps[-1].p_within) == len(one.by_candidate()) - steps[-1].new
+    assert all(((s.p_within >= 0) & (s.p_within <= 1)).all() for s in steps)
+    z, weight = z_scores([ReplayRecord("f", "p", INFORMED, 1, tuple(steps))], 0)
+    assert len(z) == len(weight) == sum(m.ok for m in one.by_candidate().values())
+
+
+def test_what_is_observed_is_not_calibrated_already() -> None:
+    class Lying(AnalyticSurrogate):
+        def forecast(self, query: Query) -> Forecasts:
+            return replace(super().forecast(query), calibrate_risk=lambda _: 0.77)
+
+    plain, _ = observe_replay(tables()[0], AnalyticSurrogate())
+    lying, _ = observe_replay(tables()[0], Lying())
+    assert [s.risk for s in plain] == [s.risk for s in lying]
+
+
+def test_a_surrogate_that_breaks_ends_the_calibration() -> None:
+    class Broken(AnalyticSurrogate):
+        def forecast(self, query: Query) -> Forecasts:
+            raise ValueError("no idea")
+
+    with pytest.raises(UserWarning, match="no idea"):
+        observe_replay(tables()[0], Broken())
+
+
+def test_the_surrogate_never_saw_the_family_it_is_judged_on() -> None:
+    given: list[list[Table]] = []
+
+    def make(train: Sequence[Table]) -> Surrogate:
+        given.append(list(train))
+        return AnalyticSurrogate()
+
+    name, seen = collect_replays(tables(), make, (0,))
+    assert name == f"{AnalyticSurrogate.name}/{AnalyticSurrogate.version}"
+    families = {family_of(t.problem) for t in tables()}
+    assert {s.family for s in seen} == families
+    assert len(given) == len(families)
+    left_out = [families - {family_of(t.problem) for t in train} for train in given]
+    assert sorted(map(len, left_out)) == [1] * len(families)
+    for out, train in zip(left_out, given, strict=True):
+        tested = {i for t in tables() if family_of(t.problem) in out for i in kernel_identities(t.problem)}
+        assert not tested & {i for t in train for i in kernel_identities(t.problem)}
+
+
+def test_the_whole_calibration_is_json_and_the_same_in_two_processes() -> None:
+    few = tables()[::2]
+    one = calibrate_surrogate(few, analytic, (0,))
+    two = calibrate_surrogate(few, analytic, (0,), jobs=2)
+    assert json.loads(json.dumps(one, allow_nan=False)) == two
+    read = SurrogateCalibration.from_json(one["calibration"])
+    assert set(read.groups) == {INFORMED, FEW, UNINFORMED, ALL_GROUPS}
+    assert read.groups[INFORMED].problems == read.groups[FEW].problems == len(few)
+    assert set(one["reliability"]) == {INFORMED, FEW, UNINFORMED, UNKNOWN}
+    for group in one["reliability"].values():
+        assert 0.0 <= group["steps"]["ece"] <= 1.0
+        assert group["decisions"]["n"] > 0
+
+
+def test_unseen_kernels_alone_are_the_first_of_all_replays() -> None:
+    _, every = collect_replays(tables(), analytic, (0,))
+    _, first = collect_replays(tables(), analytic, (0,), unseen=True)
+    assert {s.group for s in first} <= {INFORMED, FEW}
+    assert sorted(s.problem for s in first) == sorted(t.problem.id for t in tables())
+    told = {(s.problem, s.group): [step.risk for step in s.steps] for s in every}
+    assert all(told[s.problem, s.group] == [step.risk for step in s.steps] for s in first if s.group != FEW)
+
+
+def test_problems_with_a_like_shape_tuned_before_are_a_group_of_their_own() -> None:
+    """Every problem is played once with its kernel's other one, which is near for some kernels only."""
+    _, seen = collect_replays(tables(), analytic, (0,))
+    pairs = [(t, o) for t in tables() for o in tables_of_other_shapes(t.problem, tables())]
+    near = {t.problem.id for t, o in pairs if problem_distance(t.problem, o.problem) < KIN_DISTANCE}
+    long = {t.problem.id for t in tables() if len(t.by_candidate()) >= LONG_LIST}
+    assert {s.problem for s in seen if s.group == RELATED} == near & long
+    assert {s.problem for s in seen if s.group == FAR} == {t.problem.id for t, _ in pairs} & long - near
+    assert 0 < len(near & long) < len(pairs)
+    for problem in near & long:
+        # Alone, and after the other one.
+        assert [s.group for s in seen if s.problem == problem].count(INFORMED) == 1
+
+
+def test_a_problem_is_met_after_some_of_its_kernel_s() -> None:
+    kernels = tables()[:2]
+    assert [p.id for p in _tuned_before(kernels[0].problem, tables(), 0)] == [kernels[1].problem.id]
+    assert _tuned_before(kernels[0].problem, kernels[:1], 0) == []
+    many = [t for t in load(shipped_tables()) if t.problem.kernel.name == kernels[0].problem.kernel.name]
+    counts = {len(_tuned_before(many[0].problem, many, seed)) for seed in range(30)}
+    assert counts == set(range(1, len(many)))
+
+
+def test_a_short_list_is_a_part_of_its_table() -> None:
+    whole = tables()[0]
+    rows = whole.by_candidate()
+    few = shorten_table(whole, 10, 0)
+    assert few is not None
+    assert len(few.by_candidate()) == 10
+    assert all(rows[c] == m for c, m in few.by_candidate().items())
+    assert few == shorten_table(whole, 10, 0) != shorten_table(whole, 10, 1)
+    assert shorten_table(few, 10, 0) is None
+
+
+def test_one_family_cannot_be_held_out() -> None:
+    with pytest.raises(SplitError, match="two or more"):
+        calibrate_surrogate(tables()[:2], analytic, (0,))

@@ -1,0 +1,114 @@
+"""Hyperparameters for a corpus: who forecasts what, and that torch sees the covariance that numpy does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.covariance import (
+    Covariance,
+    CovarianceInputs,
+    Hyperparameters,
+    forest_proximity,
+)
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation.splits import kernel_identities
+from forecast_train.surrogate import hyperparameters
+from forecast_train.surrogate.errors import FitError
+from forecast_train.surrogate.fit import FitSettings
+
+SMALL = FitSettings(trees=12, leaf=8, rounds=60, rate=0.2, jobs=1)
+FAMILIES = {"transpose_kernel": "layout", "swiglu_kernel": "activation", "online_softmax": "reduction"}
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """Two problems of each of three kernels, each a family; one of the softmax's is filed under another."""
+    found = []
+    for name, family in FAMILIES.items():
+        two = [t for t in load(shipped_tables()) if t.problem.kernel.name == name][:2]
+        found += [filed(t, family) for t in two]
+    return (*found[:-1], filed(found[-1], "attention"))
+
+
+def filed(table: Table, family: str) -> Table:
+    problem = replace(table.problem, extra={**table.problem.extra, "family": family})
+    return Table(problem, table.measurements)
+
+
+def test_no_surrogate_forecasts_a_kernel_that_it_was_fitted_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where the kernel stands under two families."""
+    fitted_to: dict[AnalyticSurrogate, Sequence[Table]] = {}
+    forecast_by: dict[str, AnalyticSurrogate] = {}
+    fit, fit_hyper = hyperparameters.fit, hyperparameters.fit_hyper
+
+    def noting(given: Sequence[Table], **options: Any) -> AnalyticSurrogate:
+        made = fit(given, **options)
+        fitted_to[made] = given
+        return made
+
+    def asking(
+        given: Sequence[Table], surrogate: Callable[[Table], AnalyticSurrogate], **options: Any
+    ) -> Any:
+        forecast_by.update({t.problem.id: surrogate(t) for t in given})
+        return fit_hyper(given, surrogate, **options)
+
+    monkeypatch.setattr(hyperparameters, "fit", noting)
+    monkeypatch.setattr(hyperparameters, "fit_hyper", asking)
+    found, likelihood = hyperparameters.fit_all(tables(), recipe=SMALL)
+    assert np.isfinite(likelihood)
+    assert found != SMALL.hyper
+    assert len(fitted_to) == 4, "one per family"
+    for table in tables():
+        known = {i for t in fitted_to[forecast_by[table.problem.id]] for i in kernel_identities(t.problem)}
+        assert known
+        assert not known & kernel_identities(table.problem)
+
+
+def test_one_family_cannot_be_held_out() -> None:
+    with pytest.raises(FitError, match="two families or more"):
+        hyperparameters.fit_all(tables()[:2], recipe=SMALL)
+
+
+def test_one_kernel_under_two_families_cannot_be_held_out() -> None:
+    with pytest.raises(FitError, match=r"not of \['attention'\], and there are none"):
+        hyperparameters.fit_all(tables()[-2:], recipe=SMALL)
+
+
+def observed(
+    draw: np.random.Generator, n: int, width: int
+) -> tuple[hyperparameters._FastCandidates, CovarianceInputs]:
+    """A problem with some configs that are alike; the inputs' points are as yet unstretched."""
+    points = draw.integers(0, 5, (n, width)).astype(float)
+    points[-2:] = points[:2]
+    unit = draw.permutation([1, 2, *[0] * (width - 2)]).astype(np.intp)
+    inputs = CovarianceInputs(points, draw.normal(size=(n, 8)), draw.integers(0, 3, (n, 6), dtype=np.int32))
+    alike = forest_proximity(inputs.leaves, inputs.leaves)
+    return hyperparameters._FastCandidates(points, unit, inputs.slopes, alike, draw.normal(size=n)), inputs
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_covariance_in_torch_is_that_of_the_surrogate(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    values = {name: float(draw.uniform(0.2, 2.0)) for name in hyperparameters.FITTED_PARAMETERS}
+    weights = Hyperparameters(**values, part_slopes=tuple(draw.uniform(0.2, 2.0, 7).tolist()))
+    problems = [observed(draw, n, width) for n, width in ((9, 4), (6, 3), (12, 5))]
+    h = {name: torch.tensor(value) for name, value in hyperparameters._fitted_values(weights).items()}
+    residual, tilt = hyperparameters._covariance(hyperparameters._padded([seen for seen, _ in problems]), h)
+    for i, (seen, inputs) in enumerate(problems):
+        n = len(inputs)
+        stretch = np.choose(seen.unit, [1.0, weights.warp_scale, weights.stage_scale])
+        stretched = replace(inputs, points=inputs.points / stretch)
+        plain = Covariance(weights)
+        np.testing.assert_allclose(residual[i, :n, :n], plain.residual(stretched, stretched), rtol=1e-9)
+        np.testing.assert_allclose(
+            tilt[i, :n, :n], plain.slope_terms(stretched, stretched), rtol=1e-9, atol=1e-12
+        )

@@ -1,0 +1,231 @@
+"""Ask a language model about recorded problems, and keep every word: calibrations and scores are made of it.
+
+Each family's problems are asked about with a learned surrogate that has not seen the family, so that what
+the model is worth beside it is not measured on what it was fitted to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.llm.backend import Backend
+from forecast_autotune.llm.similarity import kernel_kind, problem_features
+from forecast_autotune.records import digest
+from forecast_autotune.records.table import Table
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.questions import (
+    ForecastQuestion,
+    build_formula_question,
+    select_candidates,
+)
+from forecast_autotune.surrogates.prior import Prior
+from forecast_autotune.surrogates.protocol import Query
+from forecast_train.evaluation.splits import family_of, kernel_of, make_folds
+from forecast_train.surrogate.fit import fit
+
+Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+FitSurrogate = Callable[[Sequence[Table]], AnalyticSurrogate]
+"""Training tables -> the surrogate that a model is compared with."""
+
+_ARRAYS = ("learned", "p_fail", "log2_ms", "stated", "mass", "ratios")
+
+
+@dataclass(frozen=True, eq=False)
+class ModelAnswers:
+    """What a model said of one problem, and what was true. Of n candidates it was asked about m."""
+
+    problem: str
+    label: str
+    kernel: str
+    family: str
+    device: str
+    """Slug."""
+    language: str
+    kind: str
+    """See `llm.likeness`."""
+    place: tuple[float, ...] | None
+    learned: Array
+    """log2 milliseconds as the learned surrogate has it, [n]."""
+    p_fail: Array
+    """... and its P(failure), [n]."""
+    log2_ms: Array
+    """The truth, [n]; NaN for failures."""
+    rows: Rows
+    """Which candidates were asked about, [m]."""
+    stated: Array
+    """Probabilities of the labels, [m, labels]; rows of zeros where the model said nothing."""
+    mass: Array
+    """[m]"""
+    ratios: Array
+    """True log2(time / reference time), [m]; NaN for failures."""
+    reference: str
+    """`Candidate.id` of what times were compared with."""
+    reference_log2_ms: float
+    """Its time as it was shown."""
+    model: str
+    prompt: str
+    characters: int
+    """Of the longest prompt: prefix and one suffix."""
+    tokens: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, six digits; failures are null."""
+        plain = {k: v for k, v in vars(self).items() if k not in _ARRAYS and k != "rows"}
+        arrays = {k: _rounded_json(getattr(self, k)) for k in _ARRAYS}
+        return {**plain, **arrays, "rows": self.rows.tolist(), "place": _rounded_json(self.place)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ModelAnswers:
+        """Read it back. Raises `RecordError` for something else."""
+        try:
+            given = dict(data)
+            # null becomes NaN.
+            given |= {name: np.array(data[name], dtype=float) for name in _ARRAYS}
+            given["rows"] = np.array(data["rows"], dtype=np.intp)
+            given["place"] = None if data["place"] is None else tuple(map(float, data["place"]))
+            return cls(**given)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(
+                f"not an answer of a model on a table ({error!r}): delete it, and ask again"
+            ) from error
+
+
+def _rounded_json(values: Any) -> Any:
+    if values is None:
+        return None
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if isinstance(values, list | tuple):
+        return [_rounded_json(v) for v in values]
+    return round(values, 6) if math.isfinite(values) else None
+
+
+def collect_answers(
+    tables: Sequence[Table],
+    backend: Backend,
+    *,
+    learn: FitSurrogate = fit,
+    sample: int | None = None,
+    timeout_s: float = 600.0,
+    seed: int = 0,
+    kept: Path | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[ModelAnswers]:
+    """Ask about every table, in the order of their families.
+
+    `sample` asks about so many candidates of each only, drawn evenly over the order of the learned forecast;
+    the fastest forecast is among them. With `kept`, answers are appended to that JSON Lines file as they
+    come, and those found there are not asked for again. Raises `SplitError` for a single family, `LLMError`
+    when the model fails, and `RecordError` for a damaged file.
+    """
+    done = _read_collected(kept)
+    found: list[ModelAnswers] = []
+    for asked, (table, surrogate) in enumerate(_cross_fitted(tables, learn), 1):
+        posed = question_about(table, surrogate.prior, sample=sample, seed=seed)
+        name = digest(backend.name, posed.question.prompt.prefix, *posed.question.prompt.suffixes)
+        if name not in done:
+            done[name] = posed.ask(backend, timeout_s)
+            if kept is not None:
+                with kept.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps({"asked": name, **done[name].to_json()}, allow_nan=False) + "\n")
+        found.append(done[name])
+        if progress is not None:
+            progress(asked, len(tables), done[name].label)
+    return found
+
+
+def _read_collected(kept: Path | None) -> dict[str, ModelAnswers]:
+    if kept is None or not kept.is_file():
+        return {}
+    found = {}
+    for line in kept.read_text(encoding="utf-8").splitlines():
+        try:
+            data = json.loads(line)
+        except ValueError:
+            continue  # cut off by a kill: it is asked for again
+        name = str(data.pop("asked", ""))
+        found[name] = ModelAnswers.from_json(data)
+    return found
+
+
+def _cross_fitted(tables: Sequence[Table], learn: FitSurrogate) -> Iterator[tuple[Table, AnalyticSurrogate]]:
+    for fold in make_folds(tables, "family"):
+        surrogate = learn(fold.train)
+        for table in fold.test:
+            yield table, surrogate
+
+
+@dataclass(frozen=True, eq=False)
+class TableQuestion:
+    """A question about a table, ready to be asked."""
+
+    table: Table
+    prior: Prior
+    question: ForecastQuestion
+    candidates: CandidateList
+
+    def ask(self, backend: Backend, timeout_s: float) -> ModelAnswers:
+        """The model's answer beside the truth. Raises `LLMError`."""
+        prompt, problem = self.question.prompt, self.table.problem
+        answer = backend.forecast(prompt.prefix, prompt.suffixes, prompt.labels, timeout_s=timeout_s)
+        place = problem_features(self.prior.facts, self.prior.costs, self.candidates, problem.device)
+        log2_ms = np.array(self.table.log2_ms())
+        usage = answer.usage
+        return ModelAnswers(
+            problem.id,
+            str(problem.extra.get("label") or f"{problem.kernel.name}/{problem.id}"),
+            kernel_of(problem),
+            family_of(problem),
+            problem.device.slug,
+            problem.kernel.language,
+            kernel_kind(self.prior.facts),
+            None if place is None else tuple(place.tolist()),
+            self.prior.mean,
+            self.prior.p_fail,
+            log2_ms,
+            self.question.rows,
+            answer.probabilities,
+            answer.mass,
+            self.question.ratios(log2_ms),
+            self.question.against,
+            self.question.log2_ms,
+            backend.name,
+            prompt.version,
+            len(prompt.prefix) + max(map(len, prompt.suffixes)),
+            usage.prompt_tokens + usage.output_tokens,
+            usage.seconds,
+        )
+
+
+def question_about(
+    table: Table, believe: Callable[[Query], Prior], *, sample: int | None = None, seed: int = 0
+) -> TableQuestion:
+    """The question that an ensemble would ask about a problem of which nothing is known yet."""
+    candidates = CandidateList(table.by_candidate())
+    query = Query(table.problem, candidates, table.grids(), ttir=table.problem.ttir)
+    before = believe(query)
+    rows = select_candidates(before, before.mean)
+    if sample is not None and sample < len(rows):
+        rows = _spread_rows(rows, before.mean, sample, int(digest(seed, table.problem.id)[:8], 16))
+    asked = build_formula_question(query, own=False, among=rows, believed=before.mean)
+    return TableQuestion(table, before, asked, candidates)
+
+
+def _spread_rows(rows: Rows, believed: Array, count: int, seed: int) -> Rows:
+    """One row by lot from each of `count` equal stretches of the believed order; the first is the fastest."""
+    order = rows[np.argsort(believed[rows], kind="stable")]
+    lots = np.random.default_rng(seed)
+    parts = np.array_split(order, count)
+    return np.sort(np.array([part[0] if i == 0 else lots.choice(part) for i, part in enumerate(parts)]))

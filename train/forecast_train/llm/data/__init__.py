@@ -1,0 +1,1 @@
+"""From recorded tables to a data set for language models."""

@@ -1,0 +1,160 @@
+"""Replays -> curves: the statistics of `forecast_train.surrogate.calibrate`, on arrays alone.
+
+Risk and P(within) get logistic curves in the log odds of what was stated (Platt 1999): with few kernels,
+isotonic ones follow single kernels, and left-out kernels pay for it. Intervals get split-conformal factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from forecast_autotune.numerics import INTERVAL_LEVELS
+from forecast_autotune.surrogates.calibration import (
+    ALL_GROUPS,
+    GROUPS,
+    OWN_MEASUREMENT_BOUNDS,
+    UNKNOWN,
+    CalibrationCurve,
+    CalibrationGroup,
+    SurrogateCalibration,
+    interval_class,
+    measurement_class,
+)
+from forecast_autotune.surrogates.protocol import Array
+from forecast_train.surrogate.replay_observation import ReplayStep
+
+KNOTS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
+_PROBABILITY_CLIP = 0.002
+"""A share of 512 draws is never nearer to certainty than this."""
+
+
+@dataclass(frozen=True)
+class ReplayRecord:
+    """One replay of one table."""
+
+    family: str
+    problem: str
+    group: str
+    candidates: int
+    steps: tuple[ReplayStep, ...]
+
+
+def fit_curves(seen: Sequence[ReplayRecord]) -> SurrogateCalibration:
+    """All groups that were recorded, and all of them together.
+
+    Renamed devices are no recorded group: their clocks and caches are still those of a known one, so
+    they check the pessimistic fallback and are not learnt from.
+    """
+    recorded = [s for s in seen if s.group != UNKNOWN]
+    groups = {name: [s for s in recorded if s.group == name] for name in GROUPS}
+    made = {name: _fit_group(rows) for name, rows in groups.items() if rows}
+    return SurrogateCalibration({**made, ALL_GROUPS: _fit_group(recorded)} if made else {})
+
+
+def risk_curves(rows: Sequence[ReplayRecord]) -> tuple[CalibrationCurve, ...]:
+    """The correction of the stated risk that these replays call for, per class of `OWN_MEASUREMENT_BOUNDS`."""
+    told = (measurement_class(step.each) for s in rows for step in s.steps if step.beaten is not None)
+    return tuple(_risk_curve(rows, own) for own in _nearest_observed(told))
+
+
+def _risk_curve(rows: Sequence[ReplayRecord], own: int) -> CalibrationCurve:
+    stated, came_true, weight = risk_pairs(rows, own)
+    families = len({s.family for s in rows})
+    # Nothing ever went wrong in n families is no proof that it never does (Jeffreys' estimate).
+    return platt_curve(stated, came_true, weight, least=0.5 / (families + 1))
+
+
+def _fit_group(rows: Sequence[ReplayRecord]) -> CalibrationGroup:
+    steps = [step for s in rows for step in s.steps if len(step.z)]
+    near = tuple(
+        platt_curve(*within_pairs(rows, own))
+        for own in _nearest_observed(measurement_class(step.each) for step in steps)
+    )
+    wide = _nearest_observed(interval_class(step.own, step.each) for step in steps)
+    intervals = tuple(_width_factors(*z_scores(rows, own)) for own in wide)
+    return CalibrationGroup(risk_curves(rows), near, intervals, len({s.problem for s in rows}))
+
+
+def _nearest_observed(held: Iterable[int]) -> list[int]:
+    """Per class of `OWN_MEASUREMENT_BOUNDS` the class to learn from: itself, else the nearest observed one."""
+    some = sorted(set(held))
+    return [
+        min(some, key=lambda other: (abs(other - own), other)) for own in range(len(OWN_MEASUREMENT_BOUNDS))
+    ]
+
+
+def risk_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
+    """(stated, came true, weight) of a class's steps with an incumbent; every replay weighs the same."""
+    every = [[t for t in s.steps if t.beaten is not None and measurement_class(t.each) == own] for s in rows]
+    told = [steps for steps in every if steps]
+    return (
+        np.array([step.risk for steps in told for step in steps]),
+        np.array([float(bool(step.beaten)) for steps in told for step in steps]),
+        np.array([1.0 / len(steps) for steps in told for _ in steps]),
+    )
+
+
+def within_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
+    """(stated, came true, weight) per untried candidate at the steps of one class of `OWN_MEASUREMENT_BOUNDS`.
+
+    Every step weighs the same.
+    """
+    steps = [
+        step for s in rows for step in s.steps if measurement_class(step.each) == own and len(step.p_within)
+    ]
+    return (
+        np.concatenate([np.zeros(0), *(step.p_within for step in steps)]),
+        np.concatenate([np.zeros(0), *(step.within for step in steps)]),
+        np.concatenate([np.zeros(0), *(np.full(len(s.within), 1.0 / len(s.within)) for s in steps)]),
+    )
+
+
+def z_scores(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array]:
+    """(|z|, weight) per untried candidate that runs, at the steps of one class of intervals."""
+    every = [step for s in rows for step in s.steps if len(step.z)]
+    steps = [step for step in every if interval_class(step.own, step.each) == own]
+    return (
+        np.abs(np.concatenate([np.zeros(0), *(step.z for step in steps)])),
+        np.concatenate([np.zeros(0), *(np.full(len(s.z), 1.0 / len(s.z)) for s in steps)]),
+    )
+
+
+def _width_factors(score: Array, weight: Array) -> tuple[float, ...]:
+    """Weighted quantiles of |z| over those of a normal, per level of `INTERVAL_LEVELS`; widths never fall."""
+    order = np.argsort(score)
+    share = np.cumsum(weight[order]) / weight.sum()
+    place = np.minimum(np.searchsorted(share, INTERVAL_LEVELS), len(score) - 1)
+    widths = np.maximum.accumulate(score[order][place])
+    normal = [NormalDist().inv_cdf(0.5 + level / 2) for level in INTERVAL_LEVELS]
+    return tuple(round(float(w / z), 4) for w, z in zip(np.maximum(widths, 0.01), normal, strict=True))
+
+
+def platt_curve(stated: Array, came_true: Array, weight: Array, *, least: float = 0.0) -> CalibrationCurve:
+    """A logistic curve in the log odds of `stated`, as knots; never below `least`.
+
+    Newton's method with weak normal priors, slope 1 and intercept 0 (variance 4 each, in units of one
+    replay), so that few or one-sided data stay near what was stated. The slope is kept positive.
+    """
+    x = _log_odds(stated)
+    design = np.stack([np.ones_like(x), x], axis=1)
+    prior, theta = np.array([0.0, 1.0]), np.array([0.0, 1.0])
+    for _ in range(50):
+        p = 1.0 / (1.0 + np.exp(-np.clip(design @ theta, -30, 30)))
+        gradient = design.T @ (weight * (p - came_true)) + (theta - prior) / 4.0
+        curvature = (design.T * (weight * p * (1.0 - p))) @ design + np.eye(2) / 4.0
+        step = np.linalg.solve(curvature, gradient)
+        theta = theta - np.clip(step, -1.0, 1.0)
+        theta[1] = max(theta[1], 0.02)
+        if np.abs(step).max() < 1e-8:
+            break
+    observed = 1.0 / (1.0 + np.exp(-(theta[0] + theta[1] * _log_odds(np.array(KNOTS)))))
+    return CalibrationCurve(KNOTS, tuple(round(float(max(p, least)), 4) for p in observed))
+
+
+def _log_odds(p: Array) -> Array:
+    inside = _PROBABILITY_CLIP + (1.0 - 2.0 * _PROBABILITY_CLIP) * p
+    return np.asarray(np.log(inside) - np.log1p(-inside))
