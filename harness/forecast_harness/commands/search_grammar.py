@@ -1,4 +1,4 @@
-"""The grammar of `add_search_parser`."""
+"""The grammar of `search`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import argparse
 from forecast_autotune.commands.registry import Commands
 
 
-def add_search_parser(commands: Commands) -> None:
-    """Add `add_search_parser`."""
+def search(commands: Commands) -> None:
+    """Add `search`."""
     parser = commands.add(
         "search",
         "forecast_harness.commands.search:search",
