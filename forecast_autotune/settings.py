@@ -24,7 +24,7 @@ class Mode(StrEnum):
     SKIP = "skip"
     """Never measure: stored decision, else the best forecast."""
     FROZEN = "frozen"
-    """Store only: a miss raises `FrozenMiss` (or, with on_miss=forecast, takes the best forecast)."""
+    """Store only: a miss raises `FrozenMissError` (or, with on_miss=forecast, takes the best forecast)."""
     EXHAUSTIVE = "exhaustive"
     """Measure every candidate: for oracles and for harvesting."""
     DETERMINISTIC = "deterministic"

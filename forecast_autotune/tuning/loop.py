@@ -75,7 +75,7 @@ def tune(
     settings: Settings,
     policy: Policy | None = None,
 ) -> Decision:
-    """Decide one problem. Raises `FrozenMiss` in frozen mode and `NoWorkingConfigError` if all fail.
+    """Decide one problem. Raises `FrozenMissError` in frozen mode and `NoWorkingConfigError` if all fail.
 
     `measurer` is called only if something has to be timed. Every measurement is in the store before
     the next one starts, so an interruption at any point loses nothing.
