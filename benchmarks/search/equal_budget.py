@@ -63,7 +63,7 @@ from benchmarks.lib.search.candidate_pool import (
 from benchmarks.lib.search.pool_replay import ARMS, ForecastRecord, ReplayedSearch, replay_search
 from forecast_harness.search.forecasters import open_forecaster
 from forecast_harness.search.history.batches import MIN_PROGRESS
-from forecast_harness.search.judging.factory import device_slug
+from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.records import SearchSettings
 from forecast_harness.timing.device import device_count
 from forecast_harness.verify.run import harness_hash

@@ -55,7 +55,8 @@ from benchmarks.lib.judge_lanes import (
 )
 from forecast_autotune.errors import SettingsError
 from forecast_harness.search.history.events import NodeJob
-from forecast_harness.search.judging.factory import open_judge, verification_plan
+from forecast_harness.search.judging.devices import verification_plan
+from forecast_harness.search.judging.factory import open_judge
 from forecast_harness.search.judging.pack_judge import PackJudge
 from forecast_harness.search.judging.race_rules import RaceRules
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool

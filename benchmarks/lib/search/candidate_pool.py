@@ -29,7 +29,8 @@ from forecast_autotune.records import Outcome, digest
 from forecast_harness.search.history import codec
 from forecast_harness.search.history.events import NodeJob, ProposalRequest
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge, Proposer
-from forecast_harness.search.judging.factory import open_judge, verification_plan
+from forecast_harness.search.judging.devices import verification_plan
+from forecast_harness.search.judging.factory import open_judge
 from forecast_harness.search.judging.pack_judge import PackJudge
 from forecast_harness.search.judging.race_rules import RaceRules
 from forecast_harness.search.novelty import NoveltyFilter

@@ -103,7 +103,7 @@ def _check_folder(folder: Path, resume: bool) -> None:
 
 def _search(options: argparse.Namespace, output: Output, folder: Path) -> SearchState:
     from forecast_harness.search.forecasters import open_forecaster
-    from forecast_harness.search.judging.factory import verification_plan
+    from forecast_harness.search.judging.devices import verification_plan
     from forecast_harness.search.report.live import LiveDisplay
     from forecast_harness.search.run import search as run
     from forecast_harness.search.targets import open_target
@@ -142,7 +142,7 @@ def _search(options: argparse.Namespace, output: Output, folder: Path) -> Search
 def _require_sound_pack(target: SearchTarget, device: str) -> None:
     """Raises `CommandError` for a pack that cannot tell right from wrong: what is found with it means nothing."""
     from forecast_harness.search.interfaces import LaneFailure
-    from forecast_harness.search.judging.factory import verification_plan
+    from forecast_harness.search.judging.devices import verification_plan
     from forecast_harness.search.judging.pack_judge import PackJudge
     from forecast_harness.search.records import TargetKind
 
@@ -232,7 +232,7 @@ def _devices() -> int:
 
 
 def _context(target: str, device: str) -> SearchContext:
-    from forecast_harness.search.judging.factory import device_slug
+    from forecast_harness.search.judging.devices import device_slug
     from forecast_harness.search.records import SearchContext
     from forecast_harness.verify.run import harness_hash
 

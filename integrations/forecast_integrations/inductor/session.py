@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forecast_autotune import __version__
 from forecast_autotune.policy import Policy, RiskBounded
 from forecast_autotune.records import digest
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
+from forecast_autotune.version import __version__
 from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.snapshot import StoreSnapshot

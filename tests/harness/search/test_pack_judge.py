@@ -19,7 +19,8 @@ from forecast_harness.search.history import codec
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.judging import pack_judge
-from forecast_harness.search.judging.factory import device_slug, open_judge
+from forecast_harness.search.judging.devices import device_slug
+from forecast_harness.search.judging.factory import open_judge
 from forecast_harness.search.judging.lane_judge import confirmation_must_end
 from forecast_harness.search.judging.pack_judge import PackJudge
 from forecast_harness.search.judging.race_rules import RaceRules

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_harness.packs import load
+from forecast_harness.packs import load_pack
 from forecast_harness.search.history import codec
 from forecast_harness.search.judging.source_configs import apply_config, configs_of, diverse_configs
 from forecast_harness.search.records import SearchTarget, TargetKind
@@ -33,10 +33,10 @@ def run(x):
 def test_a_pack_is_rebuilt_from_its_payload() -> None:
     target, seeds = open_target("softmax", device="cpu")
     again = codec.from_json(SearchTarget, json.loads(json.dumps(codec.to_json(target))))
-    assert pack_of(again).id == target.id == load("softmax").id
+    assert pack_of(again).id == target.id == load_pack("softmax").id
     assert (target.kind, target.entry, target.language) == (TargetKind.PACK, "run", "torch")
     assert [s.language for s in seeds] == ["torch"]
-    assert solution_of(target, seeds[0]).source == load("softmax").solution("torch_plain").source
+    assert solution_of(target, seeds[0]).source == load_pack("softmax").solution("torch_plain").source
 
 
 def test_the_language_of_seeds_is_the_devices() -> None:
@@ -55,7 +55,7 @@ def test_a_statement_says_what_a_source_must_do() -> None:
     on_device = open_target("swiglu", device="cuda")[0].statement
     assert "- large: M=8192" in on_device
     assert "host" not in on_device
-    assert load("swiglu").reference.strip() in text
+    assert load_pack("swiglu").reference.strip() in text
 
 
 @pytest.mark.parametrize(("task", "entry"), [("linear.py", "ModelNew"), ("gpumode_scale", "custom_kernel")])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from forecast_autotune.errors import RecordError
 from forecast_harness.search.history.batches import MIN_PROGRESS, ArmStats, arm_stats
+from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.records import Node, NodeResult, SearchCost
-
-if TYPE_CHECKING:
-    from forecast_harness.search.history.state import SearchState
 
 
 @dataclass(frozen=True)

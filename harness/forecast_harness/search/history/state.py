@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.search.history.batch_view import BatchView, batch_view
 from forecast_harness.search.history.batches import (
     ArmStats,
     Batch,
@@ -47,7 +46,7 @@ from forecast_harness.search.records import (
     SearchTarget,
 )
 
-__all__ = ["BatchView", "SearchState", "apply_event", "batch_view", "replay_events"]
+__all__ = ["SearchState", "apply_event", "replay_events"]
 
 
 class SearchState:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.records import Device
 from forecast_harness.search.interfaces import NodeJudge
+from forecast_harness.search.judging.devices import verification_plan
 from forecast_harness.search.records import SearchTarget, TargetKind
 from forecast_harness.search.targets import NO_KERNELS_ON_CPU
-from forecast_harness.timing import device as devices
-from forecast_harness.verify.plan import VerificationPlan
 
 
 def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Path) -> NodeJudge:
@@ -31,38 +29,3 @@ def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Pat
     from forecast_harness.search.judging.pack_judge import PackJudge
 
     return PackJudge(target, plan, folder, number=index)
-
-
-def verification_plan(device: str, index: int = 0) -> VerificationPlan:
-    """Where candidates run. Raises `SettingsError` for a device that is not there."""
-    if device == "cpu":
-        return VerificationPlan()
-    if device != "cuda" or not 0 <= index < devices.device_count():
-        raise SettingsError(
-            f"device {device} {index}: the driver knows {devices.device_count()} CUDA devices; or say cpu"
-        )
-    name, uuid = devices.identity(index)
-    return VerificationPlan(device="cuda", peaks=devices.device_peaks(name), index=index, uuid=uuid)
-
-
-def device_slug(device: str, index: int = 0) -> str:
-    """The device class that a search's context names: the same for all cards of one model.
-
-    Raises `SettingsError` for a device that is not there.
-    """
-    verification_plan(device, index)
-    if device == "cpu":
-        return Device(_cpu_model(), "cpu").slug
-    return Device(devices.identity(index)[0], "cuda").slug
-
-
-def _cpu_model() -> str:
-    """The processor's model as the system tells it, or its architecture."""
-    import platform
-
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine() or "host"

@@ -13,7 +13,7 @@ from forecast_harness.sandbox import canary
 from forecast_harness.sandbox.api import JobStatus, SandboxLane
 from forecast_harness.sandbox.api import SandboxJob as Asked
 from forecast_harness.search.interfaces import LaneFailure
-from forecast_harness.search.judging.factory import device_slug
+from forecast_harness.search.judging.devices import device_slug
 from forecast_harness.search.judging.race_rules import log2_ratio
 from forecast_harness.search.records import NodeResult
 from forecast_harness.verify.plan import VerificationPlan
