@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forecast_harness import packs
-from forecast_harness.packs import Pack, load
+from forecast_harness.packs import Pack, load_pack
 from forecast_harness.search.records import Node, SearchTarget
 from forecast_harness.search.targets import open_target, pack_of
 
@@ -22,7 +22,7 @@ def small_folder(name: str, where: Path) -> str:
     """Such a pack as a folder, for commands: `where/name`."""
     folder = where / name
     shutil.copytree(Path(packs.__file__).parent / "builtin" / name, folder)
-    works = [w.to_json() for w in load(name).checked_workloads]
+    works = [w.to_json() for w in load_pack(name).checked_workloads]
     (folder / "workloads.json").write_text(json.dumps(works))
     return str(folder)
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from forecast_autotune.commands import main
 from forecast_harness.bench import BenchResult, compare_solutions
-from forecast_harness.packs import Solution, load, load_solution, make_solution
+from forecast_harness.packs import Solution, load_pack, load_solution, make_solution
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.timing.paired_comparison import StoppingRules
 from forecast_harness.verify.plan import VerificationPlan
@@ -24,7 +24,7 @@ from tests.harness.small import checked_only, small_folder
 HERE = Path(__file__).parents[1]
 QUICK = VerificationPlan(cases=4, timed=8)
 RULES = StoppingRules(most=60)
-SOFTMAX = checked_only(load("softmax"))
+SOFTMAX = checked_only(load_pack("softmax"))
 
 ONCE = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n"
 FOUR_TIMES = """import torch
@@ -218,7 +218,7 @@ def test_wrong_usage_is_named(arguments: list[str], said: str, capsys: pytest.Ca
 
 
 def test_a_solution_of_a_foreign_task(judging: SandboxLane) -> None:
-    pack = load(HERE / "tasks" / "gpumode_scale")
+    pack = load_pack(HERE / "tasks" / "gpumode_scale")
     wrong = "def custom_kernel(data):\n    x, config = data\n    return x.sum(1)\n"
     verdict = verify(pack, make_solution("wrong", wrong, pack.definition.format), judging, plan=QUICK)
     assert {r.code for r in verdict.reasons} == {ReasonCode.WRONG_VALUES}

@@ -19,7 +19,7 @@ from forecast_harness.packs import (
     PackFormat,
     Solution,
     builtin_names,
-    load,
+    load_pack,
     load_solution,
     make_solution,
     pack_from_case,
@@ -96,13 +96,13 @@ def test_a_folder_is_a_pack(tmp_path: Path) -> None:
     (tmp_path / "definition.json").write_text(json.dumps(DEFINITION))
     (tmp_path / "reference.py").write_text("def reference(x):\n    return x\n")
     (tmp_path / "workloads.json").write_text('[{"name": "one", "axes": {"M": 3}}]')
-    pack = load(tmp_path)
+    pack = load_pack(tmp_path)
     assert (pack.definition.name, pack.solutions) == ("double", ())
     assert Pack.from_json(json.loads(json.dumps(pack.to_json()))).id == pack.id
     for text, said in (('[{"name": "one", "axes": {}}]', "gives axes"), ("[]", "at least one"), ("{", "no")):
         (tmp_path / "workloads.json").write_text(text)
         with pytest.raises(RecordError, match=said):
-            load(tmp_path)
+            load_pack(tmp_path)
 
 
 WORKS = {name: {"name": name, "axes": {"M": 3}} for name in ("plain", "host", "large")}
@@ -158,7 +158,7 @@ def test_a_pack_needs_a_workload_that_is_checked(names: tuple[str, ...]) -> None
 
 def test_what_is_no_pack_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="neither a shipped pack"):
-        load(tmp_path / "nothing")
+        load_pack(tmp_path / "nothing")
 
 
 # --- solutions ---
@@ -184,7 +184,7 @@ def test_a_solutions_identity_is_its_text() -> None:
 
 
 def test_solutions_by_name_and_file(tmp_path: Path) -> None:
-    pack = load("softmax")
+    pack = load_pack("softmax")
     assert load_solution("torch_plain", pack) == pack.solution("torch_plain")
     (tmp_path / "mine.py").write_text("def run(x):\n    return x\n")
     assert load_solution(tmp_path / "mine.py", pack).name == "mine"
@@ -198,7 +198,7 @@ def test_solutions_by_name_and_file(tmp_path: Path) -> None:
 
 
 def test_a_gpu_mode_task() -> None:
-    pack = load(TASKS / "gpumode_scale")
+    pack = load_pack(TASKS / "gpumode_scale")
     assert pack.definition.format is PackFormat.GPUMODE
     assert [w.name for w in pack.workloads] == ["tests-0", "tests-1", "benchmarks-0"]
     assert pack.workloads[1].axes == {"rows": 5, "columns": 7, "factor": 0.5, "seed": 2}
@@ -217,7 +217,7 @@ def test_the_yaml_of_tasks() -> None:
 def test_a_file_that_is_no_kernelbench_task(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("class Model:\n    pass\n")
     with pytest.raises(RecordError, match="get_init_inputs"):
-        load(tmp_path / "task.py")
+        load_pack(tmp_path / "task.py")
 
 
 def test_kernels_kept_elsewhere(judging_here: SandboxLane) -> None:
@@ -266,18 +266,18 @@ def _kernels() -> dict[str, str]:
 def test_the_shipped_packs() -> None:
     assert len(builtin_names()) >= 12
     assert set(builtin_names()) >= GPU_MODE
-    assert all(load(name).solutions for name in builtin_names())
+    assert all(load_pack(name).solutions for name in builtin_names())
 
 
 @pytest.mark.parametrize("name", [*builtin_names(), "linear.py", "gpumode_scale"])
 def test_a_pack_is_admitted(name: str, judging: SandboxLane) -> None:
-    pack = load(name if name in builtin_names() else TASKS / name)
+    pack = load_pack(name if name in builtin_names() else TASKS / name)
     assert check_pack(pack, judging) == []
 
 
 @pytest.mark.parametrize("name", builtin_names())
 def test_a_packs_own_solutions_pass(name: str, judging: SandboxLane) -> None:
-    pack = load(name)
+    pack = load_pack(name)
     for solution in pack.solutions:
         if (name, solution.name) == ("cross_entropy", "triton_rows"):
             continue  # Triton's interpreter cuts float32 to bfloat16 where compiled code rounds

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import load, make_solution
+from forecast_harness.packs import load_pack, make_solution
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.timing import device
 from forecast_harness.timing.graph_replay import ReplayBuffers
@@ -98,7 +98,7 @@ HONEST = {
 
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_solution_is_accepted_however_it_is_timed(name: str) -> None:
-    pack = load("softmax")
+    pack = load_pack("softmax")
     solution = make_solution(name, HONEST[name], pack.definition.format)
     called, uuid = device.identity(0)
     plan = VerificationPlan(device="cuda", peaks=device.device_peaks(called), uuid=uuid)

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import load, make_solution
+from forecast_harness.packs import load_pack, make_solution
 from forecast_harness.packs.load import builtin_names
 from forecast_harness.packs.schema import Pack, PackFormat, Workload
 from forecast_harness.sandbox.api import CellAnswer, ResourceLimits, SandboxLane, TensorBytes
@@ -106,7 +106,7 @@ def test_a_broken_reference_stays_broken() -> None:
 
 @pytest.mark.parametrize("name", [*builtin_names(), "linear"])
 def test_a_device_checks_as_the_host_does(name: str, tmp_path: Path) -> None:
-    case = case_of(load(TASK if name == "linear" else name), tmp_path)
+    case = case_of(load_pack(TASK if name == "linear" else name), tmp_path)
     assert case.portable
     assert case.right is not None
     right = list(case.right())
@@ -148,7 +148,7 @@ def test_large_tensors_are_drawn_on_the_device(tmp_path: Path, monkeypatch: pyte
         return draw(shape, dtype, regime, source, device)
 
     monkeypatch.setattr(problems, "draw", noted)
-    pack = load("layer_norm")
+    pack = load_pack("layer_norm")
     how = DrawSpec("normal", "contiguous", generator(), ComputeDevice(DEVICE))
     problem_of(pack, tmp_path).case({"M": 16, "N": 128}, how)
     assert sorted(asked) == [(128, "cpu"), (128, "cpu"), (2048, DEVICE)]
@@ -158,7 +158,7 @@ def test_large_tensors_are_drawn_on_the_device(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_verdict_says_where_the_time_went(judging: SandboxLane) -> None:
-    pack = load("softmax").with_(
+    pack = load_pack("softmax").with_(
         workloads=(Workload("few", {"M": 8, "N": 64}), Workload("host", {"M": 512, "N": 1024}, host=True))
     )
     source = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n"
@@ -183,7 +183,7 @@ def test_a_verdict_says_where_the_time_went(judging: SandboxLane) -> None:
 def test_a_forged_time_breaks_no_sum(said: Any, tmp_path: Path) -> None:
     spent = PhaseTimer()
     launcher = Launcher(Forger(said), PackFormat.OWN, random.Random(0), "cpu", spent)
-    launcher.launch(case_of(load("softmax"), tmp_path))
+    launcher.launch(case_of(load_pack("softmax"), tmp_path))
     assert 0 <= spent.to_json()["inside"] <= spent.to_json()["launch"]
 
 

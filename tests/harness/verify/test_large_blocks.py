@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.packs import Pack, load, make_solution
+from forecast_harness.packs import Pack, load_pack, make_solution
 from forecast_harness.packs.schema import Workload
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.verify.cell_limits import workload_bytes
@@ -17,8 +17,8 @@ from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 
 LIMITS = ResourceLimits(wall_s=60, trusted_s=60)
-SOFTMAX = load("softmax").with_(workloads=(Workload("some", {"M": 512, "N": 1024}),))
-SWIGLU = load("swiglu").with_(workloads=(Workload("some", {"M": 300, "N": 1024}),))
+SOFTMAX = load_pack("softmax").with_(workloads=(Workload("some", {"M": 512, "N": 1024}),))
+SWIGLU = load_pack("swiglu").with_(workloads=(Workload("some", {"M": 300, "N": 1024}),))
 """It writes into outputs that lie in the block."""
 HONEST = {
     "softmax": "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)\n",
@@ -157,7 +157,7 @@ def test_who_reaches_the_pristine_copy_gains_nothing(judging: SandboxLane) -> No
 
 
 def test_verification_takes_the_large_path(judging: SandboxLane) -> None:
-    pack = load("softmax")
+    pack = load_pack("softmax")
     host = next(w for w in pack.workloads if w.host)
     limits = replace(LIMITS, answer_bytes=1 << 16)  # widened to what the pack needs
     plan = VerificationPlan(cases=2, timed=6)

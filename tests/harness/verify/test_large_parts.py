@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.packs import load
+from forecast_harness.packs import load_pack
 from forecast_harness.packs.load import builtin_names
 from forecast_harness.packs.schema import PackFormat, Workload
 from forecast_harness.sandbox import wire
@@ -121,7 +121,7 @@ def test_a_digest_of_spans_leaves_out_the_rest(written: list[tuple[int, int]]) -
 def some_case(name: str) -> Any:
     import tempfile
 
-    pack = load(name)
+    pack = load_pack(name)
     with tempfile.TemporaryDirectory() as folder:
         problem = problem_of(pack, Path(folder))
         return problem.case(
@@ -183,7 +183,7 @@ def test_what_a_pack_promises_survives_a_drift() -> None:
 
 
 def test_limits_are_what_the_largest_workload_needs() -> None:
-    pack = load("softmax")
+    pack = load_pack("softmax")
     large = next(w for w in pack.workloads if w.large)
     found = cell_limits_for(pack, ResourceLimits(), "cuda")
     given, written = workload_bytes(pack, large)
@@ -197,7 +197,7 @@ def test_limits_are_what_the_largest_workload_needs() -> None:
 
 def test_a_workload_beyond_what_can_be_judged_is_named() -> None:
     axes = {"M": 1 << 16, "N": 8192}
-    pack = load("softmax").with_(workloads=(Workload("huge", axes, large=True),))
+    pack = load_pack("softmax").with_(workloads=(Workload("huge", axes, large=True),))
     assert sum(workload_bytes(pack, pack.workloads[0])) > MAX_LAUNCH_BYTES
     with pytest.raises(RecordError, match="workload huge: arguments and outputs take 4294967296 bytes"):
         cell_limits_for(pack, ResourceLimits(), "cuda")
