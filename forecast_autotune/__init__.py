@@ -21,12 +21,14 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
         StoreError,
         VariantError,
     )
-    from forecast_autotune.policy import Policy
-    from forecast_autotune.records import Decision, Measurement, Plan
+    from forecast_autotune.policy import Policy, RiskBounded, TuningState
+    from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Plan
+    from forecast_autotune.records.table import Table, read_tables, write_tables
     from forecast_autotune.settings import Budget, Mode, Settings
     from forecast_autotune.space import Space
     from forecast_autotune.store import Store
     from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
+    from forecast_autotune.tuning.replay import ReplayReport, replay, shipped_tables
     from forecast_integrations.inductor.api import autoload_generated as autoload_generated
     from forecast_integrations.inductor.api import autoload_torch_compile as autoload_torch_compile
     from forecast_integrations.inductor.api import disable_torch_compile, enable_torch_compile
@@ -35,9 +37,12 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
 
 __all__ = [
     "Budget",
+    "Candidate",
     "CaptureError",
+    "Config",
     "Decision",
     "DeviceLostError",
+    "Evidence",
     "ForecastAutotuneError",
     "ForecastAutotuner",
     "Forecasts",
@@ -45,35 +50,49 @@ __all__ = [
     "Measurement",
     "Mode",
     "NoWorkingConfigError",
+    "Outcome",
     "Plan",
     "PluginError",
     "Policy",
     "Query",
     "RecordError",
+    "ReplayReport",
+    "RiskBounded",
     "Settings",
     "SettingsError",
     "Space",
     "Store",
     "StoreError",
     "Surrogate",
+    "Table",
+    "TuningState",
     "VariantError",
     "autotune",
     "disable_torch_compile",
     "enable_torch_compile",
     "forecast_autotune",
     "patch_triton",
+    "read_tables",
+    "replay",
+    "shipped_tables",
     "unpatch_triton",
+    "write_tables",
 ]
 
 _ERRORS = "forecast_autotune.errors"
 _INDUCTOR = "forecast_integrations.inductor.api"
 _DECORATOR = "forecast_integrations.triton.decorator"
 _PATCH = "forecast_integrations.triton.patch"
+_REPLAY = "forecast_autotune.tuning.replay"
+_TABLE = "forecast_autotune.records.table"
 _HOMES = {
     "Budget": "forecast_autotune.settings",
+    "Candidate": "forecast_autotune.records",
     "CaptureError": _ERRORS,
+    "Config": "forecast_autotune.records",
     "Decision": "forecast_autotune.records",
     "DeviceLostError": _ERRORS,
+    "Evidence": "forecast_autotune.records",
     "ForecastAutotuneError": _ERRORS,
     "ForecastAutotuner": _DECORATOR,
     "Forecasts": "forecast_autotune.surrogates.protocol",
@@ -81,17 +100,22 @@ _HOMES = {
     "Measurement": "forecast_autotune.records",
     "Mode": "forecast_autotune.settings",
     "NoWorkingConfigError": _ERRORS,
+    "Outcome": "forecast_autotune.records",
     "Plan": "forecast_autotune.records",
     "PluginError": _ERRORS,
     "Policy": "forecast_autotune.policy",
     "Query": "forecast_autotune.surrogates.protocol",
     "RecordError": _ERRORS,
+    "ReplayReport": _REPLAY,
+    "RiskBounded": "forecast_autotune.policy",
     "Settings": "forecast_autotune.settings",
     "SettingsError": _ERRORS,
     "Space": "forecast_autotune.space",
     "Store": "forecast_autotune.store",
     "StoreError": _ERRORS,
     "Surrogate": "forecast_autotune.surrogates.protocol",
+    "Table": _TABLE,
+    "TuningState": "forecast_autotune.policy",
     "VariantError": _ERRORS,
     "autoload_generated": _INDUCTOR,
     "autoload_torch_compile": _INDUCTOR,
@@ -100,7 +124,11 @@ _HOMES = {
     "enable_torch_compile": _INDUCTOR,
     "forecast_autotune": _DECORATOR,
     "patch_triton": _PATCH,
+    "read_tables": _TABLE,
+    "replay": _REPLAY,
+    "shipped_tables": _REPLAY,
     "unpatch_triton": _PATCH,
+    "write_tables": _TABLE,
 }
 
 
