@@ -44,15 +44,15 @@ class CostConstants:
     l2_over_dram: float = 3.0
     """Bandwidth of the L2 cache as a multiple of the memory's."""
     line: float = 0.5
-    """Cycles that the first-level cache takes for a line that an access touches ..."""
+    """Cycles that the first-level cache takes for a line that an access touches."""
     request: float = 1.0
-    """... and for an instruction of a warp, however little that moves."""
+    """Cycles that the first-level cache takes for an instruction of a warp, however little it moves."""
     exchange: float = 1.5
     """Cycles that shared memory takes for each element that warps exchange: all lanes meet in one bank."""
     alu_warps: float = 5.0
-    """Warps that it takes to keep a multiprocessor's arithmetic units busy ..."""
+    """Warps that it takes to keep a multiprocessor's arithmetic units busy."""
     load_warps: float = 3.0
-    """... and its path to memory."""
+    """Warps that it takes to keep a multiprocessor's path to memory busy."""
     atomic: float = 8.0
     """Bytes of bandwidth that one atomic element takes."""
     again_ms: float = 3e-6
@@ -75,9 +75,9 @@ _REGISTERS_PER_MULTIPROCESSOR = 65536.0
 _MAX_THREADS_PER_MULTIPROCESSOR = 2048.0
 _MAX_PROGRAMS_PER_MULTIPROCESSOR = 32.0
 _SPILL_BYTES_PER_CYCLE = 64.0
-"""Bytes of local memory that a multiprocessor moves in a cycle ..."""
+"""Bytes of local memory that a multiprocessor moves in a cycle."""
 _SPILL_BYTES_PER_CYCLE_AND_WARP = 6.0
-"""... and that one warp, which waits for what it wrote, gets out of it (matmul of 256 x 256 tiles, H200)."""
+"""Bytes of local memory that one warp moves in a cycle, as it waits for its own writes (256 x 256 matmul, H200)."""
 
 PARTS = ("memory", "dot", "alu", "latency", "occupancy", "tail", "registers")
 
@@ -103,9 +103,9 @@ class CostBreakdown:
     dram_ms: Array
     """What moving every tensor once takes."""
     lines_ms: Array
-    """What the first-level cache's work on lines takes, at one in a cycle; see `ttir_memory` ..."""
+    """What the first-level cache's work on lines takes, at one in a cycle; see `ttir.coalescing`."""
     requests_ms: Array
-    """... and its instructions, likewise."""
+    """What the first-level cache's work on instructions takes, at one in a cycle."""
     again_ms: Array
     """What atomic operations on the same elements take one after another."""
     repeated: Array

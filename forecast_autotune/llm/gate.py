@@ -31,7 +31,7 @@ class GateInputs:
     """What the gate looks at."""
 
     candidates: int
-    """... that are not measured yet."""
+    """Candidates that are not measured yet."""
     workers: int
     """Compilations at a time."""
     compile_s: float
@@ -74,7 +74,7 @@ class GateDecision:
 MEASURED_SHARE = 0.17
 """Share of a list that the default policy measures before its risk is accepted (recorded replays)."""
 LEAST_MEASURED = 8.0
-"""... and how many of a short one, whatever its share."""
+"""Fewest candidates that the default policy measures, however short the list."""
 
 
 def expected_measurements(candidates: int) -> float:

@@ -31,7 +31,7 @@ class RiskBounded:
     """Share of candidates measured at most, unless the budget says otherwise. Few decisions get there: half
     end within 0.16, as their risk is accepted (recorded replays)."""
     floor: int = 8
-    """... but never capped below this many."""
+    """The cap is never below this many measurements."""
     many: int = DENSE
     """Beyond this many candidates both shares count for the fourth root of the rest; see `sparse_count`."""
     cheap: float = 3.0
@@ -39,7 +39,7 @@ class RiskBounded:
     draws: int = 2048
     """Joint draws per plan. A quarter of them leave the small chances that late rounds live on to luck."""
     glance: int = 512
-    """... while nothing has been measured: the first compilation waits, and nothing is so fine there."""
+    """Joint draws while nothing has been measured: the first compilation waits for this plan."""
     considered: int = 256
     """Joint draws are taken for the most promising rows only; the rest cannot win."""
     name: str = "risk"

@@ -18,7 +18,7 @@ from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
 _NARROW_COLUMNS = 110
 """Below so many columns the charts give way to the figures."""
 _TINY_COLUMNS = 72
-"""... and below so many the times give way to the problems' names."""
+"""Below so many columns the times give way to the problems' names."""
 
 
 def plain_table(*columns: str, title: str = "") -> Table:

@@ -46,7 +46,7 @@ OWN_MEASUREMENT_BOUNDS = (0, 1, 4, 9)
 PESSIMISTIC_ODDS = 2.0
 """What the odds of being wrong are multiplied by in a group nothing was recorded of."""
 PESSIMISTIC_WIDTH = 1.3
-"""... and its intervals."""
+"""What intervals are multiplied by in a group nothing was recorded of."""
 
 
 @dataclass(frozen=True)

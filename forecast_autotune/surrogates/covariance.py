@@ -41,9 +41,9 @@ class Hyperparameters:
     additive_scale: float = 1.5
     joint_scale: float = 2.0
     warp_scale: float = 1.0
-    """Doublings of warps that are as far as one of a tile side ..."""
+    """Doublings of warps that are as far as one of a tile side."""
     stage_scale: float = 1.0
-    """... and the same for the stage unit of `ConfigEncoder`."""
+    """Stage units of `ConfigEncoder` that are as far as one doubling of a tile side."""
     uninformed: float = 1.8
     """Factor on the residual when there is no TTIR."""
     unknown_device: float = 1.3
@@ -54,7 +54,7 @@ class Hyperparameters:
     knee: float = 1.5
     """Slowdowns beyond 2^knee are compressed: how slow a slow config is must not bend the fast end."""
     beyond: float = 0.25
-    """... by this factor."""
+    """Factor on what lies beyond `knee`."""
 
     def length_scales(self, encoder: ConfigEncoder) -> Array:
         """What to divide the encoder's coordinates by, [width]."""

@@ -18,9 +18,9 @@ from forecast_autotune.surrogates.calibration import CalibrationCurve
 
 KNOTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
 RAISE_PRIOR_WEIGHT = 8.0
-"""Verdicts of full share that the shipped curve is worth, at each knot, against a higher risk ..."""
+"""Verdicts of full share that the shipped curve is worth, at each knot, against a higher risk."""
 LOWER_PRIOR_WEIGHT = 40.0
-"""... and against a lower one: becoming surer takes more than becoming less sure."""
+"""The same against a lower risk: becoming surer takes more evidence than becoming less sure."""
 _MIN_SLOPE = 1e-3
 """Least slope of a correction: it stays invertible, so what was shipped can be told from what was stated."""
 

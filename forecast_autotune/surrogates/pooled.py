@@ -40,9 +40,9 @@ POOLED_HYPERPARAMETERS = Hyperparameters(slope=0.25, additive=0.35, joint=0.35, 
 SHRINKAGE = 0.9
 """Share of the pooled mean that is believed."""
 DISAGREEMENT_SHARE = 0.3
-"""Share of the relatives' disagreement on a config that counts as its own doubt, log2 ..."""
+"""Share of the relatives' disagreement on a config that counts as its own doubt, log2."""
 UNTRIED_SD = 0.3
-"""... and the doubt about a config that ran on no relative."""
+"""Doubt (log2) about a config that ran on no relative."""
 SINGLE_RELATIVE_SD = 0.4
 """Error of the pooled mean, log2, where there is but one relative to learn it from."""
 FACTOR_PRIOR_VARIANCE = 0.5

@@ -21,11 +21,11 @@ class SmoothCovariance:
     """Variances and length scales of the three parts."""
 
     additive: float
-    """Mean over coordinates of a squared-exponential kernel in one coordinate each ..."""
+    """Mean over coordinates of a squared-exponential kernel in one coordinate each."""
     joint: float
-    """... plus one in all coordinates together ..."""
+    """Weight of a squared-exponential kernel in all coordinates together."""
     rough: float
-    """... plus what only equal points share."""
+    """Weight of what only equal points share."""
     additive_scale: float
     joint_scale: float
 

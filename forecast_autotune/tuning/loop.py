@@ -55,9 +55,9 @@ __all__ = ["TuningStore", "TuningTask", "fingerprint", "reusable_decision", "tun
 MAX_FINALISTS = 4
 """How many of the fastest are timed again side by side."""
 FINALIST_MARGIN = 0.06
-"""... if they are within this share of the fastest: farther ones cannot be a matter of noise."""
+"""Finalists lie within this share of the fastest: farther ones cannot be a matter of noise."""
 ORACLE_FINALIST_MARGIN = 0.12
-"""... and all within this share where everything is measured: an oracle must not be a matter of luck."""
+"""Where everything is measured, all within this share are finalists: an oracle must not be a matter of luck."""
 NEGLIGIBLE_GAIN = 0.005
 """A variant takes the base's place if it is faster by more than this share, and by more than noise."""
 FACT_COLLECTION_S = 0.02

@@ -21,7 +21,7 @@ HUNG_COMPILE_S = 6.0
 TIMING_S = 0.05
 """Seconds to time one candidate by our protocol."""
 EXHAUSTIVE_TIMING_S = 0.13
-"""... and by `do_bench` with its defaults, for the exhaustive baseline."""
+"""Seconds to time one candidate by `do_bench` with its defaults, for the exhaustive baseline."""
 
 
 class TableMeasurer:

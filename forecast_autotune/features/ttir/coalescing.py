@@ -63,9 +63,9 @@ class TileAccess:
     element: float
     """Bytes."""
     wide: int
-    """Neighbouring elements that one thread could move at once if no mask parted them ..."""
+    """Neighbouring elements that one thread could move at once if no mask parted them."""
     vector: int
-    """... and that it does move."""
+    """Neighbouring elements that one thread does move at once."""
     store: bool
 
 

@@ -94,7 +94,7 @@ class TtirFacts:
     accesses_16: float = 0.0
     accesses_32: float = 0.0
     lines_1: float = 0.0
-    """... and the cache lines that they touch; see `ttir_memory.counted`."""
+    """Cache lines that the accesses touch; see `ttir.coalescing.access_counts`."""
     lines_2: float = 0.0
     lines_4: float = 0.0
     lines_8: float = 0.0

@@ -38,15 +38,15 @@ Rows = npt.NDArray[np.intp]
 MAX_CANDIDATES = 256
 """Candidates that are asked about; of more, those that are believed to be fastest."""
 MAX_FAILURE_PROBABILITY = 0.9
-"""A candidate that fails with at least this probability by the formula is not asked about ..."""
+"""A candidate that fails with at least this probability by the formula is not asked about."""
 _GUESSED_FAILURE_PROBABILITY = 0.5
-"""... and with at least this one it is guessed to fail."""
+"""A candidate that fails with at least this probability by the formula is guessed to fail."""
 MAX_OWN_TIMED, MAX_OWN_FAILED = 6, 2
 """Own results shown at the most, of either kind."""
 MAX_RELATIVES = 2
-"""Other problems of the kernel that are shown ..."""
+"""Most other problems of the kernel that are shown."""
 MAX_RELATIVE_TIMED, MAX_RELATIVE_FAILED = 4, 1
-"""... with so many results each."""
+"""Most results shown of another problem, timed and failed."""
 _TIE = 1e-6
 _FLOOR_MS = 0.003
 

@@ -34,7 +34,7 @@ Rows = npt.NDArray[np.intp]
 SILENT_SD = 3.0
 """Spread (log2) of a candidate of which nothing was said."""
 LEVEL_SD = 2.0
-"""... and of the level of a problem of which nothing was measured."""
+"""Spread (log2) of the level of a problem of which nothing was measured."""
 _MEASURED_SD = 0.02
 _BASE_FAILURE_RATE = 0.03
 

@@ -36,9 +36,9 @@ _CONFIGS_TRIED = 3
 _CONFIG_TRIAL_DRAWS = 4
 """Calls that configs are tried on; sizes that cannot be right may be among them."""
 _ACCEPTANCE_DRAWS = 6
-"""Draws that a set of classes is tried with ..."""
+"""Draws that a set of classes is tried with."""
 _MOST_QUIET_DRAWS = 16
-"""... and more of them, up to so many, while none made the base write anything: extents that are read from
+"""Most draws while none made the base write anything: extents that are read from
 drawn index pointers are often empty."""
 _OBSERVED_CALLS = 32
 """Calls of the user's own `inputs` that are looked at."""

@@ -15,9 +15,9 @@ from forecast_harness.verify.tolerance import ExpectedOutput
 
 _ELEMENT_FACTOR = 8.0
 """Times the base's own root mean square error, without the rounding of its result, that one element may be
-off ..."""
+off."""
 _RMS_FACTOR = 2.0
-"""... and that the root mean square over an output may."""
+"""Times the base's own root mean square error that the root mean square over an output may be off."""
 _ROUNDING_FACTOR = 1.01
 _INTERMEDIATE_ROUNDINGS = 64.0
 """Roundings of intermediate results that are let through in any case."""

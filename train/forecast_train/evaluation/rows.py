@@ -39,7 +39,7 @@ class ForecastScores:
     coverage_centred: list[float] | None = None
     """By `INTERVAL_LEVELS`: of the joint samples, both minus their means as above. No calibration touches them."""
     coverage_stated: list[float] | None = None
-    """... and of the calibrated intervals, of log2 time itself: what is stated of a candidate."""
+    """By level: of the calibrated intervals of log2 time itself, which are what is stated of a candidate."""
     p_within: list[float] = field(default_factory=list)
     """P(within 5 % of the best), before any measurement, per candidate."""
     within: list[int] = field(default_factory=list)

@@ -33,9 +33,9 @@ class LossSettings:
     rank: float = 0.2
     """Weight of the pairwise ranking term."""
     reward: str = ""
-    """Instead of the above, maximise one of the paper's rewards: its exact expectation, or ..."""
+    """Instead of the above, maximise one of the paper's rewards: its exact expectation, or an estimate."""
     replies: int = 0
-    """... by policy gradient from so many sampled replies per candidate; 0: exactly."""
+    """Sampled replies per candidate for a policy gradient of the reward; 0: its exact expectation."""
     draws: int = 8
     """Letters drawn per sampled reply: their shares are what it states, the first is what it names."""
 

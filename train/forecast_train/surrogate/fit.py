@@ -45,9 +45,9 @@ class FitSettings:
     rate: float = 0.05
     """Share of that which a tree may take."""
     ends: int = 31
-    """Leaves of a boosted tree at most ..."""
+    """Most leaves of a boosted tree."""
     least: int = 20
-    """... of so many rows at least."""
+    """Fewest rows of a leaf of a boosted tree."""
     drawn: float = 0.5
     """Share of the rows that a boosted tree sees."""
     weight: float = 1.0

@@ -43,7 +43,7 @@ class ForecastScore:
     first: float
     """Mean over problems of the slowdown of the candidate that was forecast fastest."""
     tenth: float
-    """... of the best among the first tenth."""
+    """Mean over problems of the slowdown of the best among the first tenth."""
 
     def worse_than(self, other: ForecastScore) -> bool:
         """Whether it is worse by more than noise in either figure."""

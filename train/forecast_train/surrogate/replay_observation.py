@@ -30,9 +30,9 @@ class ReplayStep:
     """One moment of one replay: uncalibrated statements, and the truth about each."""
 
     own: int
-    """Measurements of this problem that ran ..."""
+    """Measurements of this problem that ran."""
     each: int
-    """... of each of its sources; see `calibration.per_source`."""
+    """Measurements that ran of each of its sources; see `calibration.measurements_per_source`."""
     new: int
     """Measurements of this problem, failures included."""
     risk: float

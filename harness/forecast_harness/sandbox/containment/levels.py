@@ -52,11 +52,11 @@ class ContainmentLevel(IntEnum):
     """A process of its own: session, limits, clean environment, closed descriptors, private scratch, no
     capabilities."""
     SYSCALLS = 2
-    """... and a system-call filter (seccomp)."""
+    """`PROCESS` and a system-call filter (seccomp)."""
     FILES = 3
-    """... and a file-system rule set (landlock)."""
+    """`SYSCALLS` and a file-system rule set (landlock)."""
     NAMESPACES = 4
-    """... and user or root-made namespaces: own PIDs, mounts, network, IPC. The root file system is a
+    """`FILES` and user or root-made namespaces: own PIDs, mounts, network, IPC. The root file system is a
     read-only view of the interpreter and the system libraries. Needs seccomp; landlock is added if there."""
 
     @property

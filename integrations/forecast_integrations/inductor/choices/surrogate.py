@@ -40,7 +40,7 @@ from forecast_integrations.inductor.choices.templates import closed_form, has_cl
 _EFFICIENCY = 0.75
 """Share of the tensor cores' rate that a vendor library reaches on a large product."""
 _BANDWIDTH = 0.8
-"""... and of the memory's on a thin one."""
+"""Share of the memory's rate that a vendor library reaches on a thin product."""
 _LAUNCH_MS = 0.004
 _SPREAD = 0.5
 """Standard deviation of log2(milliseconds) of a roofline: libraries fall off their best by kernel choice."""
@@ -48,9 +48,9 @@ _LEVEL = 0.7
 """Standard deviation of the formula's own level. Elsewhere only the candidates' order counts and it may be
 anything; here it is compared with a vendor kernel's time, which is usually known first."""
 _NOISE = 0.02
-"""... and of a time that was measured."""
+"""Standard deviation of a time that was measured."""
 _OTHER_SHAPE_SD = 0.25
-"""... and of the same kernel at another shape, relative to the roofline."""
+"""Standard deviation of the same kernel at another shape, relative to the roofline."""
 _RATE_BY_BITS = {8: 2.0, 32: 0.5, 64: 0.07}
 """Tensor-core rate by operand bits, as a multiple of the 16-bit one."""
 

@@ -18,9 +18,9 @@ from forecast_integrations.triton.compile.protocol import CompileResult
 
 _STRAGGLER_FACTOR = 5.0
 """A compilation that takes this many times the median has usually unrolled or spilled without bounds,
-and makes a slow kernel: an impatient pool does not wait for it ..."""
+and makes a slow kernel: an impatient pool does not wait for it."""
 _STRAGGLER_S = 6.0
-"""... unless everything compiles quickly: this many seconds are always granted."""
+"""Seconds that a compilation is always granted, however quick the others are."""
 
 
 class ForkPool:

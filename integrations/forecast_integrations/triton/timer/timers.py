@@ -28,15 +28,15 @@ class TimingLengths:
     """How long candidates are timed, in device milliseconds; `benchmarks/tuning/timing_lengths.py` compares some."""
 
     look_ms: float = 5.0
-    """A first look at a candidate."""
+    """Milliseconds of a first look at a candidate."""
     full_ms: float = 10.0
-    """... and in all, for one that may still win."""
+    """Milliseconds in all for a candidate that may still win."""
     compare_ms: float = 24.0
     """Per finalist, when they are timed in turns."""
     contender: float = 1.1
     """A candidate slower than this multiple of the fastest so far is not timed further."""
     hopeless: float = 2.0
-    """... and beyond this multiple the launches of the estimate are enough."""
+    """Beyond this multiple of the fastest the launches of the estimate are enough."""
 
 
 class UserBenchmarkTimer:

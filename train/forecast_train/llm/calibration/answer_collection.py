@@ -58,7 +58,7 @@ class ModelAnswers:
     learned: Array
     """log2 milliseconds as the learned surrogate has it, [n]."""
     p_fail: Array
-    """... and its P(failure), [n]."""
+    """P(failure) as the learned surrogate has it, [n]."""
     log2_ms: Array
     """The truth, [n]; NaN for failures."""
     rows: Rows

@@ -104,9 +104,9 @@ class PairedReplay:
     """Measurements until the worse of both final regrets was reached, or the tolerance."""
     needed: int
     plain_wall_s: float = 0.0
-    """Simulated wall seconds, with the real ones of forecasting ..."""
+    """Simulated wall seconds, with the real ones of forecasting, without a model."""
     wall_s: float = 0.0
-    """... and those that the model took, as if nothing had gone on beside it."""
+    """The same with a model, and with the seconds that it took, as if nothing had gone on beside it."""
     asked: bool = False
 
 
