@@ -1,0 +1,128 @@
+"""Figures in Markdown pages, and whether a claim backs each.
+
+A figure is a number with a measured unit outside of code. A unit of text, which is a table row, a list item, a heading
+or a paragraph, names claims by links to the results page or by a comment; each of its figures must be one that
+a claim it names displays, in the same digits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.claims.manifest import ROOT, Claim
+
+PAGE = Path("docs/results.md")
+
+_UNITS = {
+    "%": "%", "ns": "ns", "µs": "µs", "μs": "µs", "us": "µs", "ms": "ms", "s": "s", "second": "s", "seconds": "s",
+    "minute": "min", "minutes": "min", "min": "min", "hour": "h", "hours": "h", "x": "x", "×": "x", "times": "x",
+}  # fmt: skip
+_NUMBER = r"[-+−]?\d[\d,]*(?:\.\d+)?"
+_FIGURE = re.compile(
+    rf"(?<![\w.,])(?:(?P<low>{_NUMBER})\s?(?:to|–)\s)?(?P<number>{_NUMBER})\s?(?P<unit>"
+    + "|".join(sorted(map(re.escape, _UNITS), key=len, reverse=True))
+    + r")(?!\w)(?!\s\d)"
+)
+_LINKED = re.compile(r"results\.md#([\w.-]+)")
+_NAMED = re.compile(r"<!--\s*claim:\s*([^>]*?)\s*-->")
+_FREE = re.compile(r"<!--\s*no claim:\s*\S[^>]*-->")
+_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_TARGET = re.compile(r"\]\([^)\s]*\)|<[a-zA-Z/][^>]*>")
+_FENCE = re.compile(r"^\s*(```+|~~~+)")
+_ITEM = re.compile(r"^\s*(?:[-*+]|\d+[.)])\s")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and its unit, both in normal form: `1,000 us` and `1000 µs` are one figure."""
+
+    number: str
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A table row, list item, heading or paragraph of a page, and the line that it begins on."""
+
+    line: int
+    text: str
+
+
+def find_figures(text: str) -> list[Figure]:
+    """All figures of a text, in order; of `1.3 to 2.3 s` both ends."""
+    plain = text.replace("&nbsp;", " ")
+    found = []
+    for match in _FIGURE.finditer(plain):
+        unit = _UNITS[match["unit"]]
+        numbers = [n for n in (match["low"], match["number"]) if n]
+        found += [Figure(n.replace(",", "").replace("−", "-").lstrip("+"), unit) for n in numbers]
+    return found
+
+
+def split_units(markdown: str) -> Iterator[Unit]:
+    """The units of text of a page, fenced code left out."""
+    fence, begin, lines = "", 0, list[str]()
+    for number, line in enumerate(markdown.splitlines(), 1):
+        mark = _FENCE.match(line)
+        if mark and (not fence or line.strip().startswith(fence)):
+            fence = "" if fence else mark[1]
+            own, text = True, ""
+        else:
+            own = line.lstrip().startswith(("|", "#")) or not line.strip()
+            text = "" if fence else line
+        if (own or _ITEM.match(line)) and lines:
+            yield Unit(begin, "\n".join(lines))
+            lines = []
+        if text.strip():
+            begin = begin if lines else number
+            lines.append(text)
+            if own:
+                yield Unit(begin, text)
+                lines = []
+    if lines:
+        yield Unit(begin, "\n".join(lines))
+
+
+def check_page(markdown: str, name: str, claims: Mapping[str, Claim]) -> list[str]:
+    """What is wrong with the figures of one page."""
+    problems = []
+    for unit in split_units(markdown):
+        where = f"{name}:{unit.line}"
+        code_free = _CODE.sub(" ", unit.text)
+        named = _LINKED.findall(code_free)
+        named += [word for names in _NAMED.findall(code_free) for word in re.split(r"[\s,]+", names)]
+        known = [claims[n] for n in named if n in claims]
+        if unknown := sorted({n for n in named if n not in claims}):
+            problems.append(f"{where}: no claim {', '.join(unknown)} in benchmarks/claims.toml")
+        if _FREE.search(code_free):
+            continue
+        figures = find_figures(_TARGET.sub(" ", _COMMENT.sub(" ", code_free)))
+        displayed = {f for c in known for text in c.figures.values() for f in find_figures(text)}
+        for figure in dict.fromkeys(figures):
+            if figure in displayed:
+                continue
+            shown = f"; {', '.join(c.id for c in known)} displays {', '.join(map(str, sorted(displayed, key=str)))}"
+            problems.append(
+                f"{where}: no claim backs the figure {figure}"
+                + (shown if known else "; link to one, or mark it")
+            )
+    return problems
+
+
+def check_pages(claims: list[Claim], root: Path = ROOT) -> list[str]:
+    """What is wrong with the figures of README.md and of all pages below docs/ but the generated one."""
+    by_id = {c.id: c for c in claims}
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    problems = []
+    for page in pages:
+        name = page.relative_to(root)
+        if page.is_file() and name != PAGE:
+            problems += check_page(page.read_text(encoding="utf-8"), str(name), by_id)
+    return problems
