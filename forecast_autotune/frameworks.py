@@ -42,7 +42,7 @@ class Framework(Protocol):
         """The record of a kernel function."""
         ...
 
-    def module_text(self, fn: Any) -> str:
+    def standalone_source(self, fn: Any) -> str:
         """A kernel with all that it uses as one self-contained module's text."""
         ...
 

@@ -62,7 +62,7 @@ class UserKernel:
             module,
             fn,
             triton.kernel_record(below),
-            triton.module_text(below),
+            triton.standalone_source(below),
             listed,
             zeroed,
         )
