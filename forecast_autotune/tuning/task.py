@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features import stored_facts
-from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict, digest
 from forecast_autotune.settings import Settings
@@ -63,7 +61,7 @@ class TuningStore(Protocol):
 
 @runtime_checkable
 class FactStore(Protocol):
-    """A store that keeps, beside a problem, what refits read of it (`features.kept`)."""
+    """A store that keeps, beside a problem, what refits read of it (`features.stored_facts`)."""
 
     def facts(self, problem: Problem) -> Mapping[str, Any] | None:
         """What is kept, if anything."""
@@ -76,7 +74,10 @@ class FactStore(Protocol):
 
 @dataclass
 class TuningTask:
-    """One decision to make."""
+    """One decision to make, as whoever asks for it describes it.
+
+    Nothing but `TaskForecaster` reads its candidates, grids, IR and sources.
+    """
 
     problem: Problem
     candidates: Sequence[Candidate]
@@ -87,12 +88,6 @@ class TuningTask:
     """Digest of the candidates; computed when empty."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Source by variant, where it is known."""
-
-    def read_facts(self, candidate: Candidate, text: str) -> TtirFacts | None:
-        """The facts of a candidate's TTIR at this problem; None for text that cannot be read."""
-        return stored_facts.cached_facts(
-            text, self.problem.arguments, self.grids.get(candidate, self.problem.grid)
-        )
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""

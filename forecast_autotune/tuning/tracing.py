@@ -1,8 +1,8 @@
 """Which candidates to trace to TTIR, and when: a handful for a first guess, then all of a small list or a
 spread sample of a large one, then whatever the forecasts think best.
 
-Of a large one, too, what tells which meta-parameters are mute (`features.mute`): what differs from a traced
-assignment in these alone need not be traced.
+Of a large one, too, what tells which meta-parameters are inert (`features.inert_parameters`): what differs from
+a traced assignment in these alone need not be traced.
 """
 
 from __future__ import annotations
@@ -16,20 +16,26 @@ import numpy.typing as npt
 from forecast_autotune.features.candidate_list import CandidateList, Codes
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
+from forecast_autotune.features.stored_facts import cached_facts
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.numerics import fast_median
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Candidate, Problem
+
+Tracer = Callable[[Sequence[Candidate]], Mapping[str, str]]
+"""TTIR by assignment key, for the candidates asked for."""
+FactReader = Callable[[Candidate, str], TtirFacts | None]
+"""The facts of a candidate's TTIR; None for text that cannot be read."""
 
 FIRST_GUESS_TRACES = 3
 """Traced before the first compilation starts; one costs about 15 ms with parsing, and holds the GIL."""
 FULL_TRACE_LIMIT = 64
-"""Trace every distinct assignment up to this many ..."""
+"""Distinct assignments of a list up to which every one is traced at once."""
 SPREAD_TRACES = 32
-"""... and beyond that so many spread over the space first ..."""
+"""Assignments of a longer list that are traced first, spread over the space."""
 DISTINCT_TRACE_LIMIT = 128
-"""Where mute meta-parameters leave no more than so many that differ, one of each is traced ..."""
+"""Where inert meta-parameters leave no more than so many assignments that differ, one of each is traced."""
 TRACES_PER_ROUND = 16
-"""... and so many of the best forecasts whenever the forecasts change."""
+"""Assignments of the best forecasts that are traced whenever the forecasts change."""
 PROBED_ASSIGNMENTS = 2
 """Assignments around which each meta-parameter is varied by itself, to its first and its last value."""
 
@@ -40,10 +46,10 @@ class LazyTraces:
     def __init__(
         self,
         candidates: Sequence[Candidate],
-        trace: Callable[[Sequence[Candidate]], Mapping[str, str]] | None,
-        read: Callable[[Candidate, str], TtirFacts | None] | None = None,
+        trace: Tracer | None,
+        read: FactReader | None = None,
     ) -> None:
-        """`read` gives the facts of a candidate's text; without it, no meta-parameter is found to be mute."""
+        """Without `trace` there is no IR; without `read`, no meta-parameter is found to be inert."""
         self.texts: dict[str, str] = {}
         self._candidates = CandidateList.of(candidates)
         self._trace, self._read = trace, read
@@ -59,7 +65,7 @@ class LazyTraces:
         count = len(self._candidates.assignments[0]) if self._trace is not None else 0
         if count <= 2 * FIRST_GUESS_TRACES:
             return CandidateList()
-        # Of a large list, a handful of what `begin` will ask for: farthest points come first.
+        # Of a large list, a handful of what `trace_initial` will ask for: farthest points come first.
         self._trace_assignments(
             self._initial_assignments[:FIRST_GUESS_TRACES]
             if count > FULL_TRACE_LIMIT
@@ -93,8 +99,8 @@ class LazyTraces:
         self._trace_assignments(ranked[best][:TRACES_PER_ROUND].tolist())
         return len(self.texts) > before
 
-    def _find_inert_parameters(self, read: Callable[[Candidate, str], TtirFacts | None]) -> None:
-        """Find the mute meta-parameters. What is left of the space is traced whole if it is small."""
+    def _find_inert_parameters(self, read: FactReader) -> None:
+        """Find the inert meta-parameters. What is left of the space is traced whole if it is small."""
         columns = trace_parameters(self._candidates)
         self._trace_assignments(
             list(
@@ -108,10 +114,10 @@ class LazyTraces:
         names = self._candidates.assignments[0]
         traced = [(self._first_rows[i], self.texts[names[i]]) for i in self._asked if names[i] in self.texts]
         known = {row: facts for row, text in traced if (facts := read(self._candidates[row], text))}
-        mute = find_inert(columns, np.array(list(known), dtype=np.intp), list(known.values()))
-        if not mute:
+        inert = find_inert(columns, np.array(list(known), dtype=np.intp), list(known.values()))
+        if not inert:
             return
-        self._fact_classes = equivalence_classes(columns, np.array(self._first_rows, dtype=np.intp), mute)
+        self._fact_classes = equivalence_classes(columns, np.array(self._first_rows, dtype=np.intp), inert)
         first = np.unique(self._fact_classes, return_index=True)[1]
         if len(first) <= DISTINCT_TRACE_LIMIT:
             done = set(self._fact_classes[list(self._asked)].tolist())
@@ -163,6 +169,15 @@ class LazyTraces:
             return
         self.texts.update(self._trace(self._examples(fresh)))
         self._asked.update(fresh)
+
+
+def fact_reader(problem: Problem, grids: Mapping[Candidate, tuple[int, ...]]) -> FactReader:
+    """Reads TTIR as it runs at this problem; `grids` are the launch grids that depend on the candidate."""
+
+    def read(candidate: Candidate, text: str) -> TtirFacts | None:
+        return cached_facts(text, problem.arguments, grids.get(candidate, problem.grid))
+
+    return read
 
 
 def farthest_point_sample(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

@@ -1,0 +1,99 @@
+"""What was measured of one task, before its decision and in it, and which of it may win."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.records import Candidate, Measurement, Problem
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.tuning.task import TuningStore
+
+MAX_FINALISTS = 4
+"""How many of the fastest are timed again side by side."""
+FINALIST_MARGIN = 0.06
+"""Share by which a finalist may be slower than the fastest: what is farther away cannot be a matter of noise."""
+ORACLE_FINALIST_MARGIN = 0.12
+"""The same where everything is measured, for any number of them: an oracle must not be a matter of luck."""
+NEGLIGIBLE_GAIN = 0.005
+"""A variant takes the base's place if it is faster by more than this share, and by more than noise."""
+
+
+class TaskResults:
+    """Measurements of one task's candidates. Whatever is added is in the store first."""
+
+    def __init__(self, store: TuningStore, problem: Problem, candidates: CandidateList) -> None:
+        self.problem = problem
+        """The record that measurements are filed under."""
+        self.rows = [m for m in store.measurements(problem) if m.candidate in candidates.row_of]
+        """All measurements, in order."""
+        self.labels = latest_labels(self.rows)
+        """The latest measurement per candidate, of those that say something of it."""
+        self.known = len(self.labels)
+        """Labels that were there before this decision."""
+        self.tried: dict[Candidate, Measurement] = {}
+        """What happened in this decision, infrastructure faults included."""
+        self._store, self._row_of = store, candidates.row_of
+        self._finalists: set[Candidate] = set()
+
+    def add(self, m: Measurement) -> None:
+        """Commit one measurement of this decision."""
+        self._commit(m)
+        self.tried[m.candidate] = m
+        if m.outcome.is_label:
+            self.labels[m.candidate] = m
+
+    def add_comparison(self, timed: Sequence[Measurement]) -> None:
+        """Commit times that were taken side by side: the winner is one of these, as only they were timed alike."""
+        for m in timed:
+            self._commit(m)
+            self._finalists.add(m.candidate)
+        self.labels = latest_labels(self.rows)
+
+    def outcomes(self) -> dict[Candidate, Measurement]:
+        """What is known per candidate; one that met a broken harness has no label, but is not tried again now."""
+        return {**self.tried, **self.labels}
+
+    def fastest(self) -> list[Measurement]:
+        """Those that ran, fastest first; ties go to the earlier candidate, as in Triton."""
+        final = self._finalists
+        ran = [m for m in self.labels.values() if m.ok and (not final or m.candidate in final)]
+        return sorted(
+            ran, key=lambda m: (m.ms, m.p20_ms or m.ms, m.p80_ms or m.ms, self._row_of[m.candidate])
+        )
+
+    def close_to_best(self, *, oracle: bool) -> list[Candidate]:
+        """What is worth timing again side by side; `oracle` where everything was measured.
+
+        The base's fastest is among them if it is as close: variants have to beat it.
+        """
+        fast = self.fastest()
+        margin = ORACLE_FINALIST_MARGIN if oracle else FINALIST_MARGIN
+        within = [m for m in fast if m.ms <= fast[0].ms * (1 + margin)]
+        close = within if oracle else within[:MAX_FINALISTS]
+        if (base := _fastest_of_base(within)) is not None and base not in close:
+            close[-1] = base
+        return [m.candidate for m in close]
+
+    def _commit(self, m: Measurement) -> None:
+        self._store.add(self.problem, m)
+        self.rows.append(m)
+
+
+def prefer_base(fast: Sequence[Measurement], tolerance: float) -> Measurement:
+    """The fastest; the base's fastest where another source is ahead of it by a trifle.
+
+    Another source costs the user checks, a launch of its own and a reason to trust it. What it gains must be
+    more than the noise of both medians, though never is more than the tolerance given up for the base.
+    """
+    best, base = fast[0], _fastest_of_base(fast)
+    if base is None or best.candidate.is_base_variant:
+        return best
+    noise = 2.0 * math.hypot(best.error_ms, base.error_ms)
+    least = min(max(NEGLIGIBLE_GAIN * best.ms, noise), tolerance * best.ms)
+    return base if base.ms - best.ms <= least else best
+
+
+def _fastest_of_base(fast: Sequence[Measurement]) -> Measurement | None:
+    return next((m for m in fast if m.candidate.is_base_variant), None)
