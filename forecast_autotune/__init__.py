@@ -21,12 +21,14 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
         StoreError,
         VariantError,
     )
-    from forecast_autotune.policy import Policy, RiskBounded, TuningState
+    from forecast_autotune.policy import Policy, RiskBounded, TuningState, stated_risk
     from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Plan
     from forecast_autotune.records.table import Table, read_tables, write_tables
     from forecast_autotune.settings import Budget, Mode, Settings
     from forecast_autotune.space import Space
     from forecast_autotune.store import Store
+    from forecast_autotune.surrogates.default import default_surrogate
+    from forecast_autotune.surrogates.formula import AnalyticSurrogate
     from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
     from forecast_autotune.tuning.replay import ReplayReport, replay, shipped_tables
     from forecast_integrations.inductor.api import autoload_generated as autoload_generated
@@ -36,6 +38,7 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
     from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 
 __all__ = [
+    "AnalyticSurrogate",
     "Budget",
     "Candidate",
     "CaptureError",
@@ -68,6 +71,7 @@ __all__ = [
     "TuningState",
     "VariantError",
     "autotune",
+    "default_surrogate",
     "disable_torch_compile",
     "enable_torch_compile",
     "forecast_autotune",
@@ -75,6 +79,7 @@ __all__ = [
     "read_tables",
     "replay",
     "shipped_tables",
+    "stated_risk",
     "unpatch_triton",
     "write_tables",
 ]
@@ -86,6 +91,7 @@ _PATCH = "forecast_integrations.triton.patch"
 _REPLAY = "forecast_autotune.tuning.replay"
 _TABLE = "forecast_autotune.records.table"
 _HOMES = {
+    "AnalyticSurrogate": "forecast_autotune.surrogates.formula",
     "Budget": "forecast_autotune.settings",
     "Candidate": "forecast_autotune.records",
     "CaptureError": _ERRORS,
@@ -120,6 +126,7 @@ _HOMES = {
     "autoload_generated": _INDUCTOR,
     "autoload_torch_compile": _INDUCTOR,
     "autotune": _DECORATOR,
+    "default_surrogate": "forecast_autotune.surrogates.default",
     "disable_torch_compile": _INDUCTOR,
     "enable_torch_compile": _INDUCTOR,
     "forecast_autotune": _DECORATOR,
@@ -127,6 +134,7 @@ _HOMES = {
     "read_tables": _TABLE,
     "replay": _REPLAY,
     "shipped_tables": _REPLAY,
+    "stated_risk": "forecast_autotune.policy",
     "unpatch_triton": _PATCH,
     "write_tables": _TABLE,
 }
