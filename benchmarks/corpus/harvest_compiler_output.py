@@ -26,9 +26,9 @@ from typing import Any
 import triton
 
 from benchmarks import kernels
-from benchmarks.corpus.harvest_kernels import binary_digests, problem_of_case
-from benchmarks.lib.common import say
+from benchmarks.lib.case_problems import binary_digests, problem_of_case
 from benchmarks.lib.harvest_worker import COMPILE_TIMEOUT_S
+from benchmarks.lib.result_files import say
 from forecast_autotune.features.ptx import ptx_facts, resource_usage
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.records import Candidate, digest

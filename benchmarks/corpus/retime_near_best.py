@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, median, pstdev, quantiles
 from typing import Any
 
-from benchmarks.lib import common
+from benchmarks.lib import result_files
 from forecast_autotune.records import Measurement
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.tuning.replay import load
@@ -120,13 +120,13 @@ def lucky_choice_regret(tables: Sequence[tuple[Table, Table]]) -> float:
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     parser.add_argument("tables", type=Path, nargs="+")
-    parser.add_argument("--measured", type=Path, required=True, help="folder of `harvest.py --near`")
+    parser.add_argument("--measured", type=Path, required=True, help="folder of `harvest_kernels.py --near`")
     parser.add_argument("--table", type=Path, required=True)
     parser.set_defaults(stub_only=True)
-    a = common.parse_arguments(parser)
-    report = common.ResultFile(a, "near")
+    a = result_files.parse_arguments(parser)
+    report = result_files.ResultFile(a, "near")
     old = {problem_label(t): t for t in load(a.tables)}
     new = sorted(load(sorted(a.measured.glob("tables-*.jsonl.gz"))), key=problem_label)
     joined = [(old[problem_label(t)], levelled_measurements(old[problem_label(t)], t)) for t in new]

@@ -2,7 +2,7 @@
 
     pip install -e ".[eval]" && python -m benchmarks.forecasting.compiler_estimates --out FILE.json
 
-Reads what `harvest_compiled.py` recorded (Triton 3.6 for sm_90, no GPU) and compares the compile-free
+Reads what `harvest_compiler_output.py` recorded (Triton 3.6 for sm_90, no GPU) and compares the compile-free
 estimates with it: shared memory, registers, spills, and P(failure) against "needs more shared memory than
 the device has, or did not compile in time". Nothing was fitted to these kernels by name; the rules of the
 shared-memory estimate were written while looking at about half of them.

@@ -33,7 +33,7 @@ import numpy as np
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import common
+from benchmarks.lib import child_processes, devices, result_files
 from forecast_autotune import Space, autotune
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
@@ -123,8 +123,8 @@ def cold_child(given: dict[str, Any], null: bool) -> dict[str, Any]:
 
     ForkedChildren.start, ForkPool.submit = started, submitted  # type: ignore[method-assign]
     found = {}
-    with common.device(null) as where:
-        common.warm_up_device(where)
+    with devices.device(null) as where:
+        devices.warm_up_device(where)
         for name, case in (("cold", FIRST), ("cached", OTHER)):
             (one,) = kernels.cases([case])
             data = one.make(where)
@@ -141,7 +141,7 @@ def cold_child(given: dict[str, Any], null: bool) -> dict[str, Any]:
                 del os.environ["FORECAST_AUTOTUNE_MODE"]
                 (one,) = kernels.cases([FIRST])
                 data = one.make(where)
-            common.synchronize()
+            devices.synchronize()
             seen.clear()
             clock[:] = [time.perf_counter(), time.process_time()]
             with suppress(_FirstMeasurementStarted):
@@ -231,7 +231,7 @@ def front_child(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that times the surrogate alone, and decisions without compiling and timing."""
     forecasts: dict[str, list[dict[str, float]]] = {}
     decisions: dict[str, list[dict[str, Any]]] = {}
-    with common.device(null) as where:
+    with devices.device(null) as where:
         made = _FirstCallSimulation(where)
         for size in SPACES:
             made.decide(size, given["seed"])  # traces what the decision asks for
@@ -258,7 +258,7 @@ def _median_of(rows: Sequence[dict[str, Any]], name: str) -> float:
     return round(float(statistics.median(row[name] for row in rows)), 1)
 
 
-def run(a: Namespace, report: common.ResultFile) -> None:
+def run(a: Namespace, report: result_files.ResultFile) -> None:
     if a.null:
         report.data["note"] = (
             "null device: CPU only, nothing was launched on a GPU; where other work had the cores, "
@@ -268,14 +268,18 @@ def run(a: Namespace, report: common.ResultFile) -> None:
     with tempfile.TemporaryDirectory(prefix="forecast-latency-", ignore_cleanup_errors=True) as folder:
         for i in range(a.processes):
             # A folder each: an earlier process's binaries would be found, and no child would compile.
-            env = common.child_environment(Path(folder) / str(i), FORECAST_AUTOTUNE_WORKERS=str(a.workers))
-            colds.append(common.run_child(common.child_command(__file__, a, "cold"), env))
+            env = child_processes.child_environment(
+                Path(folder) / str(i), FORECAST_AUTOTUNE_WORKERS=str(a.workers)
+            )
+            colds.append(child_processes.run_child(child_processes.child_command(__file__, a, "cold"), env))
             report.add("cold", colds[-1])
-            common.say(
+            result_files.say(
                 f"process {i}: " + ", ".join(f"{k} {v['compiling_ms']:.0f} ms" for k, v in colds[-1].items())
             )
             given = {"seed": i, "repeats": a.repeats}
-            fronts.append(common.run_child(common.child_command(__file__, a, "front", given), env))
+            fronts.append(
+                child_processes.run_child(child_processes.child_command(__file__, a, "front", given), env)
+            )
             report.add("front", fronts[-1])
     summary: dict[str, Any] = {"processes": a.processes, "workers": a.workers}
     for name in ("cold", "cached"):
@@ -306,18 +310,18 @@ def run(a: Namespace, report: common.ResultFile) -> None:
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     parser.add_argument("--processes", type=int, default=5, help="fresh processes of each kind, a seed each")
     parser.add_argument("--repeats", type=int, default=3, help="repetitions inside a process")
     parser.add_argument("--workers", type=int, default=16, help="children that compile at once")
-    a = common.parse_arguments(parser)
+    a = result_files.parse_arguments(parser)
     if a.child:
         # A surrogate that fails is replaced by exhaustive tuning, whose latency is not what is claimed.
         warnings.filterwarnings("error", message="surrogate .* failed")
         roles = {"cold": cold_child, "front": front_child}
         print(json.dumps(roles[a.child](a.given, a.null)), flush=True)
         return 0
-    run(a, common.ResultFile(a, "forecast_latency"))
+    run(a, result_files.ResultFile(a, "forecast_latency"))
     return 0
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.forecasting.operation_counts --out benchmarks/results/count_checks.json
 
 Traces three configs of the first and the last shape of every benchmark kernel, without a GPU, and compares
-the counted FLOPs and bytes of the whole launch with formulas worked out by hand (`hand_counts.py`)
+the counted FLOPs and bytes of the whole launch with formulas worked out by hand (`hand_counted_traffic.py`)
 where there is one, and with the case's useful work everywhere. Useful work is less than what is done
 by masked lanes, by tiles that several programs load and by what is computed again; that ratio is
 reported, not judged. Exits with 1 if a formula is missed by more than 1 %, or a kernel cannot be read.
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import kernels
-from benchmarks.corpus.harvest_compiler_output import problem_of_case
-from benchmarks.lib.common import ResultFile, say
+from benchmarks.lib.case_problems import problem_of_case
 from benchmarks.lib.hand_counted_traffic import HAND_COUNTS, CountedLaunch
+from benchmarks.lib.result_files import ResultFile, say
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.extraction import FeatureError, TtirFacts, assignment_of, extract_facts
 from forecast_autotune.records import Candidate

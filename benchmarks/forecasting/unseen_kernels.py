@@ -21,8 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.common import say
 from benchmarks.lib.environment import environment
+from benchmarks.lib.result_files import say
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_train.evaluation.rows import INTERVAL_LEVELS

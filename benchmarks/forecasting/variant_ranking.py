@@ -24,15 +24,15 @@ import sys
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.lib import common
-from benchmarks.lib.common import ROOT, say
+from benchmarks.lib import result_files
+from benchmarks.lib.environment import ROOT
+from benchmarks.lib.result_files import say
+from benchmarks.lib.surrogates_without import shipped_surrogate, surrogate_without, table_paths
 from benchmarks.lib.variants import variant_corpus
 from benchmarks.lib.variants.variant_forecasts import (
     file_digest,
@@ -46,18 +46,15 @@ from benchmarks.lib.variants.variant_measurement import measure_kernel, measure_
 from benchmarks.lib.variants.variant_report import join_forecasts, report
 from forecast_autotune.features.feature_vectors import VERSION as VECTOR
 from forecast_autotune.llm.prompt import FORECAST_VERSION
-from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
-from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_autotune.surrogates.learned import LearnedSurrogate
+from forecast_autotune.tuning.replay import load
 from forecast_integrations.triton.null_device import null_device
 from forecast_train.evaluation.splits import make_folds
-from forecast_train.surrogate.fit import fit_model
 
-TABLES = ("corpus_h200.jsonl.gz", "corpus_h200_2.jsonl.gz")
-"""Beside those of the package."""
 RECORDED_FORECASTS = ROOT / "benchmarks" / "results" / "forecast_variants.json"
 
 
-def forecast_all_variants(a: Namespace, report: common.ResultFile) -> None:
+def forecast_all_variants(a: Namespace, report: result_files.ResultFile) -> None:
     """Forecast every variant; results are added kernel by kernel."""
     found = variant_corpus.variant_sources(a.only.split(",") if a.only else None)
     paths = table_paths()
@@ -79,7 +76,7 @@ def forecast_all_variants(a: Namespace, report: common.ResultFile) -> None:
         mine = [one for one in found if one.kernel == kernel]
         family = first_cases_of(kernel, 1)[0].family
         if family not in kept:
-            kept = {family: _shipped_surrogate() if a.llm_only else surrogate_without(family, by_family)}
+            kept = {family: shipped_surrogate() if a.llm_only else surrogate_without(family, by_family)}
         learned = kept[family]
         models = {name: language_model(spec, learned, a.timeout) for name, spec in a.llm}
         for case in first_cases_of(kernel, a.shapes):
@@ -110,28 +107,6 @@ def forecast_all_variants(a: Namespace, report: common.ResultFile) -> None:
                 say(f"{case.name}: {name}: likeliest {best}, {rows[best]}")
             say(f"{case.name}: {len(mine)} variants in {row['seconds']} s")
     report.finish(_summary(report.data["raw"].get("cases", [])))
-
-
-def table_paths() -> list[Path]:
-    """The recorded tables that surrogates are fitted to."""
-    return [*shipped_tables(), *(ROOT / "benchmarks" / "data" / name for name in TABLES)]
-
-
-def surrogate_without(family: str, by_family: Mapping[str, Any]) -> LearnedSurrogate:
-    """The surrogate without a family's kernels; the shipped one where no table is of the family."""
-    if family in by_family:
-        begin = time.perf_counter()
-        model = fit_model(list(by_family[family].train))
-        say(f"fitted without {family} in {time.perf_counter() - begin:.0f} s")
-        return LearnedSurrogate(replace(model, about={**(model.about or {}), "without": family}))
-    return _shipped_surrogate()
-
-
-def _shipped_surrogate() -> LearnedSurrogate:
-    model = shipped_model()
-    if model is None:
-        raise ValueError("this package ships no model: fit one with `forecast-autotune train surrogate`")
-    return LearnedSurrogate(replace(model, about={**(model.about or {}), "without": "nothing: as shipped"}))
 
 
 def _summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
@@ -166,7 +141,7 @@ def _parse_spec(text: str) -> tuple[str, str]:
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--measure", action="store_true", help="on a GPU: what became of them")
     what.add_argument("--report", action="store_true", help="join forecasts and measurements")
@@ -190,7 +165,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1500.0, help="start nothing after so many")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds without a line: a variant hangs")
     parser.set_defaults(stub_only="--measure" not in sys.argv)
-    a = common.parse_arguments(parser)
+    a = result_files.parse_arguments(parser)
     if a.child:
         torch.set_num_threads(1)
         measure_kernel(a.given, a.null)
@@ -203,12 +178,12 @@ def main() -> int:
         if a.measured is None:
             parser.error("--report needs --measured FILE, as --measure has written it")
         table = report(join_forecasts(a.forecasts, a.measured))
-        made = common.ResultFile(a, "forecast_variants_report")
+        made = result_files.ResultFile(a, "forecast_variants_report")
         made.data["raw"] = table.pop("raw")
         made.finish(table)
         return 0
     named = Namespace(**{**vars(a), "llm": [name for name, _ in a.llm]})
-    forecast_all_variants(a, common.ResultFile(named, "forecast_variants", 0))
+    forecast_all_variants(a, result_files.ResultFile(named, "forecast_variants", 0))
     return 0
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.inductor.fit_template_surrogate FITTED.jsonl.gz... --out FILE.npz [--also CORPUS.jsonl.gz...]
         [--copies 3] [--held-out TABLE...]
 
-The fitted tables are those of `inductor_harvest.py --split fit`: templates of GEMMs with their times. What is
+The fitted tables are those of `harvest_choices.py --split fit`: templates of GEMMs with their times. What is
 learned is what the closed form of the templates gets wrong; kernels of the corpus (`--also`), whose IR was
 read, teach the same trees. A problem of Inductor's counts `--copies` times as much as one of the corpus,
 which has fifty times as many. `--held-out` prints the regret on other tables after 1 to 8 compiled choices.
@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.inductor.choice_regret import compare, forecast, is_gemm_table, sequential_forecast
-from benchmarks.lib.common import say
 from benchmarks.lib.inductor_problems import HELD_OUT
+from benchmarks.lib.result_files import say
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.table import Table

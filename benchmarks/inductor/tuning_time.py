@@ -6,7 +6,7 @@
 DEFAULT runs as it comes (`stock`) and with one assembler for the parent and the workers (`default`, see
 `inductor.assembler`). The problems are held out from every fit. An arm and repeat is one fresh process; in it
 every problem has fresh caches and an empty store of its own. `exhaustive` establishes the oracle of the first
-problems, once; or it is read from `--tables`, which `inductor_harvest.py --exhaustive` has written on a like
+problems, once; or it is read from `--tables`, which `harvest_choices.py --exhaustive` has written on a like
 machine.
 At the end one process compiles every kernel that an arm has chosen, alone, and times them in turns. Rows
 go to FILE.rows.jsonl as they come: the same command goes on where it stopped, `--seconds` ends it early.
@@ -32,7 +32,6 @@ import numpy as np
 import torch
 
 from benchmarks.inductor.harvest_choices import inductor_options
-from benchmarks.lib.common import ResultFile, parse_arguments, parser
 from benchmarks.lib.compile_processes import (
     Row,
     RowFile,
@@ -48,6 +47,7 @@ from benchmarks.lib.compile_processes import (
     timed_in_turns,
 )
 from benchmarks.lib.inductor_problems import HELD_OUT, InductorProblem, all_problems
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.store import Store

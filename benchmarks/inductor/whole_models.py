@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from benchmarks.lib.common import ResultFile, child_command, child_environment, parse_arguments, parser
+from benchmarks.lib.child_processes import child_command, child_environment
 from benchmarks.lib.compile_processes import (
     Row,
     RowFile,
@@ -48,6 +48,7 @@ from benchmarks.lib.compile_processes import (
     synchronize,
     timed_in_turns,
 )
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
 SHARED = "shared"

@@ -9,6 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository's."""
+
 
 def environment(seed: int | None = None) -> dict[str, Any]:
     """Facts that make a figure reproducible."""
@@ -35,14 +38,13 @@ def commit_id() -> str:
     """The checkout's commit, with a mark for uncommitted changes; an environment variable may give it."""
     if given := os.environ.get("BENCHMARK_COMMIT"):
         return given
-    here = Path(__file__).resolve().parents[1]
     try:
         name = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
         dirty = subprocess.run(
             ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=here,
+            cwd=ROOT,
             capture_output=True,
             text=True,
             check=True,

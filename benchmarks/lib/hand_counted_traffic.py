@@ -2,7 +2,7 @@
 
 Each formula takes the launch (arguments, config, grid) and says what all programs together do, masked
 lanes included: programs x iterations x tile. They are written from the kernels' Python, not from their
-IR, so that `count_checks.py` compares two independent counts.
+IR, so that `operation_counts.py` compares two independent counts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One lane of a harvest: the process of one GPU, which times kernels that are compiled already.
 
-`harvest.py` starts it, and gives it kernels by name on its standard input.
+`harvest_kernels.py` starts it, and gives it kernels by name on its standard input.
 """
 
 from __future__ import annotations

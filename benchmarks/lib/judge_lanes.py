@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.common import ROOT, say
+from benchmarks.lib.environment import ROOT
+from benchmarks.lib.result_files import say
 from forecast_autotune.records import Outcome
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge

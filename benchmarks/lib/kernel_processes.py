@@ -22,8 +22,8 @@ import torch
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import common
-from benchmarks.lib.common import say
+from benchmarks.lib import child_processes, devices
+from benchmarks.lib.result_files import say
 
 RESTARTS = 4
 """Processes that one kernel's sources may cost, beyond the first."""
@@ -37,10 +37,10 @@ MOST_SILENT_KERNELS = 2
 @contextlib.contextmanager
 def open_case(case: kernels.Case, null: bool) -> Iterator[tuple[str, kernels.Data]]:
     """The device, warm and ready for kernels that ask for memory at every launch, and the case's inputs."""
-    with common.device(null) as where:
+    with devices.device(null) as where:
         # Tensors of the device `meta` all lie at address zero: they would count as overlapping.
         data = case.make("cpu", small=True) if null else case.make(where)
-        common.warm_up_device(where)
+        devices.warm_up_device(where)
         # Kernels that make tensor descriptors themselves ask for memory at every launch.
         triton.set_allocator(
             lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=where)
@@ -79,7 +79,7 @@ def print_line(line: Mapping[str, Any]) -> None:
 def _device_works(where: str) -> bool:
     """Whether the device still does anything: after an illegal access, nothing runs in this process."""
     try:
-        common.warm_up_device(where)
+        devices.warm_up_device(where)
     except Exception:
         return False
     return True
@@ -122,8 +122,8 @@ def run_in_children(
     for _ in range(RESTARTS + 1):
         before, begun = made, ""
         with tempfile.TemporaryDirectory(prefix="variants-", ignore_cleanup_errors=True) as fresh:
-            command = common.child_command(script, a, role, {**given, "variants": left})
-            environment = common.child_environment(folder or Path(fresh))
+            command = child_processes.child_command(script, a, role, {**given, "variants": left})
+            environment = child_processes.child_environment(folder or Path(fresh))
             for line in child_lines(command, environment, given["limit"]):
                 if "begin" in line:
                     begun = line["begin"]

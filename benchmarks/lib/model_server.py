@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.common import say
+from benchmarks.lib.result_files import say
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.llm.backend import Usage
 from forecast_autotune.llm.writers import TextGenerator, UsageCallback

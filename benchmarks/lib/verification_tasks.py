@@ -1,6 +1,6 @@
 """Corpora of verification: exploits, honest solutions, and kernels whose variants are right by construction.
 
-Every function here makes the tasks of one stage of `verification.py` and sums their rows up; a task takes a
+Every function here makes the tasks of one stage of `solutions.py` and sums their rows up; a task takes a
 lane and returns its row. Tasks go through several lanes at once, but for those in which a clock has a say.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from scipy import stats
 
 from benchmarks import kernels
-from benchmarks.lib.common import ROOT
+from benchmarks.lib.environment import ROOT
 from benchmarks.lib.variants.rewrite_cases import first_cases
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.store import Store

@@ -6,7 +6,7 @@
 Replays of the shipped tables with the default surrogate, fitted without the family at hand, alone and with a
 model beside it; calibrations are fitted to the other families as well. The models:
 
-- `NAME`: what a real model said, as `llm_zero_shot.py` kept it, with the gate as it ships;
+- `NAME`: what a real model said, as `zero_shot_models.py` kept it, with the gate as it ships;
 - `oracle E`: knows the truth with errors of E (log2), and says how sure it is. `always_ask` asks it everywhere,
   to see what its answers are worth; `gate` goes by what `calibrate-llm` would have found out of that;
 - `liar`: an oracle of error 0.1 when it was calibrated, which says the opposite ever since;
@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.common import ResultFile, say
+from benchmarks.lib.result_files import ResultFile, say
 from forecast_autotune.llm.calibration import LLMCalibration
 from forecast_autotune.llm.gate import decide_asking
 from forecast_autotune.records.table import Table
@@ -65,7 +65,7 @@ def options() -> argparse.Namespace:
 
 
 def read_answers(path: Path) -> list[ModelAnswers]:
-    """What `llm_zero_shot.py` kept."""
+    """What `zero_shot_models.py` kept."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [ModelAnswers.from_json({k: v for k, v in row.items() if k != "asked"}) for row in rows]
 

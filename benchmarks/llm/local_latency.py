@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib import common, random_models
+from benchmarks.lib import child_processes, devices, random_models, result_files
 from forecast_autotune.llm.backend import BackendResponse
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
@@ -165,15 +165,15 @@ def measure_compilation(null: bool) -> float:
     from benchmarks import kernels
     from forecast_autotune import autotune
 
-    with common.device(null) as where:
-        common.warm_up_device(where)
+    with devices.device(null) as where:
+        devices.warm_up_device(where)
         (case,) = kernels.cases([CASE])
         data = case.make(where)
         configs = kernels.configs(case)[:CONFIGS]
         tuner = autotune(configs, list(case.key), store=False, mode="exhaustive")(case.kernel)
         begin = time.perf_counter()
         tuner[data["grid"]](*data["args"], **data["kwargs"])
-        common.synchronize()
+        devices.synchronize()
         return time.perf_counter() - begin
 
 
@@ -229,11 +229,13 @@ def _warm_summary(found: dict[str, Any]) -> dict[str, Any]:
 
 def _child(a: Namespace, role: str, given: dict[str, Any], folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
-    command = common.child_command(__file__, a, role, given)
-    return common.run_child(command, common.child_environment(folder), timeout_s=LONG_S)
+    command = child_processes.child_command(__file__, a, role, given)
+    return child_processes.run_child(command, child_processes.child_environment(folder), timeout_s=LONG_S)
 
 
-def measure(a: Namespace, name: str, model: str, report: common.ResultFile, folder: Path) -> dict[str, Any]:
+def measure(
+    a: Namespace, name: str, model: str, report: result_files.ResultFile, folder: Path
+) -> dict[str, Any]:
     """All of one model; what has been measured is in the report after each step."""
     base = {"folder": model, "adapter": a.adapter, "device": a.device, "dtype": a.dtype, "threads": a.threads}
     base |= {"prefix": a.prefix, "suffix": a.suffix, "counts": a.counts, "runs": a.runs}
@@ -249,19 +251,19 @@ def measure(a: Namespace, name: str, model: str, report: common.ResultFile, fold
         found = _child(a, "warm", base | {"way": way, "counts": counts}, folder / way)
         report.add("warm", {"model": name, **found})
         summary["ways"][way] = _warm_summary(found)
-        common.say(f"{name} {way}: {summary['ways'][way]['warm']}")
+        result_files.say(f"{name} {way}: {summary['ways'][way]['warm']}")
     if a.full:
         found = _child(a, "full", base, folder / "full")
         report.add("full", {"model": name, **found})
         summary["full"] = found
-        common.say(f"{name} in full: {found['took']}")
+        result_files.say(f"{name} in full: {found['took']}")
     rows: dict[str, list[dict[str, Any]]] = {}
     for number in range(a.processes):
         for what in ("compile", "load", "both"):
             found = _child(a, "fresh", base | {"what": what}, folder / f"{what}{number}")
             report.add("fresh", {"model": name, "what": what, **found})
             rows.setdefault(what, []).append(found)
-            common.say(f"{name} {what}: {found}")
+            result_files.say(f"{name} {what}: {found}")
     summary["fresh"] = {
         what: {key: _middle([r[key] for r in found]) for key in found[0] if key != "seconds"}
         for what, found in rows.items()
@@ -291,7 +293,7 @@ def claim_results(summary: dict[str, Any], model: str, a: Namespace) -> dict[str
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     parser.add_argument("--model", type=Path, action="append", default=[], help="a folder with a real model")
     parser.add_argument("--random", choices=list(random_models.ARCHITECTURES), action="append", default=[])
     parser.add_argument("--adapter", default="", help="a LoRA adapter for the models")
@@ -318,7 +320,7 @@ def main() -> int:
     a.device = a.device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = [path.name if path.name != "hf" else path.parent.name for path in a.model]
     shown = Namespace(**{**vars(a), "model": names})
-    report = common.ResultFile(shown, "llm_latency")
+    report = result_files.ResultFile(shown, "llm_latency")
     import transformers
 
     report.data["environment"]["transformers"] = transformers.__version__

@@ -8,7 +8,7 @@ it), supervised training with the exact bin loss for `--seconds`, a calibration 
 half-precision export, and on held-out families the table of the paper: the model as it comes, trained, the
 learned surrogate fitted to the same training side, and the ensemble of both. `--grpo` compares rewards from
 the trained model, or, without any other training, from the adapter `--start`; `--variants` judges the
-recorded variants with what `forecast_variants.py --measure` wrote.
+recorded variants with what `variant_ranking.py --measure` wrote.
 
 Everything lies in `--out`: `results.json` grows by stage, and the same command goes on where it was ended.
 It needs torch, transformers, peft, safetensors, scikit-learn and LightGBM; neither trl nor datasets nor
@@ -30,8 +30,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.common import ROOT, say
-from benchmarks.lib.environment import environment
+from benchmarks.lib.child_processes import module_command
+from benchmarks.lib.environment import ROOT, environment
+from benchmarks.lib.result_files import say
 from benchmarks.lib.training import surrogate_comparison as judging
 from benchmarks.lib.training import training_stages as stages
 from benchmarks.lib.training.surrogate_comparison import TRAINED
@@ -85,7 +86,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--grpo", type=int, default=0, help="steps of every reward that is compared; 0: none")
     parser.add_argument("--grpo-seeds", type=int, default=3)
     parser.add_argument("--start", type=Path, help="adapter to compare rewards from; nothing else is trained")
-    parser.add_argument("--variants", type=Path, help="measured variants, of forecast_variants.py --measure")
+    parser.add_argument("--variants", type=Path, help="measured variants, of variant_ranking.py --measure")
     parser.add_argument("--judge-seeds", type=int, default=1, help="seeds of every decision")
     parser.add_argument("--draws", type=int, default=1000, help="of every bootstrap")
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="judging processes")
@@ -232,10 +233,11 @@ def evaluate_models(work: TrainingWorkspace) -> dict[str, Any]:
 
 def judge_variants(work: TrainingWorkspace) -> dict[str, Any]:
     """The recorded variants, forecast with the adapter by the script that is there for them, and joined."""
-    script, said = str(ROOT / "benchmarks" / "forecast_variants.py"), work.out / "variants.json"
+    script = module_command(str(ROOT / "benchmarks" / "forecasting" / "variant_ranking.py"))
+    said = work.out / "variants.json"
     spec = f"{TRAINED}=transformers:{work.options.model}?adapter={work.out / 'adapter'}"
-    command = [sys.executable, script, "--out", str(said), "--llm", spec, "--llm-only", "--shapes", "1"]
-    subprocess.run(command, check=True)
+    command = [*script, "--out", str(said), "--llm", spec, "--llm-only", "--shapes", "1"]
+    subprocess.run(command, check=True, cwd=ROOT)
     return variants_report(said, work.options.variants, work.results["split"]["families"])
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.lib.common import ResultFile, say
+from benchmarks.lib.result_files import ResultFile, say
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import LLMCalibration
 from forecast_autotune.llm.gate import GateInputs, decide_asking

@@ -49,8 +49,8 @@ from typing import Any
 
 from scipy import stats
 
-from benchmarks.lib import common
-from benchmarks.lib.common import say
+from benchmarks.lib import result_files
+from benchmarks.lib.result_files import say
 from benchmarks.lib.search.candidate_pool import (
     PoolProblem,
     PoolTable,
@@ -78,7 +78,7 @@ EXACT = 16
 # --- recording ---
 
 
-def record_pool(a: Namespace, report: common.ResultFile) -> dict[str, Any]:
+def record_pool(a: Namespace, report: result_files.ResultFile) -> dict[str, Any]:
     """Add to the table what is missing of it."""
     about = {"device": a.device, "slug": device_slug(a.device), "harness": harness_hash()}
     writer = PoolWriter(a.table, {**about, "toolchain": toolchain(a.device)})
@@ -132,7 +132,7 @@ def _quartiles(values: Sequence[float]) -> Sequence[float]:
 
 def replay_all(
     table: PoolTable,
-    report: common.ResultFile,
+    report: result_files.ResultFile,
     *,
     seeds: int,
     budgets: Sequence[int],
@@ -311,7 +311,7 @@ def _matches(run: ReplayedSearch, problem: str, arm: str) -> bool:
 
 def options() -> ArgumentParser:
     """Of both modes."""
-    made = common.parser(__doc__)
+    made = result_files.parser(__doc__)
     made.add_argument("--record", nargs="+", default=[], metavar="PACK", help="judge candidates of these")
     made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     made.add_argument("--table", type=Path, help="the table that --record adds to")
@@ -336,10 +336,10 @@ def options() -> ArgumentParser:
 
 def main() -> int:
     made = options()
-    a = common.parse_arguments(made)
+    a = result_files.parse_arguments(made)
     if bool(a.record) == bool(a.replay) or (a.record and a.table is None):
         made.error("say --record PACK... --table FILE, or --replay FILE")
-    report = common.ResultFile(a, "search_equal_budget")
+    report = result_files.ResultFile(a, "search_equal_budget")
     if a.record:
         report.finish(record_pool(a, report))
         return 0

@@ -5,7 +5,7 @@
 CPU only. Each search runs in a process of its own, with threads that propose and lanes that judge, and gets
 SIGKILL at a random moment, again and again; then it is resumed and left to its end. The same search is run
 without kills, and both must end in the same state: nodes, batches, choices, scores, confirmations, reason to
-stop. The landscape of `search_table` answers, after short random sleeps; whatever would cost money or device
+stop. The landscape of `synthetic_landscape` answers, after short random sleeps; whatever would cost money or device
 time writes a line to a ledger as it begins, and one as the last thing before it answers. With `--pack NAME`
 the solutions of a pack are verified by the real judge in its sandbox instead, and the mechanical proposer
 writes them; only the times come from a table, since no two timings are alike.
@@ -33,7 +33,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# `benchmarks.lib.common` needs torch and is imported where the result is written: children start faster.
+from benchmarks.lib import child_processes, result_files
 from benchmarks.lib.search.synthetic_landscape import (
     CONTEXT,
     SEEDS,
@@ -215,7 +215,13 @@ class KilledSearch:
         Returns whether the kill hit it at work.
         """
         before, old = answered_keys(self.folder), len(ledger_lines(self.folder))
-        command = [*common.module_command(__file__), "--child", str(self.folder), "--seed", str(self.seed)]
+        command = [
+            *child_processes.module_command(__file__),
+            "--child",
+            str(self.folder),
+            "--seed",
+            str(self.seed),
+        ]
         child = subprocess.Popen([*command, "--pack", self.pack], stdout=subprocess.PIPE, text=True)
         hit = False
         if wait_s is not None:
@@ -253,9 +259,7 @@ class KilledSearch:
 
 
 def run(a: argparse.Namespace) -> int:
-    from benchmarks.lib import common
-
-    report, chance = common.ResultFile(a, "search_kill9", a.seed), random.Random(a.seed)
+    report, chance = result_files.ResultFile(a, "search_kill9", a.seed), random.Random(a.seed)
     kills = searches = different = 0
     counts: Counter[str] = Counter()
     begin = time.monotonic()
@@ -277,7 +281,7 @@ def run(a: argparse.Namespace) -> int:
         report.add(
             "search", {"seed": searches - 1, "kills": hits, "same": found == expected, **killed.counts}
         )
-        common.say(f"{kills} kills in {searches} searches, {different} ended otherwise, {dict(counts)}")
+        result_files.say(f"{kills} kills in {searches} searches, {different} ended otherwise, {dict(counts)}")
     summary = {
         "kills": kills,
         "searches": searches,

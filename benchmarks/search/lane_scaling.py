@@ -41,8 +41,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib import common
-from benchmarks.lib.common import say
+from benchmarks.lib import result_files
 from benchmarks.lib.judge_lanes import (
     OBJECT_STORE_BYTES,
     LedgerJudge,
@@ -53,6 +52,7 @@ from benchmarks.lib.judge_lanes import (
     time_jobs,
     wait_until_open,
 )
+from benchmarks.lib.result_files import say
 from forecast_autotune.errors import SettingsError
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.judging.devices import verification_plan
@@ -195,7 +195,7 @@ def wait_for_results(futures: list[Future[NodeResult]], n: int) -> None:
 
 def measure_cpu_lanes(a: argparse.Namespace) -> int:
     """Lanes whose launches sleep: how much they overlap, and what they survive."""
-    report = common.ResultFile(a, "search_lanes")
+    report = result_files.ResultFile(a, "search_lanes")
     listed = jobs(a.jobs, a.sleep)
     target = listed[0].target
     rates: Rates = {"local": {}, "ray": {}}
@@ -231,7 +231,7 @@ def measure_gpu_lanes(a: argparse.Namespace) -> int:
     """Lanes with a GPU each, or with none in a dry run: how much more several do than one."""
     if not a.null:
         verification_plan("cuda", max(a.gpus) - 1)  # raises where there are fewer
-    report = common.ResultFile(a, "search_lanes_gpus")
+    report = result_files.ResultFile(a, "search_lanes_gpus")
     began, most = time.perf_counter(), max(a.gpus)
     target, (seed, *_) = open_target(PACK, device="cpu" if a.null else "cuda")
     if a.null:
@@ -293,7 +293,7 @@ def _node_resources(number: int, null: bool) -> dict[str, Any]:
 # --- both ---
 
 
-def record_run(report: common.ResultFile, row: dict[str, Any], rates: Rates) -> None:
+def record_run(report: result_files.ResultFile, row: dict[str, Any], rates: Rates) -> None:
     """Write a run down, and say what it was."""
     report.add("throughput", row)
     rates.setdefault(row["kind"], {}).setdefault(row["lanes"], []).append(row["jobs_per_minute"])
@@ -325,13 +325,13 @@ def widths(text: str) -> list[int]:
 
 
 def main() -> int:
-    made = common.parser(__doc__)
+    made = result_files.parser(__doc__)
     made.add_argument("--gpus", type=widths, default=[], help="1,2,4: measure lanes on so many GPUs instead")
     made.add_argument("--jobs", type=int, default=8, help="jobs of each run; with --gpus, of the widest")
     made.add_argument("--sleep", type=float, default=0.1, help="seconds that a launch on a CPU sleeps")
     made.add_argument("--rounds", type=int, default=2, help="runs of each kind, in turns")
     made.set_defaults(stub_only=True)
-    a = common.parse_arguments(made)
+    a = result_files.parse_arguments(made)
     return measure_gpu_lanes(a) if a.gpus else measure_cpu_lanes(a)
 
 

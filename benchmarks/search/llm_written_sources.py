@@ -2,7 +2,8 @@
 that measures each of them.
 
     python -m benchmarks.search.llm_written_sources --model FOLDER --out RESULT.json \
-        [--problems softmax,layer_norm,swiglu] [--evaluations 16] [--jobs 6] [--total-seconds 420] [--alone] [--device cpu|cuda] [--work DIR]
+        [--problems softmax,layer_norm,swiglu] [--evaluations 16] [--jobs 6] \
+        [--total-seconds 420] [--alone] [--device cpu|cuda] [--work DIR]
 
 For every problem two searches by the real command line, side by side with those of other problems, with as
 many evaluations each (a source that is verified, tuned and timed, whatever comes of it):
@@ -10,7 +11,7 @@ many evaluations each (a source that is verified, tuned and timed, whatever come
 - `filtered` asks for `--samples` sources per parent, forecasts them, and evaluates at most `--k`;
 - `unfiltered` asks for `--k` sources per parent and evaluates every one (`--surrogate none`).
 
-Who proposes is a language model in one process for all (`llm_serving`), beside mechanical rewrites, or with
+Who proposes is a language model in one process for all (`model_server`), beside mechanical rewrites, or with
 `--alone` nobody else. `--model` is a folder of safetensors (`convert_gguf` makes one of a GGUF file); its
 options are `--temperature` and `--max-tokens`. The searches share a device: timings take turns by the lock
 that they always take, but verifications and the model work meanwhile, so that times in the searches are
@@ -43,8 +44,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib import common
-from benchmarks.lib.common import say
+from benchmarks.lib import result_files
+from benchmarks.lib.result_files import say
 from benchmarks.lib.search.llm_search_runs import (
     ARMS,
     TEXTS,
@@ -155,7 +156,7 @@ def serve_model(a: Namespace, work: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    made = common.parser(__doc__)
+    made = result_files.parser(__doc__)
     made.add_argument("--model", required=True, metavar="FOLDER")
     made.add_argument("--problems", default="softmax,layer_norm,swiglu", help="as `search` takes them")
     made.add_argument("--evaluations", type=int, default=16, help="of each search")
@@ -176,8 +177,8 @@ def main() -> int:
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     made.add_argument("--work", type=Path, help="keeps all logs and texts; must be new")
     made.set_defaults(stub_only=True)  # the device is not opened in this process
-    a = common.parse_arguments(made)
-    report = common.ResultFile(a, "search_llm")
+    a = result_files.parse_arguments(made)
+    report = result_files.ResultFile(a, "search_llm")
     with tempfile.TemporaryDirectory(prefix="search-llm-") as scratch:
         work = a.work or Path(scratch)
         work.mkdir(parents=True, exist_ok=True)
@@ -185,7 +186,7 @@ def main() -> int:
     return 0
 
 
-def compare_arms(a: Namespace, report: common.ResultFile, work: Path) -> dict[str, Any]:
+def compare_arms(a: Namespace, report: result_files.ResultFile, work: Path) -> dict[str, Any]:
     """Both arms on every problem, then the best of them again; the summary."""
     problems: list[str] = a.problems.split(",")
     runs, loading = [SearchRun(problem, arm) for problem in problems for arm in ARMS], time.monotonic()

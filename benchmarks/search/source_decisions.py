@@ -4,7 +4,7 @@
         --out FILE [--seeds 5] [--origins mechanical llm]
 
 Replays the tuner with its default policy on tables of sources and configs that were all timed (see
-`search_sources`), forecast by a surrogate that was fitted without the kernel's family: once with the base's
+`sources_and_configs`), forecast by a surrogate that was fitted without the kernel's family: once with the base's
 own configs, and with those of all right sources of one origin beside them: at once, and `later`, when the
 base has been decided. `over_best` is the time of the base under the best of all its recorded configs over
 that of what was chosen, more than 1 where the choice is faster. A kernel counts where the median of its seeds
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.common import ResultFile, parse_arguments, parser, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from benchmarks.lib.search.source_pool import BASE
 from benchmarks.lib.variants.variant_forecasts import file_digest
 from benchmarks.search.sources_and_configs import surrogates_by_family

@@ -15,7 +15,7 @@ which there are 11,600 with the defaults: a run of nine minutes records about ha
 family; it lies in `--models` then. An evaluation is one (source, config) that is timed, or tried in vain: all
 arms pay for each, and are read after equally many. With `--tuned`, the base's configs were timed before and
 cost nothing: there is less to gain then. Scores are log2(time / time of the base under the best of its
-recorded configs), and the figures are those of `search_equal_budget`; the arm `--claim` at the last of the
+recorded configs), and the figures are those of `equal_budget`; the arm `--claim` at the last of the
 budgets decides whether the claim holds. `timing_noise` says how far two timings of a candidate disagree.
 """
 
@@ -35,13 +35,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.forecasting.variant_ranking import surrogate_without, table_paths
-from benchmarks.lib import common
-from benchmarks.lib.common import say
+from benchmarks.lib import result_files
+from benchmarks.lib.result_files import say
 from benchmarks.lib.search.pool_replay import ReplayedSearch
 from benchmarks.lib.search.source_pool import BASE, write_tables
 from benchmarks.lib.search.source_recording import compile_kernel, record_kernels, time_kernel
 from benchmarks.lib.search.source_replay import ARMS, KernelRecord, replay_sources
+from benchmarks.lib.surrogates_without import surrogate_without, table_paths
 from benchmarks.lib.variants.variant_forecasts import file_digest
 from benchmarks.search.equal_budget import summary
 from forecast_autotune.records.table import Table, read_tables
@@ -74,7 +74,7 @@ def surrogates_by_family(families: Sequence[str], folder: Path) -> dict[str, Sur
     return found
 
 
-def replay_all(a: Namespace, report: common.ResultFile) -> dict[str, Any]:
+def replay_all(a: Namespace, report: result_files.ResultFile) -> dict[str, Any]:
     """Every arm on every problem with every seed; the summary."""
     tables = read_tables(a.replay)
     only = set(filter(None, a.only.split(",")))
@@ -179,7 +179,7 @@ def timing_noise(table: Table) -> dict[str, float | int]:
 
 def options() -> ArgumentParser:
     """Of all modes."""
-    made = common.parser(__doc__)
+    made = result_files.parser(__doc__)
     cores = len(os.sched_getaffinity(0))
     what = made.add_mutually_exclusive_group()
     what.add_argument("--record", action="store_true", help="on a GPU: add to --out what is missing of it")
@@ -209,7 +209,7 @@ def options() -> ArgumentParser:
 
 def main() -> int:
     made = options()
-    a = common.parse_arguments(made)
+    a = result_files.parse_arguments(made)
     if a.child:
         torch.set_num_threads(1)
         if a.child == "compile":
@@ -224,7 +224,7 @@ def main() -> int:
         return 0
     if a.replay is None or a.models is None:
         made.error("say --record, --pack RECORDING, or --replay TABLE with --models FOLDER")
-    report = common.ResultFile(a, "search_sources")
+    report = result_files.ResultFile(a, "search_sources")
     done = replay_all(a, report)
     report.finish(done)
     return 0 if done["holds"] else 1

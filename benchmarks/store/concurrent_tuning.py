@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import kernels
-from benchmarks.lib import common
+from benchmarks.lib import child_processes, devices, kernel_timing, result_files
 from forecast_autotune import autotune
 from forecast_autotune.store import Store
 from forecast_autotune.store.log import MALFORMED, decode
@@ -36,20 +36,20 @@ READY_S, DONE_S = 240.0, 240.0
 def tune(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child: get ready, wait for the word, call once."""
     (case,) = kernels.cases([CASE])
-    with common.device(null) as where:
+    with devices.device(null) as where:
         data = case.make(where)
-        common.warm_up_device(where)
+        devices.warm_up_device(where)
         tuner = autotune(kernels.configs(case)[:: given["every"]], list(case.key))(case.kernel)
         print("ready", flush=True)
         sys.stdin.readline()
-        result: dict[str, Any] = common.tuned_call(case, tuner, data, lambda: None)
-        result["correct"] = common.check_output(case, data, where)
+        result: dict[str, Any] = kernel_timing.tuned_call(case, tuner, data, lambda: None)
+        result["correct"] = kernel_timing.check_output(case, data, where)
     return result
 
 
 def run_together(a: Namespace, every: int, env: dict[str, str]) -> tuple[list[dict[str, Any]], float]:
     """Start all, release them at once; returns their results and the wall seconds until the last was done."""
-    command = common.child_command(__file__, a, "tune", {"every": every})
+    command = child_processes.child_command(__file__, a, "tune", {"every": every})
     children = [
         subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(a.processes)
@@ -63,7 +63,7 @@ def run_together(a: Namespace, every: int, env: dict[str, str]) -> tuple[list[di
             if child.stdout.readline().strip() != "ready":
                 raise RuntimeError(f"a process was not ready within {READY_S:g} s; see its message above")
         watchdog.cancel()
-        common.say(f"{len(children)} processes are ready")
+        result_files.say(f"{len(children)} processes are ready")
         begin = time.perf_counter()
         for child in children:
             assert child.stdin is not None
@@ -73,7 +73,7 @@ def run_together(a: Namespace, every: int, env: dict[str, str]) -> tuple[list[di
         wall = time.perf_counter() - begin
         if failed := [child.returncode for child in children if child.returncode]:
             raise RuntimeError(f"{len(failed)} processes failed with exit status {failed}")
-        return [common.last_object(text) for text in texts], wall
+        return [child_processes.last_object(text) for text in texts], wall
     finally:
         watchdog.cancel()
         kill_children(children)
@@ -115,22 +115,22 @@ def audit_store(folder: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
         "claimed": claimed,
         "lost": claimed - single,
         "tuned_by": sum(r["decision"]["measured"] > 0 for r in results),
-        "configs_chosen": len({common.config_text(r["winner"]) for r in results}),
+        "configs_chosen": len({kernel_timing.config_text(r["winner"]) for r in results}),
         "torn_lines": torn_lines(folder),
         "notes": list(store.issued_warnings),
     }
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     parser.add_argument("--processes", type=int, default=16)
-    a = common.parse_arguments(parser)
+    a = result_files.parse_arguments(parser)
     if a.child:
         print(json.dumps(tune(a.given, a.null)), flush=True)
         return 0
-    report = common.ResultFile(a, "concurrent_tuning")
+    report = result_files.ResultFile(a, "concurrent_tuning")
     with tempfile.TemporaryDirectory(prefix="concurrent-", ignore_cleanup_errors=True) as folder:
-        results, wall = run_together(a, 18 if a.null else 3, common.child_environment(Path(folder)))
+        results, wall = run_together(a, 18 if a.null else 3, child_processes.child_environment(Path(folder)))
         for result in results:
             report.add("process", result)
         found = audit_store(Path(folder) / "store", results)

@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-# `benchmarks.lib.common` needs torch and is imported where the result is written: children start faster.
+from benchmarks.lib import child_processes, result_files
 from forecast_autotune.records import Candidate, Decision, Kernel, Measurement, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
@@ -103,7 +103,14 @@ def tune_listed(root: Path, numbers: Sequence[int], seed: int) -> None:
 
 
 def start(root: Path, numbers: Sequence[int], seed: int) -> subprocess.Popen[str]:
-    command = [*common.module_command(__file__), "--child", str(root), "--seed", str(seed), "--numbers"]
+    command = [
+        *child_processes.module_command(__file__),
+        "--child",
+        str(root),
+        "--seed",
+        str(seed),
+        "--numbers",
+    ]
     return subprocess.Popen([*command, *map(str, numbers)], stdout=subprocess.PIPE, text=True)
 
 
@@ -202,9 +209,7 @@ FORBIDDEN_COUNTS = ("lost", "repeated", "decisions_lost", "decisions_changed", "
 
 
 def run(a: argparse.Namespace) -> int:
-    from benchmarks.lib import common
-
-    report, chance = common.ResultFile(a, "kill9", a.seed), random.Random(a.seed)
+    report, chance = result_files.ResultFile(a, "kill9", a.seed), random.Random(a.seed)
     with tempfile.TemporaryDirectory(prefix="kill9-") as folder:
         audit, unfinished, used, interrupted = StoreAudit(Path(folder)), list[int](), 0, 0
         for round_ in range(a.rounds):
@@ -216,11 +221,11 @@ def run(a: argparse.Namespace) -> int:
             interrupted += sum(small_table(n).problem.id in audit.begun for n in unfinished)
             if any(counts[name] for name in FORBIDDEN_COUNTS):
                 report.add("round", {"round": round_, **counts})
-                common.say(f"round {round_}: BROKEN {counts}")
+                result_files.say(f"round {round_}: BROKEN {counts}")
                 return 1
             if round_ % 20 == 19:
                 report.add("round", {"round": round_ + 1, "decisions_interrupted": interrupted, **counts})
-                common.say(f"{round_ + 1} rounds: {counts}, {interrupted} decisions interrupted")
+                result_files.say(f"{round_ + 1} rounds: {counts}, {interrupted} decisions interrupted")
         last = start(Path(folder), unfinished, a.seed)
         audit.hear(announced_lines(last))
         counts, decisions = audit.check()

@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.common import module_command
+from benchmarks.lib.child_processes import module_command
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import (
     Argument,

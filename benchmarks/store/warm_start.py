@@ -25,7 +25,7 @@ from typing import Any
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import common
+from benchmarks.lib import child_processes, devices, kernel_timing, result_files
 from forecast_autotune import autotune
 
 MATMUL, OTHER = "matmul/4096x4096x4096", "swiglu"
@@ -52,7 +52,7 @@ def matmul_inputs(shape: tuple[int, int, int], where: str) -> kernels.Data:
 
 def host_ms(kernel: Any, data: kernels.Data, **launch: Any) -> float:
     """Host milliseconds of one call of a kernel, decorated or not, on an idle device."""
-    common.synchronize()
+    devices.synchronize()
     begin = time.perf_counter()
     kernel[data["grid"]](*data["args"], **launch)
     return (time.perf_counter() - begin) * 1e3
@@ -61,15 +61,15 @@ def host_ms(kernel: Any, data: kernels.Data, **launch: Any) -> float:
 def tune_child(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that fills the store."""
     (case,) = kernels.cases([MATMUL])
-    with common.device(null) as where:
+    with devices.device(null) as where:
         tuner = autotune(kernels.configs(case)[:: given["every"]], list(case.key))(case.kernel)
         rows = []
         for shape in matmul_shapes(given["shapes"]):
             data = matmul_inputs(shape, where)
             seconds = host_ms(tuner, data) / 1e3
-            common.synchronize()
+            devices.synchronize()
             row = {"shape": shape, "measured": tuner.decision.measured, "seconds": seconds}
-            rows.append({**row, "winner": common.config_to_json(tuner.best_config)})
+            rows.append({**row, "winner": kernel_timing.config_to_json(tuner.best_config)})
     return {"rows": rows}
 
 
@@ -81,8 +81,8 @@ def start_child(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
     def decorated() -> Any:
         return autotune(configs, list(case.key))(case.kernel)
 
-    with common.device(null) as where:
-        common.warm_up_device(where)
+    with devices.device(null) as where:
+        devices.warm_up_device(where)
         other = kernels.cases([OTHER])[0]
         data = other.make(where, small=not null)
         with tempfile.TemporaryDirectory(prefix="warm-", ignore_cleanup_errors=True) as elsewhere:
@@ -91,7 +91,7 @@ def start_child(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
         known = [(row, matmul_inputs(row["shape"], where)) for row in given["rows"]]
         plain = []
         for row, d in known:
-            launch = common.config_from_json(row["winner"]).all_kwargs()
+            launch = kernel_timing.config_from_json(row["winner"]).all_kwargs()
             host_ms(case.kernel, d, **launch)  # compiles
             plain.append(statistics.median(host_ms(case.kernel, d, **launch) for _ in range(PLAIN)))
         tuner = decorated()
@@ -101,7 +101,7 @@ def start_child(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
                 tuner = decorated()
             first, again = host_ms(tuner, d), host_ms(tuner, d)
             decision = tuner.decision
-            if decision.measured or common.config_to_json(tuner.best_config) != row["winner"]:
+            if decision.measured or kernel_timing.config_to_json(tuner.best_config) != row["winner"]:
                 raise AssertionError(f"{row['shape']}: not served from the store: {decision}")
             times = {"first_ms": first, "again_ms": again, "plain_ms": base, "extra_ms": first - base}
             found = {"measured": decision.measured, "evidence": str(decision.evidence)}
@@ -109,21 +109,25 @@ def start_child(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
     return {"role": role, "rows": rows}
 
 
-def run(a: Namespace, report: common.ResultFile) -> None:
+def run(a: Namespace, report: result_files.ResultFile) -> None:
     given: dict[str, Any] = {"every": 18 if a.null else 6, "shapes": 3 if a.null else a.shapes}
     with tempfile.TemporaryDirectory(prefix="warm-start-", ignore_cleanup_errors=True) as folder:
-        env = common.child_environment(Path(folder))
-        tuned = common.run_child(common.child_command(__file__, a, "tune", given), env)
+        env = child_processes.child_environment(Path(folder))
+        tuned = child_processes.run_child(child_processes.child_command(__file__, a, "tune", given), env)
         report.add("tune", tuned)
-        common.say(f"tuned {len(tuned['rows'])} shapes, {tuned['rows'][0]['measured']} measured in the first")
+        result_files.say(
+            f"tuned {len(tuned['rows'])} shapes, {tuned['rows'][0]['measured']} measured in the first"
+        )
         done = []
         for i in range(a.processes):
             role = ("one", "new")[i % 2]
-            command = common.child_command(__file__, a, role, {**given, "rows": tuned["rows"]})
-            done.append(common.run_child(command, env))
+            command = child_processes.child_command(__file__, a, role, {**given, "rows": tuned["rows"]})
+            done.append(child_processes.run_child(command, env))
             report.add(role, done[-1])
             first = done[-1]["rows"][0]
-            common.say(f"{role}: first call {first['first_ms']:.3f} ms, plain {first['plain_ms']:.3f} ms")
+            result_files.say(
+                f"{role}: first call {first['first_ms']:.3f} ms, plain {first['plain_ms']:.3f} ms"
+            )
     firsts = [r["rows"][0]["extra_ms"] for r in done]
     later = {
         role: [x["extra_ms"] for r in done if r["role"] == role for x in r["rows"][1:]]
@@ -144,17 +148,17 @@ def run(a: Namespace, report: common.ResultFile) -> None:
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     parser.add_argument("--processes", type=int, default=4, help="fresh processes, at least 2")
     parser.add_argument("--shapes", type=int, default=12, help="known shapes besides 4096^3")
-    a = common.parse_arguments(parser)
+    a = result_files.parse_arguments(parser)
     if a.child:
         result = tune_child(a.given, a.null) if a.child == "tune" else start_child(a.child, a.given, a.null)
         print(json.dumps(result), flush=True)
         return 0
     if a.processes < 2:
         parser.error("--processes must be at least 2: one per way of decorating")
-    run(a, common.ResultFile(a, "warm_start"))
+    run(a, result_files.ResultFile(a, "warm_start"))
     return 0
 
 

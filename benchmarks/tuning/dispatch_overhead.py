@@ -29,7 +29,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.lib import common
+from benchmarks.lib import devices, result_files
 from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_harness.variants.sizes import CallSizes
@@ -122,21 +122,21 @@ def time_alternately(
         for block in range(blocks):
             for name in names[block % len(names) :] + names[: block % len(names)]:
                 call = calls[name]
-                common.synchronize()
+                devices.synchronize()
                 begin = time.perf_counter_ns()
                 for _ in range(count):
                     call()
                 found[name].append((time.perf_counter_ns() - begin) / count / 1000)
     finally:
         gc.enable()
-    common.synchronize()
+    devices.synchronize()
     return found
 
 
-def run(a: Namespace, report: common.ResultFile) -> None:
+def run(a: Namespace, report: result_files.ResultFile) -> None:
     summary: dict[str, Any] = {}
     # Without a GPU the tuners still have to decide once; what is timed then is the stub alone.
-    with common.device(a.null or not torch.cuda.is_available()) as where:
+    with devices.device(a.null or not torch.cuda.is_available()) as where:
         # Tensors of the device `meta` all lie at address zero: they would count as overlapping.
         x, y = (torch.empty(64, device="cpu" if where == "meta" else where) for _ in range(2))
         kernels = {
@@ -153,7 +153,7 @@ def run(a: Namespace, report: common.ResultFile) -> None:
                     times = time_alternately(calls, a.blocks, min(a.calls, 1000))
                     report.add(name, {k: [round(t, 3) for t in v] for k, v in times.items()})
                     summary[name] = summarise(times)
-                    common.say(f"{name}: {summary[name]}")
+                    result_files.say(f"{name}: {summary[name]}")
     report.finish(summary)
 
 
@@ -171,12 +171,12 @@ def summarise(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     parser.add_argument("--blocks", type=int, default=150, help="blocks per contender and row")
     parser.add_argument("--calls", type=int, default=200, help="calls per block, at most 1000")
     parser.add_argument("--stub-only", action="store_true", help="only the rows that need no GPU")
-    a = common.parse_arguments(parser)
-    run(a, common.ResultFile(a, "dispatch"))
+    a = result_files.parse_arguments(parser)
+    run(a, result_files.ResultFile(a, "dispatch"))
     return 0
 
 

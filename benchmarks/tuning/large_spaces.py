@@ -7,7 +7,7 @@ And what is found is as fast as, or faster than, the best of that list.
 
 Two kernels: fp16 matmul 4096^3 over 2976 configs, against the usual list of 72, and causal attention
 over 1470 configs, against a random sample of them (`triton.autotune` cannot be waited for on all).
-Every tuning is one fresh process with empty caches, timed as in `tune_matmul72.py`; without
+Every tuning is one fresh process with empty caches, timed as in `matmul72.py`; without
 `--baseline` the list of 72 is timed here. Then one process times our winner and the fastest three of
 the list or sample in turns, and compares our winner's output with the reference.
 """
@@ -25,7 +25,7 @@ from typing import Any
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import common
+from benchmarks.lib import child_processes, devices, kernel_timing, result_files
 from forecast_autotune import Space, autotune
 from forecast_autotune.settings import Budget
 from forecast_integrations.triton.call import outcome_of
@@ -59,9 +59,9 @@ def tolerant_do_bench(call: Any, quantiles: Any) -> Any:
 def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that tunes: `ours` on the space, `list` or `sample` with `triton.autotune`."""
     (case,) = kernels.cases([given["case"]])
-    with common.device(null) as where:
+    with devices.device(null) as where:
         data = case.make(where)
-        common.warm_up_device(where)
+        devices.warm_up_device(where)
         key = list(case.key)
         if role == "ours":
             space = case_space(case)
@@ -78,8 +78,8 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
             tuner = triton.autotune(configs, key, do_bench=tolerant_do_bench if role == "sample" else None)(
                 case.kernel
             )
-        result = common.tuned_call(case, tuner, data, lambda: None)
-        result["correct"] = common.check_output(case, data, where)
+        result = kernel_timing.tuned_call(case, tuner, data, lambda: None)
+        result["correct"] = kernel_timing.check_output(case, data, where)
     del result["timings"][max(TOP, 20) :]
     return {**result, "role": role, "configs": size}
 
@@ -87,26 +87,26 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
 def retime_winners(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that times the winners in turns and checks the output of ours."""
     (case,) = kernels.cases([given["case"]])
-    with common.device(null) as where:
-        common.warm_up_device(where)
-        result: dict[str, Any] = common.retime(case, where, given["configs"], given["rounds"])
-        winner = common.config_from_json(given["configs"][0])
-        result["correct"] = common.check_output(case, case.make(where), where, winner)
+    with devices.device(null) as where:
+        devices.warm_up_device(where)
+        result: dict[str, Any] = kernel_timing.retime(case, where, given["configs"], given["rounds"])
+        winner = kernel_timing.config_from_json(given["configs"][0])
+        result["correct"] = kernel_timing.check_output(case, case.make(where), where, winner)
     return result
 
 
-def run(a: Namespace, report: common.ResultFile) -> None:
+def run(a: Namespace, report: result_files.ResultFile) -> None:
     def once(name: str, role: str, **given: Any) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True) as folder:
-            result = common.run_child(
-                common.child_command(__file__, a, role, {"case": name, **given}),
-                common.child_environment(Path(folder)),
+            result = child_processes.run_child(
+                child_processes.child_command(__file__, a, role, {"case": name, **given}),
+                child_processes.child_environment(Path(folder)),
                 580,
             )
         report.add(f"{name}/{role}", result)
         if role != "again":
-            winner = common.config_text(result["winner"])
-            common.say(f"{role}: {name} {result['seconds']:.2f} s, {result['timed']} timed, {winner}")
+            winner = kernel_timing.config_text(result["winner"])
+            result_files.say(f"{role}: {name} {result['seconds']:.2f} s, {result['timed']} timed, {winner}")
         return result
 
     measurements = 3 if a.null else a.measurements
@@ -124,12 +124,12 @@ def run(a: Namespace, report: common.ResultFile) -> None:
         configs = [ours["winner"]] + [config for config, _ in other["timings"][:TOP]]
         times = once(name, "again", configs=configs, rounds=5 if a.null else a.rounds)
         summary[name] = compare(ours, other, times)
-        common.say(f"{name}: {summary[name]}")
+        result_files.say(f"{name}: {summary[name]}")
     report.finish(summary)
 
 
 def baseline(path: Path) -> dict[str, Any]:
-    """`triton.autotune` on the 72, from the result of `tune_matmul72.py`. Raises if it is not there."""
+    """`triton.autotune` on the 72, from the result of `matmul72.py`. Raises if it is not there."""
     run_ = json.loads(path.read_text(encoding="utf-8"))["raw"]["triton"][0]
     (shape,) = [s for s in run_["shapes"] if s["case"] == MATMUL]
     return {**shape, "configs": run_["configs"]}
@@ -137,9 +137,9 @@ def baseline(path: Path) -> dict[str, Any]:
 
 def compare(ours: dict[str, Any], other: dict[str, Any], times: dict[str, Any]) -> dict[str, Any]:
     """Seconds and speed of what was found; `faster` is above zero where our winner is the faster one."""
-    side = common.read_retimed(times)
-    mine = side.medians[common.config_text(ours["winner"])]
-    theirs = min(side.medians[common.config_text(config)] for config, _ in other["timings"][:TOP])
+    side = kernel_timing.read_retimed(times)
+    mine = side.medians[kernel_timing.config_text(ours["winner"])]
+    theirs = min(side.medians[kernel_timing.config_text(config)] for config, _ in other["timings"][:TOP])
     return {
         "configs": ours["configs"],
         "measured": ours["decision"]["measured"],
@@ -153,15 +153,13 @@ def compare(ours: dict[str, Any], other: dict[str, Any], times: dict[str, Any]) 
         "faster": round(theirs / mine - 1, 5),
         "noise": round(side.noise, 5),
         "winner_correct": times["correct"],
-        "winner": common.config_text(ours["winner"]),
+        "winner": kernel_timing.config_text(ours["winner"]),
     }
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
-    parser.add_argument(
-        "--baseline", type=Path, help="result of tune_matmul72.py, to not repeat its baseline"
-    )
+    parser = result_files.parser(__doc__)
+    parser.add_argument("--baseline", type=Path, help="result of matmul72.py, to not repeat its baseline")
     parser.add_argument(
         "--attention-sample", type=int, default=0, help="configs in the sample; 0: no baseline"
     )
@@ -174,14 +172,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="matmul or attention")
     parser.add_argument("--rounds", type=int, default=200, help="launches per config in the final timing")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
-    a = common.parse_arguments(parser)
+    a = result_files.parse_arguments(parser)
     if a.child:
         result = retime_winners(a.given, a.null) if a.child == "again" else tune(a.child, a.given, a.null)
         print(json.dumps(result), flush=True)
         return 0
     if a.baseline:
         baseline(a.baseline)  # fails now if it cannot be read
-    run(a, common.ResultFile(a, "tune_space", a.seed))
+    run(a, result_files.ResultFile(a, "tune_space", a.seed))
     return 0
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import common
+from benchmarks.lib import child_processes, devices, kernel_timing, result_files
 from forecast_autotune import autotune
 from forecast_autotune.settings import Settings
 from forecast_integrations.triton.call import outcome_of
@@ -44,23 +44,25 @@ def tune(role: str, given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child: both shapes through one contender."""
     cases = kernels.cases(CASES)
     cases.sort(key=lambda c: CASES.index(c.name))
-    with common.device(null) as where:
+    with devices.device(null) as where:
         data = [case.make(where) for case in cases]
-        common.warm_up_device(where)
+        devices.warm_up_device(where)
         configs = kernels.configs(cases[0])[:: given["every"]]
         kernel, key = cases[0].kernel, list(cases[0].key)
         shapes = []
         for case, d in zip(cases, data, strict=True):
             if role == "floor":
-                shapes.append(known_winner(case, d, common.config_from_json(given["winners"][case.name])))
+                shapes.append(
+                    known_winner(case, d, kernel_timing.config_from_json(given["winners"][case.name]))
+                )
             else:
                 if not shapes:
                     make = autotune if role == "forecast" else triton.autotune
                     tuner = make(configs=configs, key=key)(kernel)
                 threads = given["threads"] if role == "threads16" else 0
                 before = partial(precompile, kernel, d, configs, threads)
-                shapes.append(common.tuned_call(case, tuner, d, before))
-            shapes[-1]["correct"] = common.check_output(case, d, where)
+                shapes.append(kernel_timing.tuned_call(case, tuner, d, before))
+            shapes[-1]["correct"] = kernel_timing.check_output(case, d, where)
     return {
         "contender": role,
         "configs": len(configs),
@@ -97,7 +99,7 @@ def known_winner(case: kernels.Case, data: kernels.Data, config: Any) -> dict[st
             return lambda *_, **__: kernels.launch(case, data, config)
 
     bench = triton.runtime.driver.active.get_benchmarker()
-    found: dict[str, Any] = common.tuned_call(
+    found: dict[str, Any] = kernel_timing.tuned_call(
         case,
         Known(),
         data,
@@ -108,32 +110,33 @@ def known_winner(case: kernels.Case, data: kernels.Data, config: Any) -> dict[st
 
 def retime_winners(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child that times all winners in turns."""
-    with common.device(null) as where:
-        common.warm_up_device(where)
+    with devices.device(null) as where:
+        devices.warm_up_device(where)
         return {
             "shapes": [
-                common.retime(case, where, given["configs"][case.name], given["rounds"])
+                kernel_timing.retime(case, where, given["configs"][case.name], given["rounds"])
                 for case in kernels.cases(CASES)
             ]
         }
 
 
-def run(a: Namespace, report: common.ResultFile) -> None:
+def run(a: Namespace, report: result_files.ResultFile) -> None:
     every = 18 if a.null else 1
     given: dict[str, Any] = {"every": every, "threads": a.threads}
     raw: dict[str, list[dict[str, Any]]] = {}
 
     def once(role: str, more: dict[str, Any] | None = None, **env: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True) as folder:
-            result = common.run_child(
-                common.child_command(__file__, a, role, {**given, **(more or {})}),
-                common.child_environment(Path(folder), **env),
+            result = child_processes.run_child(
+                child_processes.child_command(__file__, a, role, {**given, **(more or {})}),
+                child_processes.child_environment(Path(folder), **env),
             )
         report.add(role, result)
         raw.setdefault(role, []).append(result)
         for s in result["shapes"] if role != "again" else ():
-            common.say(
-                f"{role}: {s['case']} {s['seconds']:.2f} s, {s['timed']} timed, {common.config_text(s['winner'])}"
+            result_files.say(
+                f"{role}: {s['case']} {s['seconds']:.2f} s, {s['timed']} timed, "
+                + kernel_timing.config_text(s["winner"])
             )
         return result
 
@@ -163,7 +166,7 @@ def summary(raw: dict[str, list[dict[str, Any]]], times: dict[str, Any]) -> dict
     """Per shape: seconds, speedups and regrets; medians over repeats, and all of them."""
     found: dict[str, Any] = {}
     for place, shape in enumerate(("first", "next")):
-        side = common.read_retimed(next(t for t in times["shapes"] if t["case"] == CASES[place]))
+        side = kernel_timing.read_retimed(next(t for t in times["shapes"] if t["case"] == CASES[place]))
         runs = {role: [r["shapes"][place] for r in done] for role, done in raw.items()}
         seconds = {role: statistics.median(r["seconds"] for r in done) for role, done in runs.items()}
         regrets = {role: [round(side.regret(r["winner"]), 5) for r in done] for role, done in runs.items()}
@@ -186,19 +189,19 @@ def summary(raw: dict[str, list[dict[str, Any]]], times: dict[str, Any]) -> dict
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3, help="processes of `forecast`, one seed each")
     parser.add_argument("--rounds", type=int, default=200, help="launches per config in the final timing")
     parser.add_argument("--threads", type=int, default=16, help="compile threads of the baseline `threads16`")
     parser.add_argument(
         "--baseline", type=Path, help="a result of this script: its contenders, on a like machine, stand"
     )
-    a = common.parse_arguments(parser)
+    a = result_files.parse_arguments(parser)
     if a.child:
         result = retime_winners(a.given, a.null) if a.child == "again" else tune(a.child, a.given, a.null)
         print(json.dumps(result), flush=True)
         return 0
-    run(a, common.ResultFile(a, "tune_matmul72"))
+    run(a, result_files.ResultFile(a, "tune_matmul72"))
     return 0
 
 

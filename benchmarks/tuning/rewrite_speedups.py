@@ -37,8 +37,9 @@ import torch
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import common
-from benchmarks.lib.common import ROOT, say
+from benchmarks.lib import child_processes, devices, kernel_timing, result_files
+from benchmarks.lib.environment import ROOT
+from benchmarks.lib.result_files import say
 from benchmarks.lib.variants.rewrite_cases import (
     first_cases,
     launch_variant,
@@ -135,7 +136,7 @@ def check_all(task: Any, listed: Sequence[Any], jobs: int) -> None:
     for row in listed:
         (case,), variant = kernels.cases([row["case"]]), Variant.from_json(row["variant"])
         checks.append(({"case": case.name, "variant": variant.name}, partial(attempt, task, case, variant)))
-    common.check_each(checks, jobs, LIMIT_S)
+    child_processes.check_each(checks, jobs, LIMIT_S)
 
 
 # --- without a device, in the parent ---
@@ -155,7 +156,7 @@ def run_in_role(
     name: str, listed: Path, jobs: int, also: Path | None, folder: Path
 ) -> Iterator[dict[str, Any]]:
     """Run this script in a role, and yield what it prints. Raises `RuntimeError` when it fails."""
-    environment = common.child_environment(
+    environment = child_processes.child_environment(
         folder,
         TRITON_INTERPRET="1" if name == "interpret" else "0",
         OMP_NUM_THREADS="1",
@@ -163,7 +164,7 @@ def run_in_role(
     )
     if also is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(also.resolve()), environment["PYTHONPATH"]])
-    command = [*common.module_command(__file__), "--check", "--child", name, "--jobs", str(jobs)]
+    command = [*child_processes.module_command(__file__), "--check", "--child", name, "--jobs", str(jobs)]
     command += ["--given", json.dumps({"listed": str(listed)})]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -174,7 +175,7 @@ def run_in_role(
         raise RuntimeError(f"role {name} ended with {process.returncode}; its error is above")
 
 
-def check(a: Namespace, report: common.ResultFile) -> int:
+def check(a: Namespace, report: result_files.ResultFile) -> int:
     """Check the variants of many kernels; returns how many are not right, or do not compile."""
     cases = selected_cases(a)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
@@ -257,37 +258,37 @@ def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
     """The child of one kernel: the base's best config against what is found among base and variants."""
     (case,) = kernels.cases([given["case"]])
     configs = kernels.configs(case)
-    with common.device(null) as where:
+    with devices.device(null) as where:
         # Tensors of the device `meta` all lie at address zero: they would count as overlapping.
         data = case.make("cpu", small=True) if null else case.make(where)
-        common.warm_up_device(where)
+        devices.warm_up_device(where)
         # Kernels that make tensor descriptors themselves ask for memory at every launch.
         triton.set_allocator(
             lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=where)
         )
         options: dict[str, Any] = {"reset_to_zero": list(case.reset_to_zero)}
         every = autotune(configs, list(case.key), mode="exhaustive", store=False, **options)(case.kernel)
-        oracle = common.tuned_call(case, every, data, lambda: None)
+        oracle = kernel_timing.tuned_call(case, every, data, lambda: None)
         made = rewrites_of_case(case, limit=given["limit"])
         options["store"] = Store(None)  # of both decisions: nothing is measured twice
         alone = autotune(configs, list(case.key), **options)(case.kernel)
-        first = common.tuned_call(case, alone, data, lambda: None)
+        first = kernel_timing.tuned_call(case, alone, data, lambda: None)
         right = {
             v.name: v.checks for v in verified_variants(case, where, with_fastest_configs(made, first), data)
         }
         kept = [replace(v, checks=right[v.name]) for v in made if v.name in right]
         ours = autotune(configs, list(case.key), variants=kept, **options)(case.kernel)
         kernels.reset(case, data)
-        found = common.tuned_call(case, ours, data, lambda: None)
+        found = kernel_timing.tuned_call(case, ours, data, lambda: None)
         kernels.reset(case, data)
         ours[data["grid"]](*data["args"], **data["kwargs"])
-        correct = common.check_output(case, data, where)
+        correct = kernel_timing.check_output(case, data, where)
         base = partial(kernels.launch, case, data, every.best_config)
         winner = partial(ours.__getitem__(data["grid"]), *data["args"], **data["kwargs"])
         for call in (base, winner):
             call()
-        times = common.time_in_turns([base, winner, base], given["rounds"])
-        host_us = [round(1e6 * common.host_seconds(call, 100), 1) for call in (base, winner)]
+        times = kernel_timing.time_in_turns([base, winner, base], given["rounds"])
+        host_us = [round(1e6 * kernel_timing.host_seconds(call, 100), 1) for call in (base, winner)]
     medians = [statistics.median(t) for t in times]
     return {
         "case": case.name,
@@ -308,7 +309,7 @@ def tune_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
     }
 
 
-def tune(a: Namespace, report: common.ResultFile) -> int:
+def tune(a: Namespace, report: result_files.ResultFile) -> int:
     """Tune case by case, each in a fresh process; returns how many failed."""
     cases, begun = selected_cases(a), time.monotonic()
     rows, failed, skipped = [], 0, list[str]()
@@ -319,9 +320,11 @@ def tune(a: Namespace, report: common.ResultFile) -> int:
             continue
         given = {"case": case.name, "rounds": 5 if a.null else a.rounds, "limit": a.limit}
         with tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True) as folder:
-            command = common.child_command(__file__, a, "tune", given)
+            command = child_processes.child_command(__file__, a, "tune", given)
             try:
-                row = common.run_child(command, common.child_environment(Path(folder)), min(a.seconds, left))
+                row = child_processes.run_child(
+                    command, child_processes.child_environment(Path(folder)), min(a.seconds, left)
+                )
             except Exception as error:  # one kernel less is worth less than all of the others
                 failed += 1
                 report.add("failed", {"case": case.name, "error": str(error)[-1500:]})
@@ -353,7 +356,7 @@ def tune(a: Namespace, report: common.ResultFile) -> int:
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="all variants, without a GPU")
     what.add_argument("--tune", action="store_true", help="base against base and variants, on the GPU")
@@ -368,7 +371,7 @@ def main() -> int:
         "--total-seconds", type=float, default=7200.0, help="time limit of all kernels when tuning"
     )
     parser.set_defaults(stub_only="--check" in sys.argv)
-    a = common.parse_arguments(parser)
+    a = result_files.parse_arguments(parser)
     if a.child == "tune":
         print(json.dumps(tune_case(a.given, a.null)), flush=True)
     elif a.child:
@@ -379,9 +382,9 @@ def main() -> int:
             with null_device():
                 check_all(compile_one, listed, a.jobs)
     elif a.check:
-        return int(check(a, common.ResultFile(a, "mechanical_variants_cpu")) > 0)
+        return int(check(a, result_files.ResultFile(a, "mechanical_variants_cpu")) > 0)
     else:
-        return int(tune(a, common.ResultFile(a, "mechanical_variants", 0)) > 0)
+        return int(tune(a, result_files.ResultFile(a, "mechanical_variants", 0)) > 0)
     return 0
 
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import kernels
-from benchmarks.lib import common
+from benchmarks.lib import devices, kernel_timing, result_files
 from benchmarks.lib.variants.variant_forecasts import call_with_variants
 from benchmarks.tuning.matmul72 import precompile
 from forecast_autotune.records import Candidate
@@ -89,7 +89,7 @@ def one_case(case: kernels.Case, where: str, a: Namespace) -> dict[str, Any]:
     clock.close()
     fast = sorted(rough, key=lambda c: rough[c])[: FAST if not a.null else 6]
     top = fast[: TOP + MORE]
-    times = common.time_in_turns([partial(call.launch_once, c) for c in top], a.rounds)
+    times = kernel_timing.time_in_turns([partial(call.launch_once, c) for c in top], a.rounds)
     truth = {c: statistics.median(t) for c, t in zip(top, times, strict=True)}
     # The others are compared by the first pass, put on the scale of the truth.
     scale = truth[fast[0]] / rough[fast[0]]
@@ -110,16 +110,16 @@ def one_case(case: kernels.Case, where: str, a: Namespace) -> dict[str, Any]:
     return {"case": case.name, "candidates": len(rough), "best_ms": best, "plays": plays}
 
 
-def run(a: Namespace, report: common.ResultFile) -> None:
+def run(a: Namespace, report: result_files.ResultFile) -> None:
     """All cases; a case's result is written before the next begins."""
     found: list[dict[str, Any]] = []
-    with common.device(a.null) as where:
-        common.warm_up_device(where)
+    with devices.device(a.null) as where:
+        devices.warm_up_device(where)
         for name in CASES[: 1 if a.null else None]:
             found.append(one_case(*kernels.cases([name]), where, a))
             report.add("cases", found[-1])
             for lengths, line in summary_by_lengths(found[-1]["plays"]).items():
-                common.say(f"{name}: {lengths}: {line}")
+                result_files.say(f"{name}: {lengths}: {line}")
     plays = [play for case in found for play in case["plays"]]
     report.finish(
         {"all": summary_by_lengths(plays), **{c["case"]: summary_by_lengths(c["plays"]) for c in found}}
@@ -141,13 +141,13 @@ def summary_by_lengths(plays: list[dict[str, Any]]) -> dict[str, dict[str, float
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=10, help="draws per case")
     parser.add_argument("--rounds", type=int, default=200, help="launches per config of the truth")
     parser.add_argument("--threads", type=int, default=16, help="threads that compile")
     parser.add_argument("--seed", type=int, default=0)
-    a = common.parse_arguments(parser)
-    run(a, common.ResultFile(a, "timing_lengths", a.seed))
+    a = result_files.parse_arguments(parser)
+    run(a, result_files.ResultFile(a, "timing_lengths", a.seed))
     return 0
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import triton
 
 from benchmarks import kernels
-from benchmarks.lib import common
+from benchmarks.lib import child_processes, devices, kernel_timing, result_files
 from forecast_autotune import autotune
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
@@ -102,21 +102,23 @@ def unseen_case(given: dict[str, Any], null: bool) -> dict[str, Any]:
     (case,) = kernels.cases([given["case"]])
     surrogate = DefaultSurrogate(LearnedSurrogate(LearnedModel.load(Path(given["model"]))))
     oracle = given["oracle"]
-    configs = [common.config_from_json(c) for c in oracle["configs"]] if oracle else kernels.configs(case)
-    with common.device(null) as where:
+    configs = (
+        [kernel_timing.config_from_json(c) for c in oracle["configs"]] if oracle else kernels.configs(case)
+    )
+    with devices.device(null) as where:
         data = case.make(where)
-        common.warm_up_device(where)
+        devices.warm_up_device(where)
         options: dict[str, Any] = {"reset_to_zero": list(case.reset_to_zero), "store": False}
         ours = autotune(configs, list(case.key), surrogate=surrogate, **options)(case.kernel)
         kernels.reset(case, data)
-        result = common.tuned_call(case, ours, data, lambda: None)
-        result["correct"] = common.check_output(case, data, where)
+        result = kernel_timing.tuned_call(case, ours, data, lambda: None)
+        result["correct"] = kernel_timing.check_output(case, data, where)
         if not oracle:
             every = autotune(configs, list(case.key), mode="exhaustive", **options)(case.kernel)
-            oracle = common.tuned_call(case, every, data, lambda: None)
+            oracle = kernel_timing.tuned_call(case, every, data, lambda: None)
             oracle["best"] = [config for config, _ in oracle["timings"][:TOP]]
-        again = common.retime(case, where, [result["winner"], *oracle["best"]], given["rounds"])
-    side = common.read_retimed(again)
+        again = kernel_timing.retime(case, where, [result["winner"], *oracle["best"]], given["rounds"])
+    side = kernel_timing.read_retimed(again)
     return {
         **{k: v for k, v in result.items() if k != "timings"},
         "configs": len(configs),
@@ -143,28 +145,28 @@ def tune_list(given: dict[str, Any], null: bool) -> dict[str, Any]:
         for s in (2, 3, 4, 5)
     ]
     configs = random.Random(given["seed"]).sample(every, given["size"])
-    with common.device(null) as where:
+    with devices.device(null) as where:
         data = case.make(where)
-        common.warm_up_device(where)
+        devices.warm_up_device(where)
         tuner = autotune(configs, list(case.key), store=False)(case.kernel)
-        result = common.tuned_call(case, tuner, data, lambda: None)
-        result["correct"] = common.check_output(case, data, where)
+        result = kernel_timing.tuned_call(case, tuner, data, lambda: None)
+        result["correct"] = kernel_timing.check_output(case, data, where)
     del result["timings"][20:]
     return {**result, "configs": len(configs)}
 
 
-def run(a: Namespace, report: common.ResultFile) -> None:
+def run(a: Namespace, report: result_files.ResultFile) -> None:
     def once(role: str, given: dict[str, Any]) -> dict[str, Any] | None:
         with tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True) as folder:
             try:
-                result = common.run_child(
-                    common.child_command(__file__, a, role, given),
-                    common.child_environment(Path(folder)),
+                result = child_processes.run_child(
+                    child_processes.child_command(__file__, a, role, given),
+                    child_processes.child_environment(Path(folder)),
                     240,
                 )
             except Exception as error:  # one kernel less is worth less than all of the others
                 report.add("failed", {"given": given, "error": str(error)[-1500:]})
-                common.say(f"FAILED {given}: {str(error)[-300:]}")
+                result_files.say(f"FAILED {given}: {str(error)[-300:]}")
                 return None
         report.add(role, result)
         return result
@@ -175,7 +177,7 @@ def run(a: Namespace, report: common.ResultFile) -> None:
     model: Path = a.model or a.out.with_suffix(".npz")
     about = model_for(chosen, a.tables, model)
     report.add("fitted", about)
-    common.say(f"fitted to {about}")
+    result_files.say(f"fitted to {about}")
     if a.fit_only:
         report.finish({"fitted": about})
         return
@@ -186,7 +188,7 @@ def run(a: Namespace, report: common.ResultFile) -> None:
             continue
         rows.append(row)
         everything = "recorded" if known else f"{row['exhaustive_s']:.1f} s"
-        common.say(
+        result_files.say(
             f"{case.name}: {row['seconds']:.2f} s, {row['decision']['measured']} of {row['configs']}, regret "
             f"{row['regret']:.2%} (noise {row['noise']:.2%}); everything: {everything}"
         )
@@ -195,7 +197,9 @@ def run(a: Namespace, report: common.ResultFile) -> None:
         found = once("sized", {"size": size, "seed": seed})
         if found is not None:
             sizes[f"{size} #{seed}"] = round(found["seconds"], 3)
-            common.say(f"{size} configs: {found['seconds']:.2f} s, {found['decision']['measured']} measured")
+            result_files.say(
+                f"{size} configs: {found['seconds']:.2f} s, {found['decision']['measured']} measured"
+            )
     if a.model is None:
         model.unlink()
     report.finish({**summary(rows), "seconds_by_list_size": sizes})
@@ -221,7 +225,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = common.parser(__doc__)
+    parser = result_files.parser(__doc__)
     parser.add_argument("--kernels", type=int, default=24, help="how many kernels to tune")
     parser.add_argument("--tables", type=Path, nargs="*", default=[], help="recorded tables to fit to, too")
     parser.add_argument("--sizes", type=int, nargs="*", default=[100, 10000], help="lengths of lists")
@@ -230,14 +234,14 @@ def main() -> int:
     parser.add_argument("--recorded", action="store_true", help="lists and oracles are those of the tables")
     parser.add_argument("--model", type=Path, help="where the fit is kept, or was by a run for these kernels")
     parser.add_argument("--fit-only", action="store_true", help="fit --model, and no more: needs no device")
-    a = common.parse_arguments(parser)
+    a = result_files.parse_arguments(parser)
     if a.fit_only and a.model is None:
         parser.error("--fit-only needs --model FILE: what is fitted would be thrown away")
     if a.child:
         result = unseen_case(a.given, a.null) if a.child == "unseen" else tune_list(a.given, a.null)
         print(json.dumps(result), flush=True)
         return 0
-    run(a, common.ResultFile(a, "tune_unseen", 0))
+    run(a, result_files.ResultFile(a, "tune_unseen", 0))
     return 0
 
 

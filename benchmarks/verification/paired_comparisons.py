@@ -1,7 +1,7 @@
 """Claim: duels seldom promote an equal kernel, and find a true gain of 2 %.
 
-    python -m benchmarks.verification.paired_comparisons --out benchmarks/results/duels.json [--duels 200] [--gains 60] \
-        [--null] [--lengths 5000] [--earlier OTHER.json]
+    python -m benchmarks.verification.paired_comparisons --out benchmarks/results/duels.json \
+        [--duels 200] [--gains 60] [--null] [--lengths 5000] [--earlier OTHER.json]
 
 One kernel computes for as long as it is told, so that the truth is known: its length is set for 6, 8, 20, 50
 and 200 us and 5 ms as the harness' own timer measures them (cold L2, replays of one recorded launch).
@@ -29,7 +29,8 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.lib.common import ResultFile, parse_arguments, parser, say, warm_up_device
+from benchmarks.lib.devices import warm_up_device
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_harness.timing.device import DeviceTimer, device_conditions
 from forecast_harness.timing.graph_replay import ReplayBuffers
 from forecast_harness.timing.paired_clock import PairedClock, SimulatedPairedClock

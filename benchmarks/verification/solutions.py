@@ -29,9 +29,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib import common
+from benchmarks.lib import result_files
 from benchmarks.lib import verification_tasks as corpora
-from benchmarks.lib.common import say
+from benchmarks.lib.result_files import say
 from benchmarks.lib.verification_tasks import CandidatePlace, LanePool, Row, Task
 from forecast_harness.packs import Language, Pack, Solution, load
 from forecast_harness.sandbox.api import Fault, JobResult, JobStatus, ResourceLimits, SandboxJob, SandboxLane
@@ -56,7 +56,7 @@ class VerificationStages:
     """The stages of one run, which share its options and its report."""
 
     def __init__(
-        self, arguments: argparse.Namespace, place: CandidatePlace, report: common.ResultFile
+        self, arguments: argparse.Namespace, place: CandidatePlace, report: result_files.ResultFile
     ) -> None:
         self.a, self.place, self.report = arguments, place, report
         self.opened: dict[str, Any] = {}
@@ -308,7 +308,7 @@ def claims_held(sums: dict[str, Row], rate: Row | None) -> dict[str, bool]:
 
 
 def main() -> int:
-    made = common.parser(__doc__)
+    made = result_files.parser(__doc__)
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="where candidates run")
     made.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
     cores = len(os.sched_getaffinity(0))
@@ -323,7 +323,7 @@ def main() -> int:
     made.add_argument("--hang-seconds", type=float, default=3.0, help="limit of one that hangs")
     early, _ = made.parse_known_args()
     made.set_defaults(stub_only=early.device == "cpu")
-    a = common.parse_arguments(made)
+    a = result_files.parse_arguments(made)
     if a.null:
         a.device, a.limit = "cpu", a.limit or 2
     os.environ.pop("TRITON_INTERPRET", None)  # lanes on a CPU set it for themselves; on a device none may
@@ -331,7 +331,7 @@ def main() -> int:
         place = CandidatePlace.of(a.device)
     except LookupError as error:
         made.error(str(error))
-    report = common.ResultFile(a, "verification")
+    report = result_files.ResultFile(a, "verification")
     bench, sums, took, failed = VerificationStages(a, place, report), {}, {}, {}
     for stage in a.stages:
         begin = time.perf_counter()

@@ -7,13 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "llm_faults.py"
+ROOT = Path(__file__).parents[2]
 
 
 def test_decorated_calls_are_correct_whatever_the_server_does(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    command = [sys.executable, str(SCRIPT), "--faults", "15", "--calls", "9", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.llm.server_faults",
+        "--faults",
+        "15",
+        "--calls",
+        "9",
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     summary = json.loads(out.read_text())["summary"]
     assert summary["decorated_calls"]["correct"] == 9

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.common import ResultFile
+from benchmarks.lib.result_files import ResultFile
 from benchmarks.lib.search.candidate_pool import (
     PoolProblem,
     PoolTable,

@@ -104,7 +104,7 @@ def test_a_dry_run_measures_lanes_as_it_would_on_gpus(
     monkeypatch.setattr(lane_scaling, "load_ray", absent)
     out = tmp_path / "lanes.json"
     options = ["--gpus", "1,2", "--jobs", "4", "--rounds", "1", "--sleep", "0.02", "--null", "--out"]
-    monkeypatch.setattr(sys, "argv", ["search_lanes.py", *options, str(out)])
+    monkeypatch.setattr(sys, "argv", ["lane_scaling.py", *options, str(out)])
     lane_scaling.main()  # whether two lanes are faster on this machine is not what is tested
     found = json.loads(out.read_text())
     assert found["null"]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.lib import common
+from benchmarks.lib import result_files
 from benchmarks.lib.kernel_processes import read_lines
 from benchmarks.lib.search.pool_replay import ReplayedSearch
 from benchmarks.lib.search.source_pool import BASE, sample_candidates, tables_of_recording
@@ -293,7 +293,7 @@ def test_the_report_holds_every_run_and_what_was_recorded(tmp_path: Path) -> Non
     rest = {"claim": "filtered", "tuned": False, "null": False}
     paths = {"replay": tmp_path / "t.jsonl.gz", "models": tmp_path, "out": tmp_path / "o.json"}
     a = Namespace(**chosen, **counts, **paths, **rest)
-    report = common.ResultFile(a, "search_sources")
+    report = result_files.ResultFile(a, "search_sources")
     found = replay_all(a, report)
     assert (found["problems"], found["runs_per_arm"], found["trials"]) == (2, 4, TRIALS)
     rows = report.data["raw"]

@@ -130,9 +130,12 @@ def test_a_verdict_that_differs_from_the_statement_is_a_fault() -> None:
 def test_two_variants_are_as_stated(tmp_path: Path) -> None:
     names = ["softmax/01_division_as_multiply", "transpose/12_reshaped_tile"]
     out = tmp_path / "check.json"
-    script = str(ROOT / "benchmarks" / "check_variants.py")
     done = subprocess.run(
-        [sys.executable, script, "--only", ",".join(names), "--out", str(out)],
+        [
+            *[sys.executable, "-m", "benchmarks.verification.recorded_variants"],
+            *["--only", ",".join(names), "--out", str(out)],
+        ],
+        cwd=ROOT,
         env={**os.environ, "BENCHMARK_COMMIT": "test"},
         capture_output=True,
         text=True,

@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-from benchmarks.lib.common import say
+from benchmarks.lib.result_files import say
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Outcome, digest
 from forecast_harness.search.history import codec

@@ -1,4 +1,4 @@
-"""Searches of `search_llm` as processes: how they are started and ended, and what their logs say."""
+"""Searches of `llm_written_sources` as processes: how they are started and ended, and what their logs say."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib import common
-from benchmarks.lib.common import say
+from benchmarks.lib import child_processes
+from benchmarks.lib.result_files import say
 from forecast_autotune.records import Outcome
 from forecast_harness.search.history.log import read_log
 from forecast_harness.search.history.state import SearchState, replay_events
@@ -87,7 +87,7 @@ def start(run: SearchRun, a: Namespace, url: str, seconds: float, work: Path) ->
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             command(run, a, url, seconds, folder / "search"),
-            env=common.child_environment(folder),
+            env=child_processes.child_environment(folder),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -3,7 +3,7 @@
 Kernel by kernel: a process without a device compiles everything on all cores, and traces its IR, while
 another process checks and times the sources of the kernel before. Both share Triton's cache. Sources are
 checked in the timing process against the case's reference before anything of them is timed; lines are on disk
-as they come (see `kernel_children`), and a further call goes on where this one ended.
+as they come (see `kernel_processes`), and a further call goes on where this one ended.
 
 Times are medians of launches with L2 flushed before each, as the decorator takes them: a config that is far
 slower than the best gets only a few. At the end of a kernel the fastest of all sources are timed in turns,
@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks import kernels
-from benchmarks.lib import common
-from benchmarks.lib.common import say
+from benchmarks.lib import child_processes, devices
 from benchmarks.lib.environment import environment
 from benchmarks.lib.kernel_processes import (
     MOST_SILENT_KERNELS,
@@ -38,6 +37,7 @@ from benchmarks.lib.kernel_processes import (
     report_each_source,
     run_in_children,
 )
+from benchmarks.lib.result_files import say
 from benchmarks.lib.search.source_pool import (
     BASE,
     PooledSource,
@@ -219,7 +219,7 @@ class _SourceTimer:
         kernels.reset(self.pool.case, self.data)
         try:
             self.pool.call.launch_once(candidate)
-            common.synchronize()
+            devices.synchronize()
         except Exception as error:  # too much shared memory for this config, perhaps
             say(f"{self.pool.case.name} {candidate}: {type(error).__name__}")
             return NEVER_RAN
@@ -326,9 +326,9 @@ def _compile_ahead(script: str, a: Namespace, one: _PendingKernel, scratch: Path
     """Have one kernel compiled; without that, it is compiled where it is timed."""
     if late():
         return
-    command = common.child_command(script, a, "compile", {**one.given, "variants": one.names})
+    command = child_processes.child_command(script, a, "compile", {**one.given, "variants": one.names})
     try:
-        said = common.run_child(command, common.child_environment(scratch), COMPILE_AHEAD_S)
+        said = child_processes.run_child(command, child_processes.child_environment(scratch), COMPILE_AHEAD_S)
     except Exception as error:
         say(f"{one.case}: not compiled ahead: {str(error)[-300:]}")
         return

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.common import say
+from benchmarks.lib.result_files import say
 from benchmarks.lib.training.training_stages import (
     TrainingWorkspace,
     collect_model_answers,

@@ -1,4 +1,4 @@
-"""The stages of `train_forecaster.py`: data, the surrogates that are compared, what a model says, export."""
+"""The stages of `trained_forecaster.py`: data, the surrogates that are compared, what a model says, export."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.common import ROOT, say
+from benchmarks.lib.environment import ROOT
+from benchmarks.lib.result_files import say
 from forecast_autotune import __version__
 from forecast_autotune.llm.calibration import FILE, read, write
 from forecast_autotune.records.table import Table

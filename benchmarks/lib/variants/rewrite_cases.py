@@ -7,7 +7,8 @@ import random
 from typing import Any
 
 from benchmarks import kernels
-from benchmarks.lib.common import say, synchronize
+from benchmarks.lib.devices import synchronize
+from benchmarks.lib.result_files import say
 from forecast_autotune.variants import Variant
 from forecast_harness.rewrites.triton import variants_of
 from forecast_integrations.triton import describe

@@ -1,6 +1,6 @@
 """What becomes of recorded variants on a device: one process per kernel, a line per variant as it comes.
 
-See `kernel_children` for what a variant that hangs or crashes costs. The first line says where they come
+See `kernel_processes` for what a variant that hangs or crashes costs. The first line says where they come
 from, and those with `outcome` are what `variant_report` reads.
 """
 
@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import kernels
-from benchmarks.lib import common
-from benchmarks.lib.common import say
+from benchmarks.lib import devices, kernel_timing
 from benchmarks.lib.environment import environment
 from benchmarks.lib.kernel_processes import (
     MOST_SILENT_KERNELS,
@@ -30,6 +29,7 @@ from benchmarks.lib.kernel_processes import (
     report_each_source,
     run_in_children,
 )
+from benchmarks.lib.result_files import say
 from benchmarks.lib.variants import variant_corpus
 from benchmarks.lib.variants.rewrite_cases import NEVER_RAN, variant_failure
 from benchmarks.lib.variants.variant_forecasts import (
@@ -59,9 +59,9 @@ def measure_kernel(given: Mapping[str, Any], null: bool) -> None:
     with open_case(case, null) as (where, data):
         options: dict[str, Any] = {"store": False, "reset_to_zero": list(case.reset_to_zero)}
         alone = autotune(kernels.configs(case), list(case.key), **options)(case.kernel)
-        base = common.tuned_call(case, alone, data, lambda: None)
+        base = kernel_timing.tuned_call(case, alone, data, lambda: None)
         kernels.reset(case, data)
-        correct = common.check_output(case, data, where, alone.best_config)
+        correct = kernel_timing.check_output(case, data, where, alone.best_config)
         said = {"config": base["winner"], "seconds": round(base["seconds"], 3), "correct": correct}
         print_line({"case": case.name, "base": said})
         trial = _VariantTimer(case, data, where, alone.best_config, base["timings"], given)
@@ -145,7 +145,7 @@ class _VariantTimer:
             return {"outcome": str(rows[0].outcome), "failed": failed}
         winner = fine[0].candidate
         base = partial(kernels.launch, self.case, self.data, self.best)
-        times = common.time_in_turns([base, self._call.launcher(winner), base], self.given["rounds"])
+        times = kernel_timing.time_in_turns([base, self._call.launcher(winner), base], self.given["rounds"])
         base_ms, own_ms, again_ms = (statistics.median(t) for t in times)
         wrong = self._wrong(winner)
         return {
@@ -167,7 +167,7 @@ class _VariantTimer:
         assert self._call is not None
         kernels.reset(self.case, self.data)
         self._call.launcher(winner)()
-        common.synchronize()
+        devices.synchronize()
         return kernels.mismatch(self.case, self.data, self.expected)
 
 

@@ -42,10 +42,8 @@ def lines_of(log: Path) -> list[dict[str, Any]]:
 
 def test_nothing_committed_is_lost_when_writers_are_killed(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    script = REPOSITORY / "benchmarks" / "store_torture.py"
-    done = subprocess.run(
-        [sys.executable, script, "--rounds", "10", "--out", out], capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "benchmarks.store.killed_writers", "--rounds", "10", "--out", str(out)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text())
     assert result["rounds"] == 10

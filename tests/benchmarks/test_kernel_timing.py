@@ -1,4 +1,4 @@
-"""What the benchmark scripts share, on the null device."""
+"""Timing in turns, on the null device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib import common
+from benchmarks.lib import kernel_timing
 from forecast_integrations.triton.null_device import NullDevice, null_device
 
 HOST_S = 0.0004
@@ -38,7 +38,7 @@ def flushes_before(
         calls[i]()
 
     monkeypatch.setattr(device, "clear_cache", clear_cache)
-    common.time_in_turns([partial(noted, i) for i in range(len(calls))], rounds)
+    kernel_timing.time_in_turns([partial(noted, i) for i in range(len(calls))], rounds)
     return [found[-rounds + 1 :] for found in seen]  # the first launches have more before them
 
 
@@ -48,21 +48,21 @@ def test_the_device_has_work_until_the_slowest_call_is_queued(
     found = flushes_before(device, monkeypatch, [lambda: None, lambda: time.sleep(HOST_S)], 6)
     (count,) = set(found[0][1:] + found[1][1:])
     assert count * 0.05 >= 1e3 * HOST_S
-    assert count <= common.MOST_FLUSHES
+    assert count <= kernel_timing.MOST_FLUSHES
 
 
 def test_a_host_that_cannot_be_outrun_is_not_waited_for(
     device: NullDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = 2 * common.MOST_FLUSHES * 0.05 / 1e3
+    slow = 2 * kernel_timing.MOST_FLUSHES * 0.05 / 1e3
     (found,) = flushes_before(device, monkeypatch, [lambda: time.sleep(slow)], 3)
-    assert set(found) == {common.MOST_FLUSHES}
+    assert set(found) == {kernel_timing.MOST_FLUSHES}
 
 
 def test_times_are_those_of_the_device(device: NullDevice) -> None:
     def kernel(ms: float) -> None:
         device.now_ms += ms
 
-    fast, slow = common.time_in_turns([partial(kernel, 0.25), partial(kernel, 0.5)], 4)
+    fast, slow = kernel_timing.time_in_turns([partial(kernel, 0.25), partial(kernel, 0.5)], 4)
     assert fast == pytest.approx([0.25] * 4)
     assert slow == pytest.approx([0.5] * 4)

@@ -1,0 +1,104 @@
+"""Fresh processes of benchmark scripts: their environment, their command lines, what they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.lib.environment import ROOT
+
+if TYPE_CHECKING:
+    from forecast_integrations.triton.compile.forked_children import ForkedChild
+
+_REMOVED_VARIABLES = (
+    "TRITON_CACHE_DIR",
+    "TRITON_CACHE_AUTOTUNING",
+    "TRITON_INTERPRET",
+    "TRITON_PRINT_AUTOTUNING",
+)
+"""Variables of the caller that must not reach a child; all of ours, too."""
+
+
+def child_environment(folder: Path, **more: str) -> dict[str, str]:
+    """The caller's environment with Triton's cache and our store below `folder`, and `more` on top."""
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in _REMOVED_VARIABLES and not k.startswith("FORECAST_AUTOTUNE")
+    }
+    fresh = {
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "FORECAST_AUTOTUNE_CACHE_DIR": str(folder / "store"),
+        "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), kept.get("PYTHONPATH")) if p),
+    }
+    return {**kept, **fresh, **more}
+
+
+def module_command(script: str) -> list[str]:
+    """How a benchmark starts itself: as a module, from the repository's root."""
+    name = Path(script).resolve().relative_to(ROOT).with_suffix("")
+    return [sys.executable, "-m", ".".join(name.parts)]
+
+
+def child_command(script: str, arguments: argparse.Namespace, role: str, given: Any = None) -> list[str]:
+    """How this script starts itself in a role; `given` is what the child gets as `arguments.given`."""
+    command = [*module_command(script), "--child", role, "--given", json.dumps(given or {})]
+    return command + (["--null"] if arguments.null else [])
+
+
+def run_child(command: Sequence[str], env: Mapping[str, str], timeout_s: float = 300.0) -> dict[str, Any]:
+    """Run a child to its end; returns the JSON object it printed last. Raises when it fails or hangs."""
+    done = subprocess.run(
+        command, env=dict(env), stdout=subprocess.PIPE, text=True, timeout=timeout_s, check=True
+    )
+    return last_object(done.stdout)
+
+
+def last_object(text: str) -> dict[str, Any]:
+    """The last line that is a JSON object. Raises `ValueError` if there is none."""
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    if not lines:
+        raise ValueError(f"the child printed no JSON object, but {text[-400:]!r}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def check_each(
+    checks: Sequence[tuple[dict[str, Any], Callable[[], dict[str, Any]]]], jobs: int, limit_s: float
+) -> None:
+    """Do every check in a child of its own, `jobs` at a time; print a JSON line as each ends.
+
+    A check is the first fields of its line, which name it, and what finds the others: `verdict`, and `detail`
+    at least where that is bad.
+    """
+    import torch
+    import triton
+
+    from forecast_integrations.triton.compile.forked_children import ForkedChildren
+
+    children, left = ForkedChildren(), list(reversed(checks))
+    torch.set_num_threads(1)
+    while left or len(children):
+        while left and len(children) < jobs:
+            children.start(*left.pop())
+        ended = [(one.tag, _child_outcome(one)) for one, _ in children.finished(0.5)[0]]
+        for late in children.overdue(limit_s):
+            children.kill(late)
+            ended.append((late.tag, {"verdict": "failed", "detail": f"not done after {limit_s:g} s"}))
+        for name, found in ended:
+            print(json.dumps({**name, "triton": triton.__version__, **found}), flush=True)
+    children.close()
+
+
+def _child_outcome(ended: ForkedChild) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = ended.answer()
+    except ValueError:
+        return {"verdict": "failed", "detail": "the process died"}
+    return found
