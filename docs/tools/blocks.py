@@ -135,7 +135,7 @@ def blocks_of(text: str) -> list[Block]:
 
 def comparable(line: str) -> str:
     """A line of output without what differs from run to run: numbers with units, bars, spaces."""
-    line = _NUMBER.sub("0", _BARS.sub("", line))
+    line = _NUMBER.sub("0", _BARS.sub("", line).replace("…", ""))
     return " ".join(line.split())
 
 
@@ -353,8 +353,9 @@ def _in_child(path: Path, directory: Path, shared: Path, result: Path) -> int:
         return child
     status = 1
     try:
+        environment = _environment(directory, shared)
         os.environ.clear()
-        os.environ.update(_environment(directory, shared))
+        os.environ.update(environment)
         os.chdir(directory)
         with _stand_in_for_a_gpu() if "torch" in sys.modules else contextlib.nullcontext():
             result.write_text(json.dumps(asdict(run_page(path, directory))), encoding="utf-8")
