@@ -26,7 +26,7 @@ class Provider(Protocol):
         """The backend that a specification names. Raises `SettingsError`."""
         ...
 
-    def writer(
+    def text_generator(
         self,
         text: str,
         *,

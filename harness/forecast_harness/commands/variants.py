@@ -92,7 +92,7 @@ def _collect_variants(
         from forecast_harness.variants.llm_writing import write_variants
 
         written = write_variants(
-            provider().writer(options.llm),
+            provider().text_generator(options.llm),
             _writing_brief(target, store),
             options.n,
             author=_model_name(options.llm),

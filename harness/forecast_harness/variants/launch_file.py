@@ -9,9 +9,9 @@ _LAUNCHER_TEMPLATE = """import torch
 import triton
 
 import {module} as source
-from forecast_autotune.variants.entry import Entry
+from forecast_autotune.variants.entry import KernelEntry
 
-ENTRY = Entry.of(vars(source), {kernel!r})
+ENTRY = KernelEntry.of(vars(source), {kernel!r})
 triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
 
 

@@ -206,9 +206,10 @@ def test_the_same_question_has_the_same_answer_in_another_process() -> None:
     question, _ = split(20, 3)
     program = (
         "import json, sys; from forecast_harness.search.history.codec import from_json, to_json;"
-        "from forecast_harness.search.history.events import Question;"
-        "from forecast_harness.search.forecasters.lineage import Lineage;"
-        "q = from_json(Question, json.load(sys.stdin)); print(json.dumps(to_json(Lineage().forecast(q))))"
+        "from forecast_harness.search.history.events import NodeForecastRequest;"
+        "from forecast_harness.search.forecasters.lineage import LineageForecaster;"
+        "q = from_json(NodeForecastRequest, json.load(sys.stdin));"
+        "print(json.dumps(to_json(LineageForecaster().forecast(q))))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

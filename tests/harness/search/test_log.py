@@ -107,9 +107,10 @@ def test_a_changed_context_is_refused_with_what_changed(path: Path) -> None:
 def test_a_second_writer_is_told_who_the_first_is(path: Path) -> None:
     with SearchLog.create(path, STARTED):
         program = (
-            "import sys; from pathlib import Path; from forecast_harness.search.history.log import Log, read\n"
+            "import sys; from pathlib import Path\n"
+            "from forecast_harness.search.history.log import SearchLog, read_log\n"
             "from benchmarks.lib.search.synthetic_landscape import CONTEXT\n"
-            "print(len(read(Path(sys.argv[1])))); Log.open(Path(sys.argv[1]), CONTEXT)"
+            "print(len(read_log(Path(sys.argv[1])))); SearchLog.open(Path(sys.argv[1]), CONTEXT)"
         )
         done = subprocess.run(
             [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False
@@ -121,9 +122,9 @@ def test_a_second_writer_is_told_who_the_first_is(path: Path) -> None:
 
 def test_a_writer_that_was_killed_leaves_no_lock(path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from forecast_harness.search.history.log import Log\n"
+        "import sys, time; from pathlib import Path; from forecast_harness.search.history.log import SearchLog\n"
         "from tests.harness.search.test_log import STARTED\n"
-        "log = Log.create(Path(sys.argv[1]), STARTED); print('ready', flush=True); time.sleep(60)"
+        "log = SearchLog.create(Path(sys.argv[1]), STARTED); print('ready', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None

@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
 from forecast_autotune.errors import RecordError
 from forecast_harness.packs import Language, make_solution
 from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
-from forecast_harness.verify import corpus
+from forecast_harness.timing.device import LaunchTiming
+from forecast_harness.timing.plausibility import impossible_time
+from forecast_harness.verify import corpus, inside
 from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problems.problem import compare_outputs
+from forecast_harness.verify.tolerance import mismatch
 from forecast_harness.verify.verdict import Judgement, ReasonCode
 from tests.harness.small import checked_only
-
-pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 HERE = Path(__file__).parents[1]
 
@@ -58,6 +62,13 @@ def test_a_twin_is_one_of_the_honest() -> None:
     twins = {e.name: e.against.name for e in EXPLOITS if e.against is not None}
     assert {"a01_side_stream", "a16_persisting_l2", "a17_evict_last"} <= set(twins)
     assert set(twins.values()) <= honest
+
+
+def test_what_exploits_replace_exists() -> None:
+    """An exploit that reaches for a name that is no longer there would be refused for that alone."""
+    assert {"seconds", "total_seconds"} <= set(LaunchTiming._fields)
+    assert all(callable(getattr(inside, name)) for name in ("_clock", "_timed"))
+    assert all(callable(f) for f in (mismatch, compare_outputs, impossible_time))
 
 
 def test_there_are_as_many_honest_ones_as_a_rate_needs() -> None:

@@ -150,7 +150,7 @@ def test_who_reaches_the_pristine_copy_gains_nothing(judging: SandboxLane) -> No
     """It lies in the candidate's process; the judge's own digest is what the block is held against."""
     source = (
         "import gc\n\nimport torch\n\n\ndef run(x):\n    for found in gc.get_objects():\n"
-        "        if type(found).__name__ == 'Held':\n            for kept in found._pristine.values():\n"
+        "        if type(found).__name__ == 'BlockStore':\n            for kept in found._pristine.values():\n"
         "                kept.zero_()\n    return torch.softmax(x, -1)\n"
     )
     assert [*launched(judging, SOFTMAX, source, count=2)["codes"][1]] != []
