@@ -17,7 +17,8 @@ _REQUIRED_PACKAGES = {
     "transformers": ("jinja2", "torch", "transformers", "safetensors"),
     "vllm": ("jinja2", "torch", "vllm"),
 }
-"""Packages by kind of backend; servers need the first of all alone."""
+"""Packages by kind of backend that runs here."""
+_SERVER_PACKAGES = ("jinja2", "httpx")
 _REMEDY = {
     "transformers": "pip install 'forecast-autotune[transformers]'",
     "vllm": "pip install 'forecast-autotune[vllm]', or a build for your device: https://docs.vllm.ai",
@@ -47,7 +48,7 @@ def language_model_checks(settings: Settings, *, network: bool = False) -> Itera
         yield DoctorCheck(MODEL_ROW, "warn", str(error), f"decisions are made without it: correct {VARIABLE}")
         return
     served = spec.kind not in _REQUIRED_PACKAGES
-    missing = [p for p in _REQUIRED_PACKAGES.get(spec.kind, ("jinja2",)) if not _installed(p)]
+    missing = [p for p in _REQUIRED_PACKAGES.get(spec.kind, _SERVER_PACKAGES) if not _installed(p)]
     if spec.options.get("adapter") and spec.kind == "transformers" and not _installed("peft"):
         missing.append("peft")
     what = (
@@ -84,8 +85,7 @@ def _server(what: str, place: str, model: str, network: bool) -> DoctorCheck:
     url = f"{place}/models"
     try:
         key = api_key_for(urlsplit(url))
-        headers = {"Accept": "application/json", "Connection": "close"}
-        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         reply = send_request("GET", url, None, headers, Deadline(NETWORK_S))
     except (ConnectionFailed, ForecastAutotuneError) as error:
         return DoctorCheck(MODEL_ROW, "warn", f"{what}: {error}", "start the server, or correct its address")

@@ -41,6 +41,12 @@ def drip_body(handler: Handler, reply: Any) -> None:
     handler.drip(data, 0.05)
 
 
+def continue_for_ever(handler: Handler, reply: Any) -> None:
+    """Informational replies, after each of which a client waits for the real one."""
+    while not handler.server.over.wait(0.02):
+        handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
 def truncate(handler: Handler, reply: Any) -> None:
     data = json.dumps(reply).encode()
     handler.wfile.write(handler.head(200, len(data)) + data[: len(data) // 2])
@@ -148,7 +154,14 @@ def script(*faults: Fault | None) -> Chooser:
     return lambda path, body: left.pop(0) if len(left) > 1 else left[0]
 
 
-STALLS: tuple[Fault, ...] = (stall, stall_after_headers, stall_in_body, drip, drip_body)
+STALLS: tuple[Fault, ...] = (
+    stall,
+    stall_after_headers,
+    stall_in_body,
+    drip,
+    drip_body,
+    continue_for_ever,
+)
 BROKEN: tuple[Fault, ...] = (
     truncate,
     length_too_long,

@@ -92,8 +92,8 @@ import socket, sys
 def none(*given):
     raise OSError("no network: " + repr(given))
 socket.socket.connect = socket.getaddrinfo = none
-from forecast_integrations.models.transformers.backend import Transformers
-backend = Transformers("me/model", "me/lora", device="cpu")
+from forecast_integrations.models.transformers.backend import TransformersBackend
+backend = TransformersBackend("me/model", "me/lora", device="cpu")
 backend.prepare()
 print(backend.name, backend.diagnostics()["way"])
 """
@@ -156,19 +156,18 @@ def test_an_adapter_that_does_not_fit_is_refused(folder: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_no_memory_for_a_pass_makes_smaller_passes(folder: str) -> None:
     """A process that may have little memory, and a model that asks for more, really runs out of it."""
     program = """
 import json, resource, sys
 import numpy as np
 from forecast_integrations.models import decoder
-from forecast_integrations.models.transformers.backend import Transformers
+from forecast_integrations.models.transformers.backend import TransformersBackend
 from forecast_autotune.llm.bins import BINS
 from tests.integrations.models.tiny_models import PREFIX, suffixes
 
 texts = suffixes(3000)
-backend = Transformers(sys.argv[1], device="cpu", dtype="float32", memory_bytes=1 << 40)
+backend = TransformersBackend(sys.argv[1], device="cpu", dtype="float32", memory_bytes=1 << 40)
 wanted = backend.forecast(PREFIX, texts[:600], BINS.labels, timeout_s=600)
 passes, read = [], decoder.Tree.read
 def counted(self, past, rows, labels):
@@ -311,19 +310,18 @@ def test_logits_that_are_no_numbers_are_no_answer(copied: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked where there is `fork`")
 def test_children_forked_while_a_model_loads_do_not_hang(folder: str) -> None:
     """Importing, loading and reading in a thread of a fresh process, forks in its main thread meanwhile."""
     program = """
 import json, sys, threading
 import torch
-from forecast_integrations.models.transformers.backend import Transformers
+from forecast_integrations.models.transformers.backend import TransformersBackend
 from forecast_autotune.llm.bins import BINS
-from forecast_integrations.triton.compile.forked_children import answers
+from forecast_integrations.triton.compile.forked_children import run_in_children
 from tests.integrations.models.tiny_models import PREFIX, suffixes
 
-backend, asked = Transformers(sys.argv[1], device="cpu"), []
+backend, asked = TransformersBackend(sys.argv[1], device="cpu"), []
 
 def work():
     backend.prepare()
@@ -344,7 +342,7 @@ thread.start()
 forked = answered = 0
 while thread.is_alive():
     forked += 4
-    answered += sum(answer == "42\\n" for answer in answers([task] * 4, 60.0))
+    answered += sum(answer == "42\\n" for answer in run_in_children([task] * 4, 60.0))
 thread.join()
 print(json.dumps({"forked": forked, "answered": answered, "asked": len(asked)}))
 """
@@ -365,7 +363,7 @@ print(json.dumps({"forked": forked, "answered": answered, "asked": len(asked)}))
 
 def test_importing_the_backend_loads_no_model_library() -> None:
     program = (
-        "import sys, forecast_integrations.models.transformers.backend as t; t.Transformers('a');"
+        "import sys, forecast_integrations.models.transformers.backend as t; t.TransformersBackend('a');"
         "print(sorted({'torch', 'transformers', 'peft', 'tokenizers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,32 +1,46 @@
-"""One HTTP request that is over when its deadline is, whatever the server does; standard library only.
+"""One HTTP request by httpx that is over when its deadline is, whatever the server does.
 
-A socket's own timeout starts anew with every byte, and a name server's answer has none at all. So the
-request runs in a thread of its own, and when time is up its connection is shut down under it.
+httpx limits each connect, read and write by itself, so a byte now and then holds a request up for ever, and
+a name server's answer has no limit at all. So the request runs in a thread of its own, and when time is up
+its connection is shut down under it.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import http.client
 import ipaddress
+import logging
 import os
 import re
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from urllib.parse import SplitResult, unquote, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
 
 from forecast_autotune.llm.backend import LLMError
 from forecast_integrations.models.http.limits import Deadline
 
+if TYPE_CHECKING:
+    import httpx
+
 LARGEST = 16 * 2**20
 """Most bytes of a reply that are read."""
 _CHUNK_BYTES = 2**16
+_MAX_TROUBLE_CHARS = 300
+"""Of an error that may repeat what a server sent."""
+_THREAD_NAME = "forecast-autotune-llm"
+_LOGGERS = ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy")
 _KEY_PATTERN = re.compile(r"[\x21-\x7e]+")
+_DEFAULT_HEADERS = {
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",  # the body is read as it comes, without decompressing it
+    "Connection": "close",
+    "User-Agent": "forecast-autotune",
+}
 
 
 class ConnectionFailed(LLMError):
@@ -54,10 +68,11 @@ def send_request(
     """Send one request and read its reply; redirects are not followed.
 
     Raises `ConnectionFailed` when the server cannot be reached, its reply is cut off or larger than `LARGEST`, or
-    `deadline` passes; this returns within some 50 ms of it even then.
+    `deadline` passes; this returns within some 50 ms of it even then. Raises `LLMError` without httpx.
     """
-    job = _PendingRequest(method, urlsplit(url), body, headers, deadline)
-    thread = threading.Thread(target=job.run, name="forecast-autotune-llm", daemon=True)
+    _prepare_httpx()
+    job = _PendingRequest(method, url, body, {**_DEFAULT_HEADERS, **headers}, deadline)
+    thread = threading.Thread(target=job.run, name=_THREAD_NAME, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
@@ -66,10 +81,27 @@ def send_request(
         job.abandon()
         # Normally over at once; only a name server can hold it up for longer.
         thread.join(0.05)
-        raise ConnectionFailed(f"no answer within {deadline.seconds:.3g} s", sent=job.sent)
+        raise ConnectionFailed(job.timeout_text, sent=job.sent)
     if job.reply is None:
         raise ConnectionFailed(job.trouble, sent=job.sent)
     return job.reply
+
+
+def _prepare_httpx() -> None:
+    try:
+        import httpx  # noqa: F401
+    except ImportError as error:
+        raise LLMError(
+            f"a server is asked with httpx, which cannot be imported ({error}): "
+            "pip install 'forecast-autotune[llm]'"
+        ) from error
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_logged_elsewhere)  # once, however often it is added
+
+
+def _logged_elsewhere(record: logging.LogRecord) -> bool:
+    """Keep what httpx logs of our requests out of the log: it holds what a server sent, perhaps the key."""
+    return threading.current_thread().name != _THREAD_NAME
 
 
 @dataclass
@@ -77,7 +109,7 @@ class _PendingRequest:
     """One request, made by its own thread."""
 
     method: str
-    url: SplitResult
+    url: str
     body: bytes | None
     headers: Mapping[str, str] = field(repr=False)
     deadline: Deadline
@@ -85,63 +117,104 @@ class _PendingRequest:
     reply: HTTPResponse | None = None
     trouble: str = ""
     sent: bool = False
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
     _socket: socket.socket | None = None
-    """Kept here: the connection forgets it as soon as the reply says that it will be closed."""
+    """A duplicate of the connection's: it stays valid when TLS takes the original over."""
     _abandoned: bool = False
+
+    @property
+    def timeout_text(self) -> str:
+        """The error of a request whose time is up."""
+        return f"no answer within {self.deadline.seconds:.3g} s"
 
     def run(self) -> None:
         """Make the request; leaves a reply or what went wrong."""
         try:
             self.reply = self._exchange()
-        except _InvalidReply as error:
-            self.trouble = str(error)
-        except ssl.SSLCertVerificationError as error:
-            self.trouble = f"the server's certificate is not trusted: {error.verify_message}"
-        except (OSError, http.client.HTTPException) as error:
-            self.trouble = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         except Exception as error:
-            # A server may send what the standard library did not expect; its text is not worth trusting.
-            self.trouble = f"the reply is not HTTP ({type(error).__name__})"
+            self.trouble = self._describe(error)
         finally:
+            with self._mutex:
+                if self._socket is not None:
+                    self._socket.close()
+                    self._socket = None
             self.done.set()
 
     def abandon(self) -> None:
         """Wake the thread out of whatever it waits for on the network."""
-        self._abandoned = True
+        with self._mutex:
+            self._abandoned = True
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        # Closing it would not wake a thread that reads from it. Closed already is fine.
         if self._socket is not None:
-            # Closed already is fine. Not an SSL socket's own method: it would take the session from
-            # under the reader.
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _exchange(self) -> HTTPResponse:
-        link, target, more = open_connection(self.url, max(self.deadline.remaining_s, 0.001))
-        with contextlib.closing(link):
-            link.connect()
-            self._socket = link.sock
-            if self._abandoned:
-                raise _InvalidReply("the time was up before the connection stood")
-            self.sent = True
-            link.request(self.method, target, self.body, {**self.headers, **more})
-            with contextlib.closing(link.getresponse()) as response:
-                body = _read_body(response)
-                headers = {name.lower(): value for name, value in response.getheaders()}
-                return HTTPResponse(response.status, headers, body)
+        with (
+            _open_client(urlsplit(self.url), max(self.deadline.remaining_s, 0.001)) as client,
+            client.stream(
+                self.method,
+                self.url,
+                content=self.body,
+                headers=self.headers,
+                follow_redirects=False,
+                extensions={"trace": self._trace},
+            ) as response,
+        ):
+            return HTTPResponse(response.status_code, dict(response.headers), _read_body(response))
+
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Told by httpx of every step of the request."""
+        if event == "connection.connect_tcp.complete":
+            with self._mutex:
+                self._socket = info["return_value"].get_extra_info("socket").dup()
+                if self._abandoned:
+                    self._shut_down()
+        elif event == "http11.send_request_headers.started":
+            # CONNECT goes to a proxy only.
+            self.sent = self.sent or info["request"].method != b"CONNECT"
+
+    def _describe(self, error: Exception) -> str:
+        """What went wrong, on one line and without the key, which a server may have repeated."""
+        import httpx
+
+        if isinstance(error, _InvalidReply):
+            return str(error)
+        if isinstance(error, httpx.TimeoutException):
+            return self.timeout_text
+        for cause in _causes(error):
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return f"the server's certificate is not trusted: {cause.verify_message}"
+        if not isinstance(error, httpx.HTTPError | httpx.InvalidURL | OSError):
+            # A server may send what httpx did not expect; the text of that is not worth trusting.
+            return f"the reply is not HTTP ({type(error).__name__})"
+        text = " ".join(str(error).split())
+        if key := self.headers.get("Authorization", "").removeprefix("Bearer "):
+            text = text.replace(key, "***")
+        return f"{type(error).__name__}: {text[:_MAX_TROUBLE_CHARS]}" if text else type(error).__name__
 
 
-def _read_body(response: http.client.HTTPResponse) -> bytes:
-    declared = response.length
-    if declared is not None and declared > LARGEST:
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _read_body(response: httpx.Response) -> bytes:
+    declared = response.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > LARGEST:
         raise _InvalidReply(f"the reply has {declared} bytes, and at most {LARGEST} are read")
     parts: list[bytes] = []
     size = 0
-    while part := response.read(_CHUNK_BYTES):
+    for part in response.iter_raw(_CHUNK_BYTES):
         size += len(part)
         if size > LARGEST:
             raise _InvalidReply(f"the reply has more than {LARGEST} bytes")
         parts.append(part)
-    if response.length:  # read(n) does not say that the server stopped early
-        raise _InvalidReply(f"the reply ends {response.length} bytes early")
     return b"".join(parts)
 
 
@@ -149,7 +222,38 @@ class _InvalidReply(Exception):
     """A reply that is of no use."""
 
 
-# --- where to, and with which key ---
+# --- by which way ---
+
+
+def _open_client(url: SplitResult, timeout_s: float) -> httpx.Client:
+    """A client for one request; nothing is connected yet. Raises `_InvalidReply` for a proxy of no use.
+
+    It takes nothing from the environment by itself (`trust_env`): httpx would send requests to this machine
+    through a proxy, and trust a list of certificates of its own instead of this machine's.
+    """
+    import httpx
+
+    try:
+        proxy = httpx.Proxy(address) if (address := proxy_for(url)) else None
+        if proxy is not None and proxy.url.scheme == "https":
+            proxy.ssl_context = _ssl_context()
+        return httpx.Client(verify=_ssl_context(), proxy=proxy, trust_env=False, timeout=timeout_s)
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        raise _InvalidReply(f"the proxy that {url.scheme}_proxy names cannot be used: {error}") from None
+
+
+def proxy_for(url: SplitResult) -> str:
+    """The address of the proxy on the way to a server; empty without one.
+
+    Proxies come from the usual variables (https_proxy, http_proxy, no_proxy), never for this machine.
+    """
+    from urllib.request import getproxies, proxy_bypass
+
+    host = url.hostname or ""
+    proxy = getproxies().get(url.scheme, "")
+    if not proxy or is_local_host(host) or proxy_bypass(host):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def is_local_host(host: str) -> bool:
@@ -162,46 +266,13 @@ def is_local_host(host: str) -> bool:
         return False
 
 
-def open_connection(
-    url: SplitResult, timeout_s: float
-) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
-    """An unconnected connection, the request target, and headers for a proxy in between.
-
-    Proxies come from the usual variables (https_proxy, http_proxy, no_proxy), never for this machine.
-    """
-    from urllib.request import getproxies, proxy_bypass
-
-    host = url.hostname or ""
-    secure = url.scheme == "https"
-    target = (url.path or "/") + (f"?{url.query}" if url.query else "")
-    proxy = getproxies().get(url.scheme, "")
-    if not proxy or is_local_host(host) or proxy_bypass(host):
-        if secure:
-            return (
-                http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=_ssl_context()),
-                target,
-                {},
-            )
-        return http.client.HTTPConnection(host, url.port, timeout=timeout_s), target, {}
-    via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    more: dict[str, str] = {}
-    if via.username is not None:
-        login = f"{unquote(via.username)}:{unquote(via.password or '')}".encode()
-        more["Proxy-Authorization"] = "Basic " + base64.b64encode(login).decode()
-    if not secure:
-        through = http.client.HTTPConnection(via.hostname or "", via.port or 80, timeout=timeout_s)
-        return through, f"{url.scheme}://{url.netloc}{target}", more
-    tunnel = http.client.HTTPSConnection(
-        via.hostname or "", via.port or 80, timeout=timeout_s, context=_ssl_context()
-    )
-    tunnel.set_tunnel(host, url.port or 443, more)
-    return tunnel, target, {}
-
-
 @cache
 def _ssl_context() -> ssl.SSLContext:
     """The certificates that this machine trusts; reading them takes longer than a request."""
     return ssl.create_default_context()
+
+
+# --- with which key ---
 
 
 def api_key_for(url: SplitResult) -> str:

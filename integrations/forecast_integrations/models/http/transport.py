@@ -206,13 +206,7 @@ class Transport:
 
     def _send(self, url: str, payload: bytes, deadline: Deadline) -> HTTPResponse:
         """POST, following redirects within the server: elsewhere neither key nor prompt is sent."""
-        headers = {
-            "Content-Type": "application/json",
-            "Accept": "application/json",
-            "Accept-Encoding": "identity",
-            "User-Agent": "forecast-autotune",
-            "Connection": "close",
-        }
+        headers = {"Content-Type": "application/json"}
         if key := api_key_for(urlsplit(url)):
             headers["Authorization"] = f"Bearer {key}"
         for _ in range(MAX_REDIRECTS + 1):
