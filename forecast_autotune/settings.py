@@ -181,6 +181,12 @@ class Settings:
         None,
         "a model of `forecast-autotune train surrogate` instead of the shipped one",
     )
+    assets: Path | None = _variable(
+        "_ASSETS",
+        parse_user_directory,
+        None,
+        "a directory with adapters/NAME, for ?adapter=NAME of a language model",
+    )
     llm: str = _variable(
         "_LLM",
         str,

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from forecast_autotune.errors import SettingsError
+from forecast_autotune.settings import Settings
 
 SPEC_FORMS = """\
 transformers:PATH_OR_ID[?adapter=PATH_OR_NAME&device=cuda&dtype=bfloat16], \
@@ -24,8 +25,10 @@ _SECRET_OPTION = re.compile(
 _SECRET_VALUE = re.compile(r"\b(?:sk-|gsk_|xai-|nvapi-|hf_|ghp_)[A-Za-z0-9_-]{20,}|\bBearer\b")
 _WORD = re.compile(r"[a-z_]{1,24}")
 
-SHIPPED_ADAPTERS_DIR = Path(__file__).parents[1] / "assets" / "adapters"
-"""Those that are shipped, a folder each."""
+ADAPTERS_FOLDER = "adapters"
+"""In the directory of FORECAST_AUTOTUNE_ASSETS: a folder per adapter, by its name."""
+CHECKOUT_ADAPTERS_DIR = Path(__file__).parents[2] / "train" / ADAPTERS_FOLDER
+"""The project's own adapters; only a checkout of its repository has them, as they are larger than all else."""
 
 OptionParser = Callable[[str], Any]
 
@@ -59,9 +62,26 @@ def _word(text: str) -> str:
 
 
 def _adapter(text: str) -> str:
-    """A folder or a name on the hub; the name of one that is shipped stands for its folder."""
-    shipped = SHIPPED_ADAPTERS_DIR / _word(text)
-    return text if Path(text).is_dir() or not (shipped / "adapter_config.json").is_file() else str(shipped)
+    """A folder, a name on the hub (ORG/NAME), or the name of an adapter that stands for its folder.
+
+    A name is looked for in FORECAST_AUTOTUNE_ASSETS, then in a checkout of this project's repository.
+    """
+    path = Path(_word(text))
+    if path.is_dir() or len(path.parts) > 1 or text.startswith(("~", ".")):
+        return text
+    assets = Settings.from_environment().assets
+    places = [CHECKOUT_ADAPTERS_DIR / text]
+    if assets is not None:
+        places.insert(0, assets / ADAPTERS_FOLDER / text)
+    for place in places:
+        if (place / "adapter_config.json").is_file():
+            return str(place)
+    searched = "FORECAST_AUTOTUNE_ASSETS is not set" if assets is None else f"there is no {places[0]}"
+    raise ValueError(
+        f"must be a folder, an adapter's name or ORG/NAME on the hub, and {text} is none of these ({searched}): an "
+        "installed package holds no adapters, so set FORECAST_AUTOTUNE_ASSETS to a directory with adapters/NAME, "
+        "such as train/ of a checkout"
+    )
 
 
 _TRANSFORMERS_OPTIONS: dict[str, OptionParser] = {"adapter": _adapter, "device": _word, "dtype": _word}

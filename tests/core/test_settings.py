@@ -30,6 +30,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "inductor_space": ("exhaustive", "exhaustive"),
     "inductor_pointwise": ("1", True),
     "model": ("/some/model.npz", Path("/some/model.npz")),
+    "assets": ("/some/assets", Path("/some/assets")),
     "llm": ("http://localhost:8000/v1?model=m", "http://localhost:8000/v1?model=m"),
     "llm_timeout_s": ("2.5", 2.5),
     "llm_key": ("not-a-real-key", True),

@@ -129,7 +129,7 @@ def test_surrogates_load_no_torch() -> None:
 def test_without_a_model_none_of_it_is_loaded() -> None:
     program = (
         "import sys\nfrom forecast_autotune.settings import Settings\n"
-        "from forecast_autotune.surrogates.factory import serving\nserving(Settings())\n"
+        "from forecast_autotune.surrogates.factory import surrogate_for\nsurrogate_for(Settings())\n"
         "print([m for m in sys.modules if m.startswith('forecast_autotune.llm')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
