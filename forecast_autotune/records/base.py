@@ -36,12 +36,12 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def check_line(data: object, kind: str) -> None:
-    """Refuse a table line that is not an object of this `type` and a schema we can read."""
+def check_line(data: object, kind: str, newest: int | None = SCHEMA) -> None:
+    """Refuse a line that is not an object of this `type`, or whose schema is newer than the `newest` known."""
     if not isinstance(data, Mapping) or data.get("type") != kind:
         raise RecordError(f'expected a line of type "{kind}", got {data!r:.80}')
-    schema = data.get("schema", SCHEMA)
-    if not isinstance(schema, int) or schema > SCHEMA:
+    schema = data.get("schema", newest)
+    if newest is not None and (not isinstance(schema, int) or schema > newest):
         raise RecordError(
-            f"line has schema {schema!r}, this release reads up to {SCHEMA}: upgrade forecast-autotune"
+            f"line has schema {schema!r}, this release reads up to {newest}: upgrade forecast-autotune"
         )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import Scalar, digest, to_scalar
-from forecast_autotune.records.json_fields import read_integer
+from forecast_autotune.records.codec import Record, json_option, read_text
 
 
 class Outcome(StrEnum):
@@ -44,20 +43,32 @@ class Evidence(StrEnum):
     """There was one candidate, so there was nothing to decide."""
 
 
+def _pairs(kwargs: Mapping[str, object]) -> tuple[tuple[str, Scalar], ...]:
+    return tuple(sorted([(str(name), to_scalar(value)) for name, value in kwargs.items()]))
+
+
+def _read_kwargs(value: object) -> tuple[tuple[str, Scalar], ...]:
+    if not isinstance(value, Mapping):
+        raise RecordError(f" must be an object, not {type(value).__name__}")
+    return _pairs(value)
+
+
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Record, label="config", lenient=True):
     """Launch and meta-parameters of one candidate, the JSON-able twin of `triton.Config`.
 
     `kwargs` holds sorted (name, value) pairs, so equal configs are equal keys whatever the order in
     which a user spelled them.
     """
 
-    kwargs: tuple[tuple[str, Scalar], ...] = ()
+    kwargs: tuple[tuple[str, Scalar], ...] = field(
+        default=(), metadata=json_option(read=_read_kwargs, write=dict)
+    )
     num_warps: int = 4
     num_stages: int = 3
     num_ctas: int = 1
     maxnreg: int | None = None
-    ir_override: str | None = None
+    ir_override: str | None = field(default=None, metadata=json_option(read=read_text, omit_null=True))
 
     @classmethod
     def of(
@@ -71,8 +82,7 @@ class Config:
         ir_override: str | None = None,
     ) -> Config:
         """Build a config from a mapping of meta-parameters (any order, any value type)."""
-        pairs = tuple(sorted([(str(name), to_scalar(value)) for name, value in kwargs.items()]))
-        return cls(pairs, num_warps, num_stages, num_ctas, maxnreg, ir_override)
+        return cls(_pairs(kwargs), num_warps, num_stages, num_ctas, maxnreg, ir_override)
 
     def parameters(self) -> dict[str, Scalar]:
         """Every meta-parameter and launch option by name, as `triton.Config.all_kwargs` gives them."""
@@ -84,31 +94,6 @@ class Config:
             "ir_override": self.ir_override,
         }
         return {**dict(self.kwargs), **{k: v for k, v in launch.items() if v is not None}}
-
-    def to_json(self) -> dict[str, Any]:
-        """The `config` object of a measurement line."""
-        data: dict[str, Any] = {
-            "kwargs": dict(self.kwargs),
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-            "num_ctas": self.num_ctas,
-            "maxnreg": self.maxnreg,
-        }
-        if self.ir_override is not None:
-            data["ir_override"] = self.ir_override
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Config:
-        """Read a `config` object; missing launch options take Triton's defaults. Raises `RecordError`."""
-        kwargs, override = data.get("kwargs", {}), data.get("ir_override")
-        if not isinstance(kwargs, Mapping):
-            raise RecordError(f"config.kwargs must be an object, not {type(kwargs).__name__}")
-        if not isinstance(override, str | None):
-            raise RecordError(f"config.ir_override must be a text or null, not {override!r:.40}")
-        names = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-        options = {k: read_integer(data[k], f"config.{k}") for k in names if data.get(k) is not None}
-        return cls.of(kwargs, ir_override=override, **options)
 
     def __str__(self) -> str:
         shown = [f"{name}={value}" for name, value in self.kwargs]
@@ -130,7 +115,7 @@ def is_base_variant(variant: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Record, label="candidate", lenient=True, order=("variant", "config")):
     """A (variant, config) pair not yet judged. `variant` is `base` for the user's own source."""
 
     config: Config

@@ -5,14 +5,12 @@ A decision that rests on nothing cannot claim to be measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.base import SCHEMA, check_line
-from forecast_autotune.records.candidate import Candidate, Config, Evidence
-from forecast_autotune.records.json_fields import read_number
+from forecast_autotune.records.base import SCHEMA
+from forecast_autotune.records.candidate import Candidate, Evidence
+from forecast_autotune.records.codec import Record, json_option
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class LLMConsultation:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Record, label="cost", unknown="refuse"):
     """What a decision took, in seconds of wall time unless said otherwise."""
 
     wall_s: float = 0.0
@@ -92,13 +90,9 @@ class Cost:
             return self
         return replace(self, llm_s=consulted.seconds, llm_tokens=consulted.tokens, llm_money=consulted.money)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers by name."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 @dataclass(frozen=True)
-class RiskVerdict:
+class RiskVerdict(Record, label="verdict", lenient=True):
     """What later measurements said of a stated risk; probabilities and shares in [0, 1]."""
 
     surrogate: str
@@ -119,23 +113,23 @@ class RiskVerdict:
                 f"a verdict needs probabilities and a share above 0, all at most 1, got {bounded}"
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object; `from_json` reads it back."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RiskVerdict:
-        """Read one verdict. Raises `RecordError`, `KeyError`, `TypeError` or `ValueError` for another."""
-        values = [float(data[name]) for name in ("shipped", "stated", "share")]
-        return cls(str(data["surrogate"]), values[0], values[1], bool(data["beaten"]), values[2])
-
 
 @dataclass(frozen=True)
-class Decision:
+class Decision(
+    Record,
+    tag="decision",
+    schema=SCHEMA,
+    lenient=True,
+    order=(
+        *("problem", "chosen", "evidence", "cost", "rounds", "surrogate", "shipped_risk", "verdicts"),
+        *("reason", "stated_risk", "tolerance", "candidates", "measured", "known", "trusted", "refused"),
+        *("median_ms", "saved_s", "settings", "at"),
+    ),
+):
     """What was chosen, on what evidence, with what stated risk, and what it cost."""
 
     problem: str
-    chosen: Candidate
+    chosen: Candidate = field(metadata=json_option(flat=True))
     evidence: Evidence
     reason: str
     stated_risk: float
@@ -164,57 +158,3 @@ class Decision:
     """The stated risk before what this store has seen corrected it."""
     verdicts: tuple[RiskVerdict, ...] = ()
     """On risks that were stated of this problem, audits included; oldest first."""
-
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object; `from_json` reads it back."""
-        return {
-            "type": "decision",
-            "schema": SCHEMA,
-            "problem": self.problem,
-            "variant": self.chosen.variant,
-            "config": self.chosen.config.to_json(),
-            "evidence": str(self.evidence),
-            "cost": self.cost.to_json(),
-            "rounds": list(self.rounds),
-            "surrogate": self.surrogate,
-            "shipped_risk": self.shipped_risk,
-            "verdicts": [v.to_json() for v in self.verdicts],
-            **{name: getattr(self, name) for name in _DECISION_PLAIN},
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Decision:
-        """Read a stored decision. Raises `RecordError` if it is not one."""
-        check_line(data, "decision")
-        try:
-            return cls(
-                problem=str(data["problem"]),
-                chosen=Candidate(Config.from_json(data["config"]), str(data.get("variant", "base"))),
-                evidence=Evidence(data["evidence"]),
-                cost=Cost(**data.get("cost", {})),
-                rounds=tuple(str(r) for r in data.get("rounds", ())),
-                surrogate=str(data.get("surrogate") or ""),
-                shipped_risk=read_number(data.get("shipped_risk"), "shipped_risk"),
-                verdicts=tuple(RiskVerdict.from_json(v) for v in data.get("verdicts", ())),
-                **{name: data[name] for name in _DECISION_PLAIN},
-            )
-        except RecordError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RecordError(f"decision is malformed: {error!r}") from error
-
-
-_DECISION_PLAIN = (
-    "reason",
-    "stated_risk",
-    "tolerance",
-    "candidates",
-    "measured",
-    "known",
-    "trusted",
-    "refused",
-    "median_ms",
-    "saved_s",
-    "settings",
-    "at",
-)

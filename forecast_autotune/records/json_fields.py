@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from forecast_autotune.errors import RecordError
 
-_LARGEST = 2**63 - 1
+LARGEST_INTEGER = 2**63 - 1
 """What every tool that reads tables can hold; Python's own integers have no end."""
-
-
-def unknown_fields(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """The fields of an object that this release does not know, kept for the round trip."""
-    known = set(known)
-    return {name: value for name, value in data.items() if name not in known}
 
 
 def read_integer(value: object, what: str, least: int = 0) -> int:
     """An integer of at least `least`; 4.0 is 4. Raises `RecordError` for anything else, booleans too."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-        first = "-2^63" if least == -_LARGEST else least
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_INTEGER:
+        first = "-2^63" if least == -LARGEST_INTEGER else least
         raise RecordError(f"{what} must be an integer from {first} to 2^63, not {value!r:.40}")
     return value
 
 
-def read_integers(value: object, what: str, least: int = 0) -> tuple[int, ...]:
-    """A list of integers (null counts as empty). Raises `RecordError` for anything else."""
-    return tuple(read_integer(n, f"every number in {what}", least) for n in read_list(value, what))
-
-
-def read_signed_integers(value: object, what: str) -> tuple[int, ...]:
+def read_signed_integers(value: object, what: str = "") -> tuple[int, ...]:
     """A list of integers of either sign (null counts as empty). Raises `RecordError` for anything else."""
-    return read_integers(value, what, -_LARGEST)
+    listed = enumerate(read_list(value, what))
+    return tuple(read_integer(number, f"{what}[{n}]", -LARGEST_INTEGER) for n, number in listed)
 
 
 def read_list(value: object, what: str) -> Sequence[Any]:

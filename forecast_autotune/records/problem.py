@@ -5,30 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.base import SCHEMA, Extra, Scalar, check_line, digest, to_scalar
-from forecast_autotune.records.json_fields import (
-    read_integer,
-    read_integers,
-    read_list,
-    read_signed_integers,
-    unknown_fields,
-)
+from forecast_autotune.records.base import SCHEMA, Extra, Scalar, digest, to_scalar
+from forecast_autotune.records.codec import Record, json_option, read_name, read_text
+from forecast_autotune.records.json_fields import read_signed_integers
 
 FACTS = "facts"
 """Of a problem line: `{"version": ..., "units": [[assignment, grid, {fact: value}], ...]}`."""
 
 
 @dataclass(frozen=True)
-class Device:
+class Device(Record, label="device", lenient=True):
     """One model of accelerator. Two cards of the same model are the same device.
 
     Sizes are bytes; `arch` is the backend's target (`"90"` for sm_90); zero means unknown.
     """
 
-    name: str
+    name: str = field(metadata=json_option(read=read_text))
     backend: str = "cuda"
     arch: str = ""
     multiprocessors: int = 0
@@ -47,69 +43,28 @@ class Device:
         keep = "".join(c if c.isalnum() else "-" for c in f"{self.name}-{self.backend}{self.arch}")
         return "-".join(part for part in keep.split("-") if part).lower() or "unknown"
 
-    def to_json(self) -> dict[str, Any]:
-        """The `device` object of a problem line."""
-        names = _DEVICE_FIELDS
-        return {**dict(self.extra), **{name: getattr(self, name) for name in names}}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Device:
-        """Read a `device` object; only `name` is required. Raises `RecordError`."""
-        if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
-            raise RecordError(f"device must be an object with a name, not {data!r:.80}")
-        known = {name: data[name] for name in _DEVICE_FIELDS if data.get(name) is not None}
-        for name, value in known.items():
-            known[name] = str(value) if name in _DEVICE_TEXTS else read_integer(value, f"device.{name}")
-        return cls(**known, extra=unknown_fields(data, _DEVICE_FIELDS))
-
-
-_DEVICE_FIELDS = (
-    "name",
-    "backend",
-    "arch",
-    "multiprocessors",
-    "shared_memory_bytes",
-    "registers_per_multiprocessor",
-    "threads_per_multiprocessor",
-    "l2_bytes",
-    "memory_bytes",
-    "warp_size",
-)
-_DEVICE_TEXTS = _DEVICE_FIELDS[:3]
-
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Record, label="kernel", lenient=True):
     """A tunable function. `source_sha256` covers the source *and* everything it calls."""
 
-    name: str
+    name: str = field(metadata=json_option(read=read_text))
     language: str = "triton"
     source: str = field(default="", repr=False)
     source_sha256: str = ""
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
 
-    def to_json(self) -> dict[str, Any]:
-        """The `kernel` object of a problem line."""
-        return {
-            **dict(self.extra),
-            "name": self.name,
-            "language": self.language,
-            "source": self.source,
-            "source_sha256": self.source_sha256,
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Kernel:
-        """Read a `kernel` object; only `name` is required."""
-        if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
-            raise RecordError(f"kernel must be an object with a name, not {data!r:.80}")
-        known = ("name", "language", "source", "source_sha256")
-        values = {name: str(data[name]) for name in known if data.get(name) is not None}
-        return cls(**values, extra=unknown_fields(data, known))
+def _is_tensor(argument: Argument) -> bool:
+    return argument.kind == "tensor"
+
+
+def _has_value(argument: Argument) -> bool:
+    return argument.kind not in ("tensor", "none")
 
 
 @dataclass(frozen=True)
-class Argument:
+class Argument(Record, label="argument", lenient=True):
     """One argument of a kernel call, as much of it as can matter for speed.
 
     `kind` is `tensor`, `scalar`, `constexpr` or `none`; shapes and strides are in elements.
@@ -117,62 +72,52 @@ class Argument:
 
     name: str
     kind: str
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    aligned: bool = False
+    dtype: str = field(default="", metadata=json_option(when=attrgetter("dtype")))
+    shape: tuple[int, ...] = field(default=(), metadata=json_option(when=_is_tensor))
+    stride: tuple[int, ...] = field(
+        default=(), metadata=json_option(read=read_signed_integers, when=_is_tensor)
+    )
+    aligned: bool = field(default=False, metadata=json_option(when=_is_tensor))
     """Tensors: the data pointer is a multiple of 16 bytes."""
-    value: Scalar = None
+    value: Scalar = field(default=None, metadata=json_option(read=to_scalar, when=_has_value))
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
 
-    def to_json(self) -> dict[str, Any]:
-        """One entry of a problem line's `arguments`."""
-        data: dict[str, Any] = {**dict(self.extra), "name": self.name, "kind": self.kind}
-        if self.dtype:
-            data["dtype"] = self.dtype
-        if self.kind == "tensor":
-            data |= {"shape": list(self.shape), "stride": list(self.stride), "aligned": self.aligned}
-        elif self.kind != "none":
-            data["value"] = self.value
-        return data
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Argument:
-        """Read one entry of `arguments`; `name` and `kind` are required."""
-        known = ("name", "kind", "dtype", "shape", "stride", "aligned", "value")
-        try:
-            return cls(
-                name=str(data["name"]),
-                kind=str(data["kind"]),
-                dtype=str(data.get("dtype") or ""),
-                shape=read_integers(data.get("shape"), "shape"),
-                stride=read_signed_integers(data.get("stride"), "stride"),
-                aligned=bool(data.get("aligned", False)),
-                value=to_scalar(data.get("value")),
-                extra=unknown_fields(data, known),
-            )
-        except RecordError as error:
-            raise RecordError(f"argument {data['name']!r:.40}: {error}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordError(f"argument needs a name and a kind: {data!r:.120} ({error})") from error
+def _read_toolchain(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, Mapping):
+        raise RecordError(f" must be an object, not {value!r:.60}")
+    return tuple(sorted((str(k), str(v)) for k, v in value.items()))
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(
+    Record,
+    tag="problem",
+    schema=SCHEMA,
+    lenient=True,
+    order=("id", "kernel", "arguments", "grid", "key", "ttir", "device", "toolchain"),
+):
     """Kernel x arguments x key x device x toolchain: the unit of one decision.
 
     `id` is the name under which measurements and decisions are filed. Build one with `Problem.of`,
     which derives the id from what may change the answer and from nothing else.
     """
 
-    id: str
+    id: str = field(metadata=json_option(read=read_name))
     kernel: Kernel
-    arguments: tuple[Argument, ...]
+    arguments: tuple[Argument, ...] = field(metadata=json_option(default=()))
     device: Device
     key: tuple[str, ...] = ()
     grid: tuple[int, ...] | None = None
-    toolchain: tuple[tuple[str, str], ...] = ()
-    ttir: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    toolchain: tuple[tuple[str, str], ...] = field(
+        default=(), metadata=json_option(read=_read_toolchain, write=dict)
+    )
+    ttir: Mapping[str, str] = field(
+        default_factory=dict,
+        compare=False,
+        repr=False,
+        metadata=json_option(write=lambda ttir: dict(ttir) or None),
+    )
     """TTIR text by constexpr assignment (`features.ttir.assignment_key`); empty when not traced."""
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
 
@@ -211,44 +156,6 @@ class Problem:
         if isinstance(theirs := later.extra.get(FACTS), Mapping):
             extra[FACTS] = _joined_facts(extra.get(FACTS), theirs)
         return replace(self, ttir={**later.ttir, **self.ttir}, extra=extra)
-
-    def to_json(self) -> dict[str, Any]:
-        """The `problem` line of a table."""
-        return {
-            **dict(self.extra),
-            "type": "problem",
-            "schema": SCHEMA,
-            "id": self.id,
-            "kernel": self.kernel.to_json(),
-            "arguments": [a.to_json() for a in self.arguments],
-            "grid": None if self.grid is None else list(self.grid),
-            "key": list(self.key),
-            "ttir": dict(self.ttir) or None,
-            "device": self.device.to_json(),
-            "toolchain": dict(self.toolchain),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Problem:
-        """Read a `problem` line. Raises `RecordError` naming the field that is wrong."""
-        check_line(data, "problem")
-        known = ("type", "schema", "id", "kernel", "arguments", "grid", "key", "ttir", "device", "toolchain")
-        if not isinstance(data.get("id"), str) or not data["id"]:
-            raise RecordError("a problem line needs a non-empty string id")
-        ttir, grid, tools = data.get("ttir") or {}, data.get("grid"), data.get("toolchain") or {}
-        if not isinstance(ttir, Mapping) or not isinstance(tools, Mapping):
-            raise RecordError(f"problem {data['id']}: ttir and toolchain must be objects or null")
-        return cls(
-            id=data["id"],
-            kernel=Kernel.from_json(data.get("kernel", {})),
-            arguments=tuple(Argument.from_json(a) for a in read_list(data.get("arguments"), "arguments")),
-            device=Device.from_json(data.get("device", {})),
-            key=tuple(str(k) for k in read_list(data.get("key"), "key")),
-            grid=None if grid is None else read_integers(grid, "grid"),
-            toolchain=tuple(sorted((str(k), str(v)) for k, v in tools.items())),
-            ttir={str(k): str(v) for k, v in ttir.items()},
-            extra=unknown_fields(data, known),
-        )
 
 
 def _joined_facts(own: Any, theirs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,16 +16,13 @@ in the same order; meta-parameters may be dropped, added or changed. Three more 
 from __future__ import annotations
 
 import ast
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Extra, digest
-from forecast_autotune.records.json_fields import read_list, unknown_fields
+from forecast_autotune.records.codec import Record, json_option, read_name
 
 SCHEMA = 1
 
@@ -40,7 +37,7 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True)
-class Provenance:
+class Provenance(Record, label="provenance", lenient=True):
     """Where a variant comes from; empty texts mean: not known."""
 
     origin: Origin
@@ -55,24 +52,9 @@ class Provenance:
     at: str = ""
     """UTC, ISO 8601."""
 
-    def to_json(self) -> dict[str, str]:
-        """One JSON object."""
-        return {k: str(v) for k, v in vars(self).items()}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Provenance:
-        """Read it back. Raises `RecordError`."""
-        try:
-            texts = {k: str(v) for k, v in data.items() if k != "origin"}
-            return cls(Origin(data["origin"]), **texts)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RecordError(
-                f"provenance needs an origin of {', '.join(Origin)}: {data!r:.80} ({error})"
-            ) from error
-
 
 @dataclass(frozen=True)
-class Check:
+class Check(Record, label="check", lenient=True):
     """One verification that a variant passed or failed."""
 
     device: str
@@ -84,35 +66,18 @@ class Check:
     """Trials and harness version, or the first reason for a refusal."""
     at: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, data: Any) -> Check:
-        """Read it back. Raises `RecordError`."""
-        try:
-            texts = {k: str(data.get(k, "")) for k in ("device", "signature", "detail", "at")}
-            if not isinstance(data["passed"], bool):
-                raise TypeError("passed must be true or false")
-            return cls(texts["device"], texts["signature"], data["passed"], texts["detail"], texts["at"])
-        except (AttributeError, KeyError, TypeError) as error:
-            raise RecordError(
-                f"a check needs device, signature and passed: {data!r:.80} ({error})"
-            ) from error
-
 
 @dataclass(frozen=True)
-class Variant:
+class Variant(Record, tag="variant", schema=SCHEMA):
     """Another source of a kernel; see the module."""
 
-    name: str
+    name: str = field(metadata=json_option(read=read_name))
     """Unique among a kernel's variants; build it with `Variant.of`."""
-    kernel: str
+    kernel: str = field(metadata=json_option(read=read_name))
     """Name of the base kernel, and of the entry."""
-    base_sha256: str
+    base_sha256: str = field(metadata=json_option(read=read_name))
     """`Kernel.source_sha256` of the base it may stand in for."""
-    source: str = field(repr=False)
+    source: str = field(repr=False, metadata=json_option(read=read_name))
     provenance: Provenance
     configs: tuple[Config, ...] = ()
     """Its own configs; empty: the base's."""
@@ -147,40 +112,3 @@ class Variant:
         words = "-".join((title or str(provenance.origin)).lower().split())
         name = f"{words}-{digest(ast.dump(tree))[:8]}"
         return cls(name, kernel, base_sha256, source, provenance, configs)
-
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object; `from_json` reads it back."""
-        return {
-            **dict(self.extra),
-            "type": "variant",
-            "schema": SCHEMA,
-            "name": self.name,
-            "kernel": self.kernel,
-            "base_sha256": self.base_sha256,
-            "source": self.source,
-            "provenance": self.provenance.to_json(),
-            "configs": [c.to_json() for c in self.configs],
-            "checks": [c.to_json() for c in self.checks],
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> Variant:
-        """Read a `variant` line. Raises `RecordError` naming what is wrong."""
-        if not isinstance(data, Mapping) or data.get("type") != "variant":
-            raise RecordError(f'expected an object of type "variant", got {data!r:.80}')
-        if not isinstance(data.get("schema"), int) or data["schema"] > SCHEMA:
-            raise RecordError(
-                f"variant has schema {data.get('schema')!r}, this release reads up to {SCHEMA}: upgrade "
-                "forecast-autotune"
-            )
-        texts = {name: data.get(name) for name in ("name", "kernel", "base_sha256", "source")}
-        if not all(isinstance(text, str) and text for text in texts.values()):
-            raise RecordError(f"a variant needs {', '.join(texts)} as texts: {json.dumps(texts)[:120]}")
-        known = ("type", "schema", *texts, "provenance", "configs", "checks")
-        return cls(
-            **texts,  # type: ignore[arg-type]
-            provenance=Provenance.from_json(data.get("provenance")),
-            configs=tuple(Config.from_json(c) for c in read_list(data.get("configs"), "configs")),
-            checks=tuple(Check.from_json(c) for c in read_list(data.get("checks"), "checks")),
-            extra=unknown_fields(data, known),
-        )

@@ -1,0 +1,623 @@
+"""Dataclasses to JSON objects and back: one mechanism for every record, checked against its annotations.
+
+`to_json(value)` and `from_json(kind, data)` work on any dataclass. A class that derives from `Record` has them
+as methods and may say, as keywords of its class statement, how its object differs from its fields by name;
+`json_option` says the same of one field. What is read of each class is worked out once, at its first use.
+
+Texts, numbers, booleans, enums, lists, objects and records are read strictly: `true` is no number, `4.0` is
+the integer 4, and NaN and infinity are refused. Whatever breaks a rule raises `RecordError` with the path to
+it: `measurement.grid[0] must be an integer from 0 to 2^63, not 1.5`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records.base import check_line
+from forecast_autotune.records.json_fields import LARGEST_INTEGER, read_integer, read_list, read_number
+
+T = TypeVar("T")
+Reader: TypeAlias = Callable[[Any], Any]
+"""From JSON. Raises `RecordError` whose message goes on from the path of the value."""
+Writer: TypeAlias = Callable[[Any], Any]
+
+EXTRA = "extra"
+"""The field that keeps what a newer release wrote, where a class has one."""
+_ABSENT = object()
+
+
+class JsonLayout(NamedTuple):
+    """How a class's JSON object differs from its fields by name; see `Record`."""
+
+    tag: str = ""
+    schema: int | None = None
+    label: str = ""
+    order: tuple[str, ...] = ()
+    unknown: Literal["ignore", "refuse"] = "ignore"
+    lenient: bool = False
+    complete: bool = False
+    remedy: str = ""
+    derived: Mapping[str, Callable[[Any], Any]] | None = None
+
+
+_PLAIN_LAYOUT = JsonLayout()
+
+
+class Record:
+    """Base of dataclasses that are JSON objects. Keywords of the class statement:
+
+    - `tag`: the object's `type`, written first and demanded;
+    - `schema`: the version that is written; later ones are refused;
+    - `label`: what messages call it (default: the tag, or the class's name);
+    - `order`: fields, and `derived` keys, in the order in which they are written (default: that of the class);
+    - `unknown="refuse"`: fields that the class does not have are errors. Otherwise they are kept and written
+      back where the class has a field `extra`, and ignored where it has none;
+    - `lenient`: for lines that other programs write. Any value is taken for a text, 0 and 1 for a boolean, and
+      null for a missing field;
+    - `complete`: no field may be missing, whatever its default;
+    - `remedy`: what to do about an object that cannot be read, at the end of every message;
+    - `derived`: keys that are written and not read, each with a function of the record.
+
+    A class whose JSON is no object of its fields overrides both methods, which records around it use then.
+    """
+
+    __slots__ = ()
+    _json_layout: ClassVar[JsonLayout] = _PLAIN_LAYOUT
+
+    def __init_subclass__(
+        cls,
+        *,
+        tag: str = "",
+        schema: int | None = None,
+        label: str = "",
+        order: tuple[str, ...] = (),
+        unknown: Literal["ignore", "refuse"] = "ignore",
+        lenient: bool = False,
+        complete: bool = False,
+        remedy: str = "",
+        derived: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        super().__init_subclass__()
+        # `dataclass(slots=True)` makes the class a second time, without its keywords.
+        if "_json_layout" not in cls.__dict__:
+            cls._json_layout = JsonLayout(
+                tag, schema, label, order, unknown, lenient, complete, remedy, derived
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; `from_json` reads it back."""
+        return _write(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Read what `to_json` wrote. Raises `RecordError` naming the field that is wrong."""
+        return from_json(cls, data)
+
+
+def json_option(
+    *,
+    key: str = "",
+    read: Reader | None = None,
+    write: Writer | None = None,
+    when: Callable[[Any], object] | None = None,
+    omit_null: bool = False,
+    flat: bool = False,
+    default: Any = _ABSENT,
+    private: bool = False,
+) -> dict[str, Any]:
+    """`metadata` of a dataclass field that is not written as its annotation says.
+
+    - `key`: its name in the object, where that is another;
+    - `read`, `write`: in place of what follows from the annotation. `read` may raise `RecordError`,
+      `ValueError`, `TypeError`, `KeyError` or `AttributeError` saying what is wrong;
+    - `when`: the record is asked whether to write the field;
+    - `omit_null`: it is not written where it is None;
+    - `flat`: the fields of this record stand in the outer object;
+    - `default`: its value where the object lacks it, though the class demands it;
+    - `private`: neither written nor read.
+    """
+    return {
+        "key": key,
+        "read": read,
+        "write": write,
+        "when": when,
+        "omit_null": omit_null,
+        "flat": flat,
+        "default": default,
+        "private": private,
+    }
+
+
+def to_json(value: Any) -> Any:
+    """Records, dataclasses, enums, tuples, sets and mappings of them as what `json.dumps` takes."""
+    if isinstance(value, Record):
+        return value.to_json()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _write(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, tuple | list | frozenset):
+        return [to_json(v) for v in (sorted(value) if isinstance(value, frozenset) else value)]
+    return value
+
+
+def from_json(kind: type[T], data: Any, what: str = "") -> T:
+    """Read what `to_json` wrote of a `kind`, a dataclass.
+
+    Missing fields take their defaults. Raises `RecordError` naming the field and what it must be; `what` is
+    what it calls the object.
+    """
+    layout = _layout_of(kind)
+    try:
+        found: T = _read(kind, data)
+    except RecordError as error:
+        remedy = f": {layout.remedy}" if layout.remedy else ""
+        raise RecordError(f"{what or _label(kind)}{error}{remedy}") from error
+    return found
+
+
+# --- reading ---
+
+
+class _FieldReader(NamedTuple):
+    name: str
+    key: str
+    exact: type | None
+    """A value of this very type is taken as it is: most are, and are spared a call."""
+    read: Reader | None
+    """None: any value is taken as it is."""
+    default: Any
+    """Its value where it is missing; None: the class's own, `_ABSENT`: it must not be missing."""
+
+
+class _ReadPlan(NamedTuple):
+    """How an object of a class is read."""
+
+    layout: JsonLayout
+    fields: tuple[_FieldReader, ...]
+    flat: tuple[tuple[str, type], ...]
+    """Name and class of the records whose fields stand in this object."""
+    known: frozenset[str]
+    """Keys that are no unknown fields."""
+    extra: bool
+
+
+def _layout_of(kind: type) -> JsonLayout:
+    return kind._json_layout if issubclass(kind, Record) else _PLAIN_LAYOUT
+
+
+def _label(kind: type) -> str:
+    layout = _layout_of(kind)
+    return layout.label or layout.tag or kind.__name__
+
+
+def _read(kind: Any, data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise RecordError(f" must be an object, not {data!r:.60}")
+    layout, fields, flat, known, extra = _read_plan(kind)
+    if layout.tag or layout.schema is not None:
+        _check_header(layout, data)
+    found: dict[str, Any] = {name: _read(part, data) for name, part in flat}
+    lenient, get = layout.lenient, data.get
+    for name, key, exact, read, default in fields:
+        value = get(key, _ABSENT)
+        if type(value) is exact or (read is None and value is not _ABSENT):
+            found[name] = value
+        elif value is _ABSENT or (lenient and value is None):
+            if default is _ABSENT:
+                raise RecordError(f" needs the field {key!r}; it has {', '.join(map(str, data)) or 'none'}")
+            if default is not None:
+                found[name] = default
+        else:
+            try:
+                found[name] = read(value)
+            except RecordError as error:
+                raise RecordError(f".{key}{error}") from error
+    if extra:
+        found[EXTRA] = {k: v for k, v in data.items() if k not in known}
+    elif layout.unknown == "refuse" and (strange := sorted(set(data) - known)):
+        raise RecordError(f" has unknown fields {strange}; known are {', '.join(sorted(known))}")
+    try:
+        return kind(**found)
+    except ValueError as error:
+        raise RecordError(f": {error}") from error
+
+
+def _check_header(layout: JsonLayout, data: Mapping[str, Any]) -> None:
+    if layout.tag:
+        try:
+            check_line(data, layout.tag, layout.schema)
+        except RecordError as error:
+            raise RecordError(f": {error}") from error
+    elif data.get("schema") != layout.schema:
+        raise RecordError(f".schema must be {layout.schema}, not {data.get('schema')!r:.20}")
+
+
+@cache
+def _read_plan(kind: type) -> _ReadPlan:
+    layout = _layout_of(kind)
+    fields: list[_FieldReader] = []
+    flat: list[tuple[str, type]] = []
+    known = {name for name, used in (("type", layout.tag), ("schema", layout.schema)) if used}
+    extra = False
+    for field in dataclasses.fields(kind):
+        option = field.metadata
+        if field.name == EXTRA:
+            extra = True
+        elif option and option["flat"]:
+            part = _hint(kind, field)
+            flat.append((field.name, part))
+            known |= _read_plan(part).known
+        elif not option or not option["private"]:
+            key = (option and option["key"]) or field.name
+            known.add(key)
+            if option and option["read"]:
+                exact, read = None, _guarded(option["read"])
+            else:
+                exact, read = _reader_of_field(kind, field, layout.lenient)
+            default = option["default"] if option else _ABSENT
+            if default is _ABSENT and not layout.complete and _has_default(field):
+                default = None
+            fields.append(_FieldReader(field.name, key, exact, read, default))
+    return _ReadPlan(layout, tuple(fields), tuple(flat), frozenset(known), extra)
+
+
+def _reader_of_field(
+    kind: type, field: dataclasses.Field[Any], lenient: bool
+) -> tuple[type | None, Reader | None]:
+    """The type whose values are taken as they are, and the reader of others."""
+    hint = _hint(kind, field)
+    return (hint if hint in (str, bool) else None), _reader(hint, lenient)
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def _hint(kind: type, field: dataclasses.Field[Any]) -> Any:
+    """What a field's annotation stands for."""
+    annotation: Any = field.type
+    if not isinstance(annotation, str):
+        return annotation
+    if annotation in _COMMON_HINTS:
+        return _COMMON_HINTS[annotation]
+    # Of one class, `typing.get_type_hints` costs more than reading a record of it a hundred times.
+    names = vars(sys.modules[kind.__module__])
+    try:
+        return names[annotation] if annotation in names else eval(annotation, names)
+    except NameError:
+        return typing.get_type_hints(kind)[field.name]
+
+
+_COMMON_HINTS: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "float | None": float | None,
+    "int | None": int | None,
+    "str | None": str | None,
+    "tuple[str, ...]": tuple[str, ...],
+    "tuple[int, ...]": tuple[int, ...],
+    "tuple[int, ...] | None": tuple[int, ...] | None,
+}
+
+
+# --- readers by annotation ---
+
+
+def _reader(hint: Any, lenient: bool) -> Reader | None:
+    """What reads a value of an annotation; None for `Any`."""
+    if hint is Any:
+        return None
+    if hint in _SCALARS:
+        return _LENIENT_SCALARS.get(hint, _SCALARS[hint]) if lenient else _SCALARS[hint]
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _union_reader(inner, lenient)
+    if origin is Literal:
+        return _choice_reader(inner)
+    if origin in (tuple, list, frozenset) or hint in (tuple, list):
+        return _list_reader(origin or hint, inner or (Any, ...), lenient)
+    if origin is not None:
+        return _mapping_reader(inner, lenient)
+    if not isinstance(hint, type):
+        return None
+    if issubclass(hint, Enum):
+        return _enum_reader(hint)
+    return _record_reader(hint) if dataclasses.is_dataclass(hint) else _instance_reader(hint)
+
+
+def read_text(value: Any) -> str:
+    """A text and nothing else, also where a class is lenient."""
+    if isinstance(value, str):
+        return value
+    raise RecordError(f" must be a text, not {value!r:.60}")
+
+
+def read_name(value: Any) -> str:
+    """A text that is not empty."""
+    if isinstance(value, str) and value:
+        return value
+    raise RecordError(f" must be a non-empty text, not {value!r:.60}")
+
+
+def _read_integer(value: Any) -> int:
+    # Booleans have another type.
+    if type(value) is int and 0 <= value <= LARGEST_INTEGER:
+        return value
+    return read_integer(value, "")
+
+
+def _read_float(value: Any) -> float:
+    if type(value) is float and -math.inf < value < math.inf:
+        return value
+    found = read_number(value, "")
+    if found is None:
+        raise RecordError(" must be a number, not null")
+    return found
+
+
+def _read_boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise RecordError(f" must be true or false, not {value!r:.60}")
+
+
+def _read_boolean_or_bit(value: Any) -> bool:
+    return bool(value) if value in (0, 1) else _read_boolean(value)
+
+
+_SCALARS: dict[Any, Reader] = {
+    str: read_text,
+    int: _read_integer,
+    float: _read_float,
+    bool: _read_boolean,
+}
+_LENIENT_SCALARS: dict[Any, Reader] = {str: str, bool: _read_boolean_or_bit}
+
+
+def _union_reader(inner: tuple[Any, ...], lenient: bool) -> Reader | None:
+    optional = type(None) in inner
+    readers = [_reader(kind, lenient) for kind in inner if kind is not type(None)]
+    if None in readers:
+        return None
+    first, *others = cast("list[Reader]", readers)
+    if not others:
+        return lambda value: None if value is None else first(value)
+
+    def read(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        for reader in others:
+            try:
+                return reader(value)
+            except RecordError:
+                continue
+        return first(value)
+
+    return read
+
+
+def _choice_reader(words: tuple[Any, ...]) -> Reader:
+    def read(value: Any) -> Any:
+        if value not in words:
+            raise RecordError(f" must be one of {', '.join(map(str, words))}, not {value!r:.40}")
+        return value
+
+    return read
+
+
+def _enum_reader(kind: type[Enum]) -> Reader:
+    members = {member.value: member for member in kind}
+
+    def read(value: Any) -> Any:
+        try:
+            return members[value]
+        except (KeyError, TypeError):
+            names = ", ".join(map(str, members))
+            raise RecordError(f" must be one of {names}, not {value!r:.40}") from None
+
+    return read
+
+
+def _list_reader(kind: Callable[[Any], Any], inner: tuple[Any, ...], lenient: bool) -> Reader:
+    fixed = kind is tuple and inner[-1:] != (Ellipsis,)
+    readers = [_reader(hint, lenient) for hint in inner if hint is not Ellipsis]
+
+    def read(value: Any) -> Any:
+        values = read_list(value, "")
+        if fixed and len(values) != len(readers):
+            raise RecordError(f" must have {len(readers)} entries, not {len(values)}")
+        each = readers if fixed else readers * len(values)
+        return kind([_read_part(f"[{n}]", *pair) for n, pair in enumerate(zip(each, values, strict=True))])
+
+    return read
+
+
+def _mapping_reader(inner: tuple[Any, ...], lenient: bool) -> Reader:
+    reader = _reader(inner[1], lenient)
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise RecordError(f" must be an object, not {value!r:.60}")
+        return {str(k): _read_part(f".{k}", reader, v) for k, v in value.items()}
+
+    return read
+
+
+def _read_part(place: str, reader: Reader | None, value: Any) -> Any:
+    try:
+        return value if reader is None else reader(value)
+    except RecordError as error:
+        raise RecordError(f"{place}{error}") from error
+
+
+def _record_reader(kind: type) -> Reader:
+    if issubclass(kind, Record) and vars(kind).get("from_json"):
+        return _guarded(kind.from_json)
+    return lambda value: _read(kind, value)
+
+
+def _instance_reader(kind: type) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise RecordError(f" must be of type {kind.__name__}, not {value!r:.60}")
+        return value
+
+    return read
+
+
+def _guarded(read: Reader) -> Reader:
+    """A reader of a class's or field's own, whose messages need not be made to follow a path."""
+
+    def guarded(value: Any) -> Any:
+        try:
+            return read(value)
+        except RecordError as error:
+            goes_on = str(error)[:1] in (" ", ".", "[", ":")
+            raise RecordError(f"{error}" if goes_on else f": {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RecordError(f": {error!r} in {value!r:.60}") from error
+
+    return guarded
+
+
+# --- writing ---
+
+
+class _FieldWriter(NamedTuple):
+    key: str
+    get: Callable[[Any], Any]
+    name: str = ""
+    """The field's; empty for what is derived."""
+    write: Writer | None = None
+    """None: the value is JSON already."""
+    when: Callable[[Any], object] | None = None
+    omit_null: bool = False
+    flat: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is always written, as it is."""
+        return not (self.write or self.when or self.omit_null or self.flat)
+
+
+class _PlainFields(NamedTuple):
+    """Fields that follow each other and are JSON already: written at once, which is far faster."""
+
+    keys: tuple[str, ...]
+    get: Callable[[Any], tuple[Any, ...]]
+
+
+class _WritePlan(NamedTuple):
+    """How an object of a class is written."""
+
+    header: Mapping[str, Any]
+    parts: tuple[_FieldWriter | _PlainFields, ...]
+    extra: bool
+
+
+def _write(record: Any) -> dict[str, Any]:
+    header, parts, extra = _write_plan(type(record))
+    data: dict[str, Any] = {**record.extra, **header} if extra else dict(header)
+    for part in parts:
+        if isinstance(part, _PlainFields):
+            data.update(zip(part.keys, part.get(record), strict=True))
+            continue
+        key, get, _, write, when, omit_null, flat = part
+        if when is not None and not when(record):
+            continue
+        value = get(record)
+        if value is None and omit_null:
+            continue
+        if flat:
+            data |= _write(value)
+        else:
+            data[key] = value if write is None else write(value)
+    return data
+
+
+@cache
+def _write_plan(kind: type) -> _WritePlan:
+    layout = _layout_of(kind)
+    header: dict[str, Any] = {"type": layout.tag} if layout.tag else {}
+    if layout.schema is not None:
+        header["schema"] = layout.schema
+    writers = {
+        key: _FieldWriter(key, derive, write=to_json) for key, derive in (layout.derived or {}).items()
+    }
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    order = layout.order or (*(n for n in fields if n != EXTRA), *writers)
+    parts: list[_FieldWriter | _PlainFields] = []
+    plain: list[_FieldWriter] = []
+    for name in order:
+        writer = writers[name] if name in writers else _field_writer(kind, fields[name])
+        if writer is None:
+            continue
+        if writer.is_plain:
+            plain.append(writer)
+        else:
+            parts += [*_joined(plain), writer]
+            plain = []
+    return _WritePlan(header, (*parts, *_joined(plain)), EXTRA in fields)
+
+
+def _field_writer(kind: type, field: dataclasses.Field[Any]) -> _FieldWriter | None:
+    """How a field is written; None: it is not."""
+    option = field.metadata
+    get = attrgetter(field.name)
+    if not option:
+        return _FieldWriter(field.name, get, field.name, _writer(_hint(kind, field)))
+    if option["private"]:
+        return None
+    write = option["write"] or _writer(_hint(kind, field))
+    key = option["key"] or field.name
+    return _FieldWriter(key, get, field.name, write, option["when"], option["omit_null"], option["flat"])
+
+
+def _joined(plain: Sequence[_FieldWriter]) -> list[_FieldWriter | _PlainFields]:
+    """Fields that are JSON already as one part; a single one stays as it is."""
+    if len(plain) < 2:
+        return list(plain)
+    getter = attrgetter(*(writer.name for writer in plain))
+    return [_PlainFields(tuple(writer.key for writer in plain), getter)]
+
+
+def _writer(hint: Any) -> Writer | None:
+    """What writes a value of an annotation; None for what is JSON already."""
+    if hint in _SCALARS or hint is type(None):
+        return None
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return attrgetter("value")
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return hint.to_json
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType) and all(_writer(kind) is None for kind in inner):
+        return None
+    if origin in (tuple, list) and all(_writer(k) is None for k in inner if k is not Ellipsis):
+        return list
+    return to_json
+
+
+def rounded(digits: int) -> Writer:
+    """A field's `write` that keeps so many decimal places of a number, or of every number in a sequence."""
+
+    def write(value: Any) -> Any:
+        if isinstance(value, Sequence):
+            return [write(v) for v in value]
+        return None if value is None else round(value, digits)
+
+    return write
