@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -16,28 +17,54 @@ from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.task import utc_now
-from forecast_integrations.inductor.hooks.assembler import SharedAssembler
-from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.choices.surrogate import default
+from forecast_integrations.inductor.hooks import assembler, selection
+from forecast_integrations.inductor.hooks import pointwise as generated
+from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
 from forecast_integrations.inductor.summary import TorchCompileSummary
 
-_MUTEX = threading.RLock()
-_state: dict[str, TuningSession | None] = {"serving": None, "last": None}
-_patches: dict[str, PatchSet] = {}
-_exit_tallies: list[TorchCompileSummary] = []
-"""Of everything that was in force in this process; its caches need not be kept for it."""
+
+@dataclass
+class _Service:
+    """What this process is served with: the hooks in place, and what is said of all sessions at its end."""
+
+    context: HookContext | None = None
+    """None while torch.compile is not served."""
+    last: TuningSession | None = None
+    """The latest session, also after its end."""
+    summaries: list[TorchCompileSummary] = field(default_factory=list)
+    """One per session; its caches need not live as long."""
+    mutex: threading.RLock = field(default_factory=threading.RLock)
+
+    def open(self) -> HookContext:
+        """The context of the hooks, a new one where there is none."""
+        if self.context is None:
+            self.context = HookContext()
+        return self.context
+
+    def close(self) -> None:
+        """Take all hooks out again."""
+        if self.context is not None:
+            self.context.close()
+        self.context = None
+
+
+_SERVICE = _Service()
 
 
 def current() -> TuningSession | None:
     """What torch.compile is served with; None while it is not."""
-    return _state["serving"]
+    context = _SERVICE.context
+    return None if context is None else context.session
 
 
 class TorchCompileHandle:
     """What `enable_torch_compile` returns: as a context manager it ends with what was in force before."""
 
-    def __init__(self, serving: TuningSession, before: TuningSession | None) -> None:
-        self.serving = serving
+    def __init__(self, session: TuningSession, before: TuningSession | None) -> None:
+        self.session = session
+        """What it began; its `tally` and `warn_once` say what came of it."""
         self._before = before
 
     def __enter__(self) -> TorchCompileHandle:
@@ -46,11 +73,11 @@ class TorchCompileHandle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with _MUTEX:
+        with _SERVICE.mutex:
             if self._before is None:
                 disable_torch_compile()
-            else:
-                _state["serving"] = self._before
+            elif _SERVICE.context is not None:  # else disabled in the meantime: nothing is hooked
+                _SERVICE.context.session = self._before
 
 
 def enable_torch_compile(
@@ -98,9 +125,6 @@ def enable_torch_compile(
     Returns a context manager; leaving it ends the service, as `disable_torch_compile` does. Raises
     `SettingsError` for values that break a setting's rule and ImportError without torch.
     """
-    from forecast_integrations.inductor.hooks import pointwise as generated
-    from forecast_integrations.inductor.hooks import selection
-
     settings = Settings.from_environment().with_(
         mode=mode,
         tolerance=tolerance,
@@ -113,7 +137,7 @@ def enable_torch_compile(
         raise SettingsError(
             f"forecast_timeout_s must be a positive number of seconds, got {forecast_timeout_s}"
         )
-    serving = TuningSession.of(
+    session = TuningSession.of(
         settings,
         surrogate,
         open_store(store, settings),
@@ -122,66 +146,58 @@ def enable_torch_compile(
         rounds=rounds,
         limit_s=forecast_timeout_s,
     )
-    with _MUTEX:
-        before = current()
-        if "selection" not in _patches:
-            _patches["selection"] = selection.install(current)
-        if "user kernels" not in _patches and importlib.util.find_spec("triton") is not None:
-            from forecast_integrations.inductor.hooks import user_kernels
+    with _SERVICE.mutex:
+        before, context = current(), _SERVICE.open()
+        context.install("selection", selection.install)
+        if importlib.util.find_spec("triton") is not None:
+            from forecast_integrations.inductor.hooks import user_kernels  # it needs Triton
 
-            _patches["user kernels"] = user_kernels.install(current)
-        if settings.inductor_pointwise and "generated" not in _patches:
-            _patches["generated"] = generated.install(current)
-        if settings.mode is not Mode.LISTEN and "assembler" not in _patches:
-            _patches["assembler"] = assembler = SharedAssembler()
-            assembler.share()
-        _state["serving"] = serving
-        if not _exit_tallies:
+            context.install("user kernels", user_kernels.install)
+        if settings.inductor_pointwise:
+            context.install("generated", generated.install)
+        if settings.mode is not Mode.LISTEN:
+            context.install("assembler", assembler.install)
+        context.session = _SERVICE.last = session
+        if not _SERVICE.summaries:
             atexit.register(_report, os.getpid())
-        _exit_tallies.append(serving.tally)
-        _state["last"] = serving
-    return TorchCompileHandle(serving, before)
+        _SERVICE.summaries.append(session.tally)
+    return TorchCompileHandle(session, before)
 
 
 def autoload_torch_compile() -> None:
     """FORECAST_AUTOTUNE=1: serve torch.compile by the environment alone, unless the program has done so."""
-    if "selection" not in _patches:
+    if _SERVICE.context is None or not _SERVICE.context.has("selection"):
         enable_torch_compile()
 
 
 def autoload_generated() -> None:
     """The part that a compile worker needs, where importing the rest of Inductor would cost seconds."""
-    from forecast_integrations.inductor.choices.surrogate import default
-    from forecast_integrations.inductor.hooks import pointwise as generated
-
     settings = Settings.from_environment()
-    with _MUTEX:
-        if "generated" in _patches:
+    with _SERVICE.mutex:
+        context = _SERVICE.open()
+        if context.has("generated"):
             return
-        _patches["generated"] = generated.install(current)
-        if current() is None:
-            _state["serving"] = TuningSession.of(settings, default(), open_store(None, settings), utc_now())
+        context.install("generated", generated.install)
+        if context.session is None:
+            context.session = TuningSession.of(settings, default(), open_store(None, settings), utc_now())
 
 
 def disable_torch_compile() -> None:
     """Give Inductor its own tuning back: every attribute and list that was touched is as it was."""
-    with _MUTEX:
-        _state["serving"] = None
-        for patches in reversed(_patches.values()):
-            patches.restore()
-        _patches.clear()
+    with _SERVICE.mutex:
+        _SERVICE.close()
 
 
 def missing_hooks() -> list[str]:
     """Names that this release of torch does not have, of those we would hook; empty while disabled."""
-    return [name for patches in _patches.values() for name in patches.missing]
+    return [] if _SERVICE.context is None else _SERVICE.context.missing
 
 
 def _report(owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child took our exit handlers along
     try:
-        total, last = TorchCompileSummary.total(_exit_tallies), _state["last"]
+        total, last = TorchCompileSummary.total(_SERVICE.summaries), _SERVICE.last
         if (total.operations or total.timings) and last is not None and last.prints_lines():
             print(total.line(), file=sys.stderr, flush=True)
     except (BrokenPipeError, ValueError):

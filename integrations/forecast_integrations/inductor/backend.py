@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from forecast_integrations.inductor.api import current, enable_torch_compile
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import GraphModule
 
 
 def forecast_autotune(
-    gm: Any, example_inputs: Any, *, options: dict[str, Any] | None = None, mode: str | None = None, **_: Any
-) -> Any:
+    gm: GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    *,
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
+    **_: object,
+) -> Callable[..., Any]:
     """Compile a graph with Inductor's max-autotune; `options` and `mode` are those of `torch.compile`.
 
     The service stays on in this process, as after `enable_torch_compile()`: a backward graph is compiled
@@ -16,11 +28,9 @@ def forecast_autotune(
     import torch
     from torch._inductor.compile_fx import compile_fx
 
-    from forecast_integrations.inductor.api import current, enable_torch_compile
-
     if current() is None:
         enable_torch_compile()
-    patches: dict[str, Any] = {"max_autotune": True}
+    patches: dict[str, object] = {"max_autotune": True}
     if mode:
         patches |= torch._inductor.list_mode_options(mode)
     patches |= options or {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.records import Measurement, Outcome, Problem
 from forecast_autotune.tuning.task import utc_now
@@ -14,24 +14,31 @@ from forecast_integrations.inductor.choices.records import candidate_of, problem
 from forecast_integrations.inductor.pruning import SelectionCall, search_of
 from forecast_integrations.inductor.session import TuningSession
 
+if TYPE_CHECKING:
+    from torch._inductor.ir import ChoiceCaller
+
 PROTOCOL = "inductor"
 """Timed by Inductor's own benchmarker, with its own number of repetitions."""
 _MAX_MESSAGE_CHARS = 2000
 """Characters kept of a failure's message."""
 
 
-class PendingTimings(threading.local):
-    """What Inductor's benchmark has returned in this thread and no saver has taken yet."""
+@dataclass
+class PendingTimings:
+    """What Inductor's benchmark has returned in one round and no saver has taken yet, by choice."""
 
-    def __init__(self) -> None:
-        self.times: dict[Any, float] = {}
-        self.errors: dict[Any, str] = {}
-        """Why a choice failed: type and text of the exception, which itself would keep tensors alive."""
-        self.paused = 0
-        """Above zero while times are taken of sizes other than the operation's own."""
+    times: dict[ChoiceCaller, float] = field(default_factory=dict)
+    """Milliseconds; inf for a failure."""
+    errors: dict[ChoiceCaller, str] = field(default_factory=dict)
+    """Why it failed: type and text of the exception, which itself would keep tensors alive."""
 
+    def take_error(self, choice: ChoiceCaller) -> str:
+        """Why a choice failed, once; empty for one that did not, or of which nothing was said."""
+        return self.errors.pop(choice, "")
 
-PENDING = PendingTimings()
+    def add_error(self, choice: ChoiceCaller, error: BaseException) -> None:
+        """Note why a choice failed."""
+        self.errors[choice] = f"{type(error).__name__}: {error}"
 
 
 def failure_outcome(message: str) -> Outcome:
@@ -47,7 +54,7 @@ def failure_outcome(message: str) -> Outcome:
 
 def make_measurement(
     problem: Problem,
-    choice: Any,
+    choice: ChoiceCaller,
     ms: float,
     compile_s: float | None = None,
     message: str = "",
@@ -73,7 +80,7 @@ def make_measurement(
     return Measurement(problem.id, candidate, outcome or failure_outcome(message), **filed)
 
 
-def _features(choice: Any) -> dict[str, Any]:
+def _features(choice: ChoiceCaller) -> dict[str, Any]:
     """What can be told of a choice, as JSON has it. A timing is worth keeping without it, too."""
     try:
         return {
@@ -84,14 +91,15 @@ def _features(choice: Any) -> dict[str, Any]:
 
 
 def save_timings(
-    serving: TuningSession,
-    timings: Mapping[Any, float],
+    session: TuningSession,
+    pending: PendingTimings,
+    timings: Mapping[ChoiceCaller, float],
     operation: SelectionCall,
-    compile_s: Mapping[Any, float],
+    compile_s: Mapping[ChoiceCaller, float],
     *,
     all_measured: bool = False,
 ) -> None:
-    """File the measured ones of these times, and let the search hear all of them."""
+    """File the measured ones of these times, which are the `pending` ones, and tell the search all of them."""
     choices = list(timings)
     search = search_of(choices)
     if search is not None:
@@ -101,19 +109,19 @@ def save_timings(
     fresh: list[Measurement] = []
     replayed: list[Measurement] = []
     for choice, ms in timings.items():
-        measured = all_measured or choice in PENDING.times
-        m = make_measurement(problem, choice, ms, compile_s.get(choice), PENDING.errors.pop(choice, ""))
+        measured = all_measured or choice in pending.times
+        m = make_measurement(problem, choice, ms, compile_s.get(choice), pending.take_error(choice))
         (fresh if measured else replayed).append(m)
-        PENDING.times.pop(choice, None)
+        pending.times.pop(choice, None)
     if search is not None:
         search.compile_s += sum(compile_s.get(choice, 0.0) for choice in choices)
         search.compiled.update(m.candidate for m in fresh)
         search.add_measurements(fresh)
         search.add_measurements(replayed, replayed=True)
-    _add_rows(serving, problem, fresh)
+    _add_rows(session, problem, fresh)
 
 
-def save_failures(serving: TuningSession, choices: Sequence[Any]) -> None:
+def save_failures(session: TuningSession, pending: PendingTimings, choices: Sequence[ChoiceCaller]) -> None:
     """File what failed in a round that Inductor reports no times of.
 
     It leaves choices that do not compile out of its timings, and reports none at all when nothing ran.
@@ -123,21 +131,21 @@ def save_failures(serving: TuningSession, choices: Sequence[Any]) -> None:
         return
     rows = []
     for choice in choices:
-        message = PENDING.errors.pop(choice, "")
+        message = pending.take_error(choice)
         if getattr(choice, "failed", False):
             guess = failure_outcome(message) if message else Outcome.COMPILE_ERROR
             outcome = Outcome.COMPILE_ERROR if guess is Outcome.RUNTIME_ERROR else guess
             rows.append(make_measurement(search.problem, choice, math.inf, None, message, outcome))
-        elif math.isinf(PENDING.times.pop(choice, 0.0)):
+        elif math.isinf(pending.times.pop(choice, 0.0)):
             rows.append(make_measurement(search.problem, choice, math.inf, None, message))
     rows = [m for m in rows if m.candidate not in search.tried]
     search.add_measurements(rows)
-    _add_rows(serving, search.problem, rows)
+    _add_rows(session, search.problem, rows)
 
 
-def _add_rows(serving: TuningSession, problem: Problem, rows: Sequence[Measurement]) -> None:
+def _add_rows(session: TuningSession, problem: Problem, rows: Sequence[Measurement]) -> None:
     for m in rows:
-        serving.snapshot.add(problem, m)
+        session.snapshot.add(problem, m)
     if rows:
-        serving.snapshot.store.sync()
-        serving.tally.stored(len(rows))
+        session.snapshot.store.sync()
+        session.tally.stored(len(rows))

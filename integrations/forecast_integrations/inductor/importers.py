@@ -33,6 +33,7 @@ from forecast_autotune.records import (
     Scalar,
 )
 from forecast_autotune.records.table import Table, table_of_problem
+from forecast_integrations.inductor.choices.records import device_of
 
 CACHE_PROTOCOL = "inductor-cache"
 """Timing protocol of the cache: Inductor's benchmarker, whatever it was then."""
@@ -159,8 +160,6 @@ def _device(named: object, backend: str) -> Device:
         )
     if importlib.util.find_spec("torch") is not None:
         import torch
-
-        from forecast_integrations.inductor.choices.records import device_of
 
         count = torch.cuda.device_count() if backend == "cuda" else 0
         here = [torch.device(backend, i) for i in range(count)] if count else []

@@ -38,9 +38,9 @@ class OperationSearch:
         problem: Problem,
         candidates: Sequence[Candidate],
         externs: Collection[Candidate],
-        serving: TuningSession,
+        session: TuningSession,
     ) -> None:
-        self.problem, self.serving = problem, serving
+        self.problem, self.session = problem, session
         self.candidates = CandidateList.of(list(candidates))
         self.externs = [c for c in self.candidates if c in set(externs)]
         self.tried: dict[Candidate, Measurement] = {}
@@ -65,8 +65,8 @@ class OperationSearch:
     def refresh(self) -> None:
         """Read again what this process has measured of the same problem elsewhere in the graph."""
         row = self.candidates.row_of
-        blind = self.serving.settings.mode is Mode.DETERMINISTIC
-        stored = [] if blind else [m for m in self.serving.snapshot.rows(self.problem) if m.candidate in row]
+        blind = self.session.settings.mode is Mode.DETERMINISTIC
+        stored = [] if blind else [m for m in self.session.snapshot.rows(self.problem) if m.candidate in row]
         self.rows = [*stored, *(m for m in self._own if m not in stored)]
         self.measured = latest_labels(self.rows)
 
@@ -77,7 +77,7 @@ class OperationSearch:
 
         `draft`: these are not all candidates of the operation yet, so nothing is settled.
         """
-        mode = self.serving.settings.mode
+        mode = self.session.settings.mode
         everything = list(self.candidates)
         if mode in (Mode.LISTEN, Mode.EXHAUSTIVE):
             return everything
@@ -96,19 +96,19 @@ class OperationSearch:
         return self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
 
     def _stored(self, draft: bool) -> Candidate | None:
-        serving = self.serving
-        if serving.settings.mode is Mode.DETERMINISTIC:
+        session = self.session
+        if session.settings.mode is Mode.DETERMINISTIC:
             return None
-        decision = serving.snapshot.decision(self.problem)
+        decision = session.snapshot.decision(self.problem)
         if decision is None or decision.chosen not in self.candidates.row_of:
             return None
-        lenient = draft or serving.settings.mode in (Mode.SKIP, Mode.FROZEN)
+        lenient = draft or session.settings.mode in (Mode.SKIP, Mode.FROZEN)
         return decision.chosen if lenient or decision.settings == self.decision_key() else None
 
     def decision_key(self) -> str:
         """Names what a decision depends on besides the problem."""
         return TuningTask(self.problem, self.candidates).settings_digest(
-            self.serving.settings, self.serving.policy
+            self.session.settings, self.session.policy
         )
 
     def _settle(self, chosen: Candidate, reason: str, draft: bool) -> list[Candidate]:
@@ -147,7 +147,7 @@ class OperationSearch:
 
     def decided(self) -> Candidate | None:
         """What is decided by now, if anything: the same problem may have had its turn in the meantime."""
-        if self.predecided is None and self.serving.settings.mode is Mode.TUNE and not self.tried:
+        if self.predecided is None and self.session.settings.mode is Mode.TUNE and not self.tried:
             self.predecided = self._stored(draft=False)
         return self.predecided
 
@@ -169,14 +169,14 @@ class OperationSearch:
 
     def next_round(self) -> list[Candidate]:
         """What to measure in another round; empty when the risk is accepted or nothing is left."""
-        stop = self.failed or self.predecided is not None or self.serving.settings.mode is not Mode.TUNE
-        if stop or len(self.rounds) >= self.serving.rounds:
+        stop = self.failed or self.predecided is not None or self.session.settings.mode is not Mode.TUNE
+        if stop or len(self.rounds) >= self.session.rounds:
             return []
         forecasts = self._ask()
         if forecasts is None:
             return []
         plan = self._next(forecasts, _batch_size(len(self.candidates)))
-        limit = self.serving.settings.max_measurements
+        limit = self.session.settings.max_measurements
         room = len(self.candidates) if limit is None else max(0, limit - len(self.tried))
         return [*plan.measure, *plan.prefetch][:room] if plan.measure else []
 
@@ -187,8 +187,8 @@ class OperationSearch:
 
     def _ask(self, *, draft: bool = False) -> Forecasts | None:
         start = time.perf_counter()
-        mode = self.serving.settings.mode
-        relatives = [] if mode is Mode.DETERMINISTIC else self.serving.snapshot.relatives(self.problem)
+        mode = self.session.settings.mode
+        relatives = [] if mode is Mode.DETERMINISTIC else self.session.snapshot.relatives(self.problem)
         query = Query(
             self.problem,
             self.candidates,
@@ -197,12 +197,12 @@ class OperationSearch:
             provisional=draft,
             once=mode in _UNTIMED,
         )
-        self._forecasts = self.serving.ask(query)
+        self._forecasts = self.session.ask(query)
         self.forecast_s += time.perf_counter() - start
         return self._forecasts
 
     def _next(self, forecasts: Forecasts, workers: int = 1) -> Plan:
-        settings = self.serving.settings
+        settings = self.session.settings
         state = TuningState(
             forecasts,
             {**self.tried, **self.measured},
@@ -216,7 +216,7 @@ class OperationSearch:
             problem=self.problem.id,
         )
         with single_threaded_blas():
-            self._plan = self.serving.policy.plan(state)
+            self._plan = self.session.policy.plan(state)
         self.rounds.append(self._plan.reason)
         return self._plan
 
@@ -224,7 +224,7 @@ class OperationSearch:
 
     def decide(self) -> Decision | None:
         """What came of it; None when nothing ran. Committed where it rests on measurements."""
-        settings = self.serving.settings
+        settings = self.session.settings
         if self.predecided is not None:
             chosen = self.predecided
         elif (incumbent := self._incumbent()) is not None:
@@ -267,11 +267,11 @@ class OperationSearch:
             rounds=tuple(self.rounds),
         )
         if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE) and self.tried:
-            self.serving.snapshot.decide(self.problem, decision)
+            self.session.snapshot.decide(self.problem, decision)
         return decision
 
     def _risk(self, untimed: int) -> float:
-        stored = self.serving.snapshot.decision(self.problem) if self.predecided is not None else None
+        stored = self.session.snapshot.decision(self.problem) if self.predecided is not None else None
         if stored is not None and stored.chosen == self.predecided:
             return stored.stated_risk
         return self._plan.risk if untimed > 0 else 0.0

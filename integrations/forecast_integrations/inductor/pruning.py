@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
@@ -19,6 +18,13 @@ from forecast_integrations.inductor.choices.records import (
 from forecast_integrations.inductor.operation_search import MIN_CHOICES, OperationSearch
 from forecast_integrations.inductor.session import TuningSession
 
+if TYPE_CHECKING:
+    from torch._inductor.ir import ChoiceCaller, IRNode, Layout
+    from torch._inductor.kernel_inputs import KernelInputs
+    from torch._inductor.kernel_template_choice import KernelTemplateChoice
+
+    from forecast_integrations.inductor.choices.records import Choice
+
 SEARCH_ATTRIBUTE = "forecast_autotune"
 """Attribute of a choice that leads to its search, and annotation of a template choice that leads to its
 group."""
@@ -28,10 +34,10 @@ group."""
 class ReservedChoices:
     """Template choices of one list that were kept from code generation, for later rounds."""
 
-    reserve: dict[Candidate, Any] = field(default_factory=dict)
+    reserve: dict[Candidate, KernelTemplateChoice] = field(default_factory=dict)
 
 
-def annotate_choice(choice: Any, group: ReservedChoices) -> None:
+def annotate_choice(choice: KernelTemplateChoice, group: ReservedChoices) -> None:
     """Leave word at a template choice; its `ChoiceCaller` has the same annotations, where there are any."""
     if (annotations := getattr(choice, "annotations", None)) is not None:
         annotations[SEARCH_ATTRIBUTE] = group
@@ -42,8 +48,8 @@ class SelectionCall:
     """One call of Inductor's selection, as far as it has come."""
 
     name: str
-    input_nodes: Sequence[Any]
-    layout: Any
+    input_nodes: Sequence[IRNode]
+    layout: Layout | None
     tuned_by_all_ranks: bool = False
     """Ranks measure this one together: they must not be given different lists."""
 
@@ -52,19 +58,7 @@ class UnplannedSpaceError(Exception):
     """A list from a widened space has no plan: nobody may go on with all of it."""
 
 
-class SelectionState(threading.local):
-    """The selections this thread is in, innermost last: a choice may be a graph with its own operations."""
-
-    def __init__(self) -> None:
-        self.operations: list[SelectionCall] = []
-        self.widened = False
-        """Templates are being listed from a larger space than the user's."""
-
-
-SELECTION_STATE = SelectionState()
-
-
-def search_of(choices: Sequence[Any]) -> OperationSearch | None:
+def search_of(choices: Sequence[ChoiceCaller]) -> OperationSearch | None:
     """The search that these choices belong to."""
     for choice in choices:
         if (found := getattr(choice, SEARCH_ATTRIBUTE, None)) is not None:
@@ -73,16 +67,22 @@ def search_of(choices: Sequence[Any]) -> OperationSearch | None:
 
 
 def prune_before_codegen(
-    serving: TuningSession, op_name: str, kernel_inputs: Any, choices: list[Any]
-) -> list[Any]:
+    session: TuningSession,
+    op_name: str,
+    kernel_inputs: KernelInputs,
+    choices: list[KernelTemplateChoice],
+    *,
+    widened: bool = False,
+) -> list[KernelTemplateChoice]:
     """The template choices of one list worth generating code for, in their order.
 
     Further choices of the operation (C++, CUTLASS, subgraphs) come later, so this is a draft: what is
-    left out stays in reserve, and `prune_before_compilation` plans again over everything.
+    left out stays in reserve, and `prune_before_compilation` plans again over everything. Raises
+    `UnplannedSpaceError` when there is no plan for a list from a `widened` space.
     """
-    if not serving.prunes or len(choices) <= MIN_CHOICES or has_multiple_size_hints():
+    if not session.prunes or len(choices) <= MIN_CHOICES or has_multiple_size_hints():
         return choices
-    named: dict[Candidate, list[Any]] = {}
+    named: dict[Candidate, list[KernelTemplateChoice]] = {}
     for choice in choices:
         named.setdefault(candidate_of(choice), []).append(choice)
     if len(named) <= MIN_CHOICES:
@@ -90,9 +90,9 @@ def prune_before_codegen(
     # Inductor appends `-ah` where AutoHeuristic asks for more configs of the same operation.
     problem = problem_of(op_name.removesuffix("-ah"), kernel_inputs.nodes(), choices[0].layout)
     externs = [c for c, members in named.items() if is_extern(members[0])]
-    search = OperationSearch(problem, list(named), externs, serving)
+    search = OperationSearch(problem, list(named), externs, session)
     kept = set(search.first(draft=True))
-    if search.failed and SELECTION_STATE.widened:
+    if search.failed and widened:
         raise UnplannedSpaceError
     group = ReservedChoices({c: members[0] for c, members in named.items() if c not in kept})
     found = []
@@ -106,8 +106,8 @@ def prune_before_codegen(
 
 
 def prune_before_compilation(
-    serving: TuningSession, operation: SelectionCall, choices: list[Any]
-) -> list[Any]:
+    session: TuningSession, operation: SelectionCall, choices: list[ChoiceCaller]
+) -> list[ChoiceCaller]:
     """The choices worth compiling, in their order; a single one if that needs no measurement at all."""
     from torch._inductor import config
 
@@ -122,9 +122,9 @@ def prune_before_compilation(
         return choices
     pool = ChoicePool(choices)
     problem = problem_of(operation.name, operation.input_nodes, operation.layout)
-    search = OperationSearch(problem, list(pool), pool.externs(), serving)
+    search = OperationSearch(problem, list(pool), pool.externs(), session)
     kept = search.first()
-    if search.failed and serving.exhaustive_space:
+    if search.failed and session.exhaustive_space:
         # What is in reserve is not what Inductor would have compiled.
         kept = [c for c in kept if id(pool[c][0]) in pool.order]
     if search.predecided is not None and _ranks_tune_together():
@@ -141,18 +141,18 @@ def prune_before_compilation(
     if len(found) == 1:
         # Inductor takes it without a measurement, so nothing more is heard of this operation.
         search.predecided = candidate_of(found[0])
-        record_decision(serving, search)
+        record_decision(session, search)
     return found
 
 
-def record_decision(serving: TuningSession, search: OperationSearch) -> None:
+def record_decision(session: TuningSession, search: OperationSearch) -> None:
     """Decide, count and say what was decided; nothing is, while we only listen. Never raises."""
     try:
-        decision = None if serving.settings.mode is Mode.LISTEN else search.decide()
+        decision = None if session.settings.mode is Mode.LISTEN else search.decide()
         if decision is not None:
-            serving.tally.add_decision(search.label(), decision, serving.prints_lines())
+            session.tally.add_decision(search.label(), decision, session.prints_lines())
     except Exception as error:
-        serving.warn_once("keep what was decided of an operation", error)
+        session.warn_once("keep what was decided of an operation", error)
 
 
 def has_multiple_size_hints() -> bool:
@@ -172,16 +172,16 @@ def _ranks_tune_together() -> bool:
     return bool(dist.is_available() and dist.is_initialized())
 
 
-class ChoicePool(dict[Candidate, list[Any]]):
+class ChoicePool(dict[Candidate, list["Choice"]]):
     """Choices by candidate, those whose code has not been generated yet included."""
 
-    def __init__(self, choices: Sequence[Any]) -> None:
+    def __init__(self, choices: Sequence[ChoiceCaller]) -> None:
         super().__init__()
         self.order = {id(choice): i for i, choice in enumerate(choices)}
-        self.siblings: dict[int, Any] = {}
+        self.siblings: dict[int, Choice] = {}
         """A choice of the same list as a reserved one, by the reserved one's id: it has the final layout."""
         self.kinds = {type(unwrap_choice(choice)) for choice in choices}
-        groups: dict[int, tuple[ReservedChoices, Any]] = {}
+        groups: dict[int, tuple[ReservedChoices, KernelTemplateChoice]] = {}
         for choice in choices:
             self.setdefault(candidate_of(choice), []).append(choice)
             ktc = template_choice(choice)
@@ -199,13 +199,13 @@ class ChoicePool(dict[Candidate, list[Any]]):
 
     def choices(
         self, wanted: Sequence[Candidate], search: OperationSearch, enough: int | None = None
-    ) -> list[Any]:
+    ) -> list[ChoiceCaller]:
         """The choices of these candidates; code is generated where it is missing.
 
         Candidates that Inductor cannot make code for are dropped from the search. With `enough`, it
         stops after so many candidates.
         """
-        found: list[Any] = []
+        found: list[ChoiceCaller] = []
         count = 0
         for candidate in wanted:
             made = [c for member in self.get(candidate, ()) if (c := self._made(member)) is not None]
@@ -220,7 +220,8 @@ class ChoicePool(dict[Candidate, list[Any]]):
                 break
         return sorted(found, key=lambda choice: self.order.get(id(choice), len(self.order)))
 
-    def _made(self, member: Any) -> Any:
+    def _made(self, member: Choice) -> ChoiceCaller | None:
+        """The choice with its code; None where Inductor cannot make any."""
         sibling = self.siblings.get(id(member))
         if sibling is None:
             return member

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
@@ -15,16 +15,25 @@ from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SEARCH_ATTRIBUTE, ChoicePool, record_decision, search_of
 from forecast_integrations.inductor.session import TuningSession
 
-ChoiceTimings = dict[Any, float]
+if TYPE_CHECKING:
+    from torch._inductor.ir import ChoiceCaller
+
+ChoiceTimings: TypeAlias = "dict[ChoiceCaller, float]"
 """Milliseconds by choice; inf for a failure."""
-Measure = Callable[[list[Any], Any], ChoiceTimings]
-Prepare = Callable[[list[Any]], Any]
+WaitForCompilation: TypeAlias = Callable[[], object]
+"""Returns when all choices of a round are compiled."""
+Measure: TypeAlias = "Callable[[list[ChoiceCaller], WaitForCompilation], ChoiceTimings]"
+Prepare: TypeAlias = "Callable[[list[ChoiceCaller]], WaitForCompilation]"
 _CUDAGRAPH_OPTION = "_benchmark_with_cudagraphs"
 """Attribute of choices that are timed in CUDA graphs."""
 
 
 def tune_in_rounds(
-    serving: TuningSession, measure: Measure, prepare: Prepare, choices: list[Any], prepared: Any
+    session: TuningSession,
+    measure: Measure,
+    prepare: Prepare,
+    choices: list[ChoiceCaller],
+    prepared: WaitForCompilation,
 ) -> ChoiceTimings:
     """Times of these choices in milliseconds, and of those that further rounds add; failures are inf.
 
@@ -38,11 +47,11 @@ def tune_in_rounds(
     try:
         search.refresh()
         if (decided := _decided_timings(search, choices)) is not None:
-            record_decision(serving, search)
+            record_decision(session, search)
             return decided
         known = _known_timings(search, choices)
     except Exception as error:
-        serving.warn_once("look up what is known of an operation", error)
+        session.warn_once("look up what is known of an operation", error)
         return measure(choices, prepared)
     timings = _first_round(search, measure, prepare, choices, prepared, known)
     if not timings:
@@ -54,15 +63,15 @@ def tune_in_rounds(
             start = time.perf_counter()
             timings.update(_measure_round(measure, extra, prepare))
     except Exception as error:
-        serving.warn_once("measure another round", error)
+        session.warn_once("measure another round", error)
     search.measure_s += time.perf_counter() - start
-    record_decision(serving, search)
+    record_decision(session, search)
     return timings
 
 
-def _known_timings(search: OperationSearch, choices: list[Any]) -> ChoiceTimings:
+def _known_timings(search: OperationSearch, choices: list[ChoiceCaller]) -> ChoiceTimings:
     """Times that need not be taken again, failures included."""
-    if search.serving.settings.mode is not Mode.TUNE or search.failed:
+    if search.session.settings.mode is not Mode.TUNE or search.failed:
         return {}
     known = {c: _time(search, c) for c in choices if candidate_of(c) in search.measured}
     # When all of them failed elsewhere, Inductor must hear so from its own clock.
@@ -73,8 +82,8 @@ def _first_round(
     search: OperationSearch,
     measure: Measure,
     prepare: Prepare,
-    choices: list[Any],
-    prepared: Any,
+    choices: list[ChoiceCaller],
+    prepared: WaitForCompilation,
     known: ChoiceTimings,
 ) -> ChoiceTimings:
     unknown = [c for c in choices if c not in known]
@@ -91,12 +100,12 @@ def _first_round(
         return {**dict.fromkeys(choices, math.inf), **measure(rest, prepare(rest))}
 
 
-def _time(search: OperationSearch, choice: Any) -> float:
+def _time(search: OperationSearch, choice: ChoiceCaller) -> float:
     m = search.measured.get(candidate_of(choice))
     return m.ms if m is not None and m.ok else math.inf
 
 
-def _decided_timings(search: OperationSearch, choices: Sequence[Any]) -> ChoiceTimings | None:
+def _decided_timings(search: OperationSearch, choices: Sequence[ChoiceCaller]) -> ChoiceTimings | None:
     """Times that make Inductor take what is decided, without a clock; None while nothing is decided.
 
     Between the listing of this operation and now, its like may have been measured elsewhere in the graph.
@@ -114,7 +123,7 @@ def _decided_timings(search: OperationSearch, choices: Sequence[Any]) -> ChoiceT
     return {**timings, **dict.fromkeys(winners, best)}
 
 
-def _next_choices(search: OperationSearch) -> list[Any]:
+def _next_choices(search: OperationSearch) -> list[ChoiceCaller]:
     """The choices of the next round."""
     while wanted := search.next_round():
         if found := _choices(search, wanted):
@@ -123,7 +132,7 @@ def _next_choices(search: OperationSearch) -> list[Any]:
     return []
 
 
-def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[Any]:
+def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[ChoiceCaller]:
     """Choices of a kind that Inductor has seen of this operation: it has decided by their kinds how to go
     on."""
     pool: ChoicePool | None = search.pool
@@ -156,7 +165,7 @@ def _outside_the_scheduler() -> Iterator[None]:
         V.graph.scheduler = before
 
 
-def _measure_round(measure: Measure, extra: list[Any], prepare: Prepare) -> ChoiceTimings:
+def _measure_round(measure: Measure, extra: list[ChoiceCaller], prepare: Prepare) -> ChoiceTimings:
     """One more round; that none of its choices works is an answer, not an error."""
     try:
         return measure(extra, prepare(extra))

@@ -26,6 +26,7 @@ from forecast_integrations.inductor import harvest
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import is_extern
 from forecast_integrations.inductor.hooks import pointwise, selection
+from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_compilation
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.session import TuningSession
@@ -56,7 +57,7 @@ def failing(candidate: Candidate) -> float:
 
 def listed(ours: TuningSession | None) -> list[Any]:
     """The product's choices as Inductor lists them for CUDA, through the hooks."""
-    patches = selection.install(lambda: ours)
+    patches = selection.install(HookContext(ours))
     try:
         with config.patch(max_autotune=True):
             found: list[Any] = InductorChoices().get_template_configs(
@@ -124,13 +125,13 @@ def test_rules_that_cannot_be_named_share_no_compiled_graph(monkeypatch: pytest.
             self.theirs = 1
 
     monkeypatch.setattr(codecache, "FxGraphHashDetails", Details)
-    ours: TuningSession | None = serving(policy=Unspeakable())
-    patches = selection.install(lambda: ours)
+    context = HookContext(serving(policy=Unspeakable()))
+    patches = selection.install(context)
     try:
         with pytest.warns(RuntimeWarning, match="no words"):
             names = [vars(Details())["forecast_autotune"] for _ in range(2)]
         assert len(set(names)) == 2
-        ours = None
+        context.session = None
         assert vars(Details()) == {"theirs": 1}
     finally:
         patches.restore()
@@ -151,29 +152,28 @@ def test_generated_kernels_are_left_alone_once_the_flag_is_off(tmp_path: Path) -
 
     for flag in (True, False):
         ours = serving(slow, inductor_pointwise=flag)
-        hooked = pointwise._cached_autotune(autotune, lambda ours=ours: ours)
+        hooked = pointwise._cached_autotune(autotune, HookContext(ours))
         hooked({"x": 1 << 20}, configs, meta, HeuristicType.POINTWISE, filename=str(tmp_path / "c1.py"))
     assert seen[0] < seen[1] == len(configs)
 
 
 def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_failures() -> None:
     """A choice may be a graph whose operations are tuned while the outer operation's are timed."""
-    clock, found = harvest.PENDING, []
-    ours = serving()
+    context, found = HookContext(serving()), []
 
     def inner(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-        clock.errors["theirs"] = "RuntimeError: inside"
+        context.thread.pending.errors["theirs"] = "RuntimeError: inside"
         return {}
 
     def outer(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-        clock.errors["mine"] = "OutOfResources: outside"
-        selection._autotuning(inner, lambda: ours)(self, "mm", [], None, None, "key", [], None)
-        found.append(dict(clock.errors))
+        context.thread.pending.errors["mine"] = "OutOfResources: outside"
+        selection._autotuning(inner, context)(self, "mm", [], None, None, "key", [], None)
+        found.append(dict(context.thread.pending.errors))
         return {}
 
-    selection._autotuning(outer, lambda: ours)(None, "mm", [], None, None, "key", [], None)
+    selection._autotuning(outer, context)(None, "mm", [], None, None, "key", [], None)
     assert found == [{"mine": "OutOfResources: outside"}]
-    assert clock.errors == {}
+    assert context.thread.pending.errors == {}
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,10 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_integrations.inductor import api
 from forecast_integrations.inductor.choices import records
-from forecast_integrations.inductor.choices.records import parse_description, problem_of, to_scalar
+from forecast_integrations.inductor.choices.records import parameter_scalar, parse_description, problem_of
 from forecast_integrations.inductor.harvest import failure_outcome
 from forecast_integrations.inductor.hooks import pointwise
+from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.snapshot import StoreSnapshot
@@ -104,10 +105,10 @@ def test_parameters_never_hold_an_address() -> None:
     def rule() -> None: ...
 
     assert " at 0x" in str(rule)
-    assert to_scalar(rule) == to_scalar(functools.wraps(rule)(lambda: None))
+    assert parameter_scalar(rule) == parameter_scalar(functools.wraps(rule)(lambda: None))
     import sympy
 
-    assert (to_scalar(sympy.Integer(3)), to_scalar(sympy.true)) == (3, True)
+    assert (parameter_scalar(sympy.Integer(3)), parameter_scalar(sympy.true)) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_bad_options_are_refused_and_hook_nothing(options: dict[str, Any], messa
 
 def test_this_release_of_torch_has_everything_that_is_hooked() -> None:
     with api.enable_torch_compile(surrogate=Counting(), store=Store(None), pointwise=True) as handle:
-        assert api.current() is handle.serving
+        assert api.current() is handle.session
         assert api.missing_hooks() == []
     assert api.current() is None
 
@@ -345,11 +346,11 @@ def test_the_run_time_autotuner_gets_the_chosen_configs(tmp_path: Path) -> None:
         return [c.kwargs["XBLOCK"] for c in decorate(kernel).configs]
 
     before = triton_heuristics.cached_autotune
-    ours: Any = serving(large_is_slow, inductor_pointwise=True)
-    patches = pointwise.install(lambda: ours)
+    context = HookContext(serving(large_is_slow, inductor_pointwise=True))
+    patches = pointwise.install(context)
     try:
         assert autotuned() == [1024, 128, 64, 32]
-        ours = None
+        context.session = None
         assert len(autotuned()) == 6
     finally:
         patches.restore()

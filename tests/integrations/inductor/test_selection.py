@@ -27,6 +27,7 @@ from forecast_autotune.store import Store
 from forecast_integrations.inductor import summary
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.hooks import selection
+from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import PatchSet
 from forecast_integrations.inductor.session import TuningSession
 from tests.integrations.inductor.graphs import graph, product_inputs, serving
@@ -67,7 +68,7 @@ def number(choice: Any) -> int:
 @contextlib.contextmanager
 def hooked(ours: TuningSession | None) -> Iterator[tuple[list[Any], Any, Any]]:
     """Choices as a lowering makes them, with their inputs and layout, while the hooks are in place."""
-    patches = selection.install(lambda: ours)
+    patches = selection.install(HookContext(ours))
     try:
         inputs = product_inputs(32, 32, 32, device="cpu")
         layout = inputs.output_layout(flexible=False)
@@ -209,8 +210,8 @@ def test_the_exhaustive_space_is_in_force_only_while_configs_are_listed(
         def get_template_configs(self) -> str:
             return str(config.max_autotune_gemm_search_space)
 
-    patches, ours = PatchSet(), serving(believed, **settings)
-    patches.replace(Listing, "get_template_configs", lambda f: selection._template_configs(f, lambda: ours))
+    patches, context = PatchSet(), HookContext(serving(believed, **settings))
+    patches.replace(Listing, "get_template_configs", lambda f: selection._template_configs(f, context))
     assert Listing().get_template_configs() == space
     assert config.max_autotune_gemm_search_space == "DEFAULT"
 

@@ -138,7 +138,7 @@ def main(folder: Path) -> None:
 
         broken = enable(store=nothing)
         found["broken"] = lowered(tuner(Store(None), surrogate=Broken()), 4096)
-        found["said"] = broken.serving.warn_once.messages
+        found["said"] = broken.session.warn_once.messages
         plain = triton.autotune([triton.Config({"BLOCK": b}) for b in (32, 128, 256)], key=["n"])
         found["plain"] = lowered(plain(fresh(double)), 4096)
         makers = [{}, {}, {"surrogate": Broken()}, {"tolerance": 0.5}]

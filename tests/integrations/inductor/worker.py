@@ -174,11 +174,11 @@ def session(store: Path) -> dict[str, Any]:
     found["sure"] = compile_product(64)
     found["stored"] = kept(store)
     found["again"] = compile_product(64)
-    found["tally"] = second.serving.tally.line()
+    found["tally"] = second.session.tally.line()
     with enable(surrogate=Scripted(hope=30), store=store) as inner:
         found["unsure"] = compile_product(48)
-        found["nested"] = current() is inner.serving
-    found["outer_is_back"] = current() is second.serving
+        found["nested"] = current() is inner.session
+    found["outer_is_back"] = current() is second.session
     forecast_autotune.disable_torch_compile()
     found["left"] = changed(before)
     found["plain"] = compile_product(40)
@@ -186,7 +186,7 @@ def session(store: Path) -> dict[str, Any]:
         name = type(surrogate).__name__.lower()
         with enable(surrogate=surrogate, store=store / name, forecast_timeout_s=0.2) as served:
             found[name] = compile_product(56) | {
-                "said": served.serving.warn_once.messages,
+                "said": served.session.warn_once.messages,
                 "asked": surrogate.asked,
             }
     found["left_at_last"] = changed(before)
@@ -200,7 +200,7 @@ def warm(store: Path) -> dict[str, Any]:
     with enable(surrogate=Scripted(), store=store, frozen_at=sys.argv[3]) as handle:
         known = compile_product(64)
         new = compile_product(72)
-        return {"known": known, "new": new, "tally": handle.serving.tally.line()}
+        return {"known": known, "new": new, "tally": handle.session.tally.line()}
 
 
 def listen(store: Path) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def listen(store: Path) -> dict[str, Any]:
     enable = forecast_autotune.enable_torch_compile
     with enable(store=store, mode="listen") as handle:
         first = compile_linear()
-        identity = handle.serving.identity()
+        identity = handle.session.identity()
     stored = kept(store)
     with enable(store=store, mode="listen"):
         replay = compile_linear()
@@ -252,7 +252,7 @@ def skipping(store: Path) -> list[dict[str, Any]]:
             enable(**options, forecast_timeout_s=4.0) as handle,
         ):
             found = compile_product(64)
-        every.append(found | {"said": handle.serving.warn_once.messages, "errors": errors.getvalue()})
+        every.append(found | {"said": handle.session.warn_once.messages, "errors": errors.getvalue()})
     return every
 
 

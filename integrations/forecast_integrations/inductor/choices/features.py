@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.records import Argument, Device, Kernel, Problem
@@ -18,13 +18,18 @@ from forecast_integrations.inductor.choices.records import (
 )
 from forecast_integrations.inductor.choices.templates import closed_form, has_closed_form
 
+if TYPE_CHECKING:
+    import torch
+
+    from forecast_integrations.inductor.choices.records import Choice, Size
+
 Feature: TypeAlias = float | int | str
 
 _MISSING_ERRORS = (AttributeError, LookupError, TypeError, ValueError, NotImplementedError, AssertionError)
 """What reading a choice of another release may raise."""
 
 
-def describe_choice(choice: Any, *, facts: bool = False) -> dict[str, Feature]:
+def describe_choice(choice: Choice, *, facts: bool = False) -> dict[str, Feature]:
     """Features of one `ChoiceCaller` or `KernelTemplateChoice`; empty when nothing is known of it.
 
     `variant`, `backend` and the template's own parameters by their names (switches as 0 and 1); for
@@ -72,7 +77,7 @@ def describe_choice(choice: Any, *, facts: bool = False) -> dict[str, Feature]:
     return found
 
 
-def _problem(choice: Any, variant: str) -> Problem:
+def _problem(choice: Choice, variant: str) -> Problem:
     """The operands of a choice as a problem of no particular device, named after its template."""
     ktc, inner = template_choice(choice), unwrap_choice(choice)
     nodes = list(inner.input_nodes) if ktc is None else list(ktc.inputs.nodes())
@@ -86,5 +91,5 @@ def _problem(choice: Any, variant: str) -> Problem:
     return Problem.of(Kernel(name, "inductor"), arguments, Device("unknown"))
 
 
-def _tensor(name: str, dtype: Any, size: Sequence[Any], stride: Sequence[Any]) -> Argument:
+def _tensor(name: str, dtype: torch.dtype, size: Sequence[Size], stride: Sequence[Size]) -> Argument:
     return Argument(name, "tensor", str(dtype).removeprefix("torch."), size_hints(size), size_hints(stride))

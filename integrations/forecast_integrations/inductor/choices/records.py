@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from forecast_autotune.records import (
     Argument,
@@ -24,6 +24,23 @@ from forecast_autotune.records import (
     digest,
     to_scalar,
 )
+from forecast_integrations.device import cuda_device, toolchain
+
+if TYPE_CHECKING:
+    import torch
+    from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
+    from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
+    from torch._inductor.ir import ChoiceCaller, IRNode, Layout
+    from torch._inductor.kernel_template_choice import KernelTemplateChoice
+    from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
+
+    Choice: TypeAlias = ChoiceCaller | KernelTemplateChoice
+    """One of Inductor's choices, with its code or before that is generated."""
+
+Size: TypeAlias = "int | torch.SymInt"
+"""A size, stride or offset: a number, or a symbol (a sympy expression)."""
+ChoiceReader: TypeAlias = "Callable[[ChoiceCaller], tuple[str, Mapping[str, object]]]"
+"""The variant and the parameters of a choice of one class."""
 
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _WITH_USER_CODE = ("flex", "b2b")
@@ -32,7 +49,7 @@ _COUNTER = re.compile(r"_\d+$")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def problem_of(op_name: str, input_nodes: Sequence[Any], layout: Any) -> Problem:
+def problem_of(op_name: str, input_nodes: Sequence[IRNode], layout: Layout | None) -> Problem:
     """The problem of one operation: its name, operands and result, precision, device and versions.
 
     Sizes that are symbols count with the value Inductor tunes for, and put `dynamic` into the key. Needs
@@ -45,7 +62,7 @@ def problem_of(op_name: str, input_nodes: Sequence[Any], layout: Any) -> Problem
         _tensor(f"in{i}", node.get_dtype(), size, stride, _offset(node))
         for i, (node, (size, stride)) in enumerate(zip(input_nodes, shapes, strict=True))
     ]
-    if hasattr(layout, "size"):
+    if layout is not None and hasattr(layout, "size"):
         shapes.append((layout.size, layout.stride))
         operands.append(
             _tensor("out", layout.dtype, layout.size, layout.stride, getattr(layout, "offset", 0))
@@ -59,30 +76,32 @@ def problem_of(op_name: str, input_nodes: Sequence[Any], layout: Any) -> Problem
     )
 
 
-def _tensor(name: str, dtype: Any, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Argument:
+def _tensor(
+    name: str, dtype: torch.dtype, size: Sequence[Size], stride: Sequence[Size], offset: Size
+) -> Argument:
     (start,) = size_hints([offset])
     aligned = start * dtype.itemsize % 16 == 0
     return Argument(name, "tensor", _dtype(dtype), size_hints(size), size_hints(stride), aligned)
 
 
-def _offset(node: Any) -> Any:
+def _offset(node: IRNode) -> Size:
     try:
         return node.get_layout().offset
     except (AttributeError, NotImplementedError):
         return 0
 
 
-def _dtype(dtype: Any) -> str:
+def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _device_of_operation(input_nodes: Sequence[Any], layout: Any) -> Any:
+def _device_of_operation(input_nodes: Sequence[IRNode], layout: Layout | None) -> torch.device:
     """The torch device of an operation."""
     found = getattr(layout, "device", None)
     return found if found is not None else input_nodes[0].get_device()
 
 
-def size_hints(sizes: Sequence[Any]) -> tuple[int, ...]:
+def size_hints(sizes: Sequence[Size]) -> tuple[int, ...]:
     """Sizes as integers; symbols take the value that Inductor tunes for."""
     if all(isinstance(n, int) for n in sizes):
         return tuple(sizes)
@@ -96,18 +115,16 @@ def size_hints(sizes: Sequence[Any]) -> tuple[int, ...]:
     return tuple(int(n) for n in ask(list(sizes)))
 
 
-def device_of(device: Any) -> Device:
+def device_of(device: torch.device) -> Device:
     """The record of a torch device. Two hosts with the same model of CPU are the same device."""
     if device.type == "cuda":
-        from forecast_integrations.device import cuda_device
-
         return cuda_device(_index(device))
     if device.type == "cpu":
         return _cpu()
     return Device(name=str(device.type), backend=str(device.type))
 
 
-def _index(device: Any) -> int:
+def _index(device: torch.device) -> int:
     import torch
 
     return int(device.index if device.index is not None else torch.cuda.current_device())
@@ -123,23 +140,21 @@ def _cpu() -> Device:
     return Device(name=next(names, "") or f"cpu-{platform.machine()}", backend="cpu", arch=platform.machine())
 
 
-def tools(device: Any) -> dict[str, str]:
+def tools(device: torch.device) -> dict[str, str]:
     """Versions that change what a choice compiles to; for a CPU, the number of threads, too."""
     import torch
 
     if device.type == "cpu":
         return {"torch": torch.__version__.split("+")[0], "threads": str(torch.get_num_threads())}
-    from forecast_integrations.device import toolchain
-
     return toolchain()
 
 
-def unwrap_choice(choice: Any) -> Any:
+def unwrap_choice(choice: Choice) -> Choice:
     """The choice itself, out of the wrapper that C++ templates put around it."""
     return vars(choice).get("_wrapped", choice)
 
 
-def template_choice(choice: Any) -> Any:
+def template_choice(choice: Choice) -> KernelTemplateChoice | None:
     """The `KernelTemplateChoice` a choice was made from, or which it is; None where there is none."""
     inner = unwrap_choice(choice)
     if hasattr(inner, "template") and hasattr(inner, "params"):
@@ -147,7 +162,7 @@ def template_choice(choice: Any) -> Any:
     return (getattr(inner, "annotations", None) or {}).get("ktc")
 
 
-def is_extern(choice: Any) -> bool:
+def is_extern(choice: Choice) -> bool:
     """Whether this is a vendor library's kernel (ATen, cuBLAS, MKL), which needs no compilation."""
     ktc = template_choice(choice)
     if ktc is not None:
@@ -155,7 +170,7 @@ def is_extern(choice: Any) -> bool:
     return type(unwrap_choice(choice)).__name__ == "ExternKernelCaller"
 
 
-def candidate_of(choice: Any) -> Candidate:
+def candidate_of(choice: Choice) -> Candidate:
     """The candidate of a `ChoiceCaller` or, before its code is generated, of a `KernelTemplateChoice`.
 
     The variant is the template's own name (`triton::mm`, `aten::mm`, `cpp::...`), the config holds its
@@ -172,7 +187,7 @@ def candidate_of(choice: Any) -> Candidate:
     return _candidate(variant, parameters)
 
 
-def _candidate(variant: str, parameters: Mapping[str, Any]) -> Candidate:
+def _candidate(variant: str, parameters: Mapping[str, object]) -> Candidate:
     values = {str(name): parameter_scalar(value) for name, value in parameters.items()}
     launch = {k: v for k in _LAUNCH_OPTIONS if type(v := values.get(k)) is int}
     kwargs = {name: value for name, value in values.items() if name not in launch and value is not None}
@@ -182,12 +197,12 @@ def _candidate(variant: str, parameters: Mapping[str, Any]) -> Candidate:
     return Candidate(Config.of(kwargs, **launch), variant)  # type: ignore[arg-type]
 
 
-def parameter_scalar(value: Any) -> Scalar:
+def parameter_scalar(value: object) -> Scalar:
     """A parameter as JSON has it: symbolic numbers as numbers, anything else as text without addresses."""
     if getattr(value, "is_Boolean", False):
         return bool(value)
     if getattr(value, "is_Integer", False):
-        return int(value)
+        return int(value)  # type: ignore[call-overload]
     found = to_scalar(value)
     return _ADDRESS.sub("", found) if isinstance(found, str) else found
 
@@ -196,11 +211,11 @@ def _name_without_counter(name: str) -> str:
     return _COUNTER.sub("", name)
 
 
-def _extern(choice: Any) -> tuple[str, Mapping[str, Any]]:
+def _extern(choice: ExternKernelCaller) -> tuple[str, Mapping[str, object]]:
     return f"aten::{choice.choice.name}", choice.kwargs
 
 
-def _triton(choice: Any) -> tuple[str, Mapping[str, Any]]:
+def _triton(choice: TritonTemplateCaller) -> tuple[str, Mapping[str, object]]:
     name, found = (
         _name_without_counter(choice.name).removeprefix("triton_"),
         parse_description(choice.description),
@@ -211,16 +226,16 @@ def _triton(choice: Any) -> tuple[str, Mapping[str, Any]]:
     return f"triton::{name}", found
 
 
-def _cpp(choice: Any) -> tuple[str, Mapping[str, Any]]:
+def _cpp(choice: CppTemplateCaller) -> tuple[str, Mapping[str, object]]:
     template = choice.template
-    found: dict[str, Any] = {"num_threads": getattr(template, "num_threads", None)}
+    found: dict[str, object] = {"num_threads": getattr(template, "num_threads", None)}
     blocking = getattr(template, "register_blocking", None)
     for name in ("block_m", "block_n", "block_k"):
         found[name.upper()] = getattr(blocking, name, None)
     return f"cpp::{choice.category}", found
 
 
-def _subgraph(choice: Any) -> tuple[str, Mapping[str, Any]]:
+def _subgraph(choice: SubgraphChoiceCaller) -> tuple[str, Mapping[str, object]]:
     rule = choice.decomposition
     # A decomposition is user code: when its graph changes, old timings are of something else.
     graph = digest(str(getattr(choice.gm, "code", "")))[:12]
@@ -228,13 +243,13 @@ def _subgraph(choice: Any) -> tuple[str, Mapping[str, Any]]:
     return f"subgraph::{name}", {**(choice.decomposition_kwargs or {}), "graph": graph}
 
 
-def _other(choice: Any) -> tuple[str, Mapping[str, Any]]:
+def _other(choice: ChoiceCaller) -> tuple[str, Mapping[str, object]]:
     backend = re.sub(r"(Template)?Caller$", "", type(choice).__name__).lower()
     found = parse_description(choice.description)
     return f"{backend}::{_name_without_counter(choice.name)}", found
 
 
-_CHOICE_READERS = {
+_CHOICE_READERS: dict[str, ChoiceReader] = {
     "ExternKernelCaller": _extern,
     "TritonTemplateCaller": _triton,
     "CppTemplateCaller": _cpp,

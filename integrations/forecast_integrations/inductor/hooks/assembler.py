@@ -9,8 +9,10 @@ after the other, 0.3 to 0.4 s each instead of 0.02 s, and times other binaries t
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
+from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import PatchSet
 
 VARIABLE = "TRITON_PTXAS_PATH"
@@ -46,7 +48,14 @@ class SharedAssembler(PatchSet):
         super().restore()
 
 
-def _clear_cached(function: Any) -> None:
+def install(context: HookContext) -> SharedAssembler:
+    """Share the workers' assembler while the hooks are in place."""
+    shared = SharedAssembler()
+    shared.share()
+    return shared
+
+
+def _clear_cached(function: Callable[..., object] | None) -> None:
     """What it has answered, where that is kept."""
     if (clear := getattr(function, "cache_clear", None)) is not None:
         clear()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
+
+AnyFunction: TypeAlias = Callable[..., Any]
+"""A function of Inductor's: what it takes and gives differs from release to release."""
 
 
 class PatchSet:
@@ -17,11 +21,11 @@ class PatchSet:
     def __init__(self) -> None:
         self.missing: list[str] = []
         """Names that this release of torch does not have."""
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
-        self._listed: list[tuple[list[Any], Any]] = []
+        self._replaced: list[tuple[type | ModuleType, str, object, object]] = []
+        self._listed: list[tuple[list[AnyFunction], AnyFunction]] = []
 
     def replace(
-        self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+        self, owner: type | ModuleType, name: str, wrap: Callable[[AnyFunction], AnyFunction]
     ) -> None:
         """Put `wrap(original)` in place of an attribute of a class or module, if it has it.
 
@@ -38,7 +42,7 @@ class PatchSet:
         setattr(owner, name, ours)
         self._replaced.append((owner, name, original, ours))
 
-    def append(self, entries: list[Any], entry: Any) -> None:
+    def append(self, entries: list[AnyFunction], entry: AnyFunction) -> None:
         """Add an entry to a foreign list."""
         entries.append(entry)
         self._listed.append((entries, entry))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from forecast_autotune.policy import TuningState
 from forecast_autotune.records import (
@@ -25,9 +25,17 @@ from forecast_autotune.records import (
 from forecast_autotune.surrogates.protocol import Query
 from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor.harvest import PROTOCOL
-from forecast_integrations.inductor.hooks.patches import PatchSet
-from forecast_integrations.inductor.hooks.selection import AnyFunction, CurrentSession
+from forecast_integrations.inductor.hooks.context import HookContext
+from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.triton.protocols import LaunchConfig
+
+if TYPE_CHECKING:
+    from torch._inductor.runtime.hints import DeviceProperties
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+SizeHints = Mapping[str, int] | Sequence[int]
+"""Inductor's sizes of an iteration space: by prefix, or in order."""
 
 KINDS = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION")
 _MIN_CONFIGS = 2
@@ -36,43 +44,54 @@ _MIN_SPREAD = 1e-9
 """Forecasts that differ by less, in log2, say nothing: the list is left alone."""
 
 
-def install(current: CurrentSession) -> PatchSet:
+class Launcher(Protocol):
+    """A compiled config of a generated kernel; `n_regs`, `n_spills` and `shared` where they are known."""
+
+    config: LaunchConfig
+
+
+def install(context: HookContext) -> PatchSet:
     """Hook the run-time autotuner of generated kernels."""
     from torch._inductor.runtime import triton_heuristics
 
     patches = PatchSet()
-    patches.replace(triton_heuristics, "cached_autotune", lambda f: _cached_autotune(f, current))
+    patches.replace(triton_heuristics, "cached_autotune", lambda f: _cached_autotune(f, context))
     patches.replace(
-        triton_heuristics.CachingAutotuner, "benchmark_all_configs", lambda f: _benchmark_all(f, current)
+        triton_heuristics.CachingAutotuner, "benchmark_all_configs", lambda f: _benchmark_all(f, context)
     )
     return patches
 
 
-def _cached_autotune(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _cached_autotune(original: AnyFunction, context: HookContext) -> AnyFunction:
     def cached_autotune(
-        size_hints: Any, configs: Any, triton_meta: Any, heuristic_type: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        serving = current()
-        if serving is not None and serving.settings.inductor_pointwise and serving.prunes:
+        size_hints: SizeHints | None,
+        configs: Sequence[LaunchConfig],
+        triton_meta: Mapping[str, object],
+        heuristic_type: object,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        session = context.session
+        if session is not None and session.settings.inductor_pointwise and session.prunes:
             filename = args[0] if args else kwargs.get("filename")
             try:
                 kind = getattr(heuristic_type, "name", str(heuristic_type))
-                configs = choose_configs(serving, size_hints, list(configs), triton_meta, kind, filename)
+                configs = choose_configs(session, size_hints, list(configs), triton_meta, kind, filename)
             except Exception as error:
-                serving.warn_once("choose among the configs of a generated kernel", error)
+                session.warn_once("choose among the configs of a generated kernel", error)
         return original(size_hints, configs, triton_meta, heuristic_type, *args, **kwargs)
 
     return cached_autotune
 
 
 def choose_configs(
-    serving: TuningSession,
-    size_hints: Any,
-    configs: list[Any],
-    triton_meta: Mapping[str, Any],
+    session: TuningSession,
+    size_hints: SizeHints | None,
+    configs: list[LaunchConfig],
+    triton_meta: Mapping[str, object],
     kind: str,
-    filename: Any,
-) -> list[Any]:
+    filename: object,
+) -> list[LaunchConfig]:
     """The configs worth compiling, in their order: the plan's, and the first, Inductor's own default.
 
     All of them where the list is short, where another heuristic owns it, or where the forecasts are all
@@ -80,27 +99,30 @@ def choose_configs(
     """
     if kind not in KINDS or len(configs) <= _MIN_CONFIGS or not filename:
         return configs
-    problem = problem_of(size_hints, triton_meta, kind, filename)
+    problem = problem_of(size_hints, triton_meta, kind, str(filename))
     named = {candidate_of(config): config for config in reversed(configs)}
     candidates = list(dict.fromkeys(candidate_of(config) for config in configs))
-    forecasts = serving.ask(Query(problem, candidates))
+    forecasts = session.ask(Query(problem, candidates))
     if forecasts is None or float(forecasts.mean.max() - forecasts.mean.min()) < _MIN_SPREAD:
         return configs
-    s = serving.settings
+    s = session.settings
     state = TuningState(
         forecasts, {}, tolerance=s.tolerance, risk=s.risk, budget=s.budget, seed=s.seed, problem=problem.id
     )
-    kept = {*serving.policy.plan(state).measure, candidates[0]}
+    kept = {*session.policy.plan(state).measure, candidates[0]}
     return [named[c] for c in candidates if c in kept]
 
 
-def problem_of(size_hints: Any, triton_meta: Mapping[str, Any], kind: str, filename: str) -> Problem:
+def problem_of(
+    size_hints: SizeHints | None, triton_meta: Mapping[str, object], kind: str, filename: str
+) -> Problem:
     """The problem of one generated kernel. Its file is named by the hash of its source."""
     import torch
 
     sizes = size_hints.items() if isinstance(size_hints, Mapping) else enumerate(size_hints or ())
     arguments = [Argument(f"{name}numel", "scalar", value=int(n)) for name, n in sizes]
-    for name, dtype in (triton_meta.get("signature") or {}).items():
+    signature = triton_meta.get("signature")
+    for name, dtype in signature.items() if isinstance(signature, Mapping) else ():
         text = str(dtype)
         arguments.append(
             Argument(str(name), "tensor" if text.startswith("*") else "scalar", text.lstrip("*"))
@@ -110,7 +132,7 @@ def problem_of(size_hints: Any, triton_meta: Mapping[str, Any], kind: str, filen
     return Problem.of(kernel, arguments, _device(triton_meta.get("device")), toolchain=tools)
 
 
-def _device(properties: Any) -> Device:
+def _device(properties: DeviceProperties | None) -> Device:
     """The device of Inductor's `DeviceProperties`: a compile worker must not ask the driver."""
     kind = str(getattr(properties, "type", "unknown"))
     arch = str(getattr(properties, "cc", "") or "")
@@ -126,7 +148,7 @@ def _device(properties: Any) -> Device:
     )
 
 
-def candidate_of(config: Any) -> Candidate:
+def candidate_of(config: LaunchConfig) -> Candidate:
     """The candidate of one `triton.Config` of a generated kernel."""
     return Candidate(
         Config.of(config.kwargs, num_warps=int(config.num_warps), num_stages=int(config.num_stages)),
@@ -134,29 +156,31 @@ def candidate_of(config: Any) -> Candidate:
     )
 
 
-def _benchmark_all(original: AnyFunction, current: CurrentSession) -> AnyFunction:
-    def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        timings = original(self, *args, **kwargs)
-        serving = current()
-        if serving is not None and serving.settings.inductor_pointwise:
+def _benchmark_all(original: AnyFunction, context: HookContext) -> AnyFunction:
+    def benchmark_all_configs(
+        self: CachingAutotuner, *args: object, **kwargs: object
+    ) -> dict[Launcher, float]:
+        timings: dict[Launcher, float] = original(self, *args, **kwargs)
+        session = context.session
+        if session is not None and session.settings.inductor_pointwise:
             try:
                 kind = getattr(self.heuristic_type, "name", str(self.heuristic_type))
                 if kind in KINDS and self.filename:
                     problem = problem_of(self.size_hints, self.triton_meta, kind, self.filename)
                     save_pointwise_timings(
-                        serving,
+                        session,
                         problem,
                         [(launcher.config, ms, launcher) for launcher, ms in timings.items()],
                     )
             except Exception as error:
-                serving.warn_once("keep the timings of a generated kernel", error)
+                session.warn_once("keep the timings of a generated kernel", error)
         return timings
 
     return benchmark_all_configs
 
 
 def save_pointwise_timings(
-    serving: TuningSession, problem: Problem, timings: Sequence[tuple[Any, float, Any]]
+    session: TuningSession, problem: Problem, timings: Sequence[tuple[LaunchConfig, float, object]]
 ) -> None:
     """File the times (milliseconds) of a generated kernel's (config, time, launcher) triples."""
     for config, ms, launcher in timings:
@@ -170,6 +194,6 @@ def save_pointwise_timings(
         m = Measurement(
             problem.id, candidate_of(config), outcome, median, protocol=PROTOCOL, at=utc_now(), extra=extra
         )
-        serving.snapshot.add(problem, m)
-    serving.snapshot.store.sync()
-    serving.tally.stored(len(timings))
+        session.snapshot.add(problem, m)
+    session.snapshot.store.sync()
+    session.tally.stored(len(timings))

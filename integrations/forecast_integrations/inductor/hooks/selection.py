@@ -1,25 +1,31 @@
-"""Where Inductor is hooked. Each hook is thin, obeys what is in force, and never breaks a compilation."""
+"""Where Inductor is hooked. Each hook is thin, obeys the session in force, and never breaks a compilation."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import harvest, pruning, rounds
-from forecast_integrations.inductor.hooks.patches import PatchSet
-from forecast_integrations.inductor.pruning import SELECTION_STATE, SelectionCall, UnplannedSpaceError
+from forecast_integrations.inductor.harvest import PendingTimings
+from forecast_integrations.inductor.hooks.context import HookContext
+from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
+from forecast_integrations.inductor.pruning import SelectionCall, UnplannedSpaceError
+from forecast_integrations.inductor.rounds import ChoiceTimings
 from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.timer.warmup import warm_up_cuda
 
-AnyFunction = Callable[..., Any]
-CurrentSession = Callable[[], TuningSession | None]
-"""What is in force; None once we are disabled, should somebody have wrapped a hook of ours."""
+if TYPE_CHECKING:
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.codecache import FxGraphHashDetails
+    from torch._inductor.ir import ChoiceCaller, IRNode, Layout
+    from torch._inductor.kernel_template_choice import KernelTemplateChoice
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
 
-def install(current: CurrentSession) -> PatchSet:
+def install(context: HookContext) -> PatchSet:
     """Hook everything that this release of torch has; `restore` of the result takes all of it back."""
     from torch._inductor import autotune_process, codecache, select_algorithm
     from torch._inductor.choices import InductorChoices
@@ -29,242 +35,253 @@ def install(current: CurrentSession) -> PatchSet:
     # From here on nothing raises: what is half done could not be taken back.
     patches = PatchSet()
     selector = select_algorithm.AlgorithmSelectorCache
-    patches.replace(selector, "__call__", lambda f: _selection(f, current))
-    patches.replace(selector, "do_autotuning", lambda f: _autotuning(f, current))
-    patches.replace(selector, "benchmark", lambda f: _benchmark(f, current))
-    patches.replace(selector, "benchmark_choice", lambda f: _benchmark_choice(f, current))
-    patches.replace(select_algorithm, "_log_autotune_exceptions", lambda f: _exceptions(f, current))
-    patches.replace(InductorChoices, "get_template_configs", lambda f: _template_configs(f, current))
-    patches.replace(InductorChoices, "_finalize_template_configs", lambda f: _finalize(f, current))
-    patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, current))
+    patches.replace(selector, "__call__", lambda f: _selection(f, context))
+    patches.replace(selector, "do_autotuning", lambda f: _autotuning(f, context))
+    patches.replace(selector, "benchmark", lambda f: _benchmark(f, context))
+    patches.replace(selector, "benchmark_choice", lambda f: _benchmark_choice(f, context))
+    patches.replace(select_algorithm, "_log_autotune_exceptions", lambda f: _exceptions(f, context))
+    patches.replace(InductorChoices, "get_template_configs", lambda f: _template_configs(f, context))
+    patches.replace(InductorChoices, "_finalize_template_configs", lambda f: _finalize(f, context))
+    patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, context))
     if (pipelined := getattr(autotune_process, "AsyncAutotuner", None)) is not None:
-        patches.replace(pipelined, "get_results", lambda f: _results(f, current))
-    patches.append(before, _preprocessing(current))
-    patches.append(after, _saver(current))
+        patches.replace(pipelined, "get_results", lambda f: _results(f, context))
+    patches.append(before, _preprocessing(context))
+    patches.append(after, _saver(context))
     return patches
 
 
-def _selection(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`AlgorithmSelectorCache.__call__`: preprocessing functions are not told which operation it is."""
 
     def call(
-        self: Any, name: str, choices: Any, input_nodes: Any, layout: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        if current() is None:
+        self: AlgorithmSelectorCache,
+        name: str,
+        choices: list[ChoiceCaller],
+        input_nodes: Sequence[IRNode],
+        layout: Layout,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        if context.session is None:
             return original(self, name, choices, input_nodes, layout, *args, **kwargs)
         alone = bool(kwargs.get("is_collective"))
-        SELECTION_STATE.operations.append(SelectionCall(name, input_nodes, layout, alone))
+        selections = context.thread.selections
+        selections.append(SelectionCall(name, input_nodes, layout, alone))
         try:
             return original(self, name, choices, input_nodes, layout, *args, **kwargs)
         finally:
-            SELECTION_STATE.operations.pop()
+            selections.pop()
 
     return call
 
 
-def _preprocessing(current: CurrentSession) -> AnyFunction:
-    def forecast_autotune_preprocessing(choices: list[Any]) -> list[Any]:
-        serving = current()
-        if serving is None or not SELECTION_STATE.operations:
+def _preprocessing(context: HookContext) -> AnyFunction:
+    def forecast_autotune_preprocessing(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
+        session, selections = context.session, context.thread.selections
+        if session is None or not selections:
             return choices
         try:
-            return pruning.prune_before_compilation(serving, SELECTION_STATE.operations[-1], choices)
+            return pruning.prune_before_compilation(session, selections[-1], choices)
         except Exception as error:
-            serving.warn_once("choose among the choices of an operation", error)
+            session.warn_once("choose among the choices of an operation", error)
             return choices
 
     return forecast_autotune_preprocessing
 
 
-def _finalize(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`_finalize_template_configs`: the GEMM family, before code is generated (KernelTemplateChoice)."""
 
-    def finalize(self: Any, *args: Any, **kwargs: Any) -> Any:
-        choices = original(self, *args, **kwargs)
-        serving = current()
-        if serving is None:
+    def finalize(self: InductorChoices, *args: object, **kwargs: object) -> list[KernelTemplateChoice]:
+        choices: list[KernelTemplateChoice] = original(self, *args, **kwargs)
+        session, widened = context.session, context.thread.widened
+        if session is None:
             return choices
         try:
             # By kind: releases differ in what stands between the inputs and the operation's name.
             given = [*args, *kwargs.values()]
             kernel_inputs = next(a for a in given if hasattr(a, "nodes"))
             op_name = next(a for a in given if isinstance(a, str))
-            return pruning.prune_before_codegen(serving, op_name, kernel_inputs, choices)
+            return pruning.prune_before_codegen(session, op_name, kernel_inputs, choices, widened=widened)
         except UnplannedSpaceError:
             raise
         except Exception as error:
-            serving.warn_once("choose among the templates of an operation", error)
-            if SELECTION_STATE.widened:
+            session.warn_once("choose among the templates of an operation", error)
+            if widened:
                 raise UnplannedSpaceError from error
             return choices
 
     return finalize
 
 
-def _template_configs(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _template_configs(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`get_template_configs`: the configs are enumerated in here, so the space is set in here only."""
 
-    def get(self: Any, *args: Any, **kwargs: Any) -> Any:
-        serving = current()
-        if serving is None or not serving.exhaustive_space or pruning.has_multiple_size_hints():
+    def get(self: InductorChoices, *args: object, **kwargs: object) -> object:
+        session, thread = context.session, context.thread
+        if session is None or not session.exhaustive_space or pruning.has_multiple_size_hints():
             return original(self, *args, **kwargs)
         from torch._inductor import config
 
         if not (config.max_autotune or config.max_autotune_gemm):
             return original(self, *args, **kwargs)
-        SELECTION_STATE.widened = True
+        thread.widened = True
         try:
             with config.patch(max_autotune_gemm_search_space="EXHAUSTIVE"):
                 return original(self, *args, **kwargs)
         except UnplannedSpaceError:
             # All of these, some 1,900, would be compiled: back to the space that the user has asked for.
-            SELECTION_STATE.widened = False
+            thread.widened = False
             return original(self, *args, **kwargs)
         finally:
-            SELECTION_STATE.widened = False
+            thread.widened = False
 
     return get
 
 
-def _autotuning(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`do_autotuning`: one round of Inductor's; with `hint_override` it times other sizes."""
 
     def autotune(
-        self: Any,
+        self: AlgorithmSelectorCache,
         name: str,
-        input_nodes: Any,
-        layout: Any,
-        input_gen_fns: Any,
+        input_nodes: Sequence[IRNode],
+        layout: Layout,
+        input_gen_fns: Mapping[int, Callable[..., object]] | None,
         inputs_key: str,
-        choices: list[Any],
-        precompile_fn: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+        choices: list[ChoiceCaller],
+        precompile_fn: Callable[[], object],
+        *args: object,
+        **kwargs: object,
+    ) -> ChoiceTimings:
         before = (name, input_nodes, layout, input_gen_fns, inputs_key)
-        serving = current()
-        if serving is None or _pipelined():
+        session, thread = context.session, context.thread
+        if session is None or _pipelined():
             return original(self, *before, choices, precompile_fn, *args, **kwargs)
         if args or kwargs.get("hint_override") is not None or kwargs.get("is_collective"):
-            with _timings_paused():
+            with _timings_paused(context):
                 return original(self, *before, choices, precompile_fn, *args, **kwargs)
-        clock = harvest.PENDING
         # A choice may be a graph, whose operations are tuned in the middle of the outer one's round.
-        outer = clock.times, clock.errors
-        clock.times, clock.errors = {}, {}
+        outer, pending = thread.pending, PendingTimings()
+        thread.pending = pending
 
-        def measure(some: list[Any], prepared: Any) -> dict[Any, float]:
+        def measure(some: list[ChoiceCaller], prepared: Callable[[], object]) -> ChoiceTimings:
             try:
-                found: dict[Any, float] = original(self, *before, some, prepared, **kwargs)
+                found: ChoiceTimings = original(self, *before, some, prepared, **kwargs)
                 return found
             finally:
-                with _failures_reported(serving, "keep the failures of a round"):
-                    harvest.save_failures(serving, some)
+                with _failures_reported(session, "keep the failures of a round"):
+                    harvest.save_failures(session, pending, some)
 
-        def prepare(some: list[Any]) -> Any:
+        def prepare(some: list[ChoiceCaller]) -> Callable[[], object]:
             from torch._inductor import config
 
             limit = getattr(config, "precompilation_timeout_seconds", 3600)
             return self.make_precompile_fn(some, name, inputs_key, precompilation_timeout_seconds=limit)
 
         try:
-            return rounds.tune_in_rounds(serving, measure, prepare, choices, precompile_fn)
+            return rounds.tune_in_rounds(session, measure, prepare, choices, precompile_fn)
         finally:
-            clock.times, clock.errors = outer
+            thread.pending = outer
 
     return autotune
 
 
-def _benchmark(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _benchmark(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`benchmark`: called only for times that are really taken, not for those in Inductor's cache."""
 
-    def benchmark(self: Any, choices: Any, *args: Any, **kwargs: Any) -> Any:
-        serving = current()
-        if serving is not None and serving.settings.mode is not Mode.LISTEN:
-            with _failures_reported(serving, "wake the device"):
+    def benchmark(
+        self: AlgorithmSelectorCache, choices: list[ChoiceCaller], *args: object, **kwargs: object
+    ) -> ChoiceTimings:
+        session = context.session
+        if session is not None and session.settings.mode is not Mode.LISTEN:
+            with _failures_reported(session, "wake the device"):
                 warm_up_cuda()
-        timings = original(self, choices, *args, **kwargs)
-        if current() is not None and not harvest.PENDING.paused:
-            harvest.PENDING.times.update(timings)
+        timings: ChoiceTimings = original(self, choices, *args, **kwargs)
+        if context.session is not None and not context.thread.paused:
+            context.thread.pending.times.update(timings)
         return timings
 
     return benchmark
 
 
-def _benchmark_choice(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _benchmark_choice(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`benchmark_choice`: why a choice has no time; Inductor makes an infinite time of it and forgets."""
 
-    def benchmark_choice(cls: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
+    def benchmark_choice(
+        cls: type[AlgorithmSelectorCache], choice: ChoiceCaller, *args: object, **kwargs: object
+    ) -> object:
         try:
             return original(cls, choice, *args, **kwargs)
         except Exception as error:
-            if current() is not None:
-                harvest.PENDING.errors[choice] = f"{type(error).__name__}: {error}"
+            if context.session is not None:
+                context.thread.pending.add_error(choice, error)
             raise
 
     return benchmark_choice
 
 
-def _exceptions(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _exceptions(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`_log_autotune_exceptions`: which choices did not compile, and why."""
 
-    def log(exceptions: Any) -> Any:
-        if current() is not None:
+    def log(exceptions: list[tuple[ChoiceCaller, BaseException]]) -> object:
+        if context.session is not None:
             for choice, error in exceptions:
-                harvest.PENDING.errors[choice] = f"{type(error).__name__}: {error}"
+                context.thread.pending.add_error(choice, error)
         return original(exceptions)
 
     return log
 
 
-def _saver(current: CurrentSession) -> AnyFunction:
+def _saver(context: HookContext) -> AnyFunction:
     def forecast_autotune_feedback(
-        timings: Any,
+        timings: ChoiceTimings,
         name: str,
-        input_nodes: Any,
-        choices: Any,
-        profiled: Any = None,
-        compiled: Any = None,
-        *_: Any,
+        input_nodes: Sequence[IRNode],
+        choices: list[ChoiceCaller],
+        profiled: object = None,
+        compiled: ChoiceTimings | None = None,
+        *_: object,
     ) -> None:
-        serving = current()
-        if serving is None or harvest.PENDING.paused or not timings:
+        session, thread = context.session, context.thread
+        if session is None or thread.paused or not timings:
             return
-        with _failures_reported(serving, "keep the timings of an operation"):
+        with _failures_reported(session, "keep the timings of an operation"):
             operation = SelectionCall(name, input_nodes, next(iter(timings)).layout)
-            harvest.save_timings(serving, timings, operation, compiled or {})
+            harvest.save_timings(session, thread.pending, timings, operation, compiled or {})
 
     return forecast_autotune_feedback
 
 
-def _results(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _results(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`AsyncAutotuner.get_results`: with pipelined tuning no feedback saver is called."""
 
-    def get_results(cls: Any, choices: Any, *args: Any, **kwargs: Any) -> Any:
-        timings = original(cls, choices, *args, **kwargs)
-        serving, search = current(), pruning.search_of(choices)
-        if serving is not None and search is not None:
-            with _failures_reported(serving, "keep the timings of an operation"):
+    def get_results(cls: type, choices: list[ChoiceCaller], *args: object, **kwargs: object) -> ChoiceTimings:
+        timings: ChoiceTimings = original(cls, choices, *args, **kwargs)
+        session, search = context.session, pruning.search_of(choices)
+        if session is not None and search is not None:
+            with _failures_reported(session, "keep the timings of an operation"):
                 operation = SelectionCall(search.problem.kernel.name, (), None)
-                harvest.save_timings(serving, timings, operation, {}, all_measured=True)
-                pruning.record_decision(serving, search)
+                pending = context.thread.pending
+                harvest.save_timings(session, pending, timings, operation, {}, all_measured=True)
+                pruning.record_decision(session, search)
         return timings
 
     return get_results
 
 
-def _hash_details(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _hash_details(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`FxGraphHashDetails`: all of its attributes make the key of a compiled graph (AOTAutograd's, too)."""
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: FxGraphHashDetails, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
-        serving = current()
-        if serving is None:
+        session = context.session
+        if session is None:
             return
         try:
-            identity = serving.identity()
+            identity = session.identity()
         except Exception as error:
-            serving.warn_once("name the rules in a cache key", error)
+            session.warn_once("name the rules in a cache key", error)
             # Under no name, what is compiled now would be taken for what Inductor compiles without us.
             identity = f"forecast_autotune:unnamed:{os.urandom(16).hex()}"
         if identity:
@@ -280,17 +297,18 @@ def _pipelined() -> bool:
 
 
 @contextlib.contextmanager
-def _timings_paused() -> Any:
-    harvest.PENDING.paused += 1
+def _timings_paused(context: HookContext) -> Iterator[None]:
+    thread = context.thread
+    thread.paused += 1
     try:
         yield
     finally:
-        harvest.PENDING.paused -= 1
+        thread.paused -= 1
 
 
 @contextlib.contextmanager
-def _failures_reported(serving: TuningSession, what: str) -> Any:
+def _failures_reported(session: TuningSession, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        serving.warn_once(what, error)
+        session.warn_once(what, error)

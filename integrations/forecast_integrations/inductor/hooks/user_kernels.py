@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.extraction import assignment_of
@@ -27,14 +27,24 @@ from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.choices.records import size_hints
 from forecast_integrations.inductor.harvest import PROTOCOL
-from forecast_integrations.inductor.hooks.patches import PatchSet
-from forecast_integrations.inductor.hooks.selection import AnyFunction, CurrentSession
+from forecast_integrations.inductor.hooks.context import HookContext
+from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, TuningSession
 from forecast_integrations.inductor.snapshot import StoreSnapshot
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.decorator import ForecastAutotuner
+from forecast_integrations.triton.protocols import LaunchConfig, Tuner, is_tensor
+
+if TYPE_CHECKING:
+    from torch._inductor.codecache import FxGraphHashDetails
+    from torch._inductor.ir import UserDefinedTritonKernel
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch.fx import GraphModule
+
+GraphGrid = Sequence[object]
+"""A launch grid inside a graph: numbers and symbols."""
 
 _TRACE_S = 1.0
 """Seconds for the IR of all configs of one kernel; without it the forecast is wider, not wrong."""
@@ -42,12 +52,18 @@ _MAX_PROBLEMS = 256
 """Problems remembered until Inductor has timed them."""
 
 
+class Launcher(Protocol):
+    """A compiled config of a kernel, as Inductor times it."""
+
+    config: LaunchConfig
+
+
 @dataclass(frozen=True)
 class _ExpectedProblem:
     """A problem whose configs Inductor will time at the first run."""
 
     problem: Problem
-    configs: Mapping[Candidate, Any]
+    configs: Mapping[Candidate, LaunchConfig]
     store: Store
 
     def operands(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -61,9 +77,9 @@ class ExpectedProblems:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._kept: list[_ExpectedProblem] = []
-        self._fewer: dict[tuple[int, tuple[int, ...]], Any] = {}
+        self._fewer: dict[tuple[int, tuple[int, ...]], Tuner] = {}
 
-    def with_configs(self, tuner: Any, rows: tuple[int, ...]) -> Any:
+    def with_configs(self, tuner: Tuner, rows: tuple[int, ...]) -> Tuner:
         """The tuner with these configs alone: a copy, as the user's is used outside of the graph, too.
 
         The same one each time: Inductor keeps every kernel it has met for good.
@@ -104,31 +120,31 @@ class _InformedSurrogate:
         return self._inner.forecast(replace(query, grids=self._grids, ttir=self._ttir))
 
 
-def install(current: CurrentSession) -> PatchSet:
+def install(context: HookContext) -> PatchSet:
     """Hook the node that Inductor makes of a user's kernel, and the run-time benchmark of its configs."""
     from torch._inductor import codecache, ir
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     memory = ExpectedProblems()
     patches = PatchSet()
-    patches.replace(ir.UserDefinedTritonKernel, "__init__", lambda f: _hook_lowering(f, current, memory))
-    patches.replace(CachingAutotuner, "benchmark_all_configs", lambda f: _hook_benchmark(f, current, memory))
-    patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, current))
+    patches.replace(ir.UserDefinedTritonKernel, "__init__", lambda f: _hook_lowering(f, context, memory))
+    patches.replace(CachingAutotuner, "benchmark_all_configs", lambda f: _hook_benchmark(f, context, memory))
+    patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, context))
     return patches
 
 
-def _hash_details(original: AnyFunction, current: CurrentSession) -> AnyFunction:
+def _hash_details(original: AnyFunction, context: HookContext) -> AnyFunction:
     """The key of a compiled graph names configs and sources of its kernels; ours are chosen by rules, too."""
 
-    def __init__(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: FxGraphHashDetails, gm: GraphModule, *args: object, **kwargs: object) -> None:
         original(self, gm, *args, **kwargs)
-        serving = current()
-        if serving is None or not serving.prunes:
+        session = context.session
+        if session is None or not session.prunes:
             return
         try:
             found = rule_digests(gm)
         except Exception as error:
-            serving.warn_once("name the rules of a user's kernel in a cache key", error)
+            session.warn_once("name the rules of a user's kernel in a cache key", error)
             found = [os.urandom(16).hex()]
         if found:
             self.forecast_autotune_kernels = found
@@ -136,7 +152,7 @@ def _hash_details(original: AnyFunction, current: CurrentSession) -> AnyFunction
     return __init__
 
 
-def rule_digests(gm: Any) -> list[str]:
+def rule_digests(gm: GraphModule) -> list[str]:
     """What names the surrogates, settings and policies of our tuners in a graph; none for a graph without."""
     from torch._higher_order_ops.triton_kernel_wrap import (
         kernel_side_table,
@@ -162,26 +178,33 @@ def rule_digests(gm: Any) -> list[str]:
     return sorted(found)
 
 
-def _hook_lowering(original: AnyFunction, current: CurrentSession, memory: ExpectedProblems) -> AnyFunction:
-    def __init__(self: Any, *, kernel_idx: int, grid: Any, kernel_args: Any, **more: Any) -> None:
-        serving = current()
-        if serving is not None:
+def _hook_lowering(original: AnyFunction, context: HookContext, memory: ExpectedProblems) -> AnyFunction:
+    def __init__(
+        self: UserDefinedTritonKernel,
+        *,
+        kernel_idx: int,
+        grid: Sequence[GraphGrid],
+        kernel_args: Mapping[str, object],
+        **more: object,
+    ) -> None:
+        session = context.session
+        if session is not None:
             try:
-                kernel_idx, grid = _plan_kernel(serving, kernel_idx, grid, kernel_args, memory)
+                kernel_idx, grid = _plan_kernel(session, kernel_idx, grid, kernel_args, memory)
             except Exception as error:
-                serving.warn_once("choose among the configs of a user's kernel", error)
+                session.warn_once("choose among the configs of a user's kernel", error)
         original(self, kernel_idx=kernel_idx, grid=grid, kernel_args=kernel_args, **more)
 
     return __init__
 
 
 def _plan_kernel(
-    serving: TuningSession,
+    session: TuningSession,
     kernel_idx: int,
-    grid: Any,
-    kernel_args: Mapping[str, Any],
+    grid: Sequence[GraphGrid],
+    kernel_args: Mapping[str, object],
     memory: ExpectedProblems,
-) -> tuple[int, Any]:
+) -> tuple[int, Sequence[GraphGrid]]:
     """The kernel and the grids that Inductor should go on with."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
@@ -189,14 +212,14 @@ def _plan_kernel(
     owner = _owning_tuner(tuner, list(kernel_side_table.id_to_kernel.values()))
     if owner is None or len(tuner.configs) < 2 or len(grid) != len(tuner.configs):
         return kernel_idx, grid
-    kept = plan(serving, owner, tuner.configs, kernel_args, grid, memory)
+    kept = plan(session, owner, tuner.configs, kernel_args, grid, memory)
     if len(kept) == len(tuner.configs):
         return kernel_idx, grid
     fewer = memory.with_configs(tuner, tuple(kept))
     return kernel_side_table.add_kernel(fewer), [grid[i] for i in kept]
 
 
-def _owning_tuner(tuner: Any, known: Sequence[Any]) -> ForecastAutotuner | None:
+def _owning_tuner(tuner: object, known: Sequence[object]) -> ForecastAutotuner | None:
     """The tuner of ours that a kernel in a graph comes from; None for a kernel of others.
 
     Dynamo runs `prune_configs_by` itself and puts a plain tuner with what is left in place of ours.
@@ -209,11 +232,11 @@ def _owning_tuner(tuner: Any, known: Sequence[Any]) -> ForecastAutotuner | None:
 
 
 def plan(
-    serving: TuningSession,
+    session: TuningSession,
     tuner: ForecastAutotuner,
-    listed: Sequence[Any],
-    kernel_args: Mapping[str, Any],
-    grids: Sequence[Any],
+    listed: Sequence[LaunchConfig],
+    kernel_args: Mapping[str, object],
+    grids: Sequence[GraphGrid],
     memory: ExpectedProblems,
 ) -> list[int]:
     """Numbers of the `listed` configs that Inductor should compile, in their order; at least one.
@@ -231,7 +254,7 @@ def plan(
     settings = options.settings()
     store = options.open_store(settings)
     memory.add(_ExpectedProblem(problem, configs, store))
-    if not serving.prunes:
+    if not session.prunes:
         return list(range(len(listed)))
     launched = {
         candidate: size_hints(grids[i])
@@ -239,14 +262,14 @@ def plan(
         for candidate, kept in configs.items()
         if kept is config
     }
-    until, limit_s = serving.snapshot.until, serving.safe_surrogate.limit_s
+    until, limit_s = session.snapshot.until, session.safe_surrogate.limit_s
     inner = options.surrogate or language_model.surrogate_for_kernels(settings, until, limit_s)
     surrogate = _InformedSurrogate(inner, launched, _trace_candidates(tuner, named, list(configs)))
     asked = TuningSession(
         settings,
         StoreSnapshot(store, until),
-        SafeSurrogate(surrogate, limit_s, serving.warn_once),
-        serving.warn_once,
+        SafeSurrogate(surrogate, limit_s, session.warn_once),
+        session.warn_once,
         options.policy or RiskBounded(),
     )
     chosen = set(OperationSearch(problem, list(configs), (), asked).first())
@@ -254,7 +277,7 @@ def plan(
     return [i for i, config in enumerate(listed) if id(config) in wanted]
 
 
-def _placeholder(value: Any) -> Any:
+def _placeholder(value: Any) -> object:
     """Of an operand what its problem needs: a tensor without storage, or a number."""
     import torch
 
@@ -268,7 +291,7 @@ def _placeholder(value: Any) -> Any:
 
 
 def _trace_candidates(
-    tuner: Any, named: Mapping[str, Any], candidates: Sequence[Candidate]
+    tuner: Tuner, named: Mapping[str, object], candidates: Sequence[Candidate]
 ) -> dict[str, str]:
     """TTIR by assignment, as much as there is time for."""
     until = time.monotonic() + _TRACE_S
@@ -282,31 +305,33 @@ def _trace_candidates(
     return found
 
 
-def _hook_benchmark(original: AnyFunction, current: CurrentSession, memory: ExpectedProblems) -> AnyFunction:
-    def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        timings = original(self, *args, **kwargs)
-        serving = current()
-        if serving is not None:
+def _hook_benchmark(original: AnyFunction, context: HookContext, memory: ExpectedProblems) -> AnyFunction:
+    def benchmark_all_configs(
+        self: CachingAutotuner, *args: object, **kwargs: object
+    ) -> dict[Launcher, float]:
+        timings: dict[Launcher, float] = original(self, *args, **kwargs)
+        session = context.session
+        if session is not None:
             try:
                 kind = getattr(self.heuristic_type, "name", str(self.heuristic_type))
                 if kind == "USER_AUTOTUNE":
-                    save_user_timings(serving, memory, self.fn.__name__, args, timings)
+                    save_user_timings(session, memory, self.fn.__name__, args, timings)
             except Exception as error:
-                serving.warn_once("keep the timings of a user's kernel", error)
+                session.warn_once("keep the timings of a user's kernel", error)
         return timings
 
     return benchmark_all_configs
 
 
 def save_user_timings(
-    serving: TuningSession,
+    session: TuningSession,
     memory: ExpectedProblems,
     kernel: str,
-    args: Sequence[Any],
-    timings: Mapping[Any, float],
+    args: Sequence[object],
+    timings: Mapping[Launcher, float],
 ) -> None:
     """File the times (milliseconds, by launcher) that Inductor took of a user's kernel."""
-    tensors = [value for value in args if hasattr(value, "data_ptr") and hasattr(value, "shape")]
+    tensors = [value for value in args if is_tensor(value)]
     shown = [(str(t.dtype).removeprefix("torch."), tuple(int(n) for n in t.shape)) for t in tensors]
     expected = memory.find(kernel, shown)
     if expected is None:
@@ -332,9 +357,9 @@ def save_user_timings(
         )
         count += 1
     expected.store.sync()
-    serving.tally.stored(count)
+    session.tally.stored(count)
 
 
-def _config_key(config: Any) -> tuple[Any, ...]:
+def _config_key(config: LaunchConfig) -> tuple[object, ...]:
     """What tells configs apart that went through Inductor's generated code."""
     return (tuple(sorted(config.kwargs.items())), config.num_warps, config.num_stages)

@@ -1,0 +1,60 @@
+"""What Inductor's hooks share while torch.compile is served: the session in force, and each thread's progress."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from forecast_integrations.inductor.harvest import PendingTimings
+from forecast_integrations.inductor.hooks.patches import PatchSet
+from forecast_integrations.inductor.pruning import SelectionCall
+from forecast_integrations.inductor.session import TuningSession
+
+
+class ThreadState(threading.local):
+    """How far one thread has come. Every thread begins with an empty one."""
+
+    def __init__(self) -> None:
+        self.selections: list[SelectionCall] = []
+        """The selections it is in, innermost last: a choice may be a graph with its own operations."""
+        self.widened = False
+        """Templates are being listed from a larger space than the user's."""
+        self.pending = PendingTimings()
+        """What the benchmarks of its current round have returned, and no saver has taken yet."""
+        self.paused = 0
+        """Above zero while times are taken of sizes other than the operation's own."""
+
+
+class HookContext:
+    """Made when torch.compile is enabled, handed to every hook, closed when it is disabled.
+
+    Whoever has wrapped one of our hooks keeps it alive after `close`: it finds no session then, and does no
+    more than what it stands for.
+    """
+
+    def __init__(self, session: TuningSession | None = None) -> None:
+        self.session = session
+        """What is in force; None before the first session and after `close`."""
+        self.thread = ThreadState()
+        self._patches: dict[str, PatchSet] = {}
+
+    def install(self, name: str, make: Callable[[HookContext], PatchSet]) -> None:
+        """Put a group of hooks in place, once; `make` does it and says how to take it back."""
+        if name not in self._patches:
+            self._patches[name] = make(self)
+
+    def has(self, name: str) -> bool:
+        """Whether this group of hooks is in place."""
+        return name in self._patches
+
+    @property
+    def missing(self) -> list[str]:
+        """Names that this release of torch does not have, of those that were to be hooked."""
+        return [name for patches in self._patches.values() for name in patches.missing]
+
+    def close(self) -> None:
+        """Leave every attribute and list that was touched as it was found, the latest group first."""
+        self.session = None
+        for patches in reversed(self._patches.values()):
+            patches.restore()
+        self._patches.clear()

@@ -1,0 +1,117 @@
+"""What of Triton's objects is relied on: tuners, kernels and configs, whichever release or library they are of.
+
+Values of a kernel's arguments are whatever its caller passes: `object` where they are handed on, and one of the
+protocols below where something is read of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeGuard
+
+Arguments: TypeAlias = Sequence[object]
+"""Positional arguments of a kernel call."""
+NamedArguments: TypeAlias = Mapping[str, object]
+"""Arguments of a kernel call by name."""
+Hook: TypeAlias = Callable[..., object]
+"""A `pre_hook` or `post_hook` of a user's."""
+
+
+class LaunchConfig(Protocol):
+    """A `triton.Config`: hashable, and equal to another one of the same values."""
+
+    kwargs: dict[str, Any]
+    """Meta-parameters by name."""
+    num_warps: int
+    num_stages: int
+    num_ctas: int
+    maxnreg: int | None
+    ir_override: str | None
+    pre_hook: Hook | None
+
+    def all_kwargs(self) -> dict[str, Any]:
+        """Meta-parameters and launch options, as a launch takes them."""
+        ...
+
+
+class KernelFunction(Protocol):
+    """A `JITFunction`, the interpreter's twin of one, or `Heuristics` over either."""
+
+    arg_names: Sequence[str]
+
+    def run(self, *args: object, **kwargs: object) -> object:
+        """Launch, after a compilation if it is needed; `grid` and `warmup` are among the keywords."""
+        ...
+
+    def warmup(self, *args: object, **kwargs: object) -> object:
+        """Compile without a launch; returns Triton's compiled kernel."""
+        ...
+
+
+class Tuner(Protocol):
+    """A `triton.runtime.autotuner.Autotuner`, ours and those of libraries included."""
+
+    fn: KernelFunction
+    base_fn: Callable[..., object]
+    """The user's Python function, under all decorators."""
+    arg_names: Sequence[str]
+    keys: Sequence[str]
+    configs: list[LaunchConfig]
+    cache: MutableMapping[tuple[Hashable, ...], LaunchConfig]
+    """What is decided, by key."""
+    best_config: LaunchConfig
+    configs_timings: dict[LaunchConfig, list[float]]
+    bench_time: float
+    nargs: dict[str, object] | None
+    """The positional arguments by name, while a decision runs."""
+    reset_to_zero: Sequence[str]
+    restore_value: Sequence[str]
+    pre_hook: Hook
+    post_hook: Hook
+    user_defined_pre_hook: bool
+    user_defined_post_hook: bool
+    do_bench: Callable[..., Any]
+
+    def prune_configs(self, kwargs: dict[str, object]) -> Sequence[LaunchConfig]:
+        """The configs that the user's own `prune_configs_by` leaves for a call; it reads `nargs`."""
+        ...
+
+    def _bench(self, *args: object, config: LaunchConfig, **meta: object) -> Any:
+        """Time one config as this tuner does it: milliseconds, or their quantiles."""
+        ...
+
+
+class Tensor(Protocol):
+    """As much of `torch.Tensor` as problems and checks read."""
+
+    dtype: object
+    shape: Sequence[int]
+
+    def stride(self) -> Sequence[int]:
+        """Elements between neighbours, per dimension."""
+        ...
+
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+        ...
+
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        ...
+
+
+class TensorDescriptor(Protocol):
+    """A host-side TMA descriptor: a tensor, and the block that one access moves."""
+
+    base: Tensor
+    block_shape: Sequence[int]
+
+
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Whether a kernel's argument is a tensor."""
+    return hasattr(value, "data_ptr") and hasattr(value, "stride") and hasattr(value, "shape")
+
+
+def is_descriptor(value: object) -> TypeGuard[TensorDescriptor]:
+    """Whether a kernel's argument is a host-side TMA descriptor."""
+    return hasattr(value, "block_shape") and is_tensor(getattr(value, "base", None))
