@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import check_line
@@ -36,21 +36,28 @@ EXTRA = "extra"
 _ABSENT = object()
 
 
-class JsonLayout(NamedTuple):
+class _Layout:
     """How a class's JSON object differs from its fields by name; see `Record`."""
 
-    tag: str = ""
-    schema: int | None = None
-    label: str = ""
-    order: tuple[str, ...] = ()
-    unknown: Literal["ignore", "refuse"] = "ignore"
-    lenient: bool = False
-    complete: bool = False
-    remedy: str = ""
-    derived: Mapping[str, Callable[[Any], Any]] | None = None
+    # No dataclass: making one takes as long as reading a stored decision, in every process.
+    def __init__(
+        self,
+        tag: str = "",
+        schema: int | None = None,
+        label: str = "",
+        order: tuple[str, ...] = (),
+        unknown: Literal["ignore", "refuse"] = "ignore",
+        lenient: bool = False,
+        complete: bool = False,
+        remedy: str = "",
+        derived: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        self.tag, self.schema, self.label, self.order = tag, schema, label, order
+        self.refuses_unknown, self.lenient, self.complete = unknown == "refuse", lenient, complete
+        self.remedy, self.derived = remedy, derived or {}
 
 
-_PLAIN_LAYOUT = JsonLayout()
+_PLAIN_LAYOUT = _Layout()
 
 
 class Record:
@@ -72,7 +79,7 @@ class Record:
     """
 
     __slots__ = ()
-    _json_layout: ClassVar[JsonLayout] = _PLAIN_LAYOUT
+    _json_layout: ClassVar[_Layout] = _PLAIN_LAYOUT
 
     def __init_subclass__(
         cls,
@@ -90,9 +97,7 @@ class Record:
         super().__init_subclass__()
         # `dataclass(slots=True)` makes the class a second time, without its keywords.
         if "_json_layout" not in cls.__dict__:
-            cls._json_layout = JsonLayout(
-                tag, schema, label, order, unknown, lenient, complete, remedy, derived
-            )
+            cls._json_layout = _Layout(tag, schema, label, order, unknown, lenient, complete, remedy, derived)
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; `from_json` reads it back."""
@@ -171,30 +176,60 @@ def from_json(kind: type[T], data: Any, what: str = "") -> T:
 # --- reading ---
 
 
-class _FieldReader(NamedTuple):
-    name: str
-    key: str
-    exact: type | None
-    """A value of this very type is taken as it is: most are, and are spared a call."""
-    read: Reader | None
-    """None: any value is taken as it is."""
-    default: Any
-    """Its value where it is missing; None: the class's own, `_ABSENT`: it must not be missing."""
+_FieldReader: TypeAlias = tuple[str, str, type | None, Reader, Any]
+"""Name; key; a type whose values are taken as they are, since most are of it and a call costs as much as all
+the rest; reader of others; value where it is missing (None: the class's own, `_ABSENT`: it must be there)."""
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError)
+"""What a field's own reader may raise. `RecordError` is a ValueError."""
 
 
-class _ReadPlan(NamedTuple):
+class _ReadPlan:
     """How an object of a class is read."""
 
-    layout: JsonLayout
-    fields: tuple[_FieldReader, ...]
-    flat: tuple[tuple[str, type], ...]
-    """Name and class of the records whose fields stand in this object."""
-    known: frozenset[str]
-    """Keys that are no unknown fields."""
-    extra: bool
+    __slots__ = ("extra", "fields", "flat", "headed", "known", "layout")
+
+    def __init__(self, kind: type) -> None:
+        self.layout = layout = _layout_of(kind)
+        self.headed = bool(layout.tag) or layout.schema is not None
+        self.extra = False
+        """Whether unknown fields are kept."""
+        self.known = {name for name, used in (("type", layout.tag), ("schema", layout.schema)) if used}
+        """Keys that are no unknown fields."""
+        self.flat: list[tuple[str, type]] = []
+        """Name and class of the records whose fields stand in this object."""
+        self.fields: list[_FieldReader] = []
+        for field in dataclasses.fields(kind):
+            option = field.metadata
+            if field.name == EXTRA:
+                self.extra = True
+            elif option and option["flat"]:
+                part = _hint(kind, field)
+                self.flat.append((field.name, part))
+                self.known |= _read_plan(part).known
+            elif not (option and option["private"]):
+                self._add(kind, field)
+
+    def _add(self, kind: type, field: dataclasses.Field[Any]) -> None:
+        option = field.metadata
+        key = (option and option["key"]) or field.name
+        self.known.add(key)
+        exact = None
+        read = option["read"] if option else None
+        if read is None:
+            hint = _hint(kind, field)
+            exact, read = _EXACT.get(hint), _reader(hint, self.layout.lenient)
+        default = option["default"] if option else _ABSENT
+        if default is _ABSENT and not self.layout.complete and _has_default(field):
+            default = None
+        self.fields.append((field.name, key, exact, read, default))
 
 
-def _layout_of(kind: type) -> JsonLayout:
+@cache
+def _read_plan(kind: Any) -> _ReadPlan:
+    return _ReadPlan(kind)
+
+
+def _layout_of(kind: type) -> _Layout:
     return kind._json_layout if issubclass(kind, Record) else _PLAIN_LAYOUT
 
 
@@ -204,16 +239,18 @@ def _label(kind: type) -> str:
 
 
 def _read(kind: Any, data: Any) -> Any:
-    if not isinstance(data, Mapping):
+    if type(data) is not dict and not isinstance(data, Mapping):
         raise RecordError(f" must be an object, not {data!r:.60}")
-    layout, fields, flat, known, extra = _read_plan(kind)
-    if layout.tag or layout.schema is not None:
-        _check_header(layout, data)
-    found: dict[str, Any] = {name: _read(part, data) for name, part in flat}
-    lenient, get = layout.lenient, data.get
-    for name, key, exact, read, default in fields:
+    plan = _read_plan(kind)
+    if plan.headed:
+        _check_header(plan.layout, data)
+    found: dict[str, Any] = {}
+    for name, part in plan.flat:
+        found[name] = _read(part, data)
+    lenient, get = plan.layout.lenient, data.get
+    for name, key, exact, read, default in plan.fields:
         value = get(key, _ABSENT)
-        if type(value) is exact or (read is None and value is not _ABSENT):
+        if type(value) is exact:
             found[name] = value
         elif value is _ABSENT or (lenient and value is None):
             if default is _ABSENT:
@@ -223,19 +260,20 @@ def _read(kind: Any, data: Any) -> Any:
         else:
             try:
                 found[name] = read(value)
-            except RecordError as error:
-                raise RecordError(f".{key}{error}") from error
-    if extra:
+            except _MALFORMED as error:
+                raise RecordError(f".{key}{_reason(error)}") from error
+    if plan.extra:
+        known = plan.known
         found[EXTRA] = {k: v for k, v in data.items() if k not in known}
-    elif layout.unknown == "refuse" and (strange := sorted(set(data) - known)):
-        raise RecordError(f" has unknown fields {strange}; known are {', '.join(sorted(known))}")
+    elif plan.layout.refuses_unknown and (strange := sorted(set(data) - plan.known)):
+        raise RecordError(f" has unknown fields {strange}; known are {', '.join(sorted(plan.known))}")
     try:
         return kind(**found)
     except ValueError as error:
         raise RecordError(f": {error}") from error
 
 
-def _check_header(layout: JsonLayout, data: Mapping[str, Any]) -> None:
+def _check_header(layout: _Layout, data: Mapping[str, Any]) -> None:
     if layout.tag:
         try:
             check_line(data, layout.tag, layout.schema)
@@ -245,41 +283,10 @@ def _check_header(layout: JsonLayout, data: Mapping[str, Any]) -> None:
         raise RecordError(f".schema must be {layout.schema}, not {data.get('schema')!r:.20}")
 
 
-@cache
-def _read_plan(kind: type) -> _ReadPlan:
-    layout = _layout_of(kind)
-    fields: list[_FieldReader] = []
-    flat: list[tuple[str, type]] = []
-    known = {name for name, used in (("type", layout.tag), ("schema", layout.schema)) if used}
-    extra = False
-    for field in dataclasses.fields(kind):
-        option = field.metadata
-        if field.name == EXTRA:
-            extra = True
-        elif option and option["flat"]:
-            part = _hint(kind, field)
-            flat.append((field.name, part))
-            known |= _read_plan(part).known
-        elif not option or not option["private"]:
-            key = (option and option["key"]) or field.name
-            known.add(key)
-            if option and option["read"]:
-                exact, read = None, _guarded(option["read"])
-            else:
-                exact, read = _reader_of_field(kind, field, layout.lenient)
-            default = option["default"] if option else _ABSENT
-            if default is _ABSENT and not layout.complete and _has_default(field):
-                default = None
-            fields.append(_FieldReader(field.name, key, exact, read, default))
-    return _ReadPlan(layout, tuple(fields), tuple(flat), frozenset(known), extra)
-
-
-def _reader_of_field(
-    kind: type, field: dataclasses.Field[Any], lenient: bool
-) -> tuple[type | None, Reader | None]:
-    """The type whose values are taken as they are, and the reader of others."""
-    hint = _hint(kind, field)
-    return (hint if hint in (str, bool) else None), _reader(hint, lenient)
+def _reason(error: Exception) -> str:
+    """What a reader raised, as it follows the path of the value."""
+    text = str(error) if isinstance(error, RecordError) else repr(error)
+    return text if text[:1] in (" ", ".", "[", ":") else f": {text}"
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
@@ -318,10 +325,8 @@ _COMMON_HINTS: dict[str, Any] = {
 # --- readers by annotation ---
 
 
-def _reader(hint: Any, lenient: bool) -> Reader | None:
-    """What reads a value of an annotation; None for `Any`."""
-    if hint is Any:
-        return None
+def _reader(hint: Any, lenient: bool) -> Reader:
+    """What reads a value of an annotation."""
     if hint in _SCALARS:
         return _LENIENT_SCALARS.get(hint, _SCALARS[hint]) if lenient else _SCALARS[hint]
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -334,10 +339,14 @@ def _reader(hint: Any, lenient: bool) -> Reader | None:
     if origin is not None:
         return _mapping_reader(inner, lenient)
     if not isinstance(hint, type):
-        return None
+        return _take
     if issubclass(hint, Enum):
         return _enum_reader(hint)
     return _record_reader(hint) if dataclasses.is_dataclass(hint) else _instance_reader(hint)
+
+
+def _take(value: Any) -> Any:
+    return value
 
 
 def read_text(value: Any) -> str:
@@ -387,14 +396,12 @@ _SCALARS: dict[Any, Reader] = {
     bool: _read_boolean,
 }
 _LENIENT_SCALARS: dict[Any, Reader] = {str: str, bool: _read_boolean_or_bit}
+_EXACT: dict[Any, type] = {str: str, bool: bool}
 
 
-def _union_reader(inner: tuple[Any, ...], lenient: bool) -> Reader | None:
+def _union_reader(inner: tuple[Any, ...], lenient: bool) -> Reader:
     optional = type(None) in inner
-    readers = [_reader(kind, lenient) for kind in inner if kind is not type(None)]
-    if None in readers:
-        return None
-    first, *others = cast("list[Reader]", readers)
+    first, *others = [_reader(kind, lenient) for kind in inner if kind is not type(None)]
     if not others:
         return lambda value: None if value is None else first(value)
 
@@ -458,16 +465,17 @@ def _mapping_reader(inner: tuple[Any, ...], lenient: bool) -> Reader:
     return read
 
 
-def _read_part(place: str, reader: Reader | None, value: Any) -> Any:
+def _read_part(place: str, reader: Reader, value: Any) -> Any:
     try:
-        return value if reader is None else reader(value)
-    except RecordError as error:
-        raise RecordError(f"{place}{error}") from error
+        return reader(value)
+    except _MALFORMED as error:
+        raise RecordError(f"{place}{_reason(error)}") from error
 
 
 def _record_reader(kind: type) -> Reader:
-    if issubclass(kind, Record) and vars(kind).get("from_json"):
-        return _guarded(kind.from_json)
+    if "from_json" in vars(kind):
+        own: Reader = kind.from_json  # type: ignore[attr-defined]
+        return own
     return lambda value: _read(kind, value)
 
 
@@ -480,120 +488,84 @@ def _instance_reader(kind: type) -> Reader:
     return read
 
 
-def _guarded(read: Reader) -> Reader:
-    """A reader of a class's or field's own, whose messages need not be made to follow a path."""
-
-    def guarded(value: Any) -> Any:
-        try:
-            return read(value)
-        except RecordError as error:
-            goes_on = str(error)[:1] in (" ", ".", "[", ":")
-            raise RecordError(f"{error}" if goes_on else f": {error}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise RecordError(f": {error!r} in {value!r:.60}") from error
-
-    return guarded
-
-
 # --- writing ---
 
 
-class _FieldWriter(NamedTuple):
-    key: str
-    get: Callable[[Any], Any]
-    name: str = ""
-    """The field's; empty for what is derived."""
-    write: Writer | None = None
-    """None: the value is JSON already."""
-    when: Callable[[Any], object] | None = None
-    omit_null: bool = False
-    flat: bool = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is always written, as it is."""
-        return not (self.write or self.when or self.omit_null or self.flat)
+_FieldWriter: TypeAlias = tuple[
+    str, Callable[[Any], Any], Writer | None, bool, Callable[[Any], object] | None, bool
+]
+"""Key; what gets the value; what writes it (None: it is JSON already); `omit_null`; `when`; `flat`."""
+_PlainWriter: TypeAlias = tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]
+"""Of fields that follow each other and are JSON already: keys, and what gets all values at once."""
 
 
-class _PlainFields(NamedTuple):
-    """Fields that follow each other and are JSON already: written at once, which is far faster."""
-
-    keys: tuple[str, ...]
-    get: Callable[[Any], tuple[Any, ...]]
-
-
-class _WritePlan(NamedTuple):
+class _WritePlan:
     """How an object of a class is written."""
 
-    header: Mapping[str, Any]
-    parts: tuple[_FieldWriter | _PlainFields, ...]
-    extra: bool
+    __slots__ = ("extra", "header", "parts")
+
+    def __init__(self, kind: type) -> None:
+        layout = _layout_of(kind)
+        self.header: dict[str, Any] = {"type": layout.tag} if layout.tag else {}
+        if layout.schema is not None:
+            self.header["schema"] = layout.schema
+        fields = {f.name: f for f in dataclasses.fields(kind) if not f.metadata.get("private")}
+        self.extra = fields.pop(EXTRA, None) is not None
+        self.parts: list[tuple[_PlainWriter | None, _FieldWriter | None]] = []
+        """Runs of plain fields, each with the field that ends it."""
+        run: list[tuple[str, str]] = []
+        for name in layout.order or (*fields, *layout.derived):
+            if name in layout.derived:
+                writer: _FieldWriter = (name, layout.derived[name], to_json, False, None, False)
+            else:
+                writer = _field_writer(kind, fields[name])
+            if not any(writer[2:]):
+                run.append((writer[0], name))
+            else:
+                self.parts.append((_plain_writer(run), writer))
+                run = []
+        self.parts.append((_plain_writer(run), None))
+
+
+@cache
+def _write_plan(kind: Any) -> _WritePlan:
+    return _WritePlan(kind)
+
+
+def _field_writer(kind: type, field: dataclasses.Field[Any]) -> _FieldWriter:
+    option, get = field.metadata, attrgetter(field.name)
+    if not option:
+        return field.name, get, _writer(_hint(kind, field)), False, None, False
+    write = option["write"] or _writer(_hint(kind, field))
+    return option["key"] or field.name, get, write, option["omit_null"], option["when"], option["flat"]
+
+
+def _plain_writer(run: Sequence[tuple[str, str]]) -> _PlainWriter | None:
+    if not run:
+        return None
+    keys, names = zip(*run, strict=True)
+    get = attrgetter(*names)
+    return keys, get if len(names) > 1 else lambda record: (get(record),)
 
 
 def _write(record: Any) -> dict[str, Any]:
-    header, parts, extra = _write_plan(type(record))
-    data: dict[str, Any] = {**record.extra, **header} if extra else dict(header)
-    for part in parts:
-        if isinstance(part, _PlainFields):
-            data.update(zip(part.keys, part.get(record), strict=True))
+    kind: Any = type(record)
+    plan = _write_plan(kind)
+    data: dict[str, Any] = {**record.extra, **plan.header} if plan.extra else {**plan.header}
+    for plain, writer in plan.parts:
+        if plain is not None:
+            data.update(zip(plain[0], plain[1](record), strict=True))
+        if writer is None:
             continue
-        key, get, _, write, when, omit_null, flat = part
-        if when is not None and not when(record):
-            continue
+        key, get, write, omit_null, when, flat = writer
         value = get(record)
-        if value is None and omit_null:
+        if (omit_null and value is None) or (when is not None and not when(record)):
             continue
         if flat:
             data |= _write(value)
         else:
             data[key] = value if write is None else write(value)
     return data
-
-
-@cache
-def _write_plan(kind: type) -> _WritePlan:
-    layout = _layout_of(kind)
-    header: dict[str, Any] = {"type": layout.tag} if layout.tag else {}
-    if layout.schema is not None:
-        header["schema"] = layout.schema
-    writers = {
-        key: _FieldWriter(key, derive, write=to_json) for key, derive in (layout.derived or {}).items()
-    }
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    order = layout.order or (*(n for n in fields if n != EXTRA), *writers)
-    parts: list[_FieldWriter | _PlainFields] = []
-    plain: list[_FieldWriter] = []
-    for name in order:
-        writer = writers[name] if name in writers else _field_writer(kind, fields[name])
-        if writer is None:
-            continue
-        if writer.is_plain:
-            plain.append(writer)
-        else:
-            parts += [*_joined(plain), writer]
-            plain = []
-    return _WritePlan(header, (*parts, *_joined(plain)), EXTRA in fields)
-
-
-def _field_writer(kind: type, field: dataclasses.Field[Any]) -> _FieldWriter | None:
-    """How a field is written; None: it is not."""
-    option = field.metadata
-    get = attrgetter(field.name)
-    if not option:
-        return _FieldWriter(field.name, get, field.name, _writer(_hint(kind, field)))
-    if option["private"]:
-        return None
-    write = option["write"] or _writer(_hint(kind, field))
-    key = option["key"] or field.name
-    return _FieldWriter(key, get, field.name, write, option["when"], option["omit_null"], option["flat"])
-
-
-def _joined(plain: Sequence[_FieldWriter]) -> list[_FieldWriter | _PlainFields]:
-    """Fields that are JSON already as one part; a single one stays as it is."""
-    if len(plain) < 2:
-        return list(plain)
-    getter = attrgetter(*(writer.name for writer in plain))
-    return [_PlainFields(tuple(writer.key for writer in plain), getter)]
 
 
 def _writer(hint: Any) -> Writer | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import math
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +51,8 @@ def latest_labels(measurements: Iterable[Measurement]) -> dict[Candidate, Measur
 @contextlib.contextmanager
 def _text(path: Path) -> Iterator[Iterable[str]]:
     """The lines of a file, unpacked if need be; standard input stays open."""
+    import gzip
+
     with contextlib.ExitStack() as stack:
         if str(path) != "-":
             raw: IO[bytes] = stack.enter_context(path.open("rb"))
@@ -88,6 +88,10 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     Raises `RecordError` with file and line for text that is not one JSON object per line.
     """
+    # Here, since whoever reads a stored decision loads this module, and no packed file.
+    import gzip
+    import zlib
+
     with _text(path) as stream:
         try:
             for number, text in enumerate(stream, 1):
@@ -169,6 +173,8 @@ def write_tables(path: Path, tables: Iterable[Table], more: Iterable[Mapping[str
     `more` are lines of other types, which readers of tables ignore. Returns the number of measurements
     written.
     """
+    import gzip
+
     tables, more = list(tables), list(more)
     count = sum(len(t.measurements) for t in tables)
     if str(path) == "-":
