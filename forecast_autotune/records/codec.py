@@ -338,7 +338,7 @@ def _reader(hint: Any, lenient: bool) -> Reader:
         return _list_reader(origin or hint, inner or (Any, ...), lenient)
     if origin is not None:
         return _mapping_reader(inner, lenient)
-    if not isinstance(hint, type):
+    if hint is Any or not isinstance(hint, type):
         return _take
     if issubclass(hint, Enum):
         return _enum_reader(hint)

@@ -25,8 +25,7 @@ from typing import Any
 
 from benchmarks.lib.result_files import say
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_autotune.records import Outcome, digest
-from forecast_harness.search.history import codec
+from forecast_autotune.records import Outcome, codec, digest
 from forecast_harness.search.history.events import NodeJob, ProposalRequest
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge, Proposer
 from forecast_harness.search.judging.devices import verification_plan

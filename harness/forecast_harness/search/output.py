@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import StoreError
-from forecast_autotune.records import Config, Outcome
+from forecast_autotune.records import Config, Outcome, codec
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import read_contract
-from forecast_harness.search.history import codec
 from forecast_harness.search.history.state import SearchState
 from forecast_harness.search.planning.scheduler import FINALISTS
 from forecast_harness.search.records import EVIDENCE_TEXTS, Node, TargetKind

@@ -17,6 +17,7 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.records import Candidate, Config, Outcome
+from forecast_autotune.records.codec import to_json
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.forecasters import open_forecaster
 from forecast_harness.search.forecasters.gaussian_process import fit_mixture
@@ -29,7 +30,6 @@ from forecast_harness.search.forecasters.lineage import (
 from forecast_harness.search.forecasters.llm import LLMNodeForecaster, blend_forecast, question_prompt
 from forecast_harness.search.forecasters.source_features import edit_embedding
 from forecast_harness.search.forecasters.timings import MAX_TIMINGS, Timing, add_timings, to_measurement
-from forecast_harness.search.history.codec import to_json
 from forecast_harness.search.history.events import NodeForecastRequest
 from forecast_harness.search.judging.race_rules import drift_corrected_seconds
 from forecast_harness.search.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
@@ -205,7 +205,7 @@ def test_beliefs_are_relative_to_the_reference() -> None:
 def test_the_same_question_has_the_same_answer_in_another_process() -> None:
     question, _ = split(20, 3)
     program = (
-        "import json, sys; from forecast_harness.search.history.codec import from_json, to_json;"
+        "import json, sys; from forecast_autotune.records.codec import from_json, to_json;"
         "from forecast_harness.search.history.events import NodeForecastRequest;"
         "from forecast_harness.search.forecasters.lineage import LineageForecaster;"
         "q = from_json(NodeForecastRequest, json.load(sys.stdin));"

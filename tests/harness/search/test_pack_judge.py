@@ -13,9 +13,8 @@ import pytest
 pytest.importorskip("torch")
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.records import Outcome
+from forecast_autotune.records import Outcome, codec
 from forecast_harness.sandbox.api import ResourceLimits
-from forecast_harness.search.history import codec
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.judging import pack_judge

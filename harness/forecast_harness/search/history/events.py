@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.search.history import codec
+from forecast_autotune.records import codec
 from forecast_harness.search.records import (
     Node,
     NodeForecast,

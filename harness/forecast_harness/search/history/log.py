@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any
 
 from forecast_autotune.errors import RecordError, StoreError
+from forecast_autotune.records import codec
 from forecast_autotune.records.json_fields import decode_json
 from forecast_autotune.store.files import acquire_lock, host_name, release_lock, write_atomically
-from forecast_harness.search.history import codec
 from forecast_harness.search.history.events import Event, Started, from_json, to_json
 from forecast_harness.search.records import SearchContext
 

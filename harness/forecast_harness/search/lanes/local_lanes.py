@@ -10,8 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from forecast_autotune.records import digest
-from forecast_harness.search.history import codec
+from forecast_autotune.records import codec, digest
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.records import NodeResult

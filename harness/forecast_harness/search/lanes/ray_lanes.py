@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.errors import SettingsError
-from forecast_harness.search.history import codec
+from forecast_autotune.records import codec
 from forecast_harness.search.history.events import ConfirmationJob, NodeJob
 from forecast_harness.search.interfaces import LaneFailure, NodeJudge
 from forecast_harness.search.lanes.local_lanes import (

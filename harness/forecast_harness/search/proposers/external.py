@@ -39,10 +39,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.records import codec
 from forecast_autotune.records.json_fields import decode_json, read_integer, read_list, read_number
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.packs.schema import Language
-from forecast_harness.search.history import codec
 from forecast_harness.search.history.events import ProposalRequest, Proposed
 from forecast_harness.search.proposers.drafts import Draft, new_nodes
 from forecast_harness.search.records import Node, SearchCost, SearchTarget
