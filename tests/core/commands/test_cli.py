@@ -20,7 +20,7 @@ from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
-from tests.core.commands import Capture, command, needs_triton, python, shown
+from tests.core.captured_output import Capture, command, needs_triton, python, shown
 
 pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
 

@@ -14,7 +14,7 @@ from forecast_autotune.commands import main
 from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
-from tests.core.commands import Capture, command, needs_triton, shown
+from tests.core.captured_output import Capture, command, needs_triton, shown
 
 pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
 

@@ -16,7 +16,7 @@ from forecast_autotune.commands import main
 from forecast_autotune.commands.run_arguments import split_run
 from forecast_autotune.records import Candidate, Config, Cost, Decision, Evidence
 from forecast_integrations.commands.run import RunSummary
-from tests.core.commands import Capture, command, needs_triton, python
+from tests.core.captured_output import Capture, command, needs_triton, python
 
 pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
 

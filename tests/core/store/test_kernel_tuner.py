@@ -20,7 +20,7 @@ from forecast_autotune.store.exchange.kernel_tuner import (
     is_kernel_tuner_cache,
 )
 from forecast_autotune.testing import example_table
-from tests.core.commands import Capture, shown
+from tests.core.captured_output import Capture, shown
 
 
 def row(block: int, time: object, **more: object) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_sixteen_processes_measure_each_candidate_once_in_total(tmp_path: Path) 
             break
     for number in range(10):
         store.add(own, measurement(own, number, by=me))  # no lock: appends alone must be safe
-    print(mine, json.dumps(store.problems_reported))
+    print(mine, json.dumps(store.issued_warnings))
     """
     children = [
         subprocess.Popen(python(body, tmp_path, me), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

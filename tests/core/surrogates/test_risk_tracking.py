@@ -21,7 +21,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.calibration import CalibrationCurve
 from forecast_autotune.surrogates.online_calibration import KNOTS, CorrectedRisk, fit_correction
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from tests.core.commands import Capture
+from tests.core.captured_output import Capture
 from tests.core.store.stored import A100, H200, decided, problem
 from tests.core.tuning.loop import TABLE, Bench, Told, decide
 

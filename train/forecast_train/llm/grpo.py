@@ -141,6 +141,9 @@ def parse_reward(completions: Sequence[Any], times: Sequence[Any], **_: Any) -> 
     return [float(found is not None) for found in read_]
 
 
+parse_reward.__name__ = "parsed"  # the name under which the trainer logs it
+
+
 def _named_candidate(text: str, times: Sequence[float | None]) -> float:
     chosen = parse_fastest(text, len(times))
     best = min(t for t in times if t is not None)

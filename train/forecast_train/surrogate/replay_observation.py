@@ -54,12 +54,12 @@ class ObservedPolicy(RiskBounded):
 
     @classmethod
     def for_table(cls, table: Table) -> ObservedPolicy:
-        """A policy that knows the truth, for one replay; `noted` fills as it goes."""
+        """A policy that knows the truth, for one replay; `steps` fills as it goes."""
         made = cls(share=_REPLAYED_SHARE)
         rows = table.by_candidate()
         truth = {c: math.log2(m.ms) for c, m in rows.items() if m.ok}
         object.__setattr__(made, "_truth", truth)
-        object.__setattr__(made, "noted", {})
+        object.__setattr__(made, "steps", {})
         return made
 
     steps: dict[int, ReplayStep]
