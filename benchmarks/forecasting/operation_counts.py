@@ -64,8 +64,7 @@ def odd_counts(case: kernels.Case, read: TtirFacts) -> list[str]:
 def check_case(case: kernels.Case) -> Iterator[dict[str, Any]]:
     """A row per config of one case."""
     kernel = case.name.partition("/")[0]
-    data, problem = case.make("meta"), problem_of_case(case)
-    named = {**dict(zip(case.kernel.arg_names, data["args"], strict=False)), **data["kwargs"]}
+    (problem, named), data = problem_of_case(case), case.make("meta")
     configs = {Candidate(describe.to_config(config)): config for config in sampled_configs(case)}
     grids = describe.launch_grids(configs, data["grid"], named, case.kernel)
     assignments = [dict(config.kwargs) for config in configs.values()]
@@ -159,8 +158,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with null_device():
         for shapes in first.values():
-            for case in dict.fromkeys((shapes[0].name, shapes[-1].name)):
-                rows += check_case(next(c for c in shapes if c.name == case))
+            for name in dict.fromkeys((shapes[0].name, shapes[-1].name)):
+                rows += check_case(next(c for c in shapes if c.name == name))
     print(table(rows))
     report.data["raw"]["rows"] = rows
     found = summary(rows)

@@ -278,7 +278,7 @@ class Uncalibrated(DefaultSurrogate):
     """The surrogate that ships without its calibration, which was fitted to these very spaces."""
 
     def forecast(self, query: Query) -> Forecasts:
-        return super().forecast(query).raw()
+        return super().forecast(query).uncalibrated()
 
 
 HELD_OUT = "shipped, others"

@@ -41,9 +41,11 @@ def child_environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def module_command(script: str) -> list[str]:
-    """How a benchmark starts itself: as a module, from the repository's root."""
-    name = Path(script).resolve().relative_to(ROOT).with_suffix("")
-    return [sys.executable, "-m", ".".join(name.parts)]
+    """How a script starts itself: as a module of the repository, by its path from elsewhere."""
+    path = Path(script).resolve()
+    if not path.is_relative_to(ROOT):
+        return [sys.executable, str(path)]
+    return [sys.executable, "-m", ".".join(path.relative_to(ROOT).with_suffix("").parts)]
 
 
 def child_command(script: str, arguments: argparse.Namespace, role: str, given: Any = None) -> list[str]:

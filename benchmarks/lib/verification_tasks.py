@@ -29,7 +29,7 @@ from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Origin, Provenance, Variant
 from forecast_autotune.variants.signature import INTERPRETER
-from forecast_harness.packs import Language, Pack, Solution, builtin_names, load
+from forecast_harness.packs import Language, Pack, Solution, builtin_names, load_pack
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.timing import device
 from forecast_harness.timing.plausibility import HOST_PEAKS, DevicePeaks
@@ -250,7 +250,7 @@ def honest_tasks(place: CandidatePlace) -> list[Task]:
         e for e in corpus.read_corpus(CORPORA / "honest") if place.device == "cuda" or e.backend == "cpu"
     ]
     found = [(f"honest/{e.name}", _honest(e.pack, e.solution, place)) for e in entries]
-    for pack in map(load, builtin_names()):
+    for pack in map(load_pack, builtin_names()):
         kept = [s for s in pack.solutions if place.device == "cuda" or not _is_cut_on_cpu(pack, s)]
         found += [(f"{pack.definition.name}/{s.name}", _honest(pack, s, place)) for s in kept]
     return found

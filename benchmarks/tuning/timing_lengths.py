@@ -116,7 +116,8 @@ def run(a: Namespace, report: result_files.ResultFile) -> None:
     with devices.device(a.null) as where:
         devices.warm_up_device(where)
         for name in CASES[: 1 if a.null else None]:
-            found.append(one_case(*kernels.cases([name]), where, a))
+            (case,) = kernels.cases([name])
+            found.append(one_case(case, where, a))
             report.add("cases", found[-1])
             for lengths, line in summary_by_lengths(found[-1]["plays"]).items():
                 result_files.say(f"{name}: {lengths}: {line}")

@@ -33,7 +33,7 @@ from benchmarks.lib import result_files
 from benchmarks.lib import verification_tasks as corpora
 from benchmarks.lib.result_files import say
 from benchmarks.lib.verification_tasks import CandidatePlace, LanePool, Row, Task
-from forecast_harness.packs import Language, Pack, Solution, load
+from forecast_harness.packs import Language, Pack, Solution, load_pack
 from forecast_harness.sandbox.api import Fault, JobResult, JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.toolchain import environment_variable
 from forecast_harness.timing.device import DeviceTimer
@@ -153,7 +153,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 def verification_cost(place: CandidatePlace, name: str, repeats: int, lane: SandboxLane) -> Row:
     """One pack's verdicts, after one that does not count, and bare timing of the same solution."""
-    pack = place.sized(load(name))
+    pack = place.sized(load_pack(name))
     wanted = Language.TRITON if place.device == "cuda" else Language.TORCH
     solution = next((s for s in pack.solutions if s.language is wanted), pack.solutions[0])
     plan = place.plan(solution.language)

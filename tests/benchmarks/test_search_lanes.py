@@ -20,7 +20,7 @@ from benchmarks.lib import judge_lanes
 from benchmarks.lib.judge_lanes import LedgerJudge, time_jobs
 from benchmarks.search import lane_scaling
 from forecast_autotune.errors import SettingsError
-from forecast_harness.packs import load
+from forecast_harness.packs import load_pack
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.interfaces import LaneFailure
 from forecast_harness.search.lanes.local_lanes import LocalJudgePool
@@ -73,7 +73,7 @@ def test_a_lost_job_is_told_and_several_end_the_run() -> None:
 
 def test_copies_share_no_text_with_any_other_run() -> None:
     target, (seed, *_) = open_target(lane_scaling.PACK, device="cpu")
-    triton = load(lane_scaling.PACK).solution("triton_rows").source
+    triton = load_pack(lane_scaling.PACK).solution("triton_rows").source
     numbers = itertools.count()
     for source in (seed.source, triton):
         of = replace(seed, source=source)

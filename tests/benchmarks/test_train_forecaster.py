@@ -92,7 +92,7 @@ def saved(folder: Path, tables: list[Table]) -> str:
         vocab_size=2000, show_progress=False, initial_alphabet=alphabet, special_tokens=["<end>"]
     )
     texts = [
-        e.prefix + "".join(a.suffix for a in e.asked)
+        e.prefix + "".join(a.suffix for a in e.candidates)
         for e in build_examples(tables, ExampleSettings(moments=1, known=(0,)))
     ]
     made.train_from_iterator(

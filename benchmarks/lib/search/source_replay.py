@@ -264,7 +264,7 @@ class NestedJudge:
             before = recorded.by_variant[BASE] if self._tuned else []
             timed = dict.fromkeys([*before, *(c for tried in self.timed.values() for c in tried)])
             said = recorded.forecast([recorded.rows[c] for c in timed])[variant]
-        return said.without([c.config for c in without])
+        return said.excluding([c.config for c in without])
 
 
 def replay_sources(
