@@ -26,6 +26,8 @@ def job(name: str, source: str = "") -> NodeJob:
 class ScriptedJudge:
     """Does what a node's source says: `sleep S`, `pid S` (telling its process), `lose N`, `raise`, `exit`.
 
+    `meet N` waits, for a minute at most, until as many processes are at such a job.
+
     Every job that was judged to its end is a line of `folder/ledger`.
     """
 
@@ -39,6 +41,11 @@ class ScriptedJudge:
             if word == "pid":
                 (self.folder / f"pid-{os.getpid()}").touch()
             time.sleep(float(value))
+        elif word == "meet":
+            (self.folder / f"met-{os.getpid()}").touch()
+            end = time.monotonic() + 60
+            while len(list(self.folder.glob("met-*"))) < int(value) and time.monotonic() < end:
+                time.sleep(0.02)
         elif word == "raise":
             raise KeyError("a judge has bugs, too")
         elif word == "exit":

@@ -19,7 +19,7 @@ from forecast_autotune.commands import grammar, main
 from forecast_harness.commands.search import resume_command
 from forecast_harness.search.history.events import Finished, Resumed, Stopped
 from forecast_harness.search.history.log import encode, read_log
-from tests.core.commands import Capture, shown
+from tests.core.captured_output import Capture, shown
 from tests.harness.search.example_log import ExampleSearch
 from tests.harness.small import small_folder
 

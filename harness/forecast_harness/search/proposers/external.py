@@ -53,6 +53,8 @@ TIMEOUT_S = 600.0
 MAX_ANSWER_BYTES = 16 * 2**20
 """Bytes of an answer."""
 _TERMINATION_GRACE_S = 2.0
+_KILL_GRACE_S = 10.0
+"""Most seconds that the ends of killed processes are waited for; one that waits for a disk may take longer."""
 _MAX_TEXT_CHARS = 400
 _MAX_NOTE_CHARS = 300
 
@@ -205,6 +207,10 @@ class _ChildProcess:
             while os.waitid(os.P_PID, self._process.pid, state) is None and time.monotonic() < until:
                 time.sleep(0.01)
             self._signal(signal.SIGKILL)
+            # SIGKILL is sent, not done: what the child started ends when it is next scheduled.
+            until = time.monotonic() + _KILL_GRACE_S
+            while _group_is_alive(self._process.pid) and time.monotonic() < until:
+                time.sleep(0.01)
             self._process.wait()
 
     def release(self) -> None:
@@ -235,6 +241,16 @@ class _ChildProcess:
             if text := _printable(self._errors.read()[-_MAX_TEXT_CHARS:]):
                 return f"; it said: {text}"
         return ""
+
+
+def _group_is_alive(group: int) -> bool:
+    """Whether a process of the group runs; one that has ended and was not reaped does not. Needs `/proc`."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, of_group, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(of_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def _request_json(request: ProposalRequest) -> dict[str, Any]:
