@@ -18,13 +18,14 @@ _LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 class Space:
     """A product of named value lists, thinned by constraints.
 
-    >>> wide_enough = lambda p: p["BLOCK"] >= 16 * p["num_warps"]
-    >>> space = Space({"BLOCK": [64, 128]}, num_warps=[4, 8], where=[wide_enough])
-    >>> [str(c) for c in space]
-    ['BLOCK=64 warps=4 stages=3', 'BLOCK=128 warps=4 stages=3', 'BLOCK=128 warps=8 stages=3']
-
     Each constraint is called with all parameters by name (launch options included) and must return
     true to keep the candidate. Nothing is expanded before it is iterated.
+
+    Examples:
+        >>> wide_enough = lambda p: p["BLOCK"] >= 16 * p["num_warps"]
+        >>> space = Space({"BLOCK": [64, 128]}, num_warps=[4, 8], where=[wide_enough])
+        >>> [str(c) for c in space]
+        ['BLOCK=64 warps=4 stages=3', 'BLOCK=128 warps=4 stages=3', 'BLOCK=128 warps=8 stages=3']
     """
 
     kwargs: Mapping[str, Sequence[Any]]
