@@ -46,7 +46,12 @@ def _check_claim(claim: Claim, history: History, root: Path) -> list[str]:
         problems.append(f"no area {claim.area!r}; there are {', '.join(AREAS)}")
     if not claim.figures:
         problems.append("no figures; a claim shows at least one, computed from its result")
-    if not (root / claim.script.replace(".", "/")).with_suffix(".py").is_file():
+    script = (root / claim.script.replace(".", "/")).with_suffix(".py")
+    if script.is_file():
+        text = script.read_text(encoding="utf-8")
+        options = [word for word in claim.arguments.split() if word.startswith("--")]
+        problems += [f"{claim.script} has no option {o}" for o in options if f'"{o}"' not in text]
+    else:
         problems.append(f"no script {claim.script}")
     problems += [f"no source {source}" for source in claim.sources if not (root / source).exists()]
     origin = claim.origin
