@@ -24,6 +24,7 @@ from forecast_autotune.llm.bins import BINS, Bins
 from forecast_autotune.llm.similarity import KERNEL_KINDS, FittedProblems
 from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Problem, digest
+from forecast_autotune.records.codec import Record, json_option, reader_of
 
 Array = npt.NDArray[np.float64]
 
@@ -43,7 +44,7 @@ MAX_LENGTH_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
-class MonotoneCurve:
+class MonotoneCurve(Record):
     """A rising curve through knots, linear in between; empty changes nothing.
 
     Beyond its ends it goes on as it does next to them, but no steeper than the identity: the fastest
@@ -70,19 +71,22 @@ class MonotoneCurve:
         under, over = np.minimum(values - self.x[0], 0.0), np.maximum(values - self.x[-1], 0.0)
         return np.asarray(found + low * under + high * over)
 
-    def to_json(self) -> list[list[float]]:
+    def to_json(self) -> Any:
         """Knots as pairs."""
         return [[a, b] for a, b in zip(self.x, self.y, strict=True)]
 
     @classmethod
     def from_json(cls, data: Any) -> MonotoneCurve:
-        """Read pairs; raises `TypeError` or `ValueError` for anything else."""
-        pairs = [(float(a), float(b)) for a, b in data]
+        """Read pairs. Raises `RecordError` for anything else."""
+        pairs = _read_knots(data)
         return cls(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
 
 
+_read_knots = reader_of(tuple[tuple[float, float], ...])
+
+
 @dataclass(frozen=True)
-class BlendWeight:
+class BlendWeight(Record, complete=True):
     """How far to follow the model where it disagrees with the learned surrogate: a share of the way."""
 
     mean: float = 0.0
@@ -99,7 +103,7 @@ class BlendWeight:
 
 
 @dataclass(frozen=True)
-class CalibrationScope:
+class CalibrationScope(Record, complete=True):
     """What the calibration was fitted to; what lies outside is out of distribution."""
 
     devices: tuple[str, ...] = ()
@@ -126,7 +130,7 @@ class CalibrationScope:
 
 
 @dataclass(frozen=True)
-class ModelLatency:
+class ModelLatency(Record, unknown="refuse"):
     """How long the model took where it was calibrated; whoever has asked goes by that."""
 
     per_token_s: float = 0.0
@@ -135,15 +139,28 @@ class ModelLatency:
     """Seconds until the first answer can be begun."""
 
 
+def _read_bins(value: Any) -> Bins:
+    return Bins(reader_of(tuple[float, ...])(value))
+
+
 @dataclass(frozen=True)
-class LLMCalibration:
+class LLMCalibration(
+    Record,
+    tag="llm_calibration",
+    schema=SCHEMA,
+    label="calibration of a language model",
+    complete=True,
+    remedy=RECALIBRATE_HINT,
+):
     """See the module."""
 
     model: str
     """Name of the backend, with model and adapter."""
     prompt: str = ""
     """Version of the prompt."""
-    bins: Bins = BINS
+    bins: Bins = field(
+        default=BINS, metadata=json_option(read=_read_bins, write=lambda bins: list(bins.ratios))
+    )
     temperature: float = 1.0
     """Log probabilities are divided by this (Guo et al. 2017)."""
     ratio: MonotoneCurve = MonotoneCurve()
@@ -166,7 +183,7 @@ class LLMCalibration:
     """Share of the measurements that asking has saved at equal regret, less its standard error."""
     scope: CalibrationScope = CalibrationScope()
     pace: ModelLatency = ModelLatency()
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict, metadata=json_option(default={}))
     """Where it comes from: problems, kernels, scores, date."""
 
     def __post_init__(self) -> None:
@@ -239,75 +256,6 @@ class LLMCalibration:
         """A short name of everything it says but where it comes from."""
         plain = {k: v for k, v in self.to_json().items() if k not in ("about", "pace")}
         return digest(json.dumps(plain, sort_keys=True))[:8]
-
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object; `from_json` reads it back."""
-        scope = vars(self.scope) | {"map": vars(self.scope.map)}
-        if math.isinf(self.scope.map.reach):
-            scope["map"] = scope["map"] | {"reach": None}
-        return {
-            "type": "llm_calibration",
-            "schema": SCHEMA,
-            "model": self.model,
-            "prompt": self.prompt,
-            "bins": list(self.bins.ratios),
-            "temperature": self.temperature,
-            "ratio": self.ratio.to_json(),
-            "fails": self.fails.to_json(),
-            "intervals": {name: list(row) for name, row in self.intervals.items()},
-            "weights": {name: vars(w) for name, w in self.weights.items()},
-            "decay": [list(pair) for pair in self.decay],
-            "remains": self.remains,
-            "fail_weight": self.fail_weight,
-            "saved": self.saved,
-            "scope": scope,
-            "pace": vars(self.pace),
-            "about": dict(self.about),
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> LLMCalibration:
-        """Read it back. Raises `RecordError` naming what is wrong."""
-        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
-            raise RecordError(
-                f"a calibration of a language model has schema {SCHEMA}, got {data!r:.80}: {RECALIBRATE_HINT}"
-            )
-        try:
-            return cls(
-                model=str(data["model"]),
-                prompt=str(data["prompt"]),
-                bins=Bins(tuple(map(float, data["bins"]))),
-                temperature=float(data["temperature"]),
-                ratio=MonotoneCurve.from_json(data["ratio"]),
-                fails=MonotoneCurve.from_json(data["fails"]),
-                intervals={str(k): tuple(map(float, v)) for k, v in data["intervals"].items()},
-                weights={
-                    str(k): BlendWeight(float(w["mean"]), float(w["sd"])) for k, w in data["weights"].items()
-                },
-                decay=tuple((float(a), float(b)) for a, b in data["decay"]),
-                remains=float(data["remains"]),
-                fail_weight=float(data["fail_weight"]),
-                saved=float(data["saved"]),
-                scope=_parse_scope(data["scope"]),
-                pace=ModelLatency(**{k: float(v) for k, v in data["pace"].items()}),
-                about=dict(data.get("about", {})),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RecordError(f"calibration of a language model: {error!r}: {RECALIBRATE_HINT}") from error
-
-
-def _parse_scope(data: Mapping[str, Any]) -> CalibrationScope:
-    places = tuple(tuple(map(float, p)) for p in data["map"]["places"])
-    reach = data["map"]["reach"]
-    return CalibrationScope(
-        devices=tuple(map(str, data["devices"])),
-        languages=tuple(map(str, data["languages"])),
-        characters=int(data["characters"]),
-        mass=float(data["mass"]),
-        map=FittedProblems(
-            places, tuple(map(float, data["map"]["scale"])), math.inf if reach is None else float(reach)
-        ),
-    )
 
 
 def read(path: Path) -> LLMCalibration:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from forecast_autotune.features.devices import device_spec
 from forecast_autotune.features.feature_vectors import feature_matrix
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import Candidate, Device
+from forecast_autotune.records.codec import Record, json_option, reader_of
 
 Array = npt.NDArray[np.float64]
 
@@ -62,13 +63,19 @@ def problem_features(
 
 
 @dataclass(frozen=True)
-class FittedProblems:
+class FittedProblems(Record, complete=True):
     """The places of the problems that something was fitted to."""
 
     places: tuple[tuple[float, ...], ...] = ()
     scale: tuple[float, ...] = ()
     """Standard deviation of each coordinate over the places."""
-    reach: float = math.inf
+    reach: float = field(
+        default=math.inf,
+        metadata=json_option(
+            read=lambda value: math.inf if value is None else reader_of(float)(value),
+            write=lambda reach: None if math.isinf(reach) else reach,
+        ),
+    )
     """Distances up to this were met among them: beyond, nothing is known."""
 
     def distance(self, place: Array | None) -> float:

@@ -325,6 +325,11 @@ _COMMON_HINTS: dict[str, Any] = {
 # --- readers by annotation ---
 
 
+def reader_of(hint: Any) -> Reader:
+    """What reads a value of an annotation strictly, for a field's own `read`."""
+    return _reader(hint, False)
+
+
 def _reader(hint: Any, lenient: bool) -> Reader:
     """What reads a value of an annotation."""
     if hint in _SCALARS:
@@ -593,3 +598,8 @@ def rounded(digits: int) -> Writer:
         return None if value is None else round(value, digits)
 
     return write
+
+
+def significant(digits: int) -> Writer:
+    """A field's `write` that keeps so many significant digits of a number."""
+    return lambda value: float(f"{value:.{digits}g}")

@@ -23,6 +23,7 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.devices import is_known_device
 from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Candidate, Device
+from forecast_autotune.records.codec import Record, from_json, reader_of
 from forecast_autotune.surrogates.protocol import Array, Forecasts
 from forecast_autotune.surrogates.relatives import Kinship
 
@@ -50,7 +51,7 @@ PESSIMISTIC_WIDTH = 1.3
 
 
 @dataclass(frozen=True)
-class CalibrationCurve:
+class CalibrationCurve(Record):
     """A monotone curve through (stated, observed) knots; linear in between."""
 
     stated: tuple[float, ...]
@@ -84,7 +85,7 @@ class CalibrationCurve:
         knots = tuple(sorted({*self.stated, *other.stated}))
         return CalibrationCurve(knots, tuple(choose(self(x), other(x)) for x in knots))
 
-    def to_json(self) -> list[list[float]]:
+    def to_json(self) -> Any:
         """Knots as [stated, observed] pairs."""
         return [[x, y] for x, y in zip(self.stated, self.observed, strict=True)]
 
@@ -92,12 +93,13 @@ class CalibrationCurve:
     def from_json(cls, data: Any) -> CalibrationCurve:
         """Read pairs. Raises `RecordError` for anything else."""
         try:
-            pairs = [(float(x), float(y)) for x, y in data]
-        except (TypeError, ValueError) as error:
-            raise RecordError(
-                f"a calibration curve is a list of [stated, observed], got {data!r:.80}"
-            ) from error
+            pairs = _read_knots(data)
+        except RecordError as error:
+            raise RecordError(f"a calibration curve is a list of [stated, observed]; it{error}") from error
         return cls(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
+
+
+_read_knots = reader_of(tuple[tuple[float, float], ...])
 
 
 def measurement_class(own: int) -> int:
@@ -129,7 +131,9 @@ _UNCALIBRATED_WIDTHS = tuple((1.0,) * len(INTERVAL_LEVELS) for _ in OWN_MEASUREM
 
 
 @dataclass(frozen=True)
-class CalibrationGroup:
+class CalibrationGroup(
+    Record, label="calibration group", complete=True, order=("problems", "risk", "within", "intervals")
+):
     """The corrections of one group of problems."""
 
     risk: tuple[CalibrationCurve, ...] = (IDENTITY_CURVE,) * len(OWN_MEASUREMENT_BOUNDS)
@@ -185,33 +189,9 @@ class CalibrationGroup:
             0,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object; `from_json` reads it back."""
-        return {
-            "problems": self.problems,
-            "risk": [curve.to_json() for curve in self.risk],
-            "within": [curve.to_json() for curve in self.within],
-            "intervals": [list(row) for row in self.intervals],
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> CalibrationGroup:
-        """Read a group. Raises `RecordError` naming what is wrong."""
-        try:
-            rows = tuple(tuple(float(x) for x in row) for row in data["intervals"])
-            within = tuple(CalibrationCurve.from_json(curve) for curve in data["within"])
-            risk = tuple(CalibrationCurve.from_json(curve) for curve in data["risk"])
-            return cls(risk, within, rows, int(data["problems"]))
-        except RecordError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordError(
-                f"a calibration group needs problems, risk, within and intervals ({error!r}): {data!r:.80}"
-            ) from error
-
 
 @dataclass(frozen=True)
-class SurrogateCalibration:
+class SurrogateCalibration(Record):
     """What is known of one surrogate's honesty, by group; `ALL_GROUPS` stands for all of them together."""
 
     groups: Mapping[str, CalibrationGroup] = field(default_factory=dict)
@@ -261,7 +241,7 @@ class SurrogateCalibration:
             raise RecordError(
                 f"unknown calibration groups {sorted(unknown)}: known are {[*GROUPS, ALL_GROUPS]}"
             )
-        return cls({name: CalibrationGroup.from_json(group) for name, group in data.items()})
+        return cls({name: from_json(CalibrationGroup, group, name) for name, group in data.items()})
 
 
 def calibration_group(

@@ -170,15 +170,15 @@ def test_json_there_and_back() -> None:
         ({"within": [[[0.0, 0.0], [1.0, 1.0]]]}, "4 curves"),
         ({"intervals": [[1.0]]}, "interval factors"),
         ({"intervals": [[-1.0] * 4] * 4}, "positive"),
-        ({"intervals": "wide"}, "needs problems"),
-        ({"problems": None}, "needs problems"),
+        ({"intervals": "wide"}, "intervals must be a list"),
+        ({"problems": None}, "problems must be an integer"),
     ],
 )
 def test_a_damaged_group_is_refused(change: dict[str, object], rule: str) -> None:
     with pytest.raises(RecordError, match=rule):
         CalibrationGroup.from_json({**GROUP.to_json(), **change})
     missing = {name: value for name, value in GROUP.to_json().items() if name not in change}
-    with pytest.raises(RecordError, match="needs problems"):
+    with pytest.raises(RecordError, match="needs the field"):
         CalibrationGroup.from_json(missing)
 
 
