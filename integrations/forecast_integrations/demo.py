@@ -6,21 +6,25 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
-from forecast_autotune.records import Decision
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_integrations.triton.decorator import autotune
+from forecast_integrations.triton.describe import to_config
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
+from forecast_integrations.triton.protocols import LaunchConfig, Tuner
+
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
 
 _ROUNDS = 5
 """How often the two chosen configs are timed in turns."""
@@ -142,8 +146,8 @@ def compare(
     a, b = (torch.randn((size, size), device=where, generator=generator).half() for _ in range(2))
     c = torch.empty((size, size), device=where, dtype=torch.float16)
 
-    def call(kernel: Any, **extra: Any) -> Any:
-        def grid(meta: Any) -> tuple[int]:
+    def call(kernel: JITFunction | Autotuner, **extra: object) -> object:
+        def grid(meta: Mapping[str, int]) -> tuple[int]:
             return (triton.cdiv(size, meta["BLOCK_M"]) * triton.cdiv(size, meta["BLOCK_N"]),)
 
         return kernel[grid](a, b, c, size, size, size, a.stride(0), b.stride(0), c.stride(0), **extra)
@@ -158,7 +162,8 @@ def compare(
             triton.jit(_matmul)
         )
         our_seconds = _seconds_of(lambda: call(ours))
-        decision: Decision = ours.decision
+        decision = ours.decision
+        assert decision is not None  # there was more than one config to choose from
     with _fresh_cache(), _unpatched():
         say(f"triton.autotune: {len(listed)} configs, one by one")
         theirs = triton.autotune(configs=listed, key=names)(triton.jit(_matmul))
@@ -178,7 +183,7 @@ def compare(
     )
 
 
-def _seconds_of(call: Callable[[], Any]) -> float:
+def _seconds_of(call: Callable[[], object]) -> float:
     synchronize = triton.runtime.driver.active.get_device_interface().synchronize
     synchronize()
     begin = time.perf_counter()
@@ -187,13 +192,13 @@ def _seconds_of(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def _bind_call(call: Callable[..., Any], tuner: Any) -> Callable[[], Any]:
+def _bind_call(call: Callable[..., object], tuner: Tuner) -> Callable[[], object]:
     # Straight to the compiled kernel: neither tuner's own dispatch is part of the comparison.
     config = tuner.best_config
     return lambda: call(tuner.fn, **config.all_kwargs())
 
 
-def _interleaved_ms(runs: Sequence[Callable[[], Any]]) -> list[float]:
+def _interleaved_ms(runs: Sequence[Callable[[], object]]) -> list[float]:
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(_ROUNDS):
         for kept, run in zip(times, runs, strict=True):
@@ -201,9 +206,7 @@ def _interleaved_ms(runs: Sequence[Callable[[], Any]]) -> list[float]:
     return [statistics.median(kept) for kept in times]
 
 
-def _config_text(config: Any) -> str:
-    from forecast_integrations.triton.describe import to_config
-
+def _config_text(config: LaunchConfig) -> str:
     return str(to_config(config))
 
 

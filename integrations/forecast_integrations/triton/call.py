@@ -5,34 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import cast
 
 from forecast_autotune.records import Candidate, Outcome
+from forecast_autotune.variants.entry import CallGrid
+from forecast_integrations.triton.protocols import KernelFunction, LaunchConfig, Tuner, VariantKernel
 
 
 @dataclass
 class KernelCall:
     """The arguments of one call, and the tuner whose hooks surround every launch of it."""
 
-    tuner: Any
-    """A `triton.runtime.autotuner.Autotuner`."""
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    tuner: Tuner
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     """As Triton passes them: `grid` and `warmup` among them."""
-    configs: Mapping[Candidate, Any]
-    """Candidate -> `triton.Config`."""
-    functions: Mapping[str, Any] = field(default_factory=dict)
-    """Variant name -> `variants.Function`, for variants other than the user's own source."""
+    configs: Mapping[Candidate, LaunchConfig]
+    functions: Mapping[str, VariantKernel] = field(default_factory=dict)
+    """By variant name, for variants other than the user's own source."""
 
-    def function(self, candidate: Candidate) -> Any:
+    @property
+    def grid(self) -> CallGrid:
+        """The launch grid as it was given: numbers, or a function of the parameters by name."""
+        return cast("CallGrid", self.kwargs.get("grid"))
+
+    def function(self, candidate: Candidate) -> KernelFunction | VariantKernel:
         """The kernel that runs a candidate."""
         return self.functions.get(candidate.variant, self.tuner.fn)
 
-    def named_arguments(self) -> dict[str, Any]:
+    def named_arguments(self) -> dict[str, object]:
         """Every argument of the call by name, `grid` and `warmup` included."""
         return {**dict(zip(self.tuner.arg_names, self.args, strict=False)), **self.kwargs}
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """The kernel's arguments by name."""
         named = self.named_arguments()
         named.pop("grid", None)
@@ -43,11 +48,11 @@ class KernelCall:
         """Whether what it compiles to depends on more of this call than the kind of its arguments."""
         return candidate.variant in self.functions and bool(self.functions[candidate.variant].depends_on_call)
 
-    def launch_keywords(self, candidate: Candidate) -> dict[str, Any]:
+    def launch_keywords(self, candidate: Candidate) -> dict[str, object]:
         """Keyword arguments of a launch of this candidate."""
         return {**self.kwargs, **self.configs[candidate].all_kwargs()}
 
-    def compile(self, candidate: Candidate) -> Any:
+    def compile(self, candidate: Candidate) -> object:
         """Compile without launching; returns Triton's CompiledKernel."""
         current = self.launch_keywords(candidate)
         current.pop("warmup", None)
@@ -64,7 +69,7 @@ class KernelCall:
             or tuner.restore_value
         )
 
-    def run_before_hooks(self, candidate: Candidate) -> dict[str, Any]:
+    def run_before_hooks(self, candidate: Candidate) -> dict[str, object]:
         """Run the hooks that precede a launch; returns what the hooks after it want."""
         config = self.configs[candidate]
         full = {**self.named_arguments(), **self.launch_keywords(candidate)}
@@ -73,7 +78,7 @@ class KernelCall:
         self.tuner.pre_hook(full)
         return full
 
-    def launcher(self, candidate: Candidate) -> Callable[[], Any]:
+    def launcher(self, candidate: Candidate) -> Callable[[], object]:
         """A function that launches once, without hooks, and with as little work on the host as possible."""
         return partial(self.function(candidate).run, *self.args, **self.launch_keywords(candidate))
 
@@ -87,7 +92,7 @@ class KernelCall:
             raise
         self.run_after_hook(full)
 
-    def run_after_hook(self, full: dict[str, Any], exception: BaseException | None = None) -> None:
+    def run_after_hook(self, full: dict[str, object], exception: BaseException | None = None) -> None:
         """Run the hook that follows a launch."""
         self.tuner.post_hook(full, exception=exception)
 

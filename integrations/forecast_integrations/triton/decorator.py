@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from triton.runtime.autotuner import Autotuner, Config
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.policy import Policy
+from forecast_autotune.records import Decision
 from forecast_autotune.settings import Budget, Mode
 from forecast_autotune.space import Space
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
 from forecast_integrations.triton.key import Bucket, KeyMaker
+from forecast_integrations.triton.protocols import Hook, KernelFunction, LaunchConfig, Times
 from forecast_integrations.triton.variants.loading import VariantConfig, launch_variant
 from forecast_integrations.triton.variants.sources import VariantsArgument, VariantSources
 
@@ -26,10 +27,10 @@ _UPSTREAM_RUN = Autotuner.run if Autotuner.run.__module__ == "triton.runtime.aut
 class _DeferredConfigs:
     """A list of configs and a `Space`, not yet joined into one list."""
 
-    def __init__(self, listed: Sequence[Any], space: Space) -> None:
+    def __init__(self, listed: Sequence[LaunchConfig], space: Space) -> None:
         self.listed, self.space = listed, space
 
-    def expand(self) -> list[Any]:
+    def expand(self) -> list[LaunchConfig]:
         """The user's list first, then the space."""
         space = self.space
         found = list(self.listed)
@@ -51,16 +52,16 @@ class ForecastAutotuner(Autotuner):
 
     def __init__(
         self,
-        fn: Any,
+        fn: KernelFunction,
         arg_names: Sequence[str],
-        configs: Any,
-        *args: Any,
+        configs: Sequence[LaunchConfig] | None,
+        *args: object,
         options: DecoratorOptions,
         space: Space | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self._local = threading.local()
-        self._configs: Any = None
+        self._configs: Sequence[LaunchConfig] | _DeferredConfigs = ()
         super().__init__(fn, arg_names, configs, *args, **kwargs)
         self._engine = TuningEngine(options)
         self._make_key = KeyMaker(self.arg_names, options.bucket or options.settings().bucket)
@@ -68,31 +69,35 @@ class ForecastAutotuner(Autotuner):
             self._configs = _DeferredConfigs(tuple(configs or ()), space)
 
     @property
-    def nargs(self) -> Any:
+    def nargs(self) -> dict[str, object] | None:
         """Positional arguments by name while this thread is inside a decision; else None."""
         return getattr(self._local, "nargs", None)
 
     @nargs.setter
-    def nargs(self, value: Any) -> None:
+    def nargs(self, value: dict[str, object] | None) -> None:
         self._local.nargs = value
 
     @property
-    def configs(self) -> Any:
+    def configs(self) -> Sequence[LaunchConfig]:
         """The candidates as a list; a `Space` is expanded when this is first read."""
         if isinstance(self._configs, _DeferredConfigs):
             self._configs = self._configs.expand()
         return self._configs
 
     @configs.setter
-    def configs(self, value: Any) -> None:
+    def configs(self, value: Sequence[LaunchConfig]) -> None:
         self._configs = value
 
     @property
-    def decision(self) -> Any:
-        """The latest `Decision` of this tuner, or None."""
+    def decision(self) -> Decision | None:
+        """The latest decision of this tuner, for any key; None before the first.
+
+        A call whose key is decided already makes none, and neither does a tuner with a single config. While
+        another thread decides, it is still the one before.
+        """
         return self._engine.last
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: object, **kwargs: object) -> object:
         """Launch with the config of this call's key, deciding it first on a miss."""
         upstream = Autotuner.run
         if upstream is not _UPSTREAM_RUN and not getattr(upstream, "forecast_autotune", False):
@@ -123,15 +128,15 @@ class ForecastAutotuner(Autotuner):
 def autotune(
     configs: Sequence[Config] | Space,
     key: Sequence[str],
-    prune_configs_by: dict[str, Any] | None = None,
+    prune_configs_by: dict[str, object] | None = None,
     reset_to_zero: Sequence[str] | None = None,
     restore_value: Sequence[str] | None = None,
-    pre_hook: Callable[..., Any] | None = None,
-    post_hook: Callable[..., Any] | None = None,
+    pre_hook: Hook | None = None,
+    post_hook: Hook | None = None,
     warmup: int | None = None,
     rep: int | None = None,
     use_cuda_graph: bool = False,
-    do_bench: Callable[..., Any] | None = None,
+    do_bench: Callable[..., Times] | None = None,
     cache_results: bool = False,
     *,
     tolerance: float | None = None,
@@ -144,7 +149,7 @@ def autotune(
     variants: VariantsArgument = None,
     bucket: Bucket | None = None,
     mode: Mode | str | None = None,
-) -> Callable[[Any], ForecastAutotuner]:
+) -> Callable[[KernelFunction], ForecastAutotuner]:
     """Decorate a Triton kernel: `triton.autotune`'s parameters in its order, and ours by keyword.
 
     Args:
@@ -196,7 +201,7 @@ def autotune(
     VariantSources.of(variants)
     wide, listed = (configs, []) if isinstance(configs, Space) else (space, configs)
 
-    def decorator(fn: Any) -> ForecastAutotuner:
+    def decorator(fn: KernelFunction) -> ForecastAutotuner:
         return ForecastAutotuner(
             fn,
             fn.arg_names,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 from forecast_autotune.records import (
     HOOK_VARIANT_PREFIX,
@@ -15,19 +14,29 @@ from forecast_autotune.records import (
     digest,
     to_scalar,
 )
-from forecast_autotune.variants.entry import signature
+from forecast_autotune.variants.entry import CallGrid, signature
 from forecast_integrations.device import current_device, device_index, toolchain
+from forecast_integrations.triton.protocols import (
+    KernelFunction,
+    LaunchConfig,
+    NamedArguments,
+    is_descriptor,
+    is_tensor,
+)
 from forecast_integrations.triton.source import innermost, source_hash, source_of
+
+Heuristic = Callable[[dict[str, object]], object]
+"""A function of a user's that computes one argument from the others, by name."""
 
 _LAUNCH_OPTIONS = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"))
 
 
-def to_config(config: Any) -> Config:
+def to_config(config: LaunchConfig) -> Config:
     """Our twin of a `triton.Config`."""
     return _to_config_shared(config, {})
 
 
-def _to_config_shared(config: Any, shared: dict[Hashable, Config]) -> Config:
+def _to_config_shared(config: LaunchConfig, shared: dict[Hashable, Config]) -> Config:
     """The twin; those of one assignment share their pairs, by `shared`.
 
     Thousands of new containers at a time set off full garbage collections, which take a third of a
@@ -53,12 +62,12 @@ def _to_config_shared(config: Any, shared: dict[Hashable, Config]) -> Config:
     )
 
 
-def configs_by_candidate(configs: Sequence[Any]) -> dict[Candidate, Any]:
+def configs_by_candidate(configs: Sequence[LaunchConfig]) -> dict[Candidate, LaunchConfig]:
     """Candidate -> `triton.Config`, without duplicates, in order.
 
     Configs that differ only in their `pre_hook` are different to Triton; they get variants of their own.
     """
-    found: dict[Candidate, Any] = {}
+    found: dict[Candidate, LaunchConfig] = {}
     shared: dict[Hashable, Config] = {}
     for config in configs:
         twin = _to_config_shared(config, shared)
@@ -70,18 +79,18 @@ def configs_by_candidate(configs: Sequence[Any]) -> dict[Candidate, Any]:
     return found
 
 
-def call_arguments(fn: Any, named: Mapping[str, Any]) -> list[Argument]:
+def call_arguments(fn: KernelFunction, named: NamedArguments) -> list[Argument]:
     """The call's arguments in the kernel's order; those that the config supplies are left out."""
     constexprs = signature(innermost(fn))[1]
     return [_argument(name, named[name], name in constexprs) for name in fn.arg_names if name in named]
 
 
-def _argument(name: str, value: Any, constexpr: bool) -> Argument:
+def _argument(name: str, value: object, constexpr: bool) -> Argument:
     if constexpr:
         return Argument(name, "constexpr", value=to_scalar(getattr(value, "value", value)))
     if value is None:
         return Argument(name, "none")
-    if hasattr(value, "data_ptr") and hasattr(value, "shape"):
+    if is_tensor(value):
         return Argument(
             name,
             "tensor",
@@ -90,7 +99,7 @@ def _argument(name: str, value: Any, constexpr: bool) -> Argument:
             stride=tuple(int(n) for n in value.stride()),
             aligned=value.data_ptr() % 16 == 0,
         )
-    if hasattr(value, "base") and hasattr(value, "block_shape"):  # a host-side TMA descriptor
+    if is_descriptor(value):
         inner = _argument(name, value.base, False)
         return Argument(
             name, "tensor", inner.dtype, inner.shape, inner.stride, inner.aligned, extra={"descriptor": True}
@@ -129,7 +138,7 @@ def _specialisation(value: int) -> str:
     return "1" if value == 1 else "16" if value % 16 == 0 else "n"
 
 
-def call_kind(problem: Problem, fn: Any) -> str:
+def call_kind(problem: Problem, fn: KernelFunction) -> str:
     """Digest of what the generated code depends on: calls of one kind share binaries and TTIR.
 
     Heuristics may turn any argument into a constexpr, so with them every value counts.
@@ -148,7 +157,7 @@ def call_kind(problem: Problem, fn: Any) -> str:
     return digest(shown)
 
 
-def launch_grid(grid: Any, named: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[int, ...] | None:
+def launch_grid(grid: CallGrid, named: NamedArguments, parameters: NamedArguments) -> tuple[int, ...] | None:
     """The launch grid under these parameters; None when the grid function cannot say."""
     if not callable(grid):
         return tuple(int(n) for n in grid) if isinstance(grid, Sequence) else None
@@ -160,7 +169,7 @@ def launch_grid(grid: Any, named: Mapping[str, Any], parameters: Mapping[str, An
         return None
 
 
-def kernel_record(fn: Any) -> Kernel:
+def kernel_record(fn: KernelFunction) -> Kernel:
     """Name, source and dependency-aware hash of a kernel."""
     jit = innermost(fn)
     python = getattr(jit, "fn", jit)
@@ -170,11 +179,11 @@ def kernel_record(fn: Any) -> Kernel:
 
 
 def describe(
-    fn: Any,
+    fn: KernelFunction,
     kernel: Kernel,
-    named: Mapping[str, Any],
+    named: NamedArguments,
     key: Sequence[object],
-    grid: Any,
+    grid: CallGrid,
 ) -> Problem:
     """The problem of one call. `named` holds positional and keyword arguments by name."""
     given = call_arguments(fn, named)
@@ -191,10 +200,10 @@ def describe(
 
 
 def launch_grids(
-    found: Mapping[Candidate, Any],
-    grid: Any,
-    named: Mapping[str, Any],
-    fn: Any,
+    found: Mapping[Candidate, LaunchConfig],
+    grid: CallGrid,
+    named: NamedArguments,
+    fn: KernelFunction,
 ) -> dict[Candidate, tuple[int, ...]]:
     """Grid per candidate, for those where it is known; empty when it does not depend on the config.
 
@@ -216,27 +225,27 @@ def launch_grids(
     return shown
 
 
-def heuristic_layers(fn: Any) -> list[dict[str, Callable[[dict[str, Any]], Any]]]:
+def heuristic_layers(fn: object) -> list[dict[str, Heuristic]]:
     """The `values` of every `@heuristics` under a tuner, outermost first."""
     layers = []
     while hasattr(fn, "fn"):
-        if isinstance(getattr(fn, "values", None), dict):
-            layers.append(fn.values)
+        if isinstance(values := getattr(fn, "values", None), dict):
+            layers.append(values)
         fn = fn.fn
     return layers
 
 
-def heuristic_values(fn: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def heuristic_values(fn: object) -> Callable[[dict[str, object]], dict[str, object]]:
     """A function that adds what the `@heuristics` under a tuner compute to a dict of arguments."""
     layers = heuristic_layers(fn)
 
-    def apply(named: dict[str, Any]) -> dict[str, Any]:
+    def apply(named: dict[str, object]) -> dict[str, object]:
         for layer in layers:
             for name, compute in layer.items():
                 named[name] = compute(named)
         return named
 
-    def safely(named: dict[str, Any]) -> dict[str, Any]:
+    def safely(named: dict[str, object]) -> dict[str, object]:
         try:
             return apply(dict(named))
         except Exception:

@@ -1,4 +1,4 @@
-"""What happens on a key miss: the bridge from one Triton call to `tuner.tune`."""
+"""What happens on a key miss: the bridge from one Triton call to `tuning.loop.tune`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from forecast_autotune.errors import CaptureError, FrozenMissError
 from forecast_autotune.policy import Policy
@@ -28,6 +27,7 @@ from forecast_integrations.triton.lazy_candidates import (
     LazySources,
     candidate_grids,
 )
+from forecast_integrations.triton.protocols import Key, LaunchConfig, NamedArguments, Times, Tuner
 from forecast_integrations.triton.source import innermost
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import make_tracer
@@ -100,10 +100,10 @@ class TuningEngine:
     last: Decision | None = None
     """The latest decision, for `explain` and for users."""
     _kernel: Kernel | None = None
-    _listed: tuple[Any, dict[Candidate, Any], str] | None = None
+    _listed: tuple[object, dict[Candidate, LaunchConfig], str] | None = None
     _running: threading.local = field(default_factory=threading.local)
     _compiled: dict[str, set[Candidate]] = field(default_factory=dict)
-    """Candidates compiled in this process, by the kind of arguments (`describe.kind`) and device."""
+    """Candidates compiled in this process, by the kind of arguments (`describe.call_kind`) and device."""
     _traced: dict[str, dict[str, str]] = field(default_factory=dict)
     """TTIR texts by the kind of arguments, then by assignment."""
 
@@ -116,7 +116,9 @@ class TuningEngine:
         """Whether this thread is inside a decision of this very tuner (a hook called it again)."""
         return bool(getattr(self._running, "on", False))
 
-    def resolve(self, tuner: Any, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def resolve(
+        self, tuner: Tuner, key: Key, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> LaunchConfig:
         """The config for this key; also fills the tuner's public attributes."""
         with LOCK:
             if key in tuner.cache:  # another thread was faster
@@ -132,8 +134,8 @@ class TuningEngine:
                 _depth.value -= 1
 
     def _resolve(
-        self, tuner: Any, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self, tuner: Tuner, key: Key, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> LaunchConfig:
         pruned = list(tuner.prune_configs(kwargs))
         if len(pruned) == 1 and not self.has_variants:
             # Nothing to decide, as Triton 3.8 and later have it.
@@ -144,15 +146,17 @@ class TuningEngine:
         store = self.options.open_store(settings)
         call = KernelCall(tuner, args, kwargs, {})
         problem = self._problem(call, key)
+        functions: dict[str, AlternativeKernel] = {}
         if self._sources is not None:
             deterministic = settings.mode is Mode.DETERMINISTIC
-            call.functions = self._sources.functions(
+            functions = self._sources.functions(
                 problem, tuner, call.arguments(), None if deterministic else store
             )
-            if len(pruned) == 1 and not call.functions:
+            if len(pruned) == 1 and not functions:
                 tuner.cache[key] = pruned[0]
                 return pruned[0]
-        call.configs, mark = self._candidates(pruned, call.functions)
+        call.functions = functions
+        call.configs, mark = self._candidates(pruned, functions)
         settings = _untimed_settings(settings, tuner)
         if capturing_graph() and settings.mode is not Mode.SKIP:
             settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
@@ -161,9 +165,9 @@ class TuningEngine:
             # Inside another decision of this process: never wait for another process here.
             settings = settings.with_(lock_timeout_s=0.0)
         begin = time.perf_counter()
-        measurers: list[Any] = []
+        measurers: list[TritonMeasurer] = []
 
-        def measurer() -> Any:
+        def measurer() -> TritonMeasurer:
             measurers.append(_measurer(call, problem, settings, store, self._compiled.get(kind, ())))
             return measurers[-1]
 
@@ -198,8 +202,8 @@ class TuningEngine:
         return config
 
     def _candidates(
-        self, pruned: list[Any], functions: Mapping[str, AlternativeKernel]
-    ) -> tuple[dict[Candidate, Any], str]:
+        self, pruned: list[LaunchConfig], functions: Mapping[str, AlternativeKernel]
+    ) -> tuple[dict[Candidate, LaunchConfig], str]:
         # Configs are mutable: what they said when they were listed is compared, not their identity.
         said = [(c, c.all_kwargs(), c.pre_hook) for c in pruned], list(functions.values())
         if self._listed is None or self._listed[0] != said:
@@ -209,13 +213,13 @@ class TuningEngine:
             self._listed = (said, found, fingerprint(list(found)))
         return self._listed[1], self._listed[2]
 
-    def _problem(self, call: KernelCall, key: tuple[Any, ...]) -> Problem:
+    def _problem(self, call: KernelCall, key: Key) -> Problem:
         if self._kernel is None:
             self._kernel = describe.kernel_record(call.tuner.fn)
-        return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.kwargs.get("grid"))
+        return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.grid)
 
     def _task(self, call: KernelCall, problem: Problem, mark: str, workers: int) -> tuple[TuningTask, str]:
-        tuner, named, grid = call.tuner, call.arguments(), call.kwargs.get("grid")
+        tuner, named, grid = call.tuner, call.arguments(), call.grid
         kind = describe.call_kind(problem, tuner.fn)
         known = self._traced.setdefault(kind, {})
         trace = None if _is_interpreted() else make_tracer(call, known, workers)
@@ -225,7 +229,7 @@ class TuningEngine:
         return task, kind
 
 
-def _fastest_of_base(call: KernelCall, rows: Sequence[Measurement]) -> Any:
+def _fastest_of_base(call: KernelCall, rows: Sequence[Measurement]) -> LaunchConfig | None:
     """The base's fastest config as far as measured; None where none was."""
     known = [m for m in rows if m.ok and m.candidate.is_base_variant and m.candidate in call.configs]
     return call.configs[min(known, key=lambda m: m.ms).candidate] if known else None
@@ -243,7 +247,7 @@ def capturing_graph() -> bool:
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def _check_conflicts(configs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _check_conflicts(configs: Sequence[LaunchConfig], kwargs: NamedArguments) -> None:
     for config in configs:
         conflicts = kwargs.keys() & config.kwargs.keys()
         if conflicts:
@@ -253,7 +257,7 @@ def _check_conflicts(configs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def _has_own_benchmark(tuner: Any) -> bool:
+def _has_own_benchmark(tuner: Tuner) -> bool:
     """Whether the user (or a subclass) brought a benchmark function of their own."""
     from triton.runtime.autotuner import Autotuner
 
@@ -270,7 +274,7 @@ def _is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-def _untimed_settings(settings: Settings, tuner: Any) -> Settings:
+def _untimed_settings(settings: Settings, tuner: Tuner) -> Settings:
     """Where nothing can be timed (the interpreter, a stub driver) the best forecast is used."""
     if _has_own_benchmark(tuner) or (has_device() and not _is_interpreted()):
         return settings
@@ -281,7 +285,7 @@ def _untimed_settings(settings: Settings, tuner: Any) -> Settings:
 
 def _measurer(
     call: KernelCall, problem: Problem, settings: Settings, store: Store, compiled: Collection[Candidate]
-) -> Any:
+) -> TritonMeasurer:
     bench = _has_own_benchmark(call.tuner)
 
     def say(candidate: Candidate) -> None:
@@ -309,13 +313,13 @@ def _measurer(
 
 
 def _publish_decision(
-    tuner: Any,
-    key: tuple[Any, ...],
+    tuner: Tuner,
+    key: Key,
     call: KernelCall,
     store: Store,
     problem: Problem,
     decision: Decision,
-    measurers: list[Any],
+    measurers: list[TritonMeasurer],
     seconds: float,
     say: bool,
 ) -> None:
@@ -360,13 +364,13 @@ def _publish_decision(
 
 
 def _timings(
-    call: KernelCall, store: Store, problem: Problem, raw: Mapping[Candidate, Any]
-) -> dict[Any, Any]:
+    call: KernelCall, store: Store, problem: Problem, raw: Mapping[Candidate, Times]
+) -> dict[LaunchConfig, Times]:
     """`configs_timings` as Triton has it: [median, 20 %, 80 %] in ms, inf for what did not run."""
     from forecast_autotune.records.table import latest_labels
 
     measured = latest_labels(store.measurements(problem))
-    shown: dict[Any, Any] = {}
+    shown: dict[LaunchConfig, Times] = {}
     for candidate, config in call.configs.items():
         m = measured.get(candidate)
         if candidate in raw:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from forecast_autotune.records import Argument, Config, Device, Kernel
 from forecast_integrations import device
 from forecast_integrations.device import current_device, has_device, toolchain
 from forecast_integrations.triton import describe
+from forecast_integrations.triton.protocols import KernelFunction, LaunchConfig, NamedArguments
 from forecast_integrations.triton.source import innermost
 from forecast_integrations.triton.standalone import standalone_source
 
@@ -36,16 +34,16 @@ def accelerators() -> str:
     return device.describe_environment().get("accelerator", "")
 
 
-def kernel_record(fn: Any) -> Kernel:
+def kernel_record(fn: KernelFunction) -> Kernel:
     """The record of a kernel function."""
     return describe.kernel_record(fn)
 
 
-def config_of(config: Any) -> Config:
+def config_of(config: LaunchConfig) -> Config:
     """A `triton.Config` as a record."""
     return describe.to_config(config)
 
 
-def arguments_of(fn: Any, named: Mapping[str, Any]) -> tuple[Argument, ...]:
+def arguments_of(fn: KernelFunction, named: NamedArguments) -> tuple[Argument, ...]:
     """Records of a call's arguments, given by name."""
     return tuple(describe.call_arguments(fn, dict(named)))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-Bucket = str | Callable[[str, Any], Any]
+from forecast_integrations.device import current_device, mixed_devices
+from forecast_integrations.triton.protocols import Key, NamedArguments
+
+Bucket = str | Callable[[str, Any], Hashable]
 """`exact`, `pow2`, or a function (name, value) -> value."""
 
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 """Types that surely have no `.dtype`: asking them would raise and catch an AttributeError each time."""
-_DTYPE_NAMES: dict[Any, str] = {}
+_DTYPE_NAMES: dict[Hashable, str] = {}
 
 
 class KeyMaker:
@@ -25,11 +28,9 @@ class KeyMaker:
         self._bucket = bucket if callable(bucket) else pow2 if bucket == "pow2" else None
         self._devices: bool | None = None
 
-    def __call__(
-        self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, ...]:
+    def __call__(self, names: Sequence[str], args: tuple[object, ...], kwargs: NamedArguments) -> Key:
         """The key of one call; `names` is the tuner's `keys`."""
-        key: list[Any] = []
+        key: list[object] = []
         places, given, bucket = self._places, len(args), self._bucket
         for name in names:
             at = places.get(name)
@@ -57,15 +58,13 @@ class KeyMaker:
             self._add_device(key)
         return tuple(key)
 
-    def _add_device(self, key: list[Any]) -> None:
-        from forecast_integrations.device import current_device, mixed_devices
-
+    def _add_device(self, key: list[object]) -> None:
         self._devices = mixed_devices()
         if self._devices:
             key.append(current_device().slug)
 
 
-def _dtype_name(dtype: Any) -> str:
+def _dtype_name(dtype: Hashable) -> str:
     name = str(dtype)
     try:
         _DTYPE_NAMES[dtype] = name
@@ -74,7 +73,7 @@ def _dtype_name(dtype: Any) -> str:
     return name
 
 
-def pow2(name: str, value: Any) -> Any:
+def pow2(name: str, value: object) -> object:
     """Group integers by the next power of two; everything else stays as it is."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return 1 << (value - 1).bit_length()

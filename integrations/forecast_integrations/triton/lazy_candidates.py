@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.records import Candidate
+from forecast_autotune.variants.entry import CallGrid
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.protocols import LaunchConfig, NamedArguments, VariantKernel
 
 
 class LazyCandidates(Sequence[Candidate]):
     """The candidates as a sequence that costs nothing until it is read."""
 
-    def __init__(self, configs: Mapping[Candidate, Any]) -> None:
+    def __init__(self, configs: Mapping[Candidate, LaunchConfig]) -> None:
         self._configs = configs
         self._list: list[Candidate] | None = None
 
@@ -22,7 +24,7 @@ class LazyCandidates(Sequence[Candidate]):
             self._list = list(self._configs)
         return self._list
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
         return self._all()[index]
 
     def __len__(self) -> int:
@@ -60,7 +62,7 @@ class LazySources(Mapping[str, str]):
     `functions` are the other kernels of a call by variant name; one whose source cannot be found is absent.
     """
 
-    def __init__(self, base: str, functions: Mapping[str, Any]) -> None:
+    def __init__(self, base: str, functions: Mapping[str, VariantKernel]) -> None:
         self._base, self._functions = base, functions
 
     def __getitem__(self, variant: str) -> str:
@@ -77,7 +79,7 @@ class LazySources(Mapping[str, str]):
 
 
 def candidate_grids(
-    call: KernelCall, grid: Any, named: Mapping[str, Any]
+    call: KernelCall, grid: CallGrid, named: NamedArguments
 ) -> dict[Candidate, tuple[int, ...]]:
     """Launch grids of all candidates, as far as they depend on the config or are a variant's own."""
     own = {c: config for c, config in call.configs.items() if c.variant not in call.functions}

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol
 
 from triton.backends.compiler import GPUTarget
 
 from forecast_autotune.records import Device
+from forecast_integrations.triton.protocols import Times
 
-TimeModel = Callable[[Any], float]
+
+class KernelMetadata(Protocol):
+    """What Triton's compiler says of a kernel, as far as made-up times depend on it."""
+
+    shared: int
+    """Bytes of shared memory."""
+    num_warps: int
+
+
+TimeModel = Callable[[KernelMetadata], float]
 """Metadata of a compiled kernel -> milliseconds of one launch."""
 
 
-def time_by_shape(metadata: Any) -> float:
+def time_by_shape(metadata: KernelMetadata) -> float:
     """A smooth made-up time: best at 64 KiB of shared memory and 8 warps."""
     shared = (metadata.shared + 1024) / 65536
     return 0.1 * (shared + 1 / shared) + 0.01 * abs(metadata.num_warps - 8)
@@ -52,33 +62,33 @@ class NullDevice:
         """The default stream."""
         return 0
 
-    def get_device_interface(self) -> Any:
+    def get_device_interface(self) -> NullDevice:
         """What `do_bench` asks for events and synchronisation."""
         return self
 
-    def get_benchmarker(self) -> Any:
+    def get_benchmarker(self) -> Callable[..., Times]:
         """Triton's own benchmark function, running on the made-up clock."""
         from triton.testing import do_bench
 
         return do_bench
 
-    def get_empty_cache_for_benchmark(self) -> Any:
+    def get_empty_cache_for_benchmark(self) -> NullDevice:
         """Nothing has to be flushed."""
         return self
 
-    def clear_cache(self, cache: Any) -> None:
+    def clear_cache(self, cache: NullDevice) -> None:
         """Flushing costs a little made-up time, as it does on a device."""
         self.now_ms += 0.05
 
-    def synchronize(self, device: Any = None) -> None:
+    def synchronize(self, device: int | None = None) -> None:
         """Everything is always done."""
 
     def Event(self, enable_timing: bool = True) -> _NullEvent:
         """An event on the made-up clock."""
         return _NullEvent(self)
 
-    def _launcher(self, src: Any, metadata: Any) -> Any:
-        def launch(*args: Any) -> None:
+    def _launcher(self, src: object, metadata: KernelMetadata) -> Callable[..., None]:
+        def launch(*args: object) -> None:
             self.launches += 1
             self.now_ms += self.clock(metadata)
 
@@ -111,7 +121,7 @@ class _NullEvent:
         self.at = 0.0
         self._asked = False
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: int | None = None) -> None:
         self.at = self._device.now_ms
         self._asked = False
 

@@ -7,23 +7,25 @@ their type, their attributes and their own overrides stay as they are.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from triton.runtime.autotuner import Autotuner
 
 from forecast_integrations.triton.decorator import ForecastAutotuner
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
 from forecast_integrations.triton.key import KeyMaker
+from forecast_integrations.triton.protocols import Tuner
 from forecast_integrations.triton.variants.loading import VariantConfig, launch_variant
 
-_original: Any = None
+_original: Callable[..., object] | None = None
 _serving = False
 
 
-def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _run(self: Tuner, *args: object, **kwargs: object) -> object:
     if not _serving or isinstance(self, ForecastAutotuner):
         # Somebody wrapped this function: it was taken back since, or one of our own tuners obeys the
         # wrapper and must not be sent round in a circle.
+        assert _original is not None  # as long as this function is in place
         return _original(self, *args, **kwargs)
     configs = self.configs
     if len(configs) > 1:
@@ -42,7 +44,7 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
-def _adopt(tuner: Any) -> tuple[TuningEngine, KeyMaker]:
+def _adopt(tuner: Tuner) -> tuple[TuningEngine, KeyMaker]:
     options = DecoratorOptions()
     parts = TuningEngine(options), KeyMaker(tuner.arg_names, options.settings().bucket)
     tuner.__dict__["_forecast"] = parts

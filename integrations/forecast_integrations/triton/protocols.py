@@ -6,13 +6,19 @@ protocols below where something is read of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeGuard
+
+from forecast_autotune.variants.entry import CallGrid, Grid
 
 Arguments: TypeAlias = Sequence[object]
 """Positional arguments of a kernel call."""
 NamedArguments: TypeAlias = Mapping[str, object]
 """Arguments of a kernel call by name."""
+Key: TypeAlias = tuple[Any, ...]
+"""What a tuner's decision depends on of a call, as `triton.autotune` has it."""
+Times: TypeAlias = Any
+"""What a benchmark function returned: milliseconds, or their quantiles (median, 20 %, 80 %)."""
 Hook: TypeAlias = Callable[..., object]
 """A `pre_hook` or `post_hook` of a user's."""
 
@@ -48,6 +54,47 @@ class KernelFunction(Protocol):
         ...
 
 
+class JitFunction(KernelFunction, Protocol):
+    """What `triton.jit` makes, compiled or interpreted: the innermost of a tuner's functions."""
+
+    fn: Callable[..., object]
+    """The Python function."""
+
+
+TraceInputs: TypeAlias = tuple[KernelFunction, Arguments, NamedArguments, dict[str, Any]]
+"""What a kernel's IR follows from: the kernel, arguments by position and by name, meta-parameters."""
+
+
+class VariantKernel(Protocol):
+    """Another kernel that may serve a call, as whoever compiles, traces and launches it takes it."""
+
+    depends_on_call: bool
+    """Whether what it compiles to depends on more of the call than the kind of its arguments."""
+
+    @property
+    def source(self) -> str:
+        """Its source text; empty where it cannot be found."""
+        ...
+
+    @property
+    def run(self) -> Callable[..., object]:
+        """As `KernelFunction.run`, for arguments of the base kernel."""
+        ...
+
+    @property
+    def warmup(self) -> Callable[..., object]:
+        """As `KernelFunction.warmup`, for arguments of the base kernel."""
+        ...
+
+    def grid(self, grid: CallGrid, named: NamedArguments, config: LaunchConfig) -> Grid | None:
+        """Its launch grid; None where it cannot be told."""
+        ...
+
+    def trace_inputs(self, args: Arguments, kwargs: NamedArguments, config: LaunchConfig) -> TraceInputs:
+        """What has to be traced for its IR under a config."""
+        ...
+
+
 class Tuner(Protocol):
     """A `triton.runtime.autotuner.Autotuner`, ours and those of libraries included."""
 
@@ -56,11 +103,11 @@ class Tuner(Protocol):
     """The user's Python function, under all decorators."""
     arg_names: Sequence[str]
     keys: Sequence[str]
-    configs: list[LaunchConfig]
-    cache: MutableMapping[tuple[Hashable, ...], LaunchConfig]
+    configs: Sequence[LaunchConfig]
+    cache: MutableMapping[Key, LaunchConfig]
     """What is decided, by key."""
     best_config: LaunchConfig
-    configs_timings: dict[LaunchConfig, list[float]]
+    configs_timings: dict[LaunchConfig, Times]
     bench_time: float
     nargs: dict[str, object] | None
     """The positional arguments by name, while a decision runs."""
@@ -70,13 +117,13 @@ class Tuner(Protocol):
     post_hook: Hook
     user_defined_pre_hook: bool
     user_defined_post_hook: bool
-    do_bench: Callable[..., Any]
+    do_bench: Callable[..., Times]
 
     def prune_configs(self, kwargs: dict[str, object]) -> Sequence[LaunchConfig]:
         """The configs that the user's own `prune_configs_by` leaves for a call; it reads `nargs`."""
         ...
 
-    def _bench(self, *args: object, config: LaunchConfig, **meta: object) -> Any:
+    def _bench(self, *args: object, config: LaunchConfig, **meta: object) -> Times:
         """Time one config as this tuner does it: milliseconds, or their quantiles."""
         ...
 

@@ -11,20 +11,20 @@ import ast
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from forecast_autotune import python_parser
 
 
-def innermost(fn: Any) -> Any:
+def innermost(fn: object) -> Any:
     """The JITFunction (or InterpretedFunction) under heuristics and tuners."""
     while hasattr(fn, "fn") and not inspect.isfunction(fn.fn):
         fn = fn.fn
     return fn
 
 
-def source_of(fn: Any) -> str:
+def source_of(fn: object) -> str:
     """Source text of a kernel, from its `def` on; empty where Python cannot find it."""
     jit = innermost(fn)
     text = getattr(jit, "src", None)
@@ -38,7 +38,7 @@ def source_of(fn: Any) -> str:
     return text[start:] if start >= 0 else text
 
 
-def source_hash(fn: Any) -> str:
+def source_hash(fn: object) -> str:
     """sha256 over the kernel, what it calls and the globals it reads."""
     jit = innermost(fn)
     parts: list[str] = []
@@ -46,7 +46,7 @@ def source_hash(fn: Any) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _collect(jit: Any, parts: list[str], seen: set[int]) -> None:
+def _collect(jit: object, parts: list[str], seen: set[int]) -> None:
     if id(jit) in seen:
         return
     seen.add(id(jit))
@@ -68,7 +68,7 @@ def _collect(jit: Any, parts: list[str], seen: set[int]) -> None:
             parts.append(f"{name}={value!r}")
 
 
-def scope_of(python: Callable[..., Any]) -> Mapping[str, Any]:
+def scope_of(python: object) -> Mapping[str, Any]:
     """The names a function sees that are not its own: globals, and what a closure holds."""
     scope = dict(getattr(python, "__globals__", {}))
     code = getattr(python, "__code__", None)

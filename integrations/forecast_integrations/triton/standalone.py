@@ -15,6 +15,7 @@ from typing import Any
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
+from forecast_integrations.triton.protocols import JitFunction, KernelFunction
 from forecast_integrations.triton.source import innermost, scope_of, source_of
 
 _CONSTANT_TYPES = (int, float, str, bool, type(None))
@@ -22,7 +23,7 @@ _JIT_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline
 """Attributes of a JIT function that change its code."""
 
 
-def standalone_source(fn: Any) -> str:
+def standalone_source(fn: KernelFunction) -> str:
     """The module of a kernel, with its entry last.
 
     Raises `RecordError` for a kernel without readable source, or one that reads a global which is neither
@@ -46,7 +47,7 @@ class _ModuleBuilder:
             parts.append("\n".join(f"{name} = {value}" for name, value in self._constants.items()))
         return "\n\n".join(parts) + "\n\n\n" + "\n\n\n".join(self._functions.values()) + "\n"
 
-    def add(self, jit: Any, name: str) -> None:
+    def add(self, jit: JitFunction, name: str) -> None:
         """Put a JIT function in, after what it needs. `name` is what its caller calls it."""
         text = source_of(jit)
         if not text:
@@ -66,7 +67,7 @@ class _ModuleBuilder:
         decorator = f"@triton.jit({', '.join(options)})" if options else "@triton.jit"
         self._functions[name] = f"{decorator}\n{text.rstrip()}"
 
-    def _resolved(self, text: str, jit: Any) -> str:
+    def _resolved(self, text: str, jit: JitFunction) -> str:
         """The text with all that it refers to put into the module."""
         scope = scope_of(getattr(jit, "fn", jit))
         tree = python_parser.parse_module(text)
@@ -89,7 +90,7 @@ class _ModuleBuilder:
             text = re.sub(rf"\b{re.escape(whole)}\b", attribute, text)
         return text
 
-    def _put(self, name: str, value: Any, user: Any) -> None:
+    def _put(self, name: str, value: object, user: JitFunction) -> None:
         if isinstance(value, ModuleType):
             if not _is_triton(value):
                 raise self._strange(name, value, user)
@@ -104,8 +105,10 @@ class _ModuleBuilder:
             self._imports[f"from {home} import {title}" + ("" if title == name else f" as {name}")] = None
         elif hasattr(inner, "src") or type(inner).__name__ == "InterpretedFunction":
             self.add(inner, name)
-        elif type(value).__name__ == "constexpr" and isinstance(value.value, _CONSTANT_TYPES):
-            self._constant(name, f"triton.language.constexpr({value.value!r})", user)
+        elif type(value).__name__ == "constexpr" and isinstance(
+            held := getattr(value, "value", None), _CONSTANT_TYPES
+        ):
+            self._constant(name, f"triton.language.constexpr({held!r})", user)
         elif isinstance(value, _CONSTANT_TYPES):
             self._constant(name, f"triton.language.constexpr({value!r})", user)
         elif type(value).__name__ == "dtype" and hasattr(value, "primitive_bitwidth"):
@@ -113,12 +116,12 @@ class _ModuleBuilder:
         else:
             raise self._strange(name, value, user)
 
-    def _constant(self, name: str, text: str, user: Any) -> None:
+    def _constant(self, name: str, text: str, user: JitFunction) -> None:
         self._imports["import triton.language"] = None
         if self._constants.setdefault(name, text) != text:
             raise RecordError(f"two constants are called {name}: rename one, as a variant is one module")
 
-    def _strange(self, name: str, value: Any, user: Any) -> RecordError:
+    def _strange(self, name: str, value: object, user: JitFunction) -> RecordError:
         return RecordError(
             f"{getattr(user, '__name__', user)} reads the global {name}, a {type(value).__name__}: a variant "
             "can hold JIT functions, constants and what is imported of triton. Make it one of these"
@@ -133,7 +136,7 @@ def _import_of(module: str, alias: str) -> str:
     return f"import {module}" if module == alias else f"import {module} as {alias}"
 
 
-def _dtype_name(value: Any) -> str:
+def _dtype_name(value: object) -> str:
     import triton.language as tl
 
     names: Mapping[str, Any] = vars(tl)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.extraction import assignment_of
@@ -79,7 +78,9 @@ def _store_texts(known: dict[str, str], texts: Mapping[str, str | None]) -> None
 
 
 def _trace_in_children(
-    some: Callable[[Sequence[Candidate]], Any], candidates: Sequence[Candidate], workers: int
+    some: Callable[[Sequence[Candidate]], dict[str, str | None]],
+    candidates: Sequence[Candidate],
+    workers: int,
 ) -> Iterator[dict[str, str | None]]:
     try:
         apart = without_device(some)

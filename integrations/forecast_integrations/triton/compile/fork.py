@@ -29,7 +29,7 @@ class ForkPool:
     quiet = True
 
     def __init__(
-        self, compile_one: Callable[[Candidate], Any], workers: int, timeout_s: float, patient: bool = True
+        self, compile_one: Callable[[Candidate], object], workers: int, timeout_s: float, patient: bool = True
     ) -> None:
         """`timeout_s` is the most a compilation may take; an impatient pool gives up earlier."""
         self.compile_s = 0.0

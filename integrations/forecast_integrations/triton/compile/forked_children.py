@@ -51,7 +51,7 @@ class ForkedChildren:
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, tag: Any, task: Callable[[], Any]) -> None:
+    def start(self, tag: object, task: Callable[[], object]) -> None:
         """Run `task` in a child; its result must be JSON-able. Raises `OSError` when none can be had."""
         inward, outward = os.pipe()
         parent = os.getpid()
@@ -129,7 +129,7 @@ class ForkedChildren:
             return 0
 
 
-def run_in_children(tasks: Sequence[Callable[[], Any]], timeout_s: float) -> Iterator[Any]:
+def run_in_children(tasks: Sequence[Callable[[], object]], timeout_s: float) -> Iterator[Any]:
     """Run all tasks at once, a child each; yield the answers as they come, none for a task that failed.
 
     Tasks for which no child can be started, or that take longer than `timeout_s`, yield nothing.

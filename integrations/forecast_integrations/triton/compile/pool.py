@@ -13,12 +13,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.compile.fork import ForkPool
 from forecast_integrations.triton.compile.protocol import CompilePool
 from forecast_integrations.triton.compile.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
 
 _FORK_BELOW = 16 * 2**30
 """Forking copies about 2 MB of page tables per GB in use: beyond this, threads are quicker."""
@@ -38,25 +41,37 @@ def _resident_bytes() -> int:
         return 0
 
 
+class Driver(Protocol):
+    """As much of Triton's active driver as a compilation asks for."""
+
+    def get_current_device(self) -> int:
+        """The number of the device."""
+        ...
+
+    def get_current_target(self) -> GPUTarget:
+        """What is compiled for."""
+        ...
+
+
 class _TargetOnlyDriver:
     """The driver a forked child sees: it knows what to compile for, and nothing else."""
 
-    def __init__(self, active: Any) -> None:
+    def __init__(self, active: Driver) -> None:
         self._device = active.get_current_device()
         self._target = active.get_current_target()
 
-    def get_current_device(self) -> Any:
+    def get_current_device(self) -> int:
         return self._device
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self) -> GPUTarget:
         return self._target
 
-    def get_current_stream(self, device: Any = None) -> int:
+    def get_current_stream(self, device: int | None = None) -> int:
         return 0
 
 
 def make_pool(
-    compile_one: Callable[[Candidate], Any], workers: int, timeout_s: float, how: str, patient: bool = True
+    compile_one: Callable[[Candidate], object], workers: int, timeout_s: float, how: str, patient: bool = True
 ) -> CompilePool:
     """`how` is `fork`, `threads`, or `auto`: children where they can hand their binaries over."""
     from triton import knobs
@@ -78,7 +93,7 @@ def without_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
     stand_in = _TargetOnlyDriver(driver.active)
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         active = driver.active
         driver.set_active(stand_in)
         try:

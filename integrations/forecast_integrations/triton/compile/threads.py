@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from forecast_autotune.records import Candidate, Outcome
 from forecast_integrations.triton.call import outcome_of
@@ -27,7 +26,7 @@ class ThreadPool:
 
     def __init__(
         self,
-        compile_one: Callable[[Candidate], Any],
+        compile_one: Callable[[Candidate], object],
         workers: int,
         timeout_s: float,
         prepare: Callable[[], None],

@@ -6,15 +6,16 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
 
 from forecast_autotune.errors import DeviceLostError
 from forecast_autotune.features.ptx import ptx_facts
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
-from forecast_autotune.tuning.loop import utc_now
+from forecast_autotune.tuning.task import utc_now
 from forecast_integrations.triton.call import KernelCall, outcome_of
 from forecast_integrations.triton.compile.pool import make_pool
 from forecast_integrations.triton.compile.protocol import CompilePool, CompileResult
+from forecast_integrations.triton.protocols import Times
 from forecast_integrations.triton.timer.timers import EventTimer, UserBenchmarkTimer
 
 
@@ -32,7 +33,7 @@ class TritonMeasurer:
         *,
         workers: int,
         timeout_s: float,
-        guard: Callable[[Candidate], Any],
+        guard: Callable[[Candidate], AbstractContextManager[object]],
         say: Callable[[Candidate], None],
         compiler: str = "auto",
         compiled: Collection[Candidate] = (),
@@ -62,7 +63,7 @@ class TritonMeasurer:
         self._timed: set[Candidate] = set()
 
     @property
-    def raw(self) -> dict[Candidate, Any]:
+    def raw(self) -> dict[Candidate, Times]:
         """What a user's own benchmark function returned per candidate; empty with ours."""
         return self._timer.raw if isinstance(self._timer, UserBenchmarkTimer) else {}
 
@@ -142,7 +143,7 @@ class TritonMeasurer:
         if compiled.outcome is not None:
             return self._no_time(candidate, compiled.outcome, seconds, {"message": compiled.message})
         self._say(candidate)
-        facts: dict[str, Any] = {}
+        facts: dict[str, object] = {}
         begin = time.perf_counter()
         try:
             kernel = None if self._pool is None else self._call.compile(candidate)
@@ -162,7 +163,7 @@ class TritonMeasurer:
         return self._ok(candidate, times, self._timer.protocol, seconds, facts)
 
     def _failed(
-        self, candidate: Candidate, error: Exception, seconds: float | None, facts: dict[str, Any]
+        self, candidate: Candidate, error: Exception, seconds: float | None, facts: dict[str, object]
     ) -> Measurement:
         outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else outcome_of(error)
         if outcome is None:
@@ -175,7 +176,7 @@ class TritonMeasurer:
         return self._no_time(candidate, outcome, seconds, {**facts, "message": message})
 
     def _no_time(
-        self, candidate: Candidate, outcome: Outcome, seconds: float | None, extra: dict[str, Any]
+        self, candidate: Candidate, outcome: Outcome, seconds: float | None, extra: dict[str, object]
     ) -> Measurement:
         return Measurement(
             self._problem,
@@ -193,7 +194,7 @@ class TritonMeasurer:
         times: list[float],
         protocol: str,
         seconds: float | None,
-        extra: dict[str, Any],
+        extra: dict[str, object],
     ) -> Measurement:
         low, middle, high = quantiles(times)
         return Measurement(
@@ -230,7 +231,7 @@ def quantiles(times: list[float]) -> tuple[float, float, float]:
     return max(at(0.2), 1e-9), max(at(0.5), 1e-9), max(at(0.8), 1e-9)
 
 
-def _facts(kernel: Any, deep: bool) -> dict[str, Any]:
+def _facts(kernel: object, deep: bool) -> dict[str, object]:
     """What the compiler made of it: shared memory in bytes, registers per thread, spilled bytes.
 
     `deep`, for harvests: static counts of the PTX as well, some milliseconds each.
@@ -241,7 +242,7 @@ def _facts(kernel: Any, deep: bool) -> dict[str, Any]:
         "registers": getattr(kernel, "n_regs", None),
         "spills": getattr(kernel, "n_spills", None),
     }
-    known: dict[str, Any] = {name: int(value) for name, value in found.items() if value is not None}
-    if deep and "ptx" in getattr(kernel, "asm", {}):
-        known["ptx"] = ptx_facts(kernel.asm["ptx"])
+    known: dict[str, object] = {name: int(value) for name, value in found.items() if value is not None}
+    if deep and "ptx" in (asm := getattr(kernel, "asm", {})):
+        known["ptx"] = ptx_facts(asm["ptx"])
     return known

@@ -17,6 +17,7 @@ from typing import Any
 
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.protocols import Times
 from forecast_integrations.triton.timer.warmup import IDLE_S, keep_busy
 
 _MOST_FLUSHES = 8
@@ -46,7 +47,7 @@ class UserBenchmarkTimer:
 
     def __init__(self, call: KernelCall) -> None:
         self._call = call
-        self.raw: dict[Candidate, Any] = {}
+        self.raw: dict[Candidate, Times] = {}
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """One call of the benchmark function is all there is; see `race`."""

@@ -15,6 +15,14 @@ from forecast_autotune.records import Kernel
 from forecast_autotune.variants import Variant, admission
 from forecast_autotune.variants.signature import written
 from forecast_integrations.triton import describe
+from forecast_integrations.triton.protocols import (
+    Arguments,
+    KernelFunction,
+    NamedArguments,
+    Tensor,
+    is_descriptor,
+    is_tensor,
+)
 
 _MAX_CACHED_CALLS = 4096
 """Calls remembered for one way of writing them."""
@@ -30,17 +38,17 @@ OverlapPairs = tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
 class CallGuard:
     """Whether a call is one that a variant was verified for."""
 
-    def __init__(self, variant: Variant, kernel: Kernel, fn: Any) -> None:
+    def __init__(self, variant: Variant, kernel: Kernel, fn: KernelFunction) -> None:
         """`fn` is the tuner's function: its arguments are those of the calls."""
         self._variant, self._kernel, self._fn = variant, kernel, fn
         self._names = tuple(fn.arg_names)
-        self._ways: dict[tuple[Any, ...], _CallLayout] = {}
+        self._ways: dict[tuple[object, ...], _CallLayout] = {}
 
-    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    def __call__(self, args: Arguments, kwargs: NamedArguments) -> bool:
         """`kwargs` may hold more than arguments: `grid`, `warmup` and launch options do not matter."""
         values = args
         if len(kwargs) == 2 and "grid" in kwargs and "warmup" in kwargs:
-            kinds: tuple[Any, ...] = tuple(map(type, args))
+            kinds: tuple[object, ...] = tuple(map(type, args))
         else:
             values = (*args, *kwargs.values())
             kinds = (*map(type, values), *kwargs)
@@ -51,7 +59,7 @@ class CallGuard:
         if way.described:
             tensors = (*tensors, *[v.base for v in way.descriptors(values)])
         begins, low = [], 0
-        mark: list[Any] = [way.scalars(values)]
+        mark: list[object] = [way.scalars(values)]
         for tensor in tensors:
             at = tensor.data_ptr()
             low |= at
@@ -70,7 +78,7 @@ class CallGuard:
             rivals = self._look(args, kwargs, way.names, tensors)
         return rivals is not None and _are_disjoint(begins, rivals)
 
-    def _way(self, kinds: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _CallLayout:
+    def _way(self, kinds: tuple[object, ...], args: Arguments, kwargs: NamedArguments) -> _CallLayout:
         if len(self._ways) >= _MAX_LAYOUTS:
             self._ways.clear()
         # What is no argument of the kernel cannot matter to a check.
@@ -82,7 +90,7 @@ class CallGuard:
         return found
 
     def _look(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str], tensors: Sequence[Any]
+        self, args: Arguments, kwargs: NamedArguments, names: Sequence[str], tensors: Sequence[Tensor]
     ) -> OverlapPairs | None:
         """What must not overlap; None for a call that no check covers."""
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
@@ -94,17 +102,17 @@ class CallGuard:
 class _CallLayout:
     """Where tensors and other values stand in calls that are written alike."""
 
-    def __init__(self, arguments: Mapping[str, tuple[int, Any]]) -> None:
+    def __init__(self, arguments: Mapping[str, tuple[int, object]]) -> None:
         """`arguments`: name -> place among the values of a call, and a value such as stands there."""
-        plain = {n: i for n, (i, value) in arguments.items() if _is_tensor(value)}
-        described = {n: i for n, (i, value) in arguments.items() if n not in plain and _holds_tensor(value)}
+        plain = {n: i for n, (i, value) in arguments.items() if is_tensor(value)}
+        described = {n: i for n, (i, value) in arguments.items() if n not in plain and is_descriptor(value)}
         held = {*plain, *described}
         self.names = (*plain, *described)
         """Of the tensors: those that are arguments, then those in descriptors."""
         self.described = bool(described)
         self.tensors, self.descriptors = _picker([*plain.values()]), _picker([*described.values()])
         self.scalars = _picker([i for n, (i, _) in arguments.items() if n not in held])
-        self.known: dict[tuple[Any, ...], OverlapPairs | None] = {}
+        self.known: dict[tuple[object, ...], OverlapPairs | None] = {}
 
 
 def _picker(places: list[int]) -> ArgumentPicker:
@@ -116,24 +124,20 @@ def _picker(places: list[int]) -> ArgumentPicker:
     return lambda values: (values[place],)
 
 
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "data_ptr") and hasattr(value, "stride")
-
-
-def _holds_tensor(value: Any) -> bool:
-    """Whether it is a host-side TMA descriptor."""
-    return hasattr(value, "block_shape") and _is_tensor(getattr(value, "base", None))
-
-
-def may_overlap(named: Mapping[str, Any], written: frozenset[str] | None) -> bool:
+def may_overlap(named: NamedArguments, written: frozenset[str] | None) -> bool:
     """Whether a tensor that is written overlaps another argument; None: any of them may be written."""
-    held = {n: v if _is_tensor(v) else v.base for n, v in named.items() if _is_tensor(v) or _holds_tensor(v)}
+    held: dict[str, Tensor] = {}
+    for name, value in named.items():
+        if is_tensor(value):
+            held[name] = value
+        elif is_descriptor(value):
+            held[name] = value.base
     tensors = list(held.values())
     return not _are_disjoint([t.data_ptr() for t in tensors], _overlap_pairs(list(held), tensors, written))
 
 
 def _overlap_pairs(
-    names: Sequence[str], tensors: Sequence[Any], written: frozenset[str] | None
+    names: Sequence[str], tensors: Sequence[Tensor], written: frozenset[str] | None
 ) -> OverlapPairs:
     sizes = {i: size for i, tensor in enumerate(tensors) if (size := _extent(tensor))}
     first = {i for i in sizes if written is None or names[i] in written}
@@ -144,7 +148,7 @@ def _overlap_pairs(
     )
 
 
-def _extent(tensor: Any) -> int:
+def _extent(tensor: Tensor) -> int:
     """Bytes from a tensor's first element to its last."""
     size = tensor.shape
     if 0 in size:

@@ -28,18 +28,26 @@ from forecast_autotune.records import Config as Record
 from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.contract import read_contract
-from forecast_autotune.variants.entry import Grid, KernelEntry, known
+from forecast_autotune.variants.entry import CallGrid, Grid, KernelEntry, known
 from forecast_autotune.variants.entry import signature as parameters_of
 from forecast_integrations.triton.call import outcome_of
 from forecast_integrations.triton.describe import heuristic_layers, to_config
+from forecast_integrations.triton.protocols import (
+    Arguments,
+    KernelFunction,
+    LaunchConfig,
+    NamedArguments,
+    TraceInputs,
+    Tuner,
+)
 from forecast_integrations.triton.source import innermost, source_of
 
 _NUMBER = itertools.count()
-CoversCall = Callable[[Sequence[Any], Mapping[str, Any]], bool]
+CoversCall = Callable[[Arguments, NamedArguments], bool]
 """A call's positional and keyword arguments -> whether a variant was verified for them."""
 
 
-def _covers_every_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _covers_every_call(args: Arguments, kwargs: NamedArguments) -> bool:
     return True
 
 
@@ -47,13 +55,13 @@ class VariantConfig(Config):
     """A config of another source; never equal to one of the base kernel."""
 
     function: AlternativeKernel
-    fallback: Any = None
+    fallback: LaunchConfig | None = None
     """The base's config for calls that the variant was not verified for; None: the first."""
 
     _said: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, config: Any, function: AlternativeKernel) -> VariantConfig:
+    def of(cls, config: LaunchConfig, function: AlternativeKernel) -> VariantConfig:
         """A config with these values for this function."""
         made = cls.__new__(cls)
         made.__dict__.update(vars(config))
@@ -80,7 +88,7 @@ class VariantConfig(Config):
 class AlternativeKernel:
     """Another kernel for the same call, which its user vouches for: it takes the very same arguments."""
 
-    def __init__(self, name: str, kernel: Any) -> None:
+    def __init__(self, name: str, kernel: KernelFunction) -> None:
         self.name = name
         self.kernel = kernel
         self.run: Callable[..., Any] = kernel.run
@@ -88,7 +96,7 @@ class AlternativeKernel:
         self.covers: CoversCall = _covers_every_call
         """Whether it may be launched for a call."""
 
-    def launch(self, args: Sequence[Any], given: dict[str, Any]) -> Any:
+    def launch(self, args: Arguments, given: dict[str, object]) -> object:
         """What `run` does, for a caller who has all keywords in a dict of its own."""
         return self.kernel.run(*args, **given)
 
@@ -100,17 +108,15 @@ class AlternativeKernel:
         """Its source text, for whoever forecasts it; empty where it cannot be found."""
         return source_of(self.kernel)
 
-    def configs(self, base: Sequence[Any]) -> list[VariantConfig]:
+    def configs(self, base: Sequence[LaunchConfig]) -> list[VariantConfig]:
         """Its configs, given the base kernel's."""
         return list(dict.fromkeys(VariantConfig.of(config, self) for config in base))
 
-    def grid(self, grid: Any, named: Mapping[str, Any], config: Any) -> Grid | None:
+    def grid(self, grid: CallGrid, named: NamedArguments, config: LaunchConfig) -> Grid | None:
         """Its launch grid for these arguments; None where it cannot be told."""
         return known(grid, named, config.all_kwargs())
 
-    def trace_inputs(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], config: Any
-    ) -> tuple[Any, Sequence[Any], dict[str, Any], dict[str, Any]]:
+    def trace_inputs(self, args: Arguments, kwargs: NamedArguments, config: LaunchConfig) -> TraceInputs:
         """What has to be traced for its IR: kernel, arguments, keywords, meta-parameters."""
         given = {k: v for k, v in kwargs.items() if k not in ("grid", "warmup")}
         return self.kernel, args, given, dict(config.kwargs)
@@ -119,7 +125,9 @@ class AlternativeKernel:
 class LoadedVariant(AlternativeKernel):
     """An imported variant, launched as it asks for, on calls that a check covers."""
 
-    def __init__(self, variant: Variant, entry: KernelEntry, base: Any, covers: CoversCall) -> None:
+    def __init__(
+        self, variant: Variant, entry: KernelEntry, base: KernelFunction, covers: CoversCall
+    ) -> None:
         """`base` is the tuner's function; its heuristics serve parameters that the variant has as well."""
         self.variant, self.entry = variant, entry
         self._names = tuple(base.arg_names)
@@ -129,7 +137,7 @@ class LoadedVariant(AlternativeKernel):
         ]
         self._layers = [layer for layer in layers if layer]
         self.covers = covers
-        self._ways: dict[tuple[Any, ...], _LaunchBinding] = {}
+        self._ways: dict[tuple[object, ...], _LaunchBinding] = {}
         own = read_contract(variant.source, variant.kernel).configs
         self._configs = [_triton_config(c) for c in variant.configs or own]
         self.name, self.kernel = variant.name, entry.kernel
@@ -141,7 +149,7 @@ class LoadedVariant(AlternativeKernel):
         """The record's text: the whole module, with the helpers it calls."""
         return self.variant.source
 
-    def configs(self, base: Sequence[Any]) -> list[VariantConfig]:
+    def configs(self, base: Sequence[LaunchConfig]) -> list[VariantConfig]:
         """Its own, or the base's without the meta-parameters that it has dropped."""
         hooks = {config.pre_hook for config in base}
         if not self._configs:
@@ -153,13 +161,13 @@ class LoadedVariant(AlternativeKernel):
                 config.pre_hook = next(iter(hooks))
         return list(dict.fromkeys(found))
 
-    def _narrowed(self, config: Any) -> Any:
+    def _narrowed(self, config: LaunchConfig) -> LaunchConfig:
         made = Config.__new__(Config)
         made.__dict__.update(vars(config))
         made.kwargs = {n: v for n, v in config.kwargs.items() if n in self._takes}
         return made
 
-    def grid(self, grid: Any, named: Mapping[str, Any], config: Any) -> Grid | None:
+    def grid(self, grid: CallGrid, named: NamedArguments, config: LaunchConfig) -> Grid | None:
         """Its own launch grid, or the call's."""
         try:
             given = self._heuristic({**named, **config.all_kwargs()})
@@ -167,19 +175,17 @@ class LoadedVariant(AlternativeKernel):
         except Exception:
             return None  # it will fail again where it is launched, and be a failed candidate
 
-    def trace_inputs(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], config: Any
-    ) -> tuple[Any, Sequence[Any], dict[str, Any], dict[str, Any]]:
+    def trace_inputs(self, args: Arguments, kwargs: NamedArguments, config: LaunchConfig) -> TraceInputs:
         """Everything by name, as the positions are the base's. Raises what a launch would."""
         grid, given = self._given(args, {**kwargs, **config.all_kwargs()})
         found = self.entry.arguments(grid, given, self._meta(given), {})
         meta = {n: found.pop(n) for n in (*self.entry.meta, *self.entry.base) if n in found}
         return self.kernel, (), found, meta
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, *args: object, **kwargs: object) -> object:
         return self.launch(args, kwargs)
 
-    def launch(self, args: Sequence[Any], given: dict[str, Any]) -> Any:
+    def launch(self, args: Arguments, given: dict[str, object]) -> object:
         """Launch as the variant asks for; `given` is used up. Raises `VariantError` for what it refuses."""
         way = self._way(args, given)
         try:
@@ -193,7 +199,7 @@ class LoadedVariant(AlternativeKernel):
             self._blame(error)
             raise
 
-    def _warmup(self, *args: Any, **kwargs: Any) -> Any:
+    def _warmup(self, *args: object, **kwargs: object) -> object:
         try:
             grid, given = self._given(args, kwargs)
             return self.entry.warmup(grid, given, self._meta(given), self._options(given))
@@ -206,7 +212,7 @@ class LoadedVariant(AlternativeKernel):
         if outcome_of(error) is None:
             raise VariantError(f"variant {self.name}: {type(error).__name__}: {error}") from error
 
-    def _way(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _LaunchBinding:
+    def _way(self, args: Arguments, kwargs: NamedArguments) -> _LaunchBinding:
         """What is the same for all calls that are written like this one."""
         written = (len(args), *kwargs)
         way = self._ways.get(written)
@@ -232,13 +238,13 @@ class LoadedVariant(AlternativeKernel):
             and all(n in self._takes or n not in self._names for n in names)
         )
 
-    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _given(self, args: Arguments, kwargs: NamedArguments) -> tuple[Any, dict[str, object]]:
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         grid = given.pop("grid", None)
         given.pop("warmup", None)
         return grid, self._heuristic(given)
 
-    def _heuristic(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _heuristic(self, given: dict[str, object]) -> dict[str, object]:
         for layer in self._layers:
             for name, rule in layer.items():
                 given[name] = rule(given)
@@ -248,10 +254,10 @@ class LoadedVariant(AlternativeKernel):
         """Whether it is neither an argument of the call nor a parameter: `num_warps` and the like."""
         return name not in self._names and name not in self._takes
 
-    def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, given: NamedArguments) -> dict[str, object]:
         return {n: v for n, v in given.items() if self._is_option(n)}
 
-    def _meta(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _meta(self, given: NamedArguments) -> dict[str, object]:
         return {n: given[n] for n in self.entry.meta if n in given}
 
 
@@ -267,7 +273,7 @@ class _LaunchBinding:
 
 
 def load_variant(
-    variant: Variant, base: Any, covers: CoversCall, folder: Path | None = None
+    variant: Variant, base: KernelFunction, covers: CoversCall, folder: Path | None = None
 ) -> LoadedVariant:
     """Import a variant that has been verified, and bind it to the tuner's function it may stand in for.
 
@@ -335,22 +341,23 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="forecast-variants-")
 
 
-def launch_variant(tuner: Any, config: VariantConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def launch_variant(
+    tuner: Tuner, config: VariantConfig, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """Launch another source, or the base kernel where this call is none of those it was verified for."""
     function = config.function
     covered = function.covers(args, kwargs)
-    if not covered:
-        config = config.fallback or tuner.configs[0]
-    tuner.best_config = config
-    given = {**kwargs, **config.all_kwargs()}
-    if config.pre_hook is not None:
-        config.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **given})
+    chosen: LaunchConfig = config if covered else config.fallback or tuner.configs[0]
+    tuner.best_config = chosen
+    given = {**kwargs, **chosen.all_kwargs()}
+    if chosen.pre_hook is not None:
+        chosen.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **given})
     return function.launch(args, given) if covered else tuner.fn.run(*args, **given)
 
 
 def add_variants(
-    found: dict[Candidate, Any], functions: Mapping[str, AlternativeKernel]
-) -> dict[Candidate, Any]:
+    found: dict[Candidate, LaunchConfig], functions: Mapping[str, AlternativeKernel]
+) -> dict[Candidate, LaunchConfig]:
     """The base's candidates with those of the other functions after them, each with configs of its own."""
     base = [config for candidate, config in found.items() if candidate.variant == "base"]
     return found | {
@@ -360,7 +367,7 @@ def add_variants(
     }
 
 
-def _triton_config(record: Record) -> Any:
+def _triton_config(record: Record) -> LaunchConfig:
     options: dict[str, Any] = {"maxnreg": record.maxnreg} if record.maxnreg is not None else {}
     if record.ir_override is not None:
         options["ir_override"] = record.ir_override

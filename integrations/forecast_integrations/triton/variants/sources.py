@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias, cast
 
 from forecast_autotune.errors import SettingsError, VariantError
 from forecast_autotune.records import HOOK_VARIANT_PREFIX, Kernel, Problem
@@ -14,12 +14,24 @@ from forecast_autotune.store import Store
 from forecast_autotune.store.variants import FOLDER
 from forecast_autotune.variants import Variant, admission
 from forecast_autotune.variants.signature import written
+from forecast_integrations.triton.protocols import KernelFunction, NamedArguments, Tuner
 from forecast_integrations.triton.variants.guard import CallGuard, may_overlap
 from forecast_integrations.triton.variants.loading import AlternativeKernel, LoadedVariant, load_variant
 
 Generator: TypeAlias = Callable[[Problem], Iterable[Variant]]
-VariantsArgument: TypeAlias = Mapping[str, Any] | Sequence[Any] | Store | Path | str | Generator | None
-"""Kernels by name, kernels and records, a store or where it lies, or what makes records for a problem."""
+VariantsArgument: TypeAlias = (
+    Mapping[str, KernelFunction]
+    | Sequence[KernelFunction | Variant]
+    | KernelFunction
+    | Variant
+    | Store
+    | Path
+    | str
+    | Generator
+    | None
+)
+"""Kernels by name, kernels and records, one of them, a store or where it lies, or what makes records for a
+problem."""
 
 MODULES = f"{FOLDER}/modules"
 """Where sources are written, below a store's root."""
@@ -36,7 +48,7 @@ class VariantSources:
     own_store: bool = False
     """Whether the tuner's own store is looked into."""
     generator: Generator | None = None
-    _loaded: dict[tuple[Any, ...], LoadedVariant | None] = field(default_factory=dict)
+    _loaded: dict[tuple[object, ...], LoadedVariant | None] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
     @classmethod
@@ -48,7 +60,7 @@ class VariantSources:
         if given is None:
             return cls(own_store=True) if setting == "store" else None
         if isinstance(given, Variant) or hasattr(given, "run"):
-            given = [given]
+            given = cast("Sequence[KernelFunction | Variant]", [given])
         if isinstance(given, Mapping):
             return cls(kernels=_kernels_by_name(given)) if given else None
         if isinstance(given, Store):
@@ -59,7 +71,7 @@ class VariantSources:
             return cls(store=Store.default(Path(given).expanduser()))
         if isinstance(given, Sequence):
             records = tuple(v for v in given if isinstance(v, Variant))
-            live = [k for k in given if not isinstance(k, Variant)]
+            live = [cast("KernelFunction", k) for k in given if not isinstance(k, Variant)]
             return (
                 cls(kernels=_kernels_by_name(_kernels_by_own_name(live)), records=records) if given else None
             )
@@ -71,7 +83,7 @@ class VariantSources:
         )
 
     def functions(
-        self, problem: Problem, tuner: Any, named: Mapping[str, Any], own: Store | None
+        self, problem: Problem, tuner: Tuner, named: NamedArguments, own: Store | None
     ) -> dict[str, AlternativeKernel]:
         """The other kernels that may serve this call, by variant name.
 
@@ -102,7 +114,9 @@ class VariantSources:
             except Exception as error:
                 self._say(f"variants= failed for kernel {problem.kernel.name} ({error!r}): none are used")
 
-    def _load(self, variant: Variant, kernel: Kernel, tuner: Any, own: Store | None) -> LoadedVariant | None:
+    def _load(
+        self, variant: Variant, kernel: Kernel, tuner: Tuner, own: Store | None
+    ) -> LoadedVariant | None:
         # By source and checks: another process may have added some, or put another source in its place.
         key = variant.name, variant.source, variant.configs, variant.checks
         if key not in self._loaded:
@@ -121,7 +135,7 @@ class VariantSources:
             warnings.warn(text, stacklevel=2)
 
 
-def _kernels_by_name(kernels: Mapping[str, Any]) -> dict[str, AlternativeKernel]:
+def _kernels_by_name(kernels: Mapping[str, KernelFunction]) -> dict[str, AlternativeKernel]:
     for name, kernel in kernels.items():
         if (
             not isinstance(name, str)
@@ -140,9 +154,9 @@ def _kernels_by_name(kernels: Mapping[str, Any]) -> dict[str, AlternativeKernel]
     return {name: AlternativeKernel(name, kernel) for name, kernel in kernels.items()}
 
 
-def _kernels_by_own_name(kernels: Sequence[Any]) -> dict[str, Any]:
+def _kernels_by_own_name(kernels: Sequence[KernelFunction]) -> dict[str, KernelFunction]:
     """Kernels by their own names, numbered where two have one."""
-    found: dict[str, Any] = {}
+    found: dict[str, KernelFunction] = {}
     for kernel in kernels:
         title = str(
             getattr(kernel, "__name__", None) or getattr(kernel, "base_fn", kernel.__class__).__name__
