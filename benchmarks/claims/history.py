@@ -83,26 +83,30 @@ class History:
         if since is None:
             return None
         files = [file for file in self._files if _below(file, claim.sources)]
-        names: dict[str, str | None] = dict(zip(files, files, strict=True))
-        current = {file: file for file in files}
-        commits, deleted = [], False
+        then_names: dict[str, str | None] = dict(zip(files, files, strict=True))
+        # Name at the commit that is looked at -> name now; None: deleted since.
+        present: dict[str, str | None] = {**then_names}
+        commits = []
         for commit, changes in zip(self.commits[:since], self._changes[:since], strict=True):
             touched = False
             for change in changes:
-                present = current.pop(change.new, None) if change.new else None
-                if present is None:
-                    gone = change.new is None and _below(change.old or "", claim.sources)
-                    deleted, touched = deleted or gone, touched or gone
+                if change.new in present:
+                    now = present.pop(change.new)
+                    if now is not None:
+                        then_names[now] = change.old
+                elif change.new is None and _below(change.old or "", claim.sources):
+                    now = None
+                else:
                     continue
-                names[present] = change.old
                 if change.old is not None:
-                    current[change.old] = present
+                    present[change.old] = now
                 touched = touched or not change.moved_only
             if touched:
                 commits.append(commit)
         then = self._blobs(self.commits[since])
-        paths = [f for f in files if then.get(names[f] or "") != self._present_blob(f)]
-        stale = deleted or any(self._differs(then.get(names[f] or ""), f) for f in paths)
+        paths = [f for f in files if then.get(then_names[f] or "") != self._present_blob(f)]
+        deleted = any(now is None and name in then for name, now in present.items())
+        stale = deleted or any(self._differs(then.get(then_names[f] or ""), f) for f in paths)
         return Staleness(stale, tuple(commits), tuple(paths))
 
     @cached_property
@@ -140,7 +144,7 @@ def _parse_changes(part: str) -> Iterator[Change]:
         status = field.strip()
         if not status:
             continue
-        if status[0] in "RC":
+        if status[0] == "R":
             old, new = next(fields), next(fields)
             yield Change(old, new, moved_only=status == "R100")
         else:

@@ -30,10 +30,10 @@ holds the raw output of the run. Each claim names the script that measures it, t
 `python -m SCRIPT ARGUMENTS --out FILE`, the device and versions, and the commit that was measured.
 
 *Sources since* compares the code that a claim depends on, as `benchmarks/claims.toml` lists it, with what it was at
-that commit. Renamed files are followed as far as git finds them; a file counts as changed if its syntax tree has changed, docstrings and
-imports left out, or, if it is no Python, its bytes. *Changed* does not mean that the figure is wrong: it has not been
-measured on the present code. The number says how many commits touched those files. *With uncommitted changes* stands
-where the working tree differed from the commit.
+that commit. Renamed files are followed as far as git finds them. A Python file counts as changed if its syntax tree
+has changed, docstrings and imports left out; any other file, if its bytes have. *Changed* does not mean that the
+figure is wrong: it has not been measured on the present code. The number says how many commits touched those files.
+*With uncommitted changes* stands where the working tree differed from the commit.
 `python -m benchmarks stale` lists the claims to be measured again, oldest first, with the files.
 """
 _COUNT = re.compile(r"(changed), \d+ commits?")

@@ -1,0 +1,221 @@
+"""What the check of claims refuses, on a small repository of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.claims.check import check_all, write_page
+from benchmarks.claims.figures import find_figures, split_units
+from benchmarks.claims.history import History
+from benchmarks.claims.manifest import load_claims
+
+CLAIM = """
+[tuning.first-call]
+claim = "The first call takes {seconds}, {speedup} less than it took."
+script = "benchmarks.tuning.first"
+arguments = "--rounds 3"
+result = "first.json"
+sources = ["package"]
+figures.seconds = "summary['seconds'] -> {:.2f} s"
+figures.speedup = "summary['before'] / summary['seconds'] -> {:.0f}x"
+"""
+CODE = "import os\n\n\ndef double(x):\n    return 2 * x\n"
+
+
+def git(root: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", *who, *arguments], cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(root: Path, subject: str) -> str:
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", subject)
+    return git(root, "rev-parse", "--short", "HEAD")
+
+
+def write_result(root: Path, measured_at: str) -> None:
+    environment = {"date": "2026-01-02T03:04:05", "device": "GPU", "triton": "3.6", "commit": measured_at}
+    result = {"environment": environment, "summary": {"seconds": 2.168, "before": 60.1}}
+    (root / "benchmarks/results/first.json").write_text(json.dumps(result))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """One claim, measured at the commit before the last; nothing is wrong with it."""
+    for folder in ("benchmarks/results", "benchmarks/tuning", "docs", "package"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "benchmarks/claims.toml").write_text(CLAIM)
+    (tmp_path / "benchmarks/tuning/first.py").write_text('parser.add_argument("--rounds")\n')
+    (tmp_path / "package/code.py").write_text(CODE)
+    (tmp_path / "README.md").write_text("It takes [2.17 s](docs/results.md#first-call).\n")
+    git(tmp_path, "init", "--quiet")
+    write_result(tmp_path, commit(tmp_path, "First"))
+    assert write_page(tmp_path) == []
+    commit(tmp_path, "Measure")
+    assert check_all(tmp_path) == ([], [])
+    return tmp_path
+
+
+def problem(root: Path) -> str:
+    (found,) = check_all(root)[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "figures"),
+    [
+        ("takes 2.17 s, or 28x less", ["2.17 s", "28 x"]),
+        ("1,000 us is 1 ms", ["1000 µs", "1 ms"]),
+        ("from 1.3 to 2.3 s", ["1.3 s", "2.3 s"]),
+        ("a regret of 0.4 %, 3 times", ["0.4 %", "3 x"]),
+        ("72 configs on 16 threads, 16 x 16 tiles, 4096³, Python 3.11, an H200", []),
+    ],
+)
+def test_figures_are_numbers_with_a_measured_unit(text: str, figures: list[str]) -> None:
+    assert [str(f) for f in find_figures(text)] == figures
+
+
+def test_a_table_row_a_list_item_and_a_paragraph_stand_for_themselves() -> None:
+    page = "# Head\none\ntwo\n\n| a |\n|---|\n| b |\n- c\n  d\n- e\n```\n9 s\n```\nf\n"
+    assert [(u.line, u.text) for u in split_units(page)] == [
+        (1, "# Head"),
+        (2, "one\ntwo"),
+        (5, "| a |"),
+        (6, "|---|"),
+        (7, "| b |"),
+        (8, "- c\n  d"),
+        (10, "- e"),
+        (14, "f"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It takes [2.17 s](docs/results.md#first-call), which is 28 times less.",
+        "| first | 2.17 s | 28x | <!-- claim: first-call -->",
+        "The default is `2 %`.",
+        "```\n5 s\n```",
+        "Up to 2 % is accepted. <!-- no claim: a setting -->",
+    ],
+)
+def test_a_figure_that_is_backed_or_marked_passes(repository: Path, text: str) -> None:
+    (repository / "README.md").write_text(text + "\n")
+    assert check_all(repository)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("It takes 2.17 s.", "README.md:1: no claim backs the figure 2.17 s; link to one"),
+        (
+            "It takes [2.2 s](results.md#first-call).",
+            "backs the figure 2.2 s; first-call displays 2.17 s, 28 x",
+        ),
+        ("It takes [2.17 s](results.md#second-call).", "no claim second-call in benchmarks/claims.toml"),
+        (
+            "| [a](results.md#first-call) | 2.17 s |\n| b | 28x |",
+            "README.md:2: no claim backs the figure 28 x",
+        ),
+        ("It takes 3 s. <!-- no claim: -->", "no claim backs the figure 3 s"),
+    ],
+)
+def test_a_figure_that_no_claim_displays_is_told(repository: Path, text: str, said: str) -> None:
+    (repository / "README.md").write_text(text + "\n")
+    assert said in "\n".join(check_all(repository)[0])
+
+
+def test_a_new_result_makes_the_figures_shown_wrong(repository: Path) -> None:
+    path = repository / "benchmarks/results/first.json"
+    path.write_text(path.read_text().replace("2.168", "1.9"))
+    found = check_all(repository)[0]
+    assert "README.md:1: no claim backs the figure 2.17 s" in found[0]
+    assert "run python -m benchmarks page" in found[1]
+
+
+def test_a_result_that_no_claim_uses_is_told(repository: Path) -> None:
+    (repository / "benchmarks/results/second.json").write_text("{}")
+    assert problem(repository).startswith("benchmarks/results/second.json: no claim uses this result")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("benchmarks.tuning.first", "benchmarks.tuning.gone", "no script benchmarks.tuning.gone"),
+        ("--rounds 3", "--laps 3", "benchmarks.tuning.first has no option --laps"),
+        ('["package"]', '["gone"]', "no source gone"),
+        ('["package"]', '["@gone"]', "no list [sources] 'gone'"),
+        ('"first.json"', '"gone.json"', "no result file benchmarks/results/gone.json"),
+        ("summary['seconds'] ->", "summary['hours'] ->", "gives KeyError: 'hours'"),
+        ("{speedup} less", "{factor} less", "the sentence shows ['factor']"),
+        ('"first.json"', '"first.json"\ncommit = "1234567"', "commit 1234567 is not in the history"),
+        ('"first.json"', '"first.json"\ncommit = "working-tree"', "the result names no commit"),
+    ],
+)
+def test_a_claim_that_breaks_a_rule_is_told(repository: Path, old: str, new: str, said: str) -> None:
+    (repository / "benchmarks/claims.toml").write_text(CLAIM.replace(old, new, 1))
+    assert said in "\n".join(check_all(repository)[0])
+
+
+@pytest.mark.parametrize(
+    ("code", "stale"),
+    [
+        (CODE, False),
+        ("import sys\n\n\n# A comment.\ndef double(x):\n    'Twice.'\n    return (2 * x)\n", False),
+        (CODE.replace("2 * x", "x + x"), True),
+    ],
+)
+def test_sources_are_followed_through_a_move(repository: Path, code: str, stale: bool) -> None:
+    (claim,) = load_claims(repository)[0]
+    git(repository, "mv", "package", "moved")
+    commit(repository, "Move")
+    (repository / "package").mkdir()
+    git(repository, "mv", "moved/code.py", "package/other.py")
+    commit(repository, "Move again")
+    (repository / "package/other.py").write_text(code)
+    if code != CODE:
+        commit(repository, "Edit")
+    found = History(repository).staleness(claim)
+    assert found is not None
+    assert found.stale == stale
+    assert len(found.commits) == (code != CODE), "a move by itself is no change"
+    assert found.paths == (("package/other.py",) if code != CODE else ())
+
+
+def test_new_and_deleted_sources_are_changes(repository: Path) -> None:
+    (claim,) = load_claims(repository)[0]
+    (repository / "package/new.py").write_text("X = 1\n")
+    assert (History(repository).staleness(claim) or pytest.fail("no history")).paths == ("package/new.py",)
+    (repository / "package/new.py").rename(repository / "package/code.py")
+    commit(repository, "Edit")
+    (repository / "package/code.py").unlink()
+    commit(repository, "Delete")
+    found = History(repository).staleness(claim)
+    assert found is not None
+    assert found.stale
+    assert len(found.commits) == 2
+
+
+def test_the_page_marks_a_changed_source_and_is_then_out_of_date(repository: Path) -> None:
+    page = repository / "docs/results.md"
+    assert "| same |" in page.read_text()
+    (repository / "package/code.py").write_text("def double(x):\n    return x << 1\n")
+    assert "docs/results.md is not what" in problem(repository)
+    commit(repository, "Shift")
+    write_page(repository)
+    assert "| changed, 1 commit |" in page.read_text()
+    (repository / "package/code.py").write_text("def double(x):\n    return x + x\n")
+    commit(repository, "Add")
+    assert check_all(repository)[0] == [], "a further commit changes the count alone"
+
+
+def test_without_the_history_marks_are_not_compared(repository: Path) -> None:
+    (repository / ".git").rename(repository / "no-git")
+    problems, notes = check_all(repository)
+    assert problems == []
+    assert notes == ["no history here of 1 claims' commits: marks are not compared"]
