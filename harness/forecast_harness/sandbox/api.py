@@ -1,20 +1,21 @@
-"""All that users of the sandbox need: `with Lane() as lane: lane.run(Job(...), Limits(...))`.
+"""All that users of the sandbox need: `SandboxLane` runs a `SandboxJob` within `ResourceLimits`.
 
 A job's `entry` is trusted code in the *judge*, a fresh process that never loads the candidate. It opens a
-`Cell`, a second fresh process in which the candidate runs, asks it for outputs and judges those::
+`Cell`, a second fresh process in which the candidate runs, asks it for outputs and judges those. With a module
+`judging` and a module `inside` of the caller's, and arrays that go as bytes::
 
-    # forecast_harness/verify/worker.py: runs in the judge
-    def main(work: Work) -> Answer:
-        inputs = {"x": tensors.pack(torch.randn(64, 64))}
+    # judging.py: runs in the judge
+    def main(work: JobContext) -> CellAnswer:
         with work.cell() as cell:
-            cell.ask("forecast_harness.verify.inside:prepare", {"file": "solution.py"})
-            answer = cell.ask("forecast_harness.verify.inside:call", {"name": "custom_kernel"}, inputs)
-        got = tensors.unpack(answer.arrays["out"])         # bytes; compare here, clock: answer.seconds
-        return Answer({"correct": bool(...)})
+            cell.ask("inside:prepare", {"file": "solution.py"})
+            answer = cell.ask("inside:call", {"name": "run"}, inputs)
+        return CellAnswer({"correct": agree(answer.arrays["out"])})
 
-    # forecast_harness/verify/inside.py: runs in the cell, next to the candidate; its answers are untrusted
+    # inside.py: runs in the cell, next to the candidate; its answers are untrusted
     def prepare(payload, arrays, state):
-        state["module"] = inside.load(payload["file"])
+        state["module"] = load(payload["file"])
+
+`forecast_harness.verify.verification_job` and `forecast_harness.verify.inside` are such a pair.
 
 A candidate's fault raises `CandidateFault` from `ask`; uncaught, it becomes the job's status. Trusted code
 raises `Suspicion` to quarantine a candidate. Any other exception of trusted code is an `infra_error`, so an
