@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forecast_autotune.records.codec import Record
 from forecast_harness.packs.schema import Pack, Solution
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.timing.device import device_facts, exclusive
@@ -20,7 +21,7 @@ BENCH_LIMITS = ResourceLimits(wall_s=600.0, trusted_s=600.0, cpu_s=1200.0)
 
 
 @dataclass(frozen=True)
-class BenchResult:
+class BenchResult(Record):
     """One solution's standing."""
 
     solution: str
@@ -33,17 +34,6 @@ class BenchResult:
     """The contests in the order they were run; the second is the confirmation."""
     labels: Mapping[str, TimingSummary] = field(default_factory=dict)
     """Times per workload."""
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return {
-            "solution": self.solution,
-            "verdict": self.verdict.to_json(),
-            "outcome": self.outcome,
-            "gain": self.gain,
-            "duels": [dict(d) for d in self.duels],
-            "labels": {n: label.to_json() for n, label in self.labels.items()},
-        }
 
 
 def compare_solutions(
@@ -95,7 +85,7 @@ def _compare_candidate(
     for _ in range(2):
         value = _run_timing_job(pack, incumbent, candidate, lane, plan, rules, limits)
         if "caught" in value:
-            reasons = tuple(Reason(ReasonCode(r["code"]), r["detail"], r["trial"]) for r in value["reasons"])
+            reasons = tuple(Reason.from_json(r) for r in value["reasons"])
             if value["caught"] == 0:
                 reasons = (Reason(ReasonCode.HARNESS, f"the incumbent was caught: {reasons[0].detail}"),)
             caught = SolutionVerdict(

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Outcome
+from forecast_autotune.records.codec import Record
 
 
 class SandboxError(ForecastAutotuneError):
@@ -92,7 +93,7 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ResourceLimits:
+class ResourceLimits(Record, label="limits"):
     """What one cell (the process that runs a candidate, with all its children) may use.
 
     Raises `SandboxError` for a limit that is not positive.
@@ -120,10 +121,6 @@ class ResourceLimits:
             value = getattr(self, f.name)
             if isinstance(value, bool) or not (value > 0 and math.isfinite(value)):
                 raise SandboxError(f"limits.{f.name} must be a positive number, got {value!r}")
-
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object; `ResourceLimits(**object)` reads it back."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 _ITEM_BYTES = {

@@ -6,10 +6,10 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
+from forecast_autotune.records.codec import Record, json_option, rounded
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT, PairedClock
 from forecast_harness.timing.sign_test import SignTest
 
@@ -27,7 +27,7 @@ class ComparisonOutcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class StoppingRules:
+class StoppingRules(Record, label="rules"):
     """What a duel may cost, and what counts."""
 
     alpha: float = 0.05
@@ -47,23 +47,28 @@ class StoppingRules:
     seconds: float = 60.0
     """Most seconds of launches, both contestants together."""
 
-    def to_json(self) -> dict[str, float]:
-        """All fields by name; `StoppingRules(**object)` reads them back."""
-        return dict(self.__dict__)
-
 
 DEFAULT_RULES = StoppingRules()
 
 
 @dataclass(frozen=True)
-class ComparisonResult:
+class ComparisonResult(
+    Record,
+    label="comparison",
+    order=("outcome", "gain", "interval", "blocks", "evidence", "seconds", "reason", "differences"),
+    derived={
+        "gain": lambda result: round(result.gain, 5),
+        "interval": lambda result: [round(end, 5) for end in result.interval()],
+        "blocks": lambda result: len(result.differences),
+    },
+):
     """A duel's end. Differences are natural logs of incumbent's over candidate's time, one per block."""
 
     outcome: ComparisonOutcome
-    differences: tuple[float, ...]
-    evidence: float
+    differences: tuple[float, ...] = field(metadata=json_option(write=rounded(6)))
+    evidence: float = field(metadata=json_option(write=lambda capital: float(f"{min(capital, 1e9):.4g}")))
     """The bettor's capital against "not faster by the margin"."""
-    seconds: float
+    seconds: float = field(metadata=json_option(write=rounded(4)))
     reason: str
 
     @property
@@ -75,20 +80,6 @@ class ComparisonResult:
         """A distribution-free confidence interval for `gain`, for a number of blocks fixed beforehand."""
         low, high = sign_interval(self.differences, level)
         return math.expm1(low), math.expm1(high)
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it, samples included, rounded to what is meaningful."""
-        low, high = self.interval()
-        return {
-            "outcome": str(self.outcome),
-            "gain": round(self.gain, 5),
-            "interval": [round(low, 5), round(high, 5)],
-            "blocks": len(self.differences),
-            "evidence": float(f"{min(self.evidence, 1e9):.4g}"),
-            "seconds": round(self.seconds, 4),
-            "reason": self.reason,
-            "differences": [round(d, 6) for d in self.differences],
-        }
 
 
 def run_comparison(

@@ -6,18 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forecast_autotune.records.codec import Record
+
 
 @dataclass(frozen=True)
-class DevicePeaks:
+class DevicePeaks(Record, label="peaks"):
     """The most a device can do: bytes per second from its slowest level that inputs must cross, and
     floating-point operations per second in the format that the task allows."""
 
     bytes_per_s: float
     flops_per_s: float
-
-    def to_json(self) -> dict[str, float]:
-        """Both numbers by name."""
-        return {"bytes_per_s": self.bytes_per_s, "flops_per_s": self.flops_per_s}
 
 
 HOST_PEAKS = DevicePeaks(4e12, 5e13)

@@ -8,15 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.records.codec import Record, json_option, significant
 
 
 @dataclass(frozen=True)
-class TimingSummary:
+class TimingSummary(
+    Record,
+    label="timing",
+    order=("median_ms", "p20_ms", "p80_ms", "n", "spread", "protocol", "harness", "device_uuid", "clocks"),
+    derived={"spread": lambda timing: round(timing.spread, 5)},
+):
     """Times of one solution on one workload, in milliseconds."""
 
-    median_ms: float
-    p20_ms: float
-    p80_ms: float
+    median_ms: float = field(metadata=json_option(write=significant(6)))
+    p20_ms: float = field(metadata=json_option(write=significant(6)))
+    p80_ms: float = field(metadata=json_option(write=significant(6)))
     n: int
     protocol: str
     """Which clock and cache state; only equal ones are comparable."""
@@ -48,17 +54,3 @@ class TimingSummary:
         n = len(ordered)
         low, high = ordered[n // 5], ordered[min(n - 1, (4 * n) // 5)]
         return cls(statistics.median(ordered), low, high, n, **about)
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name, and the spread."""
-        return {
-            "median_ms": float(f"{self.median_ms:.6g}"),
-            "p20_ms": float(f"{self.p20_ms:.6g}"),
-            "p80_ms": float(f"{self.p80_ms:.6g}"),
-            "n": self.n,
-            "spread": round(self.spread, 5),
-            "protocol": self.protocol,
-            "harness": self.harness,
-            "device_uuid": self.device_uuid,
-            "clocks": dict(self.clocks),
-        }

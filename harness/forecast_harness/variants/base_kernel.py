@@ -6,14 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config
+from forecast_autotune.records.codec import Record, json_option
 from forecast_harness.variants.grids import GridSample
 from forecast_harness.variants.sizes import CallSizes
 
 
+def _read_launches(listed: Sequence[Any]) -> tuple[GridSample, ...]:
+    return tuple(GridSample(sizes, meta, tuple(grid)) for sizes, meta, grid in listed)
+
+
+def _write_launches(launches: Sequence[GridSample]) -> list[Any]:
+    return [[dict(launch.sizes), dict(launch.meta), list(launch.grid)] for launch in launches]
+
+
 @dataclass(frozen=True)
-class BaseKernel:
+class BaseKernel(Record, label="base kernel", complete=True):
     """A base kernel, and how it is called. All of it is the user's own, and trusted."""
 
     kernel: str
@@ -23,7 +31,9 @@ class BaseKernel:
     """The base's, of which the first one that works serves as the reference."""
     calls: tuple[tuple[Argument, ...], ...] = ()
     """Recorded calls: the first is to be covered, others tell its sizes apart."""
-    launches: tuple[GridSample, ...] = ()
+    launches: tuple[GridSample, ...] = field(
+        default=(), metadata=json_option(read=_read_launches, write=_write_launches)
+    )
     """Recorded launch grids of any of the calls."""
     zeroed: tuple[str, ...] = ()
     """Tensors that a caller hands over as zeros."""
@@ -34,33 +44,9 @@ class BaseKernel:
     inputs: bool = False
     """Whether the file's `inputs(random)` draws the calls."""
 
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object."""
-        return {
-            **vars(self),
-            "configs": [c.to_json() for c in self.configs],
-            "calls": [[a.to_json() for a in call] for call in self.calls],
-            "launches": [[dict(x.sizes), dict(x.meta), list(x.grid)] for x in self.launches],
-            "zeroed": list(self.zeroed),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> BaseKernel:
-        """Read what `to_json` wrote. Raises `RecordError`."""
-        try:
-            return cls(
-                **{n: data[n] for n in ("kernel", "source", "file", "name", "inputs")},
-                configs=tuple(Config.from_json(c) for c in data["configs"]),
-                calls=tuple(tuple(Argument.from_json(a) for a in call) for call in data["calls"]),
-                launches=tuple(GridSample(s, m, tuple(g)) for s, m, g in data["launches"]),
-                zeroed=tuple(data["zeroed"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordError(f"not a subject: {error!r}") from error
-
 
 @dataclass(frozen=True)
-class KernelSurvey:
+class KernelSurvey(Record, label="survey"):
     """What was found out about a base kernel, by running it alone."""
 
     writes: tuple[str, ...]
@@ -83,16 +69,6 @@ class KernelSurvey:
     """What a variant that passes is verified for."""
     grid: str = ""
     """How launch grids of other sizes are calculated, for a person."""
-
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object."""
-        return {**vars(self), "config": self.config.to_json(), "words": dict(self.words)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> KernelSurvey:
-        """Read what `to_json` wrote."""
-        lists = {n: tuple(data[n]) for n in ("writes", "updates", "untied")}
-        return cls(**{**data, **lists, "config": Config.from_json(data["config"])})
 
     def sizes(self, calls: Sequence[Sequence[Argument]]) -> CallSizes:
         """The sizes of recorded calls, with the classes that were found to work."""

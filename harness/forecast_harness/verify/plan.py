@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from forecast_autotune.records.codec import Record
 from forecast_harness.timing.plausibility import HOST_PEAKS, DevicePeaks
 
 
 @dataclass(frozen=True)
-class VerificationPlan:
+class VerificationPlan(Record, label="plan"):
     """How much to try. More trials find rarer faults; nothing here is told to the candidate."""
 
     cases: int = 18
@@ -33,20 +32,3 @@ class VerificationPlan:
         lanes wait for each other.
         """
         return self.uuid or ("" if self.device == "cpu" else f"{self.device}-{self.index}")
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> VerificationPlan:
-        """Read what `to_json` wrote."""
-        return cls(**{**data, "peaks": DevicePeaks(**data["peaks"])})
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return {
-            "cases": self.cases,
-            "timed": self.timed,
-            "checked": self.checked,
-            "device": self.device,
-            "peaks": self.peaks.to_json(),
-            "index": self.index,
-            "uuid": self.uuid,
-        }

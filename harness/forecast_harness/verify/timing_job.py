@@ -188,7 +188,9 @@ def main(work: JobContext) -> CellAnswer:
             languages = (Language(one["language"]) for one in asked["contestants"])
             clock = CellClock(judges, pack.timed_workloads(plan.device, *languages))
             clock.warm_up()
-            ended = run_comparison(clock, StoppingRules(**asked["rules"]), judges[0].rng.getrandbits(32))
+            ended = run_comparison(
+                clock, StoppingRules.from_json(asked["rules"]), judges[0].rng.getrandbits(32)
+            )
             clock.check_times()
         except ContestantRejected as found:
             return CellAnswer({"caught": found.which, "reasons": [r.to_json() for r in found.reasons]})

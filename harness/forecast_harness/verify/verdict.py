@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 from forecast_autotune.records import Outcome
+from forecast_autotune.records.codec import Record, json_option, rounded
 
 
 class Judgement(StrEnum):
@@ -75,7 +77,7 @@ _SUSPICIOUS_CODES = {
 
 
 @dataclass(frozen=True)
-class Reason:
+class Reason(Record, label="reason"):
     """One finding: its code, a sentence, and the trial in which it was made."""
 
     code: ReasonCode
@@ -89,13 +91,15 @@ class Reason:
             return Judgement.INFRASTRUCTURE
         return Judgement.SUSPICIOUS if self.code in _SUSPICIOUS_CODES else Judgement.REJECTED
 
-    def to_json(self) -> dict[str, str]:
-        """All fields by name."""
-        return {"code": str(self.code), "detail": self.detail, "trial": self.trial}
-
 
 @dataclass(frozen=True)
-class SolutionVerdict:
+class SolutionVerdict(
+    Record,
+    tag="verdict",
+    schema=1,
+    order=("pack", "solution", "judgement", "outcome", "reasons", "hints", "trials", "seconds", "facts"),
+    derived={"judgement": attrgetter("judgement"), "outcome": attrgetter("outcome")},
+):
     """The judgement on one solution of one pack, with all that led to it."""
 
     pack: str
@@ -104,7 +108,7 @@ class SolutionVerdict:
     hints: tuple[str, ...] = ()
     """What static screening noticed; never a reason by itself."""
     trials: int = 0
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, metadata=json_option(write=rounded(4)))
     """Wall seconds of the whole verification."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Seeds, sandbox level, largest error over limit, harness hash, where the time went (`Judge.facts`)."""
@@ -137,19 +141,3 @@ class SolutionVerdict:
         if ReasonCode.TIMEOUT in codes:
             return Outcome.TIMEOUT
         return Outcome.RUNTIME_ERROR if ReasonCode.FAILS in codes else Outcome.INCORRECT
-
-    def to_json(self) -> dict[str, Any]:
-        """The trace line of a verification."""
-        return {
-            "type": "verdict",
-            "schema": 1,
-            "pack": self.pack,
-            "solution": self.solution,
-            "judgement": str(self.judgement),
-            "outcome": str(self.outcome),
-            "reasons": [r.to_json() for r in self.reasons],
-            "hints": list(self.hints),
-            "trials": self.trials,
-            "seconds": round(self.seconds, 4),
-            "facts": dict(self.facts),
-        }

@@ -73,7 +73,7 @@ def race(work: JobContext) -> CellAnswer:
     calls = [TimedCall.of(BaseKernel.from_json(s)) for s in asked["subjects"]]
     sides = [asked["against"], asked["variant"]]
     configs = [[Config.from_json(c) for c in side["configs"]] for side in sides]
-    heat = HalvingRace(RaceRules(**asked["rules"]), random.Random(os.urandom(16)))
+    heat = HalvingRace(RaceRules.from_json(asked["rules"]), random.Random(os.urandom(16)))
     caught: dict[str, Any] = {}
     unable: dict[int, Outcome] = {}
     first = [call.launch(sides[0]["source"], configs[0][0]) for call in calls]

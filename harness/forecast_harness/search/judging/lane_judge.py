@@ -18,7 +18,7 @@ from forecast_harness.search.judging.race_rules import log2_ratio
 from forecast_harness.search.records import NodeResult
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash
-from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
+from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
 
 _MAX_FEEDBACK_CHARS = 1500
 _COMPILE_ERRORS = re.compile(
@@ -133,7 +133,7 @@ class SandboxNodeJudge:
 
 def reasons_from_json(listed: Sequence[Mapping[str, str]]) -> tuple[Reason, ...]:
     """Reasons from their JSON."""
-    return tuple(Reason(ReasonCode(r["code"]), r["detail"], r["trial"]) for r in listed)
+    return tuple(Reason.from_json(r) for r in listed)
 
 
 def overall_judgement(reasons: Sequence[Reason]) -> Judgement:

@@ -48,7 +48,9 @@ def main(work: JobContext) -> CellAnswer:
     pack, plan = Pack.from_json(asked["pack"]), VerificationPlan.from_json(asked["plan"])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as cells:
-        race = _PackRace(work, pack, plan, RaceRules(**asked["rules"]), problem_of(pack, Path(folder)), cells)
+        race = _PackRace(
+            work, pack, plan, RaceRules.from_json(asked["rules"]), problem_of(pack, Path(folder)), cells
+        )
         try:
             value = race.run(asked["against"], asked["configs"])
         except ContestantRejected as found:  # the incumbent: a candidate's are caught where they happen

@@ -6,8 +6,9 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from forecast_autotune.records.codec import Record
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT
 from forecast_harness.timing.paired_comparison import sign_interval
 
@@ -15,7 +16,7 @@ Call = TypeVar("Call", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class RaceRules:
+class RaceRules(Record, label="rules"):
     """When to stop timing. A block is four launches of every workload, as in `timing.duel`."""
 
     rung: int = 2
@@ -31,10 +32,6 @@ class RaceRules:
     """Standard error of log2(time ratio) that is good enough."""
     seconds: float = 20.0
     """Most seconds of launches, after the race, of both sides together."""
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name; `RaceRules(**object)` reads them back."""
-        return dict(self.__dict__)
 
 
 QUICK_RULES = RaceRules()

@@ -10,11 +10,11 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
+from forecast_autotune.records.codec import Record
 from forecast_harness.sandbox.jobs import BytesLike
 
 GUARD_BYTES = 256
@@ -29,7 +29,7 @@ are NaN like those of NaN."""
 
 
 @dataclass(frozen=True)
-class Slot:
+class Slot(Record):
     """Where a tensor lies: offset in bytes, shape and strides in elements."""
 
     name: str
@@ -62,29 +62,6 @@ class Slot:
         size = torch.empty((), dtype=dtype).element_size()
         flat = block[self.offset : self.offset + self.span * size].view(dtype)
         return flat.as_strided(self.shape, self.stride)
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "stride": list(self.stride),
-            "offset": self.offset,
-            "output": self.output,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Slot:
-        """Read what `to_json` wrote."""
-        return cls(
-            data["name"],
-            data["dtype"],
-            tuple(data["shape"]),
-            tuple(data["stride"]),
-            data["offset"],
-            data["output"],
-        )
 
 
 def output_spans(slots: Iterable[Slot]) -> list[tuple[int, int]]:
