@@ -79,6 +79,7 @@ def test_a_block_that_is_not_run_is_still_checked(language: str, text: str) -> N
         ("0.33 s spent", "1.2 ms spent", None),
         ("a ███ b", "a ▏ b", None),
         ("first\n...\nlast", "first\nmore\nlast\n", None),
+        ("spent 0.8 s...", "spent 1.2 s, 6 s saved", None),
         ("last\nfirst", "first\nlast\n", "first"),
         ("measured", "forecast\n", "measured"),
     ],
