@@ -25,7 +25,7 @@ from benchmarks.lib import devices, kernel_timing, result_files
 from benchmarks.lib.variants.variant_forecasts import call_with_variants
 from benchmarks.tuning.matmul72 import precompile
 from forecast_autotune.records import Candidate
-from forecast_autotune.tuning.loop import FINALIST_MARGIN, MAX_FINALISTS
+from forecast_autotune.tuning.results import FINALIST_MARGIN, MAX_FINALISTS
 from forecast_integrations.triton.call import KernelCall, outcome_of
 from forecast_integrations.triton.timer.timers import EventTimer, TimingLengths
 

@@ -23,7 +23,7 @@ from forecast_autotune.surrogates.protocol import Forecasts, Surrogate
 from forecast_autotune.tuning.fact_collection import store_facts
 from forecast_autotune.tuning.forecaster import TaskForecaster
 from forecast_autotune.tuning.measurer import Measurer
-from forecast_autotune.tuning.results import FINALIST_MARGIN, MAX_FINALISTS, TaskResults, prefer_base
+from forecast_autotune.tuning.results import TaskResults, prefer_base
 from forecast_autotune.tuning.risk_tracking import RiskTracker
 from forecast_autotune.tuning.task import (
     TuningStore,
@@ -35,8 +35,6 @@ from forecast_autotune.tuning.task import (
 from forecast_autotune.tuning.unmeasured import decide_from_store, decide_unmeasured, decide_without_times
 
 __all__ = [
-    "FINALIST_MARGIN",
-    "MAX_FINALISTS",
     "TuningStore",
     "TuningTask",
     "fingerprint",

@@ -18,6 +18,7 @@ from triton.runtime.autotuner import Autotuner
 
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
+from forecast_integrations.device import current_device
 from forecast_integrations.triton.decorator import autotune
 from forecast_integrations.triton.describe import to_config
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
@@ -137,8 +138,6 @@ def compare(
     Needs a device that can launch kernels.
     """
     import torch
-
-    from forecast_integrations.device import current_device
 
     listed = list(chosen or configs())
     where = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,9 +11,10 @@ import triton
 
 from forecast_autotune import Space, autotune
 from forecast_autotune.errors import FrozenMissError, SettingsError
-from forecast_autotune.records import Evidence
+from forecast_autotune.records import Decision, Evidence
 from forecast_autotune.settings import Budget
 from forecast_autotune.store import Store
+from forecast_integrations.triton.describe import to_config
 from tests.integrations.null import (
     binaries,
     blocks,
@@ -72,6 +73,28 @@ def test_a_part_is_compiled_and_timed_and_the_choice_is_launched(
     launches = device.launches
     launch(tuner)
     assert device.launches == launches + 1, "a hit launches and does nothing else"
+
+
+def test_a_tuner_says_its_latest_decision(device: Any) -> None:
+    tuner = tuned()
+    assert tuner.decision is None
+    launch(tuner)
+    first = tuner.decision
+    assert isinstance(first, Decision)
+    assert first.chosen.config == to_config(tuner.best_config)
+    assert (first.candidates, first.known) == (len(tuner.configs), 0)
+    launch(tuner)
+    assert tuner.decision is first, "a key that is decided asks for no decision"
+    launch(tuner, 8192)
+    assert tuner.decision is not None
+    assert tuner.decision.problem != first.problem
+
+
+def test_a_single_config_is_launched_without_a_decision(device: Any) -> None:
+    tuner = tuned(listed=blocks(128))
+    launch(tuner)
+    assert tuner.best_config is tuner.configs[0]
+    assert tuner.decision is None
 
 
 def test_a_warm_store_times_nothing_and_compiles_one(

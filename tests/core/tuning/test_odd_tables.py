@@ -121,8 +121,16 @@ def test_one_candidate_is_nothing_to_decide(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[int, Change, str]] = {
     "arguments": (0, lambda p: p.update(arguments=5), "arguments must be a list"),
     "a key that is a text": (0, lambda p: p.update(key="M"), "key must be a list"),
-    "a shape that is a text": (0, lambda p: p["arguments"][0].update(shape="12"), r"arguments\[0\].shape must be"),
-    "a negative size": (0, lambda p: p["arguments"][0].update(shape=[-1]), r"arguments\[0\].shape\[0\] must be"),
+    "a shape that is a text": (
+        0,
+        lambda p: p["arguments"][0].update(shape="12"),
+        r"arguments\[0\].shape must be",
+    ),
+    "a negative size": (
+        0,
+        lambda p: p["arguments"][0].update(shape=[-1]),
+        r"arguments\[0\].shape\[0\] must be",
+    ),
     "a device's text": (0, lambda p: p["device"].update(multiprocessors="132"), "device.multiprocessors"),
     "a device's list": (0, lambda p: p["device"].update(l2_bytes=[1]), "device.l2_bytes"),
     "a negative device": (0, lambda p: p["device"].update(warp_size=-1), "from 0 to"),

@@ -22,7 +22,8 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.loop import FINALIST_MARGIN, TuningTask, fingerprint, tune
+from forecast_autotune.tuning.loop import TuningTask, fingerprint, tune
+from forecast_autotune.tuning.results import FINALIST_MARGIN
 from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide, outcomes
 
 # --- the store ---
