@@ -1,0 +1,120 @@
+"""Every file of docs/examples does what its docstring says, in a fresh process with empty caches."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+FACTS = {
+    "budgets_and_modes": (
+        r"budget of 3: +measured 3,",
+        r"exhaustive: +measured 16,",
+        r"skip: +measured 0, evidence: forecast",
+        r"frozen, stored: measured 0, evidence: stored",
+    ),
+    "decorate": (r"first call: (?:[3-9]|1\d) of 24 ", r"second call: 1 launch"),
+    "dynamic_shapes": (r"exact: 5 sizes, 5 decisions", r"pow2: +5 sizes, 2 decisions"),
+    "export_import": (r"here: +measured 16 of 16", r"there: measured 0 of 16, known before: 16,"),
+    "patch_library": (r"\npatched: (?:[3-9]|1[0-5]) of 16 ", r"unpatched: 16 of 16 "),
+    "space": (r"product of the lists: 144, allowed by the constraints: 114", r"measured: 4"),
+    "torch_compile_cpu": (r"measured so far: 2\n(?:.*\n)*.*measured so far: 2",),
+}
+"""Numbers that must be what the docstring shows, or within bounds: of others only the words are compared."""
+
+
+def docstring(path: Path) -> str:
+    """The module's docstring, without importing it."""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def expected_lines(path: Path) -> list[str]:
+    """The indented lines below `Output` in an example's docstring."""
+    _, found, block = docstring(path).partition("\nOutput ")
+    assert found, f"{path.name}: its docstring shows no output"
+    lines = [line for line in block.splitlines()[1:] if line.startswith("    ")]
+    return textwrap.dedent("\n".join(lines)).splitlines()
+
+
+def words_of(line: str) -> str:
+    """A line without its numbers, and without spaces, as columns depend on the lengths of numbers."""
+    return "".join(NUMBER.sub("#", line).split())
+
+
+def fits(expected: str, printed: str) -> bool:
+    """Whether a printed line has the expected words; `...` stands for any."""
+    pattern = ".*".join(re.escape(words_of(part)) for part in expected.split("..."))
+    return re.fullmatch(pattern, words_of(printed)) is not None
+
+
+def run(path: Path, folder: Path) -> str:
+    """What an example prints, stdout and stderr in order; it must succeed."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FORECAST_AUTOTUNE", "TRITON"))}
+    environment |= {
+        "FORECAST_AUTOTUNE_CACHE_DIR": str(folder / "store"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "FORECAST_AUTOTUNE_WORKERS": "2",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+    }
+    done = subprocess.run(
+        [sys.executable, "-u", str(path)],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_what_it_says(path: Path, tmp_path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    if "import torch" in source:
+        pytest.importorskip("torch")
+    if "triton" in source and importlib.util.find_spec("triton") is None:
+        pytest.skip("needs triton")
+    if "torch_compile" in path.stem and not shutil.which("c++"):
+        pytest.skip("torch.compile needs a C++ compiler on a CPU")
+    printed = run(path, tmp_path)
+    rest = iter(printed.splitlines())
+    for line in expected_lines(path):
+        assert any(fits(line, other) for other in rest), f"{line!r} is not in, or out of order in:\n{printed}"
+    for fact in FACTS.get(path.stem, ()):
+        assert re.search(fact, "\n" + printed), f"{fact} is not in:\n{printed}"
+    assert not (tmp_path / "store").exists(), "it left measurements in the user's store"
+
+
+def test_facts_are_of_examples() -> None:
+    assert set(FACTS) <= {path.stem for path in EXAMPLES}
+    assert len(EXAMPLES) >= 8
+
+
+def test_tutorials_include_examples_that_exist_and_examples_are_used() -> None:
+    included = {
+        found
+        for page in (*TUTORIALS, ROOT / "docs" / "quickstart.md")
+        for found in re.findall(r'--8<-- "([^":]+)"', page.read_text(encoding="utf-8"))
+    }
+    missing = [name for name in included if not (ROOT / name).is_file()]
+    assert not missing
+    linked = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    unused = [path.name for path in EXAMPLES if path.name not in linked]
+    assert not unused, "examples that no page shows or names"
