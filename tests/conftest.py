@@ -1,10 +1,17 @@
-"""One hook for the whole suite: GPU tests need a GPU."""
+"""Hooks for the whole suite: GPU tests need a GPU, `-m fast` imports no torch, skips need a reason.
+
+A skip may hide that a test never runs anywhere. With `--strict-skips`, or `STRICT_SKIPS=1` in the environment,
+a session fails if a test was skipped for anything but what `ALLOWED_SKIPS` lists: what no machine of the CI
+can install. `.ci/run` asks for it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,9 +30,101 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So it is behind `nohup ... &`, and children would inherit it: tests of Ctrl-C need it to work.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+ALLOWED_SKIPS = (
+    # Hardware, and weights that are too large to fetch.
+    r"needs a CUDA device",
+    r"there is a device here",
+    r"FORECAST_AUTOTUNE_TEST_WEIGHTS names no folder",
+    # What root and other users may do, and what a container's kernel allows.
+    r"root may write everywhere",
+    r"only root ",
+    r"not root, or an interpreter that other users may not read",
+    r"this machine allows no more than \w+",
+    r"\w+ does not contain this, as its table says",
+    r"level \w+ does not contain writes",
+    # Run by itself once the extra is installed (.ci/run).
+    r"needs the extra docs",
+    # Another version than the one under test; the jobs of the CI cover the oldest and the newest.
+    r"Triton has this listener from 3\.8 on",
+    r"rendering without a device is put together for torch 2\.13",
+)
+"""Beginnings of the reasons, as regular expressions, for which a test may be skipped on a machine of the CI."""
+
+_SKIP_REPORTS: list[tuple[str, str]] = []
+"""(test or module, reason) of this session."""
+
+
+def is_fast(module: Path) -> bool:
+    """Whether all of a module belongs to the fast suite."""
+    return False
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--strict-skips`."""
+    parser.addoption(
+        "--strict-skips",
+        action="store_true",
+        default=os.environ.get("STRICT_SKIPS", "") not in ("", "0"),
+        help="fail if a test is skipped for a reason that ALLOWED_SKIPS in tests/conftest.py does not list",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m fast`, import fast modules alone: others load torch."""
+    if config.option.markexpr != "fast" or not collection_path.name.startswith("test_"):
+        return None
+    return None if is_fast(collection_path) else True
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note why a test was skipped; with xdist, called for the workers' reports, too."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _SKIP_REPORTS.append((report.nodeid, skip_reason(report)))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """The same for a module."""
+    if report.skipped:
+        _SKIP_REPORTS.append((report.nodeid, skip_reason(report)))
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why something was skipped."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(text).removeprefix("Skipped: ")
+
+
+def unexplained_skips() -> dict[str, list[str]]:
+    """Tests by a reason for which they may not be skipped."""
+    found: dict[str, list[str]] = {}
+    for name, reason in _SKIP_REPORTS:
+        if not any(re.match(allowed, reason) for allowed in ALLOWED_SKIPS):
+            found.setdefault(reason, []).append(name)
+    return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail for skips that have no allowed reason."""
+    if exitstatus == pytest.ExitCode.OK and session.config.option.strict_skips and unexplained_skips():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which skips fail the session, and what would help."""
+    if not config.option.strict_skips or not (found := unexplained_skips()):
+        return
+    terminalreporter.section("skips without an allowed reason", red=True)
+    for reason, names in found.items():
+        terminalreporter.line(f"{len(names)} x {reason}: {names[0]}")
+    terminalreporter.line("Install what they need, or list the reason in ALLOWED_SKIPS in tests/conftest.py.")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` on a machine without CUDA; torch loads only if there are such tests."""
+    """Mark the fast suite. Skip tests marked `gpu` on a machine without CUDA; only such tests load torch."""
+    for item in items:
+        if is_fast(item.path) and not item.get_closest_marker("slow"):
+            item.add_marker("fast")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
