@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,13 +23,17 @@ from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Us
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
 
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
+
 DEFAULT_MEMORY_SHARE = 0.3
 """Of the GPU's memory: vLLM's own default, 0.9, leaves nothing for the program whose kernels are tuned."""
 _MULTIPROCESSING_VARIABLE = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
 
 class VLLMBackend(Backend):
-    """See `backend.Backend`. Threads may share one: they take turns.
+    """See `Backend`. Threads may share one: they take turns.
 
     Args:
         model: a folder or a name on the Hugging Face hub.
@@ -52,7 +56,7 @@ class VLLMBackend(Backend):
         self._model, self._adapter = model, adapter
         self._options = {"dtype": dtype or "auto", "gpu_memory_utilization": memory, "max_model_len": length}
         self._lock = Lock()
-        self._engine: Any = None
+        self._engine: LLMEngine | None = None
         self._tokens: ForecastTokenizer | None = None
         self._failed: LLMError | None = None
         self._numbers = itertools.count()
@@ -76,7 +80,7 @@ class VLLMBackend(Backend):
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
     ) -> BackendResponse:
-        """See `backend.Backend.forecast`; loads first where `prepare` has not been called."""
+        """See `Backend.forecast`; loads first where `prepare` has not been called."""
         begin = time.monotonic()
         if not suffixes:
             return BackendResponse(np.zeros((0, len(labels))), np.zeros(0))
@@ -95,7 +99,7 @@ class VLLMBackend(Backend):
                 ) from error
         return _response(outputs, ids, time.monotonic() - begin)
 
-    def _opened(self) -> tuple[Any, ForecastTokenizer]:
+    def _opened(self) -> tuple[LLMEngine, ForecastTokenizer]:
         if self._failed is not None:
             raise self._failed
         if self._engine is None or self._tokens is None:
@@ -106,7 +110,7 @@ class VLLMBackend(Backend):
                 raise
         return self._engine, self._tokens
 
-    def _loaded(self) -> tuple[Any, ForecastTokenizer]:
+    def _loaded(self) -> tuple[LLMEngine, ForecastTokenizer]:
         try:
             import vllm
         except ImportError as error:
@@ -114,7 +118,7 @@ class VLLMBackend(Backend):
                 f"{self.name} needs vLLM in this environment ({error}): install it, or serve the model and "
                 "give the server's URL"
             ) from error
-        more: dict[str, Any] = {}
+        more: dict[str, bool | int] = {}
         before = os.environ.get(_MULTIPROCESSING_VARIABLE)
         # Its engine in a process of its own would start the user's main module anew.
         os.environ[_MULTIPROCESSING_VARIABLE] = "0"
@@ -144,7 +148,9 @@ class VLLMBackend(Backend):
             else:
                 os.environ[_MULTIPROCESSING_VARIABLE] = before
 
-    def _run(self, engine: Any, prompts: Sequence[list[int]], ids: list[int], deadline: float) -> list[Any]:
+    def _run(
+        self, engine: LLMEngine, prompts: Sequence[list[int]], ids: list[int], deadline: float
+    ) -> list[RequestOutput | None]:
         """One output per prompt, None where the time was over."""
         import vllm
         from vllm.lora.request import LoRARequest
@@ -152,7 +158,7 @@ class VLLMBackend(Backend):
         params = vllm.SamplingParams(max_tokens=1, temperature=0.0, logprob_token_ids=ids, detokenize=False)
         lora = LoRARequest("adapter", 1, self._adapter) if self._adapter else None
         rows: dict[str, int] = {}
-        outputs: list[Any] = [None] * len(prompts)
+        outputs: list[RequestOutput | None] = [None] * len(prompts)
         try:
             for row, prompt in enumerate(prompts):
                 name = f"forecast-{next(self._numbers)}"
@@ -173,7 +179,7 @@ def _supported_rank(needed: int) -> int:
     return next((rank for rank in (8, 16, 32, 64, 128, 256, 320, 512) if rank >= needed), needed)
 
 
-def _response(outputs: Sequence[Any], ids: Sequence[int], seconds: float) -> BackendResponse:
+def _response(outputs: Sequence[RequestOutput | None], ids: Sequence[int], seconds: float) -> BackendResponse:
     """Shares of the labels. Raises `LLMError` if no candidate has any."""
     probabilities, mass = np.zeros((len(outputs), len(ids))), np.zeros(len(outputs))
     prompt = cached = 0

@@ -19,7 +19,7 @@ from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_integrations.models.factory import text_generator
 from forecast_integrations.models.transformers import generation as module
 from forecast_integrations.models.transformers.generation import LocalGenerator
-from forecast_integrations.models.transformers.loading import ModelSource
+from forecast_integrations.models.transformers.loading import LoadedModel, ModelSource
 from tests.integrations.models import tiny_models
 
 LONG_S = 300.0
@@ -44,7 +44,7 @@ class Told(LocalGenerator):
             ModelSource(model, device="cpu"), timeout_s=LONG_S, told=self.heard.append, **options
         )
 
-    def _generated(self, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
+    def run_pass(self, loaded: LoadedModel, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
         self.passes.append(list(prompts))
         self.writing.set()
         assert self.go_on.wait(LONG_S)
@@ -126,20 +126,20 @@ def test_those_who_share_a_pass_share_its_failure_and_the_next_pass_is_new(model
 def test_a_pass_that_needs_too_much_memory_is_halved(model: str) -> None:
     write = Told(model)
 
-    def short(prompts: Sequence[str]) -> list[tuple[str, int, int]]:
+    def short(loaded: LoadedModel, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
         if len(prompts) > 2:
             raise torch.OutOfMemoryError("out of memory")
         write.passes.append(list(prompts))
         return [(p, 1, 1) for p in prompts]
 
-    write._generated = short  # type: ignore[method-assign]
+    write.run_pass = short  # type: ignore[method-assign]
     assert write("x", 5) == ["x"] * 5
     assert [len(p) for p in write.passes] == [2, 1, 2]
 
-    def none(prompts: Sequence[str]) -> list[tuple[str, int, int]]:
+    def none(loaded: LoadedModel, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
         raise torch.OutOfMemoryError("out of memory")
 
-    write._generated = none  # type: ignore[method-assign]
+    write.run_pass = none  # type: ignore[method-assign]
     with pytest.raises(LLMError, match="not enough memory"):
         write("x", 2)
 

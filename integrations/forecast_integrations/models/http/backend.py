@@ -54,7 +54,13 @@ class ForecastCall:
         self._mutex = threading.Lock()
 
     def post(
-        self, url: str, body: Mapping[str, Any], read: Callable[[Any], T], *, prompt: int = 0, output: int = 0
+        self,
+        url: str,
+        body: Mapping[str, object],
+        read: Callable[[Any], T],
+        *,
+        prompt: int = 0,
+        output: int = 0,
     ) -> T:
         """Ask for JSON; `prompt` (bytes) and `output` (tokens) say what it may cost. Raises `LLMError`."""
         expected = Usage(1, prompt // BYTES_PER_TOKEN_ESTIMATE, 0, output)
@@ -131,7 +137,7 @@ class HTTPBackend(Backend):
 
 
 def normalize_row(
-    weights: Sequence[Any], *, least: float = 0.0, most: float = 1.01
+    weights: Sequence[object], *, least: float = 0.0, most: float = 1.01
 ) -> tuple[list[float], float]:
     """Probabilities that sum to 1, and what they summed to.
 
@@ -147,7 +153,7 @@ def normalize_row(
 
 
 def rows(
-    given: Sequence[Sequence[Any]], read: Callable[[Any], Sequence[Any]], labels: int, **limits: float
+    given: Sequence[Sequence[Any]], read: Callable[[Any], Sequence[object]], labels: int, **limits: float
 ) -> LabelRows:
     """Rows in the order asked for, out of what was given for each candidate.
 

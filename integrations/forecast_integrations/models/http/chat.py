@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from forecast_autotune.llm.parallel import run_parallel
 from forecast_autotune.llm.replies import MAX_TOTAL, MIN_TOTAL, InvalidResponse, extract_json, weights
 from forecast_integrations.models.http.backend import ForecastCall, HTTPBackend, LabelRows, rows
 from forecast_integrations.models.http.transport import RequestRejected, Transport
+
+T = TypeVar("T")
 
 PROMPT_VERSION = "chat-1"
 """Of the texts below; part of the backend's name."""
@@ -71,7 +73,7 @@ class ChatBackend(HTTPBackend):
             temperature = 1.0 if samples > 1 else 0.0
         self.samples = samples
         self._max_tokens = max_tokens
-        self._options: dict[str, Any] = {}
+        self._options: dict[str, float | str] = {}
         if temperature is not None:
             self._options["temperature"] = temperature
         if effort:
@@ -94,7 +96,7 @@ class ChatBackend(HTTPBackend):
     def generate_text(self, asking: ForecastCall, prompt: str) -> str:
         """One reply to a prompt, as text. Raises `LLMError`."""
         messages = [{"role": "user", "content": prompt}]
-        return str(self._say(asking, messages, {}, len(prompt), _content))
+        return self._say(asking, messages, {}, len(prompt), self._max_tokens or REASONING_TOKENS, _content)
 
     def _batch(
         self, asking: ForecastCall, prefix: str, labels: Sequence[AnswerLabel], suffixes: Sequence[str]
@@ -102,42 +104,42 @@ class ChatBackend(HTTPBackend):
         shown = [f"{n}. {_QUESTION.sub('', suffix)}" for n, suffix in enumerate(suffixes, start=1)]
         asked = "\n".join([prefix.rstrip(), "", TASK_PROMPT, *shown])
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": asked}]
-        fields: dict[str, Any] = {"response_format": _response_schema(labels, len(suffixes))}
-        if self._max_tokens is None:
-            thoughts = REASONING_TOKENS if "reasoning_effort" in self._options else 0
-            fields["max_tokens"] = TOKENS_PER_CANDIDATE * (len(suffixes) + 1) + thoughts
+        fields: dict[str, object] = {"response_format": _response_schema(labels, len(suffixes))}
+        thoughts = REASONING_TOKENS if "reasoning_effort" in self._options else 0
+        most = self._max_tokens or TOKENS_PER_CANDIDATE * (len(suffixes) + 1) + thoughts
 
         def read(data: Any) -> LabelRows:
             return _parse_rows(_content(data), labels, len(suffixes))
 
-        one = partial(self._say, asking, messages, fields, len(asked), read)
+        one = partial(self._say, asking, messages, fields, len(asked), most, read)
         return _mean_rows(run_parallel([one] * self.samples, self.samples))
 
     def _say(
         self,
         asking: ForecastCall,
         messages: Sequence[Mapping[str, str]],
-        fields: Mapping[str, Any],
+        fields: Mapping[str, object],
         size: int,
-        read: Callable[[Any], Any],
-    ) -> Any:
+        max_tokens: int,
+        read: Callable[[Any], T],
+    ) -> T:
         """Ask, leaving out or renaming what the server says that it does not take."""
-        wanted = {"max_tokens": self._max_tokens or REASONING_TOKENS, **fields, **self._options}
+        wanted = {"max_tokens": max_tokens, **fields, **self._options}
         if "reasoning_effort" in wanted:
             self._refused.setdefault("max_tokens", "max_completion_tokens")
         for _ in range(_MAX_FIELD_FALLBACKS):
-            body: dict[str, Any] = {"model": self.model, "messages": messages}
+            body: dict[str, object] = {"model": self.model, "messages": messages}
             body |= self._accepted(wanted)
             try:
                 url = f"{self.transport.base}/chat/completions"
-                return asking.post(url, body, read, prompt=size, output=wanted["max_tokens"])
+                return asking.post(url, body, read, prompt=size, output=max_tokens)
             except RequestRejected as error:
                 if error.status not in (400, 422) or not self._without(error.server_message, body):
                     raise
         raise LLMError(f"{self.transport.base} takes none of the ways to ask {self.model} for an answer")
 
-    def _accepted(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        body = {}
+    def _accepted(self, wanted: Mapping[str, object]) -> dict[str, object]:
+        body: dict[str, object] = {}
         for name, value in wanted.items():
             instead = self._refused.get(name, name)
             if name == "response_format" and instead == "json_object":
@@ -146,9 +148,10 @@ class ChatBackend(HTTPBackend):
                 body[instead] = value
         return body
 
-    def _without(self, said: str, body: Mapping[str, Any]) -> bool:
+    def _without(self, said: str, body: Mapping[str, object]) -> bool:
         """Remember a field that the server complains of; whether there is anything new to try."""
-        form = body.get("response_format", {}).get("type")
+        asked = body.get("response_format")
+        form = asked.get("type") if isinstance(asked, dict) else None
         with self._mutex:
             if form and ("response_format" in said or "json_schema" in said or "schema" in said):
                 self._refused["response_format"] = "json_object" if form == "json_schema" else None
@@ -163,10 +166,10 @@ class ChatBackend(HTTPBackend):
         return False
 
 
-def _response_schema(labels: Sequence[AnswerLabel], n: int) -> dict[str, Any]:
+def _response_schema(labels: Sequence[AnswerLabel], n: int) -> dict[str, object]:
     """Everything is bounded: a small model that is held to a form goes on for as long as the form lets it."""
 
-    def closed(**properties: Any) -> dict[str, Any]:
+    def closed(**properties: object) -> dict[str, object]:
         required = list(properties)
         return {
             "type": "object",
@@ -207,7 +210,7 @@ def _content(data: Any) -> str:
 def _parse_rows(text: str, labels: Sequence[AnswerLabel], n: int) -> LabelRows:
     answer = extract_json(text)
     listed = answer["forecasts"] if isinstance(answer, dict) else answer
-    given: list[list[Any]] = [[] for _ in range(n)]
+    given: list[list[object]] = [[] for _ in range(n)]
     for entry in (entry for entry in listed if isinstance(entry, dict)):
         number = entry.get("id")
         number = int(number) if isinstance(number, str) and number.strip().isdecimal() else number

@@ -130,8 +130,8 @@ class CompletionsBackend(HTTPBackend):
         ids: list[int] | None,
         suffixes: Sequence[str],
     ) -> LabelRows:
-        body: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0}
-        prompts: list[Any]
+        body: dict[str, object] = {"model": self.model, "max_tokens": 1, "temperature": 0}
+        prompts: list[str] | list[tuple[int, ...]]
         if ids is None:
             prompts = [prefix + suffix for suffix in suffixes]
         else:
@@ -158,7 +158,7 @@ class CompletionsBackend(HTTPBackend):
 
     def _read(self, data: Any, labels: Sequence[AnswerLabel], ids: list[int] | None, n: int) -> LabelRows:
         choices = [choice for choice in data["choices"] if isinstance(choice, dict)]
-        places: dict[int, list[Any]] = {}
+        places: dict[int, list[object]] = {}
         for choice in choices:
             index = choice.get("index")
             if isinstance(index, int) and not isinstance(index, bool):
@@ -178,13 +178,15 @@ class _NoTokenizer(LLMError):
     """The server has no /tokenize."""
 
 
-def _label_weights(choice: Any, *, labels: Sequence[AnswerLabel], ids: list[int] | None) -> list[Any]:
+def _label_weights(
+    choice: Any, *, labels: Sequence[AnswerLabel], ids: list[int] | None
+) -> list[float | None]:
     """Probability per label, not made to sum to 1; 0 for one that was not among the likely tokens."""
     top = choice["logprobs"]["top_logprobs"][0]
-    by_text: dict[str, list[Any]] = {}
+    by_text: dict[str, list[object]] = {}
     for token, value in top.items():
         by_text.setdefault(token.lstrip(_SPACES), []).append(value)
-    weights: list[Any] = []
+    weights: list[float | None] = []
     for place, label in enumerate(labels):
         numbered = f"token_id:{ids[place]}" if ids is not None else ""
         values = [top[numbered]] if numbered in top else by_text.get(label.token, [])
@@ -192,7 +194,7 @@ def _label_weights(choice: Any, *, labels: Sequence[AnswerLabel], ids: list[int]
     return weights
 
 
-def _probability(log_probabilities: Sequence[Any]) -> float | None:
+def _probability(log_probabilities: Sequence[object]) -> float | None:
     """Of any of some tokens; None where a server's number is none, or above 1."""
     total = 0.0
     for value in log_probabilities:

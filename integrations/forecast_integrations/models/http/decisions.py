@@ -72,7 +72,7 @@ def _parse_rows(data: Any, options: Sequence[str], n: int) -> LabelRows:
     answers, told = data["answers"], data.get("diagnostics") or {}
     given = [[answers[name]] if (name := str(number)) in answers else [] for number in range(n)]
 
-    def weights(answer: Mapping[str, Any]) -> list[Any]:
+    def weights(answer: Mapping[str, Mapping[str, object]]) -> list[object]:
         return [answer["probabilities"][option] for option in options]
 
     found = rows(given, weights, len(options), least=0.9)

@@ -123,7 +123,7 @@ class Transport:
     def ask(
         self,
         url: str,
-        body: Mapping[str, Any],
+        body: Mapping[str, object],
         read: Callable[[Any], T],
         *,
         deadline: Deadline,
@@ -263,7 +263,7 @@ def _parse_json(body: bytes) -> Any:
         raise InvalidResponse(f"{len(body)} bytes that are not JSON") from None
 
 
-def _usage(data: Any, expected: Usage) -> Usage:
+def _usage(data: object, expected: Usage) -> Usage:
     """What a reply says was used; what it does not say, or says wrongly, is taken as expected."""
     said = data.get("usage") if isinstance(data, dict) else None
     if not isinstance(said, dict):

@@ -1,7 +1,7 @@
 """A language model in this process, by transformers: one forward pass per forecast, nothing is generated.
 
-What all candidates share is read once and kept (`prefixes`), their suffixes are read side by side
-(`decoder`, or `reading` for models it does not know), and the answer is each label's share in the logits
+What all candidates share is read once and kept (`prefix_cache`), their suffixes are read side by side
+(`tree_prefill`, or `prefill` for models it does not know), and the answer is each label's share in the logits
 of the last positions.
 
 A pass cannot be interrupted: the time limit is looked at between passes.
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,10 @@ from forecast_integrations.models.transformers.prefill import PassShape, Prefill
 from forecast_integrations.models.transformers.prefix_cache import Prefix, PrefixCache
 from forecast_integrations.models.transformers.strategies import choose_strategy, warm_up
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
 Array = npt.NDArray[np.float64]
 
 _TYPICAL_FORECAST = {"prefix": 1500, "rows": 100, "length": 40}
@@ -43,7 +47,7 @@ _TYPICAL_FORECAST = {"prefix": 1500, "rows": 100, "length": 40}
 class _OpenModel:
     """A loaded model, and what was found out about it."""
 
-    model: Any
+    model: PreTrainedModel
     tokens: ForecastTokenizer
     way: PrefillStrategy
     refused: dict[str, str]
@@ -52,13 +56,13 @@ class _OpenModel:
 
 
 class TransformersBackend(Backend):
-    """See `backend.Backend`. Threads may share one: they take turns.
+    """See `Backend`. Threads may share one: they take turns.
 
     `model` and `adapter` (LoRA) are folders or names on the Hugging Face hub, which is asked only for what
     is not on this machine. `device` and `dtype` are found by `loading` if they are not given, and `way` of
-    reading, one of `ways.WAYS`, by `ways.choose`. `threads` are CPU threads while it reads; by default as
-    many as the caller has set. `memory_bytes` limits what a pass takes beside the weights, `cache_bytes`
-    what is kept of prefixes.
+    reading, one of `strategies.STRATEGIES`, by `strategies.choose_strategy`. `threads` are CPU threads while
+    it reads; by default as many as the caller has set. `memory_bytes` limits what a pass takes beside the
+    weights, `cache_bytes` what is kept of prefixes.
     """
 
     def __init__(
@@ -101,9 +105,9 @@ class TransformersBackend(Backend):
                 self._forget()
             self._failed = ""
 
-    def diagnostics(self) -> dict[str, Any]:
+    def diagnostics(self) -> dict[str, object]:
         """For reports, JSON-able: how it reads and why, on what, seconds of loading, what it keeps."""
-        found: dict[str, Any] = {"name": self.name, "ready": self.ready()}
+        found: dict[str, object] = {"name": self.name, "ready": self.ready()}
         if (it := self._open) is not None:
             found |= {
                 "way": it.way.name,
@@ -120,7 +124,7 @@ class TransformersBackend(Backend):
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
     ) -> BackendResponse:
-        """See `backend.Backend.forecast`; loads first where `prepare` has not been called."""
+        """See `Backend.forecast`; loads first where `prepare` has not been called."""
         begin = time.monotonic()
         if not suffixes:
             return BackendResponse(np.zeros((0, len(labels))), np.zeros(0))
@@ -237,7 +241,7 @@ class TransformersBackend(Backend):
             torch.cuda.empty_cache()
 
     @contextlib.contextmanager
-    def _settled(self, model: Any) -> Iterator[None]:
+    def _settled(self, model: PreTrainedModel) -> Iterator[None]:
         """Read as the model is, whatever the calling thread has set in torch; and change none of it."""
         import torch
 
@@ -261,7 +265,7 @@ class TransformersBackend(Backend):
 
 
 def _read_to_host(
-    way: PrefillStrategy, past: Prefix, rows: Sequence[Ids], labels: Any
+    way: PrefillStrategy, past: Prefix, rows: Sequence[Ids], labels: Tensor
 ) -> tuple[Array, Array]:
     """One pass; results are on the host."""
     logits, totals = way.read(past, rows, labels)

@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.writers import UsageCallback, ignore_usage, require_texts
 from forecast_integrations.models.http.generation import MAX_TOKENS
 from forecast_integrations.models.transformers.loading import (
+    LoadedModel,
     ModelSource,
     load_model,
     out_of_memory,
@@ -58,7 +58,7 @@ class LocalGenerator:
     ) -> None:
         self._source, self._timeout_s, self._told = source, timeout_s, told
         self._temperature, self._max_tokens = temperature, max_tokens
-        self._loaded: Any = None
+        self._loaded: LoadedModel | None = None
         self._turn, self._arriving = threading.Lock(), threading.Lock()
         self._waiting: list[_GenerationCall] = []
 
@@ -78,8 +78,7 @@ class LocalGenerator:
     def _serve(self, asked: _GenerationCall) -> None:
         """One pass, for `asked` and for those of the others that wait for whom there is room."""
         try:
-            if self._loaded is None:
-                self._loaded = load_model(self._source)
+            loaded = self._loaded = self._loaded or load_model(self._source)
         except LLMError:
             with self._arriving:
                 self._waiting.remove(asked)
@@ -93,12 +92,12 @@ class LocalGenerator:
                     rows += other.n
                     batch.append(other)
                     self._waiting.remove(other)
-        self._written(batch)
+        self._write(loaded, batch)
 
-    def _written(self, batch: Sequence[_GenerationCall]) -> None:
+    def _write(self, loaded: LoadedModel, batch: Sequence[_GenerationCall]) -> None:
         begin = time.monotonic()
         try:
-            rows = iter(self._rows([one.prompt for one in batch for _ in range(one.n)]))
+            rows = iter(self._rows(loaded, [one.prompt for one in batch for _ in range(one.n)]))
             for one in batch:
                 mine = [next(rows) for _ in range(one.n)]
                 # The prompt is read once for each text, and told once: no server charges it again.
@@ -112,23 +111,27 @@ class LocalGenerator:
             for one in batch:
                 one.done = True
 
-    def _rows(self, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
+    def _rows(self, loaded: LoadedModel, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
         """A text for every prompt, with the tokens of both; in halves where memory is missing."""
-        found = unless_out_of_memory(lambda: self._generated(prompts))
+        found = unless_out_of_memory(lambda: self.run_pass(loaded, prompts))
         if found is not None:
             return found
         if len(prompts) == 1:
             raise LLMError(
-                f"there was not enough memory on {self._loaded.model.device} to write a text: use a smaller "
+                f"there was not enough memory on {loaded.model.device} to write a text: use a smaller "
                 "model, or a smaller max_tokens"
             )
         half = len(prompts) // 2
-        return [*self._rows(prompts[:half]), *self._rows(prompts[half:])]
+        return [*self._rows(loaded, prompts[:half]), *self._rows(loaded, prompts[half:])]
 
-    def _generated(self, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
+    def run_pass(self, loaded: LoadedModel, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
+        """A text for every prompt, with the tokens of both; the subclass of another model replaces this.
+
+        Raises `LLMError` where the model fails, and torch's own error where memory is missing.
+        """
         import torch
 
-        model, tokenizer = self._loaded.model, self._loaded.tokenizer
+        model, tokenizer = loaded.model, loaded.tokenizer
         if chats := bool(getattr(tokenizer, "chat_template", None)):
             prompts = [
                 tokenizer.apply_chat_template(

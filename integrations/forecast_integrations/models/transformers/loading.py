@@ -7,9 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forecast_autotune.llm.backend import LLMError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 T = TypeVar("T")
 
@@ -36,8 +40,8 @@ class ModelSource:
 class LoadedModel:
     """A model on its device, ready to read."""
 
-    model: Any
-    tokenizer: Any
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
     import_s: float
     """Seconds of importing transformers (and peft)."""
     load_s: float
@@ -52,7 +56,7 @@ def load_model(source: ModelSource) -> LoadedModel:
     """
     begin = time.perf_counter()
     try:
-        import torch
+        import torch  # noqa: F401 - so that its absence is reported here
         import transformers
 
         if source.adapter is not None:
@@ -62,8 +66,8 @@ def load_model(source: ModelSource) -> LoadedModel:
             f"a model in this process needs torch, transformers and peft ({error}): "
             "pip install 'forecast-autotune[transformers]'"
         ) from error
-    device = _device(torch, source.device)
-    dtype = _dtype(torch, source.dtype, device)
+    device = _device(source.device)
+    dtype = _dtype(source.dtype, device)
     imported = time.perf_counter()
     with silenced():
         tokenizer = _load_part(source.model, "tokenizer", transformers.AutoTokenizer.from_pretrained)
@@ -76,7 +80,9 @@ def load_model(source: ModelSource) -> LoadedModel:
     return LoadedModel(model, tokenizer, imported - begin, time.perf_counter() - imported)
 
 
-def _device(torch: Any, given: str | None) -> Any:
+def _device(given: str | None) -> torch.device:
+    import torch
+
     if given is None:
         given = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
     try:
@@ -89,7 +95,9 @@ def _device(torch: Any, given: str | None) -> Any:
     return device
 
 
-def _dtype(torch: Any, given: str | None, device: Any) -> Any:
+def _dtype(given: str | None, device: torch.device) -> torch.dtype:
+    import torch
+
     if given is not None:
         if given not in DTYPES:
             raise LLMError(f"the model's dtype must be one of {', '.join(DTYPES)}, got {given!r}")
@@ -141,7 +149,7 @@ def snapshot(name: str, fetch: bool) -> str:
     )
 
 
-def _model(folder: str, device: Any, dtype: Any) -> Any:
+def _model(folder: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     import transformers
 
     # Straight to the device: a copy in host memory would slow down every fork of a compiling child.
@@ -157,7 +165,7 @@ def _model(folder: str, device: Any, dtype: Any) -> Any:
     return model
 
 
-def _merge_adapter(model: Any, folder: str, device: Any) -> Any:
+def _merge_adapter(model: PreTrainedModel, folder: str, device: torch.device) -> PreTrainedModel:
     import peft
 
     config = peft.PeftConfig.from_pretrained(folder)

@@ -3,7 +3,7 @@
 `PackedPrefill` puts all suffixes into one sequence under a tree mask: a token sees the prefix and the earlier
 tokens of its own suffix. `BatchedPrefill` repeats the prefix's keys and values for a batch; it needs no mask of
 its own, so that sliding windows and the like stay as the model has them. `FullPrefill` reads every prompt in
-full: the definition of a right answer. The fastest way, for models it knows, is in `decoder`.
+full: the definition of a right answer. The fastest way, for models it knows, is in `tree_prefill`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from forecast_autotune.llm.tokenizer import Ids
 from forecast_integrations.models.transformers.prefix_cache import Layers, Prefix
 
-Logits = tuple[Any, Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import DynamicCache, PreTrainedModel
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+Logits: TypeAlias = "tuple[Tensor, Tensor]"
 """Logits of the labels after every suffix, float32 [n, labels], and log sum exp of all logits, [n]."""
 
 
@@ -44,7 +50,7 @@ class PrefillStrategy(Protocol):
         """Read on: `past` and `ids` as one prefix. `past` stays as it is."""
         ...
 
-    def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Any) -> Logits:
+    def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Tensor) -> Logits:
         """Logits after `past` and each of the suffixes, in one pass; `labels` [labels] are tokens."""
         ...
 
@@ -72,7 +78,7 @@ class UnsupportedModel(ValueError):
 class _ModelPrefill:
     """What ways share that run the model's own forward."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
         self._model, self._device = model, model.device
         heads = getattr(config, "num_attention_heads", None) or 1
@@ -88,18 +94,20 @@ class _ModelPrefill:
         eager = getattr(model.config, "_attn_implementation", "") == "eager"
         self._pair: int = 8 * heads if eager else 4
 
-    def _tensor(self, numbers: Any) -> Any:
+    def _tensor(self, numbers: npt.NDArray[np.int64]) -> Tensor:
         import torch
 
         return torch.as_tensor(numbers, device=self._device)
 
-    def _ask(self, ids: Any, keep: Any, layers: Layers | None, **more: Any) -> Any:
+    def _ask(
+        self, ids: Tensor, keep: Tensor | int, layers: Layers | None, **more: Tensor
+    ) -> CausalLMOutputWithPast:
         cache = None if layers is None else cache_from_layers(layers, rows=len(ids))
         return self._model(
             input_ids=ids, past_key_values=cache, use_cache=cache is not None, logits_to_keep=keep, **more
         )
 
-    def _padded(self, suffixes: Sequence[Ids]) -> tuple[Any, Any, Any, Any]:
+    def _padded(self, suffixes: Sequence[Ids]) -> tuple[Tensor, Ids, Tensor, Tensor]:
         """Tokens [n, longest] padded on the right, where causal attention does not see the padding; the
         distinct last places, and every row's place among them."""
         ids, last = pad_suffixes(suffixes)
@@ -119,12 +127,12 @@ class PackedPrefill(_ModelPrefill):
     name = "packed"
     max_padding = math.inf
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         if not has_full_attention(model):
             raise UnsupportedModel("some layers see a window only, or have no attention")
         super().__init__(model)
 
-    def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Any) -> Logits:
+    def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Tensor) -> Logits:
         """See `PrefillStrategy`."""
         import torch
 
@@ -154,7 +162,7 @@ class BatchedPrefill(_ModelPrefill):
     name = "batched"
     max_padding = 512.0
 
-    def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Any) -> Logits:
+    def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Tensor) -> Logits:
         """See `PrefillStrategy`."""
         ids, places, rows, which = self._padded(suffixes)
         out = self._ask(ids, self._tensor(places), past.layers)
@@ -179,7 +187,7 @@ class FullPrefill(_ModelPrefill):
         """Nothing is read before its suffix."""
         return Prefix(np.concatenate([past.ids, ids]))
 
-    def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Any) -> Logits:
+    def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Tensor) -> Logits:
         """See `PrefillStrategy`."""
         ids, places, rows, which = self._padded([np.concatenate([past.ids, ids]) for ids in suffixes])
         out = self._ask(ids, self._tensor(places), None)
@@ -208,13 +216,13 @@ def pad_suffixes(suffixes: Sequence[Ids]) -> tuple[Ids, Ids]:
     return ids, last
 
 
-def label_logits(logits: Any, labels: Any) -> Logits:
+def label_logits(logits: Tensor, labels: Tensor) -> Logits:
     """Of logits [n, vocabulary], what a forecast needs."""
     wide = logits.float()
     return wide[:, labels], wide.logsumexp(dim=-1)
 
 
-def cache_from_layers(layers: Layers, rows: int) -> Any:
+def cache_from_layers(layers: Layers, rows: int) -> DynamicCache:
     """A cache of transformers that begins with these keys and values, for a batch of `rows`.
 
     A cache grows by concatenation, into tensors of its own: what is kept of a prefix is never written to.
@@ -228,7 +236,7 @@ def cache_from_layers(layers: Layers, rows: int) -> Any:
     return cache
 
 
-def has_full_attention(model: Any) -> bool:
+def has_full_attention(model: PreTrainedModel) -> bool:
     """Whether every layer attends to all earlier tokens, as its config says: `PackedPrefill` needs that."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from forecast_autotune.llm.tokenizer import Ids
 
-Layers = tuple[tuple[Any, Any], ...]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Layers: TypeAlias = "tuple[tuple[Tensor, Tensor], ...]"
 """Keys and values per layer, tensors [1, heads, tokens, width]; empty where a model's are not kept."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,10 @@ from forecast_integrations.models.transformers.prefill import (
 from forecast_integrations.models.transformers.prefix_cache import EMPTY_PREFIX
 from forecast_integrations.models.transformers.tree_prefill import TreePrefill
 
-STRATEGIES: dict[str, Callable[[Any], PrefillStrategy]] = {
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+STRATEGIES: dict[str, Callable[[PreTrainedModel], PrefillStrategy]] = {
     "tree": TreePrefill,
     "packed": PackedPrefill,
     "batched": BatchedPrefill,
@@ -39,7 +42,7 @@ _PROBE_SUFFIXES = (
 
 
 def choose_strategy(
-    model: Any, tokens: ForecastTokenizer, wanted: str | None = None
+    model: PreTrainedModel, tokens: ForecastTokenizer, wanted: str | None = None
 ) -> tuple[PrefillStrategy, dict[str, str]]:
     """The first of `STRATEGIES` (or the one that is wanted) that reads a short prompt as the model's own code
     reads it, and why those before it were refused. Call it in `torch.inference_mode`.
@@ -67,7 +70,7 @@ def choose_strategy(
 
 
 def warm_up(
-    way: PrefillStrategy, model: Any, limit_bytes: float, *, prefix: int, rows: int, length: int
+    way: PrefillStrategy, model: PreTrainedModel, limit_bytes: float, *, prefix: int, rows: int, length: int
 ) -> None:
     """Read made-up tokens: the first pass of its size has kernels to load and workspaces to allocate.
 
@@ -86,7 +89,7 @@ def warm_up(
     unless_out_of_memory(once)
 
 
-def _relative_error(way: PrefillStrategy, model: Any, tokens: ForecastTokenizer) -> float:
+def _relative_error(way: PrefillStrategy, model: PreTrainedModel, tokens: ForecastTokenizer) -> float:
     """How far a way's logits lie from the model's own: RMS of the difference over RMS, both centred per
     suffix; NaN where either is not finite."""
     import torch

@@ -6,14 +6,14 @@ is needed for: every suffix token attends to the whole prefix, and to its own su
 are put together by their log-sum-exp (as in Hydragen, arXiv 2402.05099, and cascade inference). A tree
 mask over prefix and all suffixes gives the same, at n times the work within the suffixes.
 
-The weights stay those of the model, and its own code remains what `ways.choose` compares with.
+The weights stay those of the model, and its own code remains what `strategies.choose_strategy` compares with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +28,11 @@ from forecast_integrations.models.transformers.prefill import (
 )
 from forecast_integrations.models.transformers.prefix_cache import Prefix
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+    from transformers import PreTrainedModel
+
 SUPPORTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` whose layers are the ones below."""
 _SUPPORTED_ROPES = ("default", "linear", "llama3", "yarn")
@@ -36,15 +41,15 @@ _SUPPORTED_ROPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class _Linear:
-    weight: Any
-    bias: Any
+    weight: Tensor
+    bias: Tensor | None
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Tensor) -> Tensor:
         import torch
 
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
-    def add(self, x: Any, to: Any) -> None:
+    def add(self, x: Tensor, to: Tensor) -> None:
         """Add this of x to `to`, in its place: one operation where there is no bias."""
         if self.bias is None:
             to.flatten(0, -2).addmm_(x.flatten(0, -2), self.weight.t())
@@ -54,10 +59,10 @@ class _Linear:
 
 @dataclass(frozen=True)
 class _Norm:
-    weight: Any
+    weight: Tensor
     epsilon: float
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Tensor) -> Tensor:
         import torch
 
         return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
@@ -72,7 +77,7 @@ class _Layer:
     out: _Linear
     after: _Norm
     gate_up: _Linear
-    act: Any
+    act: Callable[[Tensor], Tensor]
     down: _Linear
     scale: float
 
@@ -82,7 +87,7 @@ class TreePrefill:
 
     name = "tree"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         import torch
 
         config = model.config.get_text_config()
@@ -110,15 +115,15 @@ class TreePrefill:
         self._logits: int = 10 * config.vocab_size
 
     def extend(self, past: Prefix, ids: Ids) -> Prefix:
-        """See `reading.Way`."""
+        """See `PrefillStrategy`."""
         import torch
 
-        kept: list[tuple[Any, Any]] = []
+        kept: list[tuple[Tensor, Tensor]] = []
         self._run(past, torch.as_tensor(ids, device=self._device)[None], kept)
         return Prefix(np.concatenate([past.ids, ids]), tuple(kept))
 
-    def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Any) -> Logits:
-        """See `reading.Way`. Logits of labels are computed in float32: in bfloat16 they would come in
+    def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Tensor) -> Logits:
+        """See `PrefillStrategy`. Logits of labels are computed in float32: in bfloat16 they would come in
         steps of a sixteenth, and candidates would tie."""
         import torch
 
@@ -130,10 +135,10 @@ class TreePrefill:
         return exact, label_logits(self._head(ends), labels)[1]
 
     def pass_bytes(self, past: int, shape: PassShape) -> float:
-        """See `reading.Way`."""
+        """See `PrefillStrategy`."""
         return shape.rows * (shape.longest * self._token + self._logits)
 
-    def _run(self, past: Prefix, ids: Any, kept: list[tuple[Any, Any]] | None = None) -> Any:
+    def _run(self, past: Prefix, ids: Tensor, kept: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
         """Hidden states [n, length, d] of tokens [n, length], each row after `past`; of a single row, keys
         and values of past and row together are added to `kept`."""
         import torch
@@ -162,7 +167,9 @@ class TreePrefill:
             layer.down.add(layer.act(gate) * up, x)
         return self._norm(x)
 
-    def _attend(self, query: Any, keys: Any, values: Any, before: Any, scale: float) -> Any:
+    def _attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, before: tuple[Tensor, Tensor] | None, scale: float
+    ) -> Tensor:
         """Attention of queries [n, length, q, w] to their own row causally and to all that came before;
         [n, length, q * w]."""
         import torch
@@ -187,7 +194,9 @@ class TreePrefill:
         return torch.lerp(own.unflatten(2, (self._kv, group)), far, share).reshape(rows, length, q * width)
 
 
-def attention(query: Any, keys: Any, values: Any, scale: float, causal: bool) -> tuple[Any, Any]:
+def attention(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
     """Attention [n, heads, length, w] and the log-sum-exp of its scores, float32 [n, heads, length].
 
     The functions behind `scaled_dot_product_attention`, which keeps the second result to itself.
@@ -210,7 +219,9 @@ def attention(query: Any, keys: Any, values: Any, scale: float, causal: bool) ->
     return found[0], found[1][..., : query.shape[2]]
 
 
-def _concatenated(before: tuple[Any, Any] | None, keys: Any, values: Any) -> tuple[Any, Any]:
+def _concatenated(
+    before: tuple[Tensor, Tensor] | None, keys: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
     """Keys and values of what came before and after, in tensors of their own: those of a pass are views
     that would keep its queries, too."""
     import torch
@@ -220,7 +231,7 @@ def _concatenated(before: tuple[Any, Any] | None, keys: Any, values: Any) -> tup
     return torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
 
 
-def _layer(layer: Any) -> _Layer:
+def _layer(layer: Module) -> _Layer:
     heads, mlp = layer.self_attn, layer.mlp
     q_norm, k_norm = (getattr(heads, name, None) for name in ("q_norm", "k_norm"))
     return _Layer(
@@ -237,11 +248,11 @@ def _layer(layer: Any) -> _Layer:
     )
 
 
-def _norm(module: Any) -> _Norm:
+def _norm(module: Module) -> _Norm:
     return _Norm(module.weight, module.variance_epsilon)
 
 
-def _linear(module: Any) -> _Linear:
+def _linear(module: Module) -> _Linear:
     import torch
 
     if type(module) is not torch.nn.Linear:
@@ -249,7 +260,7 @@ def _linear(module: Any) -> _Linear:
     return _Linear(module.weight, module.bias)
 
 
-def _fused_linear(*modules: Any) -> _Linear:
+def _fused_linear(*modules: Module) -> _Linear:
     """Several projections of the same input as one. The modules become views of it: no weight is there
     twice, and the model's own code still works."""
     import torch
