@@ -338,7 +338,7 @@ def _reader(hint: Any, lenient: bool) -> Reader:
     if origin in (typing.Union, types.UnionType):
         return _union_reader(inner, lenient)
     if origin is Literal:
-        return _choice_reader(inner)
+        return one_of(inner)
     if origin in (tuple, list, frozenset) or hint in (tuple, list):
         return _list_reader(origin or hint, inner or (Any, ...), lenient)
     if origin is not None:
@@ -423,7 +423,9 @@ def _union_reader(inner: tuple[Any, ...], lenient: bool) -> Reader:
     return read
 
 
-def _choice_reader(words: tuple[Any, ...]) -> Reader:
+def one_of(words: Sequence[Any]) -> Reader:
+    """What reads one of these values and nothing else."""
+
     def read(value: Any) -> Any:
         if value not in words:
             raise RecordError(f" must be one of {', '.join(map(str, words))}, not {value!r:.40}")
@@ -457,6 +459,11 @@ def _list_reader(kind: Callable[[Any], Any], inner: tuple[Any, ...], lenient: bo
         return kind([_read_part(f"[{n}]", *pair) for n, pair in enumerate(zip(each, values, strict=True))])
 
     return read
+
+
+def tuple_of(reader: Reader) -> Reader:
+    """What reads a list (null counts as empty) of what `reader` reads."""
+    return lambda value: tuple(_read_part(f"[{n}]", reader, v) for n, v in enumerate(read_list(value, "")))
 
 
 def _mapping_reader(inner: tuple[Any, ...], lenient: bool) -> Reader:

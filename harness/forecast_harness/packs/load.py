@@ -99,7 +99,7 @@ def _load_native(folder: _TraversableFolder) -> Pack:
     listed = parse_json(where.read_text(), str(where))
     if not isinstance(listed, list) or not listed:
         raise RecordError(f"{where} must be a list of at least one workload")
-    works = tuple(Workload.from_json(w, definition) for w in listed)
+    works = tuple(Workload.from_json(w) for w in listed)
     found = []
     place = folder.joinpath("solutions")
     if place.is_dir():

@@ -11,20 +11,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import digest
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import decode_json, read_integer
 from forecast_harness.packs.expressions import evaluate
-from forecast_harness.packs.specs import (
-    AxisSpec,
-    TensorSpec,
-    ToleranceSpec,
-    parse_choice,
-    parse_fields,
-    parse_size,
-    parse_text,
-)
+from forecast_harness.packs.specs import AxisSpec, TensorSpec, ToleranceSpec
 
 PACK_SCHEMA = 1
 
@@ -51,7 +46,7 @@ class PackFormat(StrEnum):
 
 
 @dataclass(frozen=True)
-class Definition:
+class Definition(Record, schema=PACK_SCHEMA, label="definition", unknown="refuse"):
     """What is computed, without saying how."""
 
     name: str
@@ -67,45 +62,17 @@ class Definition:
     deterministic: bool = True
     """Whether equal inputs must give equal bits."""
     tolerance: ToleranceSpec = ToleranceSpec()
-    flops: str = "0"
+    flops: str = field(default="0", metadata=json_option(read=str))
     """Useful floating-point operations: an axis expression."""
-    bytes: str = ""
+    bytes: str = field(default="", metadata=json_option(read=str))
     """Bytes that must cross the memory bus, where that is not every input and output once."""
 
-    @classmethod
-    def from_json(cls, data: object) -> Definition:
-        """Read a `definition.json`. Raises `RecordError` saying which field breaks which rule."""
-        known = (
-            "schema name description source format axes inputs outputs destination deterministic "
-            "tolerance flops bytes"
-        )
-        found = parse_fields(data, "definition", known, "schema name")
-        if found["schema"] != PACK_SCHEMA:
-            raise RecordError(f"definition.schema must be {PACK_SCHEMA}, not {found['schema']!r:.20}")
-        parts: dict[str, dict[str, Any]] = {}
-        for name, kind in (("axes", AxisSpec), ("inputs", TensorSpec), ("outputs", TensorSpec)):
-            listed = found.get(name, {})
-            if not isinstance(listed, dict) or not all(n.isidentifier() for n in listed):
-                raise RecordError(f"definition.{name} must map identifiers to objects")
-            parts[name] = {n: kind.from_json(v, f"definition.{name}.{n}") for n, v in listed.items()}
-        done = cls(
-            parse_text(found, "name", "definition"),
-            parse_text(found, "description", "definition", ""),
-            parse_text(found, "source", "definition", ""),
-            PackFormat(parse_choice(found.get("format", "own"), list(PackFormat), "definition.format")),
-            **parts,
-            destination=found.get("destination", False) is True,
-            deterministic=found.get("deterministic", True) is True,
-            tolerance=ToleranceSpec.from_json(found.get("tolerance", {}), "definition.tolerance"),
-            flops=str(found.get("flops", "0")),
-            bytes=str(found.get("bytes", "")),
-        )
-        done._check()
-        return done
-
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         if self.format is PackFormat.OWN and not (self.inputs and self.outputs):
-            raise RecordError("definition needs at least one input and one output")
+            raise RecordError("it needs at least one input and one output")
+        for name in ("axes", "inputs", "outputs"):
+            if strange := [n for n in getattr(self, name) if not n.isidentifier()]:
+                raise RecordError(f"{name} must map identifiers to objects, not {strange}")
         ones = {n: (1 if a.value is None else a.value) for n, a in self.axes.items()}
         for tensor in (*self.inputs.values(), *self.outputs.values()):
             tensor.sizes(ones)
@@ -113,60 +80,38 @@ class Definition:
         evaluate(self.bytes or "0", ones)
         evaluate(self.tolerance.reduction, ones)
 
-    def to_json(self) -> dict[str, Any]:
-        """The object that `from_json` reads."""
-        return {
-            "schema": PACK_SCHEMA,
-            "name": self.name,
-            "description": self.description,
-            "source": self.source,
-            "format": str(self.format),
-            "axes": {n: a.to_json() for n, a in self.axes.items()},
-            "inputs": {n: t.to_json() for n, t in self.inputs.items()},
-            "outputs": {n: t.to_json() for n, t in self.outputs.items()},
-            "destination": self.destination,
-            "deterministic": self.deterministic,
-            "tolerance": self.tolerance.to_json(),
-            "flops": self.flops,
-            "bytes": self.bytes,
-        }
+
+def _read_axes(value: object) -> dict[str, Any]:
+    # Of any value: foreign generators take more than sizes.
+    if not isinstance(value, dict):
+        raise RecordError(f" must be an object, not {value!r:.60}")
+    return dict(value)
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Record, label="workload", unknown="refuse"):
     """One public size at which solutions are compared; `values` name arguments of foreign generators."""
 
     name: str
-    axes: Mapping[str, int]
-    large: bool = False
+    axes: Mapping[str, int] = field(metadata=json_option(read=_read_axes, write=dict))
+    large: bool = field(default=False, metadata=json_option(when=attrgetter("large")))
     """Only timed, and only on a device: too large to be drawn and checked often."""
-    host: bool = False
+    host: bool = field(default=False, metadata=json_option(when=attrgetter("host")))
     """Only timed, and only on a CPU: what takes milliseconds there and would be nothing to a device."""
 
-    @classmethod
-    def from_json(cls, data: object, definition: Definition) -> Workload:
-        """Read `{"name": "...", "axes": {"M": 128}}`; an own-format pack needs every variable axis."""
-        found = parse_fields(data, "workload", "name axes large host", "name axes")
-        where = {n: found.get(n, False) is True for n in ("large", "host")}
-        name = parse_text(found, "name", "workload")
-        if not isinstance(found["axes"], dict):
-            raise RecordError(f"workload {name}: axes must be an object")
+    def check_axes(self, definition: Definition) -> None:
+        """An own-format pack needs a size for every variable axis. Raises `RecordError`."""
         if definition.format is not PackFormat.OWN:
-            return cls(name, dict(found["axes"]), **where)
+            return
         wanted = {n for n, a in definition.axes.items() if a.value is None}
-        if set(found["axes"]) != wanted:
-            raise RecordError(f"workload {name} gives axes {sorted(found['axes'])}, not {sorted(wanted)}")
-        axes = {n: parse_size(v, f"workload {name}: {n}") for n, v in found["axes"].items()}
-        return cls(name, axes, **where)
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that `from_json` reads."""
-        where = {n: True for n in ("large", "host") if getattr(self, n)}
-        return {"name": self.name, "axes": dict(self.axes), **where}
+        if set(self.axes) != wanted:
+            raise RecordError(f"workload {self.name} gives axes {sorted(self.axes)}, not {sorted(wanted)}")
+        for name, size in self.axes.items():
+            read_integer(size, f"workload {self.name}: {name}")
 
 
 @dataclass(frozen=True)
-class Solution:
+class Solution(Record, label="solution", unknown="refuse"):
     """A candidate's source. Immutable; its identity is the hash of its text and language."""
 
     name: str
@@ -183,40 +128,21 @@ class Solution:
         """A stable name of what would be executed."""
         return digest(str(self.language), self.entry, self.source, dict(self.files))
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return {
-            "name": self.name,
-            "language": str(self.language),
-            "source": self.source,
-            "entry": self.entry,
-            "author": self.author,
-            "files": dict(self.files),
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> Solution:
-        """Read what `to_json` wrote. Raises `RecordError`."""
-        known = "name language source entry author files"
-        found = parse_fields(data, "solution", known, "name language source")
-        language = Language(parse_choice(found["language"], list(Language), "solution.language"))
-        texts = {n: parse_text(found, n, "solution", d) for n, d in (("entry", "run"), ("author", ""))}
-        files = found.get("files", {})
-        if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
-            raise RecordError("solution.files must map paths to texts")
-        source = parse_text(found, "source", "solution")
-        return cls(parse_text(found, "name", "solution"), language, source, **texts, files=files)
-
 
 @dataclass(frozen=True)
-class Pack:
+class Pack(Record, label="pack", unknown="refuse"):
     """A definition with its reference code, public workloads and known solutions."""
 
     definition: Definition
     reference: str
     """Python text: `reference(**inputs)` and optionally `make(axes, draw)`; or a foreign module."""
     workloads: tuple[Workload, ...]
-    solutions: tuple[Solution, ...] = ()
+    solutions: tuple[Solution, ...] = field(default=(), metadata=json_option(private=True))
+    """Known here, and no part of what a worker is told."""
+
+    def __post_init__(self) -> None:
+        for workload in self.workloads:
+            workload.check_axes(self.definition)
 
     @property
     def id(self) -> str:
@@ -251,29 +177,19 @@ class Pack:
         """A copy with some fields replaced."""
         return replace(self, **changes)
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the solutions, for a worker."""
-        return {
-            "definition": self.definition.to_json(),
-            "reference": self.reference,
-            "workloads": [w.to_json() for w in self.workloads],
-        }
-
     @classmethod
-    def from_json(cls, data: object) -> Pack:
-        """Read what `to_json` wrote. Raises `RecordError`."""
-        found = parse_fields(data, "pack", "definition reference workloads", "definition reference workloads")
-        definition = Definition.from_json(found["definition"])
-        works = tuple(Workload.from_json(w, definition) for w in found["workloads"])
-        if all(w.large or w.host for w in works):
-            raise RecordError(f"pack {definition.name} has only workloads that are large or for the host")
-        return cls(definition, parse_text(found, "reference", "pack"), works)
+    def from_json(cls, data: Any) -> Pack:
+        """Read what `to_json` wrote: all but the solutions. Raises `RecordError`."""
+        pack = super().from_json(data)
+        if all(w.large or w.host for w in pack.workloads):
+            raise RecordError(
+                f"pack {pack.definition.name} has only workloads that are large or for the host"
+            )
+        return pack
 
 
 def parse_json(text: str, what: str) -> Any:
     """JSON text -> object, without NaN. Raises `RecordError` naming the file."""
-    from forecast_autotune.records.json_fields import decode_json
-
     try:
         return decode_json(text)
     except (ValueError, json.JSONDecodeError) as error:
