@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,16 @@ def test_an_adapter_is_complete_and_fits_this_release(folder: Path) -> None:
     assert all(rank in shape for shape in shapes.values())
     assert sum(path.stat().st_size for path in folder.iterdir()) < MOST_BYTES
     assert find_calibration("any", FORECAST_VERSION, [folder / FILE]).bins == BINS
+
+
+def test_no_package_holds_an_adapter() -> None:
+    """They would be two thirds of the wheel, and no decision uses them unasked."""
+    root = Path(__file__).parents[3]
+    built = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+    packages = built["targets"]["wheel"]["packages"]
+    assert "forecast_autotune" in packages
+    assert not [path for package in packages for path in (root / package).rglob("*.safetensors")]
+    assert "/train/adapters" in built["targets"]["sdist"]["exclude"]
 
 
 KINDS = pytest.mark.parametrize("kind", ["transformers", "vllm"])

@@ -161,7 +161,7 @@ def test_no_memory_for_a_pass_makes_smaller_passes(folder: str) -> None:
     program = """
 import json, resource, sys
 import numpy as np
-from forecast_integrations.models import decoder
+from forecast_integrations.models.transformers.tree_prefill import TreePrefill
 from forecast_integrations.models.transformers.backend import TransformersBackend
 from forecast_autotune.llm.bins import BINS
 from tests.integrations.models.tiny_models import PREFIX, suffixes
@@ -169,12 +169,12 @@ from tests.integrations.models.tiny_models import PREFIX, suffixes
 texts = suffixes(3000)
 backend = TransformersBackend(sys.argv[1], device="cpu", dtype="float32", memory_bytes=1 << 40)
 wanted = backend.forecast(PREFIX, texts[:600], BINS.labels, timeout_s=600)
-passes, read = [], decoder.Tree.read
+passes, read = [], TreePrefill.read
 def counted(self, past, rows, labels):
     passes.append(len(rows))
     return read(self, past, rows, labels)
-decoder.Tree.read = counted
-decoder.Tree.padding = property(lambda self: 1e9, lambda self, value: None)
+TreePrefill.read = counted
+TreePrefill.max_padding = property(lambda self: 1e9, lambda self, value: None)
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + int(sys.argv[2]) * 2**20,) * 2)
 answer = backend.forecast(PREFIX, texts, BINS.labels, timeout_s=600)
