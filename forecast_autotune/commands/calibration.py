@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.output import Output
-from forecast_autotune.commands.stored import first_forecasts, open_store
+from forecast_autotune.commands.store_access import first_forecasts, open_store
 from forecast_autotune.records import RiskVerdict
 from forecast_autotune.records.table import Table
 

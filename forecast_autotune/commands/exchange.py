@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks, plugins
 from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.stored import open_store
+from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.records import Device
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import parse_user_directory

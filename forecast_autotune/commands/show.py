@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.stored import first_forecasts, open_store
+from forecast_autotune.commands.store_access import first_forecasts, open_store
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table, latest_labels
 from forecast_autotune.store import Store

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_positive
-from forecast_autotune.commands.stored import open_store
+from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.store import Store

@@ -170,7 +170,7 @@ def _print_online_result(found: RefreshResult, path: Path, output: Output) -> No
 
 
 def _model_path(options: argparse.Namespace) -> Path:
-    from forecast_autotune.commands.stored import open_store
+    from forecast_autotune.commands.store_access import open_store
 
     root = open_store(options).root
     if root is None:
@@ -188,7 +188,7 @@ def _tables_given(options: argparse.Namespace) -> list[Table]:
 
 
 def _stored(options: argparse.Namespace) -> list[Table]:
-    from forecast_autotune.commands.stored import open_store
+    from forecast_autotune.commands.store_access import open_store
 
     return [t for t in open_store(options).tables(None, None) if len(t.by_candidate()) > 1]
 
