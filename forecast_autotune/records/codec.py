@@ -33,7 +33,7 @@ Writer: TypeAlias = Callable[[Any], Any]
 
 EXTRA = "extra"
 """The field that keeps what a newer release wrote, where a class has one."""
-_ABSENT = object()
+_ABSENT, _CLASS_DEFAULT = object(), object()
 
 
 class _Layout:
@@ -178,7 +178,7 @@ def from_json(kind: type[T], data: Any, what: str = "") -> T:
 
 _FieldReader: TypeAlias = tuple[str, str, type | None, Reader, Any]
 """Name; key; a type whose values are taken as they are, since most are of it and a call costs as much as all
-the rest; reader of others; value where it is missing (None: the class's own, `_ABSENT`: it must be there)."""
+the rest; reader of others; value where it is missing (`_CLASS_DEFAULT`, or `_ABSENT`: it must be there)."""
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError)
 """What a field's own reader may raise. `RecordError` is a ValueError."""
 
@@ -220,7 +220,7 @@ class _ReadPlan:
             exact, read = _EXACT.get(hint), _reader(hint, self.layout.lenient)
         default = option["default"] if option else _ABSENT
         if default is _ABSENT and not self.layout.complete and _has_default(field):
-            default = None
+            default = _CLASS_DEFAULT
         self.fields.append((field.name, key, exact, read, default))
 
 
@@ -255,7 +255,7 @@ def _read(kind: Any, data: Any) -> Any:
         elif value is _ABSENT or (lenient and value is None):
             if default is _ABSENT:
                 raise RecordError(f" needs the field {key!r}; it has {', '.join(map(str, data)) or 'none'}")
-            if default is not None:
+            if default is not _CLASS_DEFAULT:
                 found[name] = default
         else:
             try:

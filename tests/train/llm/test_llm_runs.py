@@ -151,7 +151,7 @@ def test_traces_survive_a_file(tmp_path: Path) -> None:
     first = json.loads((tmp_path / "chats.jsonl").read_text().splitlines()[0])
     assert [m["role"] for m in first["messages"]] == ["user", "assistant"]
     path.write_text('{"type": "trace", "problem": "a", "messages": [], "reply": 3, "correct": true}\n')
-    with pytest.raises(RecordError, match=r"t.jsonl:1: a trace needs"):
+    with pytest.raises(RecordError, match=r"t.jsonl:1: trace.reply must be a text"):
         load_traces(path)
 
 

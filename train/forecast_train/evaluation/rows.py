@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from forecast_autotune.errors import RecordError
+from forecast_autotune.records.codec import Record
 from forecast_train.evaluation.bin_scores import BinScores
 
 INTERVAL_LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -50,7 +49,9 @@ class ForecastScores:
 
 
 @dataclass(frozen=True)
-class EvaluationRow:
+class EvaluationRow(
+    Record, label="row of an evaluation", complete=True, remedy="delete the file, it is made again"
+):
     """What one method made of one problem. Regrets are shares; None where a score is not defined."""
 
     problem: str
@@ -91,19 +92,7 @@ class EvaluationRow:
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers by name, probabilities and regrets to five digits."""
-        return {name: _rounded(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> EvaluationRow:
-        """Read a stored row. Raises `RecordError` when fields are missing."""
-        try:
-            plain = {f.name: data[f.name] for f in fields(cls)}
-            binned = None if data["binned"] is None else BinScores(**data["binned"])
-            return cls(**{**plain, "stated": ForecastScores(**data["stated"]), "binned": binned})
-        except (KeyError, TypeError) as error:
-            raise RecordError(
-                f"not a row of an evaluation ({error!r}): delete the file, it is made again"
-            ) from error
+        return {name: _rounded(value) for name, value in super().to_json().items()}
 
 
 def _rounded(value: Any) -> Any:

@@ -10,15 +10,14 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from forecast_autotune.errors import RecordError
 from forecast_autotune.features.stored_facts import has_facts
 from forecast_autotune.records import digest
+from forecast_autotune.records.codec import Record
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
@@ -51,7 +50,7 @@ class ForecastScore:
 
 
 @dataclass(frozen=True)
-class RefreshResult:
+class RefreshResult(Record):
     """What one refresh did."""
 
     kept: bool
@@ -61,10 +60,6 @@ class RefreshResult:
     """In the store when it was fitted."""
     before: ForecastScore | None
     after: ForecastScore | None
-
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object."""
-        return asdict(self)
 
 
 def is_held_out(table: Table) -> bool:
@@ -151,7 +146,7 @@ def _replace_link(path: Path, to: Path) -> None:
 
 
 @dataclass(frozen=True)
-class RefreshState:
+class RefreshState(Record):
     """What is remembered between refreshes, beside the model."""
 
     measurements: int = 0
@@ -161,14 +156,14 @@ class RefreshState:
     def read(cls, path: Path) -> RefreshState:
         """Read it; a missing or broken file is a fresh start."""
         try:
-            return cls(int(json.loads(path.read_text(encoding="utf-8"))["measurements"]))
-        except (OSError, ValueError, KeyError, TypeError, RecordError):
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
             return cls()
 
     def write(self, path: Path) -> None:
         """Put it there, in one step."""
         part = path.with_name(f".{path.name}.part")
-        part.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
         part.replace(path)
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.errors import RecordError
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.backend import Backend
 from forecast_autotune.llm.similarity import kernel_kind, problem_features
 from forecast_autotune.records import digest
+from forecast_autotune.records.codec import Record, json_option, reader_of
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.questions import (
@@ -38,11 +38,41 @@ Rows = npt.NDArray[np.intp]
 FitSurrogate = Callable[[Sequence[Table]], AnalyticSurrogate]
 """Training tables -> the surrogate that a model is compared with."""
 
-_ARRAYS = ("learned", "p_fail", "log2_ms", "stated", "mass", "ratios")
+
+def _read_array(value: Any) -> Array:
+    # null becomes NaN.
+    return np.array(value, dtype=float)
+
+
+def _read_place(value: Any) -> tuple[float, ...] | None:
+    return None if value is None else reader_of(tuple[float, ...])(value)
+
+
+def _rounded_json(values: Any) -> Any:
+    if values is None:
+        return None
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if isinstance(values, list | tuple):
+        return [_rounded_json(v) for v in values]
+    return round(values, 6) if math.isfinite(values) else None
+
+
+_ARRAY = json_option(read=_read_array, write=_rounded_json)
+"""Six digits; failures are null."""
 
 
 @dataclass(frozen=True, eq=False)
-class ModelAnswers:
+class ModelAnswers(
+    Record,
+    label="answer of a model",
+    remedy="delete it, and ask again",
+    order=(
+        *("problem", "label", "kernel", "family", "device", "language", "kind", "place", "reference"),
+        *("reference_log2_ms", "model", "prompt", "characters", "tokens", "seconds"),
+        *("learned", "p_fail", "log2_ms", "stated", "mass", "ratios", "rows"),
+    ),
+):
     """What a model said of one problem, and what was true. Of n candidates it was asked about m."""
 
     problem: str
@@ -54,20 +84,24 @@ class ModelAnswers:
     language: str
     kind: str
     """See `llm.likeness`."""
-    place: tuple[float, ...] | None
-    learned: Array
+    place: tuple[float, ...] | None = field(metadata=json_option(read=_read_place, write=_rounded_json))
+    learned: Array = field(metadata=_ARRAY)
     """log2 milliseconds as the learned surrogate has it, [n]."""
-    p_fail: Array
+    p_fail: Array = field(metadata=_ARRAY)
     """P(failure) as the learned surrogate has it, [n]."""
-    log2_ms: Array
+    log2_ms: Array = field(metadata=_ARRAY)
     """The truth, [n]; NaN for failures."""
-    rows: Rows
+    rows: Rows = field(
+        metadata=json_option(
+            read=lambda value: np.array(value, dtype=np.intp), write=lambda rows: rows.tolist()
+        )
+    )
     """Which candidates were asked about, [m]."""
-    stated: Array
+    stated: Array = field(metadata=_ARRAY)
     """Probabilities of the labels, [m, labels]; rows of zeros where the model said nothing."""
-    mass: Array
+    mass: Array = field(metadata=_ARRAY)
     """[m]"""
-    ratios: Array
+    ratios: Array = field(metadata=_ARRAY)
     """True log2(time / reference time), [m]; NaN for failures."""
     reference: str
     """`Candidate.id` of what times were compared with."""
@@ -79,37 +113,6 @@ class ModelAnswers:
     """Of the longest prompt: prefix and one suffix."""
     tokens: int
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers, six digits; failures are null."""
-        plain = {k: v for k, v in vars(self).items() if k not in _ARRAYS and k != "rows"}
-        arrays = {k: _rounded_json(getattr(self, k)) for k in _ARRAYS}
-        return {**plain, **arrays, "rows": self.rows.tolist(), "place": _rounded_json(self.place)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ModelAnswers:
-        """Read it back. Raises `RecordError` for something else."""
-        try:
-            given = dict(data)
-            # null becomes NaN.
-            given |= {name: np.array(data[name], dtype=float) for name in _ARRAYS}
-            given["rows"] = np.array(data["rows"], dtype=np.intp)
-            given["place"] = None if data["place"] is None else tuple(map(float, data["place"]))
-            return cls(**given)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordError(
-                f"not an answer of a model on a table ({error!r}): delete it, and ask again"
-            ) from error
-
-
-def _rounded_json(values: Any) -> Any:
-    if values is None:
-        return None
-    if isinstance(values, np.ndarray):
-        values = values.tolist()
-    if isinstance(values, list | tuple):
-        return [_rounded_json(v) for v in values]
-    return round(values, 6) if math.isfinite(values) else None
 
 
 def collect_answers(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import LLMCalibration
+from forecast_autotune.records.codec import Record, json_option, reader_of
 from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_train.evaluation import metrics
 from forecast_train.evaluation.bin_scores import (
@@ -40,7 +41,7 @@ _FAILED_PLACE = float(BINS.bounds[-1, 1] + 1.0)
 
 
 @dataclass(frozen=True)
-class BinScoresOfProblem:
+class BinScoresOfProblem(Record):
     """One problem's forecasts, scored."""
 
     problem: str
@@ -48,23 +49,17 @@ class BinScoresOfProblem:
     family: str
     candidates: int
     binned: BinScores
-    spearman: float
+    spearman: float = field(
+        metadata=json_option(
+            read=lambda value: math.nan if value is None else reader_of(float)(value),
+            write=lambda found: None if math.isnan(found) else found,
+        )
+    )
     """Of expected and measured log2 time, of those that ran."""
     recovered: bool
     """Whether measuring a tenth in the stated order finds one within 20 % of the best."""
     regret: float
     """Of the best of that tenth."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers by name; NaN becomes null."""
-        found = asdict(self)
-        return found | {"spearman": None if math.isnan(self.spearman) else self.spearman}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> BinScoresOfProblem:
-        """Read it back. Raises `KeyError` or `TypeError` for something else."""
-        told = math.nan if data["spearman"] is None else data["spearman"]
-        return cls(**{**data, "binned": BinScores(**data["binned"]), "spearman": told})
 
 
 def model_bin_scores(h: ModelAnswers, calibration: LLMCalibration | None = None) -> BinScoresOfProblem | None:

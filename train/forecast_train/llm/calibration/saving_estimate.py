@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import LLMCalibration
 from forecast_autotune.llm.gate import GateDecision, GateInputs
 from forecast_autotune.llm.prompt import Prompt
+from forecast_autotune.records.codec import Record
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.default import DefaultSurrogate
@@ -111,7 +113,7 @@ class PairedReplay:
 
 
 @dataclass(frozen=True)
-class SavingEstimate:
+class SavingEstimate(Record, derived={"sure": attrgetter("lower_bound")}):
     """What replays say of a model."""
 
     saved: float
@@ -134,7 +136,7 @@ class SavingEstimate:
 
     def to_json(self) -> dict[str, float]:
         """Plain numbers, five digits."""
-        return {k: round(v, 5) for k, v in {**asdict(self), "sure": self.lower_bound}.items()}
+        return {k: round(v, 5) for k, v in super().to_json().items()}
 
 
 def replay_pairs(

@@ -9,48 +9,35 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.records.codec import Record, json_option, tuple_of
 from forecast_autotune.records.table import read_lines
 
 
+def _read_message(value: Any) -> dict[str, str]:
+    return {name: str(value[name]) for name in ("role", "content")}
+
+
 @dataclass(frozen=True)
-class WriterTrace:
+class WriterTrace(Record, tag="trace"):
     """One attempt of a writer: what it was asked, what it said, what became of it."""
 
     problem: str
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, str], ...] = field(metadata=json_option(read=tuple_of(_read_message)))
     """The dialogue up to the reply: role and content each."""
     reply: str
     correct: bool
-    ms: float | None
+    ms: float | None = field(metadata=json_option(default=None))
     """Median time of its best config; None: not measured."""
     model: str = ""
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> WriterTrace:
-        """Read a `trace` line. Raises `RecordError` naming what is wrong."""
-        try:
-            messages = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in data["messages"])
-            ms = None if data.get("ms") is None else float(data["ms"])
-            if not isinstance(data["correct"], bool) or not isinstance(data["reply"], str):
-                raise TypeError("correct must be true or false, and reply a text")
-            if ms is not None and not (math.isfinite(ms) and ms > 0):
-                raise ValueError(f"ms must be positive, got {ms}")
-            return cls(
-                str(data["problem"]), messages, data["reply"], data["correct"], ms, str(data.get("model", ""))
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordError(
-                f"a trace needs problem, messages, reply and correct: {data!r:.80} ({error})"
-            ) from error
-
-    def to_json(self) -> dict[str, Any]:
-        """The line that `from_json` reads."""
-        return {"type": "trace", **vars(self), "messages": [dict(m) for m in self.messages]}
+    def __post_init__(self) -> None:
+        if self.ms is not None and not (math.isfinite(self.ms) and self.ms > 0):
+            raise RecordError(f"ms must be positive, got {self.ms}")
 
 
 def load_traces(path: Path) -> list[WriterTrace]:
