@@ -67,17 +67,17 @@ def make_measurement(
     extra: dict[str, Any] = {"choice": str(getattr(choice, "name", ""))}
     if features := _features(choice):
         extra["features"] = features
-    filed: dict[str, Any] = {"protocol": PROTOCOL, "at": utc_now(), "extra": extra}
+    common: dict[str, Any] = {"protocol": PROTOCOL, "at": utc_now(), "extra": extra}
     candidate = candidate_of(choice)
     # A clock that says zero has not measured anything.
     if math.isfinite(ms) and ms > 0:
         seconds = compile_s if compile_s is not None and 0 <= compile_s < math.inf else None
-        return Measurement(problem.id, candidate, Outcome.OK, ms, compile_s=seconds, **filed)
+        return Measurement(problem.id, candidate, Outcome.OK, ms, compile_s=seconds, **common)
     if message:
         extra["message"] = message[:_MAX_MESSAGE_CHARS]
     if math.isfinite(ms):
         outcome = Outcome.INFRASTRUCTURE
-    return Measurement(problem.id, candidate, outcome or failure_outcome(message), **filed)
+    return Measurement(problem.id, candidate, outcome or failure_outcome(message), **common)
 
 
 def _features(choice: ChoiceCaller) -> dict[str, Any]:

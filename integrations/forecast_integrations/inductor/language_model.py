@@ -120,7 +120,7 @@ class LLMAssistedSurrogate:
         self.name = plain.name
         self.timeout_s = min(settings.llm_timeout_s, _TIME_SHARE * limit_s)
         self._mutex = threading.Lock()
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._objects: deque[tuple[Hashable, Query]] = deque(maxlen=_CACHE_SIZE)
         self._pair = None if settings.mode is Mode.DETERMINISTIC else self._made()
         # Ensembles have the plain one's version until a calibration has found their model of use.
@@ -137,7 +137,7 @@ class LLMAssistedSurrogate:
             live, kept = self._pair
             return (kept if is_distributed() else live).forecast(self._known(query))
         except Exception as error:
-            self._say(f"the language model failed ({error!r}): forecasts go on without it")
+            self._warn_once(f"the language model failed ({error!r}): forecasts go on without it")
             return self.plain.forecast(query)
 
     def _made(self) -> tuple[EnsembleSurrogate, EnsembleSurrogate] | None:
@@ -158,7 +158,7 @@ class LLMAssistedSurrogate:
             kept = CacheOnlyBackend(open_backend(s.llm, s.cache_dir), self.until)
             return asked(), asked(patient=True, gate=_free_answer_gate, backend=kept)
         except Exception as error:
-            self._say(f"FORECAST_AUTOTUNE_LLM: {error}: compiling without it")
+            self._warn_once(f"FORECAST_AUTOTUNE_LLM: {error}: compiling without it")
             return None
 
     def _known(self, query: Query) -> Query:
@@ -179,10 +179,10 @@ class LLMAssistedSurrogate:
             self._objects.append((mark, query))
         return query
 
-    def _say(self, text: str) -> None:
-        if text in self._said:
+    def _warn_once(self, text: str) -> None:
+        if text in self._warned:
             return
-        self._said.add(text)
+        self._warned.add(text)
         try:
             warnings.warn(text, RuntimeWarning, stacklevel=4)
         except RuntimeWarning:

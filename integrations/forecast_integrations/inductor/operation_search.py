@@ -82,17 +82,17 @@ class OperationSearch:
         if mode in (Mode.LISTEN, Mode.EXHAUSTIVE):
             return everything
         if (stored := self._stored(draft)) is not None:
-            return self._settle(stored, "decided before", draft)
+            return self._predecide(stored, "decided before", draft)
         forecasts = self._ask(draft=draft)
         if mode in _UNTIMED:
-            return self._settle(self._best_guess(forecasts), f"{mode} mode: not timed", draft)
+            return self._predecide(self._best_guess(forecasts), f"{mode} mode: not timed", draft)
         if forecasts is None:
             self.failed = True
             return everything
         plan = self._next(forecasts)
         incumbent = self._incumbent()
         if not plan.measure and incumbent is not None:
-            return self._settle(incumbent, plan.reason, draft)
+            return self._predecide(incumbent, plan.reason, draft)
         return self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
 
     def _stored(self, draft: bool) -> Candidate | None:
@@ -111,7 +111,7 @@ class OperationSearch:
             self.session.settings, self.session.policy
         )
 
-    def _settle(self, chosen: Candidate, reason: str, draft: bool) -> list[Candidate]:
+    def _predecide(self, chosen: Candidate, reason: str, draft: bool) -> list[Candidate]:
         self.rounds.append(reason)
         if draft:
             return self.with_baselines([chosen], self._forecasts)

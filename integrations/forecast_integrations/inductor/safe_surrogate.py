@@ -44,10 +44,10 @@ class SafeSurrogate:
     One that exceeded its limit is not asked again: every further operation of the model would wait as long.
     """
 
-    def __init__(self, surrogate: Surrogate, limit_s: float, complain: WarnOnce) -> None:
+    def __init__(self, surrogate: Surrogate, limit_s: float, warn_once: WarnOnce) -> None:
         self.surrogate = surrogate
         self.limit_s = limit_s
-        self._complain = complain
+        self._warn_once = warn_once
         self._hung = False
         self._answers: dict[Any, Forecasts | None] = {}
         self._mutex = threading.Lock()
@@ -95,5 +95,5 @@ class SafeSurrogate:
         if not failed:
             self._hung = True
         why = failed[0] if failed else TimeoutError(f"no answer within {self.limit_s:g} s")
-        self._complain(f"forecast with {self.label}", why)
+        self._warn_once(f"forecast with {self.label}", why)
         return None

@@ -76,16 +76,16 @@ class TuningSession:
         limit_s: float = FORECAST_LIMIT_S,
     ) -> TuningSession:
         """Put together what `enable_torch_compile` was given; without a surrogate, the settings say which."""
-        complain = WarnOnce()
+        warn_once = WarnOnce()
         own = surrogate is None
         surrogate = surrogate or language_model.surrogate_for_operations(settings, until, limit_s)
-        asker = SafeSurrogate(surrogate, limit_s, complain)
+        safe_surrogate = SafeSurrogate(surrogate, limit_s, warn_once)
         chosen = policy or default_policy()
         return cls(
             settings,
             StoreSnapshot(store, until),
-            asker,
-            complain,
+            safe_surrogate,
+            warn_once,
             chosen,
             max(1, rounds),
             uses_language_model=own,

@@ -355,8 +355,8 @@ def _publish_decision(
             f"Triton autotuning for function {tuner.base_fn.__name__},\nwith key as {key},\n"
             f"finished after {seconds:.2f}s,\nbest config selected: {config};"
         )
-    for heard in list(LISTENERS):
-        heard(problem.kernel.name, decision)
+    for listen in list(LISTENERS):
+        listen(problem.kernel.name, decision)
     if knobs.autotuning.print or say:
         import sys
 

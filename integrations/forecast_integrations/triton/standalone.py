@@ -106,9 +106,9 @@ class _ModuleBuilder:
         elif hasattr(inner, "src") or type(inner).__name__ == "InterpretedFunction":
             self.add(inner, name)
         elif type(value).__name__ == "constexpr" and isinstance(
-            held := getattr(value, "value", None), _CONSTANT_TYPES
+            constant := getattr(value, "value", None), _CONSTANT_TYPES
         ):
-            self._constant(name, f"triton.language.constexpr({held!r})", user)
+            self._constant(name, f"triton.language.constexpr({constant!r})", user)
         elif isinstance(value, _CONSTANT_TYPES):
             self._constant(name, f"triton.language.constexpr({value!r})", user)
         elif type(value).__name__ == "dtype" and hasattr(value, "primitive_bitwidth"):

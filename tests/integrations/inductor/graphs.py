@@ -30,23 +30,23 @@ LATER = "9999"
 """A view that sees everything."""
 
 
-class Believing:
+class FunctionSurrogate:
     """A surrogate that says what a function of the candidate says, in log2(milliseconds)."""
 
-    name, version = "believing", "1"
+    name, version = "function", "1"
 
-    def __init__(self, believe: Callable[[Candidate], float]) -> None:
-        self.believe = believe
+    def __init__(self, log2_ms: Callable[[Candidate], float]) -> None:
+        self.log2_ms = log2_ms
         self.queries: list[Query] = []
 
     def forecast(self, query: Query) -> Forecasts:
         self.queries.append(query)
-        mean = np.array([self.believe(c) for c in query.candidates])
+        mean = np.array([self.log2_ms(c) for c in query.candidates])
         return Forecasts(query.candidates, mean, np.full(len(mean), 0.01), np.zeros(len(mean)))
 
 
 def serving(
-    believe: Callable[[Candidate], float] = lambda c: 0.0,
+    log2_ms: Callable[[Candidate], float] = lambda c: 0.0,
     store: Store | Path | None = None,
     *,
     policy: Policy | None = None,
@@ -54,7 +54,7 @@ def serving(
     **settings: Any,
 ) -> TuningSession:
     kept = store if isinstance(store, Store) else Store(store)
-    return TuningSession.of(Settings(**settings), Believing(believe), kept, until, policy=policy)
+    return TuningSession.of(Settings(**settings), FunctionSurrogate(log2_ms), kept, until, policy=policy)
 
 
 @contextlib.contextmanager

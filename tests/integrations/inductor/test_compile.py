@@ -97,7 +97,7 @@ def test_only_the_planned_choices_and_the_library_are_measured(session: dict[str
 
 
 def test_rounds_extend_until_the_risk_is_accepted(session: dict[str, Any]) -> None:
-    """Everything untried is believed to be far faster than what was measured: nothing can be trusted."""
+    """Everything untried is forecast to be far faster than what was measured: nothing can be trusted."""
     rounds = [splits(r) for r in session["unsure"]["rounds"]]
     assert rounds[0] == ["1", "2", "library"]
     assert rounds[1:] == [["16", "4", "8"]]

@@ -16,7 +16,7 @@ from forecast_integrations.inductor import api
 from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import PatchSet
-from tests.integrations.inductor.graphs import Believing, serving
+from tests.integrations.inductor.graphs import FunctionSurrogate, serving
 
 
 class Foreign:
@@ -96,9 +96,9 @@ def test_times_are_pending_unless_they_are_of_other_sizes_or_of_nobodys_service(
 
 def test_leaving_a_service_that_was_disabled_inside_leaves_it_disabled() -> None:
     before = AlgorithmSelectorCache.__call__
-    with api.enable_torch_compile(surrogate=Believing(lambda c: 0.0), store=Store(None)):
+    with api.enable_torch_compile(surrogate=FunctionSurrogate(lambda c: 0.0), store=Store(None)):
         assert AlgorithmSelectorCache.__call__ is not before
-        with api.enable_torch_compile(surrogate=Believing(lambda c: 0.0), store=Store(None)):
+        with api.enable_torch_compile(surrogate=FunctionSurrogate(lambda c: 0.0), store=Store(None)):
             api.disable_torch_compile()
             assert AlgorithmSelectorCache.__call__ is before
         assert api.current() is None

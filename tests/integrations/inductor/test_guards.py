@@ -30,7 +30,7 @@ from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_compilation
 from forecast_integrations.inductor.safe_surrogate import SafeSurrogate, WarnOnce
 from forecast_integrations.inductor.session import TuningSession
-from tests.integrations.inductor.graphs import H200, Believing, graph, product_inputs, serving
+from tests.integrations.inductor.graphs import H200, FunctionSurrogate, graph, product_inputs, serving
 from tests.integrations.inductor.test_parts import TWO, a_problem
 
 ROOT = Path(__file__).parents[3]
@@ -82,11 +82,11 @@ def test_without_forecasts_the_exhaustive_space_shrinks_to_the_users_own() -> No
 
 @pytest.mark.usefixtures("in_graph", "without_code")
 def test_a_surrogate_that_fails_later_does_not_bring_the_exhaustive_reserve_back() -> None:
-    believing = Believing(lambda c: float(c.config.num_warps))
+    surrogate = FunctionSurrogate(lambda c: float(c.config.num_warps))
     ours = serving(inductor_space="exhaustive")
-    ours.safe_surrogate.surrogate = believing
+    ours.safe_surrogate.surrogate = surrogate
     drafted = listed(ours)
-    believing.believe = failing
+    surrogate.log2_ms = failing
     operation = SelectionCall("mm", product_inputs().nodes(), drafted[0].layout)
     ours.safe_surrogate._answers.clear()
     with pytest.warns(RuntimeWarning, match="on purpose"):
@@ -103,7 +103,7 @@ def test_where_warnings_are_errors_a_failure_is_printed(capsys: pytest.CaptureFi
 
 
 def test_what_was_measured_is_part_of_the_question() -> None:
-    surrogate = Believing(lambda c: 0.0)
+    surrogate = FunctionSurrogate(lambda c: 0.0)
     ask = SafeSurrogate(surrogate, 5.0, WarnOnce())
     problem = a_problem()
     rows = [harvest.Measurement(problem.id, c, harvest.Outcome.OK, 1.0) for c in TWO]

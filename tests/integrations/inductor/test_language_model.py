@@ -265,7 +265,7 @@ def test_ranks_agree_while_others_are_answered(
     assert same(asked(serving(given, until)), first)
 
 
-def test_a_group_that_exists_is_believed_more_than_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_exists_is_trusted_more_than_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
 
     found = {}

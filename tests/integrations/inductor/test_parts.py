@@ -287,8 +287,8 @@ def blocks(*sizes: int) -> list[Any]:
     return [triton.Config({"XBLOCK": size}, num_warps=4) for size in sizes]
 
 
-def kept(believe: Any, configs: list[Any], kind: str = "POINTWISE", **settings: Any) -> list[int]:
-    ours = serving(believe, **settings)
+def kept(log2_ms: Any, configs: list[Any], kind: str = "POINTWISE", **settings: Any) -> list[int]:
+    ours = serving(log2_ms, **settings)
     return [
         c.kwargs["XBLOCK"] for c in pointwise.choose_configs(ours, HINTS, configs, META, kind, "/x/c1.py")
     ]
@@ -304,7 +304,7 @@ def test_generated_kernels_keep_the_plan_and_inductors_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("believe", "configs", "kind"),
+    ("log2_ms", "configs", "kind"),
     [
         (lambda c: 0.0, blocks(1024, 512, 256, 128), "POINTWISE"),
         (large_is_slow, blocks(1024, 512), "REDUCTION"),
@@ -312,8 +312,8 @@ def test_generated_kernels_keep_the_plan_and_inductors_default() -> None:
         (large_is_slow, blocks(1024, 512, 256, 128), "TEMPLATE"),
     ],
 )
-def test_generated_kernels_are_left_alone(believe: Any, configs: list[Any], kind: str) -> None:
-    assert len(kept(believe, configs, kind)) == len(configs)
+def test_generated_kernels_are_left_alone(log2_ms: Any, configs: list[Any], kind: str) -> None:
+    assert len(kept(log2_ms, configs, kind)) == len(configs)
 
 
 def test_worker_and_parent_choose_alike_whatever_the_store_holds() -> None:

@@ -165,7 +165,7 @@ def number(choice: Any) -> int:
     return int(dict(candidate_of(choice).config.kwargs).get("i", -1))  # type: ignore[arg-type]
 
 
-def believed(candidate: Candidate) -> float:
+def log2_ms_of(candidate: Candidate) -> float:
     """A belief: the higher the number, the slower; everything is far faster than it is."""
     return float(dict(candidate.config.kwargs).get("i", 6)) - 40.0  # type: ignore[arg-type]
 
@@ -197,7 +197,7 @@ def select(
 
 
 def test_rounds_bring_reserved_templates_back() -> None:
-    ours = serving(believed, policy=NARROW)
+    ours = serving(log2_ms_of, policy=NARROW)
     bench, timings = select(ours, {})
     assert bench.rounds[0] == [-1, 0, 1, 2]
     assert bench.rounds[1:] == [[3, 4, 5, 6]]
@@ -208,15 +208,15 @@ def test_rounds_bring_reserved_templates_back() -> None:
 
 def test_a_short_list_is_mostly_timed_in_one_round() -> None:
     """What Inductor hears of at once it compiles while it lowers the rest; later rounds are waited for."""
-    bench, timings = select(serving(believed), {})
+    bench, timings = select(serving(log2_ms_of), {})
     assert bench.rounds[0] == [-1, 0, 1, 2, 3, 4]
     assert len(timings) <= 10 < COUNT
 
 
 def test_a_decision_ends_measuring_in_the_next_process(tmp_path: Path) -> None:
-    _, timings = select(serving(believed, tmp_path), {4: 0.25})
+    _, timings = select(serving(log2_ms_of, tmp_path), {4: 0.25})
     assert min(timings, key=lambda i: timings[i]) == 4
-    later = serving(believed, tmp_path)
+    later = serving(log2_ms_of, tmp_path)
     bench, again = select(later, {})
     assert (bench.rounds, again) == ([[4]], {})
     assert "1 of them known" in later.tally.line()
@@ -224,7 +224,7 @@ def test_a_decision_ends_measuring_in_the_next_process(tmp_path: Path) -> None:
 
 def test_a_second_operation_waiting_for_its_turn_reads_the_first_ones_times() -> None:
     """In one graph all operations are listed before the first one is measured."""
-    ours, bench_times = serving(believed), {1: 0.5}
+    ours, bench_times = serving(log2_ms_of), {1: 0.5}
     inputs = product_inputs(64, 32, 16, device="cpu")
     waiting = []
     for _ in range(2):
@@ -244,23 +244,23 @@ def test_a_second_operation_waiting_for_its_turn_reads_the_first_ones_times() ->
 
 def test_when_nothing_of_the_first_round_runs_everything_else_is_tried() -> None:
     broken = dict.fromkeys((-1, 0, 1, 2), math.inf)
-    bench, timings = select(serving(believed, policy=NARROW), broken)
+    bench, timings = select(serving(log2_ms_of, policy=NARROW), broken)
     assert bench.rounds[:2] == [[-1, 0, 1, 2], list(range(3, COUNT))]
     assert {i for i, ms in timings.items() if math.isinf(ms)} == set(broken)
 
 
 def test_when_nothing_at_all_runs_inductor_says_so() -> None:
     with pytest.raises(NoValidChoicesError):
-        select(serving(believed), dict.fromkeys(range(-1, COUNT), math.inf))
+        select(serving(log2_ms_of), dict.fromkeys(range(-1, COUNT), math.inf))
 
 
 def test_a_known_failure_is_not_tried_again(tmp_path: Path) -> None:
-    select(serving(believed, tmp_path), {0: math.inf, 1: 0.5})
+    select(serving(log2_ms_of, tmp_path), {0: math.inf, 1: 0.5})
     (table,) = Store(tmp_path).tables()
     failed = [m for m in table.measurements if m.outcome is not Outcome.OK]
     assert [dict(m.candidate.config.kwargs)["i"] for m in failed] == [0]
     # Another policy, so the decision does not count and the search begins anew.
-    bench, timings = select(serving(believed, tmp_path, tolerance=0.01), {})
+    bench, timings = select(serving(log2_ms_of, tmp_path, tolerance=0.01), {})
     known = {dict(m.candidate.config.kwargs).get("i", -1) for m in table.measurements}
     assert not known & {i for r in bench.rounds for i in r}
     assert math.isinf(timings.get(0, math.inf))
@@ -268,10 +268,10 @@ def test_a_known_failure_is_not_tried_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC])
 def test_modes_without_a_clock_leave_the_best_guess(mode: Mode, tmp_path: Path) -> None:
-    bench, timings = select(serving(believed, tmp_path, mode=mode), {})
+    bench, timings = select(serving(log2_ms_of, tmp_path, mode=mode), {})
     assert (bench.rounds, timings) == ([[0]], {})
-    select(serving(believed, tmp_path), {3: 0.01})
-    bench, _ = select(serving(believed, tmp_path, mode=mode), {})
+    select(serving(log2_ms_of, tmp_path), {3: 0.01})
+    bench, _ = select(serving(log2_ms_of, tmp_path, mode=mode), {})
     assert bench.rounds == [[0 if mode is Mode.DETERMINISTIC else 3]]
 
 
@@ -279,7 +279,7 @@ def test_collective_operations_are_left_alone() -> None:
     inputs = product_inputs(64, 32, 16, device="cpu")
     made = [c.choice for c in listed_here(inputs)]
     operation = SelectionCall("mm", inputs.nodes(), made[0].layout, tuned_by_all_ranks=True)
-    assert prune_before_compilation(serving(believed), operation, made) is made
+    assert prune_before_compilation(serving(log2_ms_of), operation, made) is made
 
 
 def test_a_template_that_gives_no_code_is_replaced() -> None:
@@ -290,7 +290,7 @@ def test_a_template_that_gives_no_code_is_replaced() -> None:
             return None if kwargs.get("i", 0) in (3, 4) else super().choice_or_none(**kwargs)
 
     barren = Barren(torch.mm, "at::mm_out", name="forecast_test_barren")
-    ours = serving(believed, policy=NARROW)
+    ours = serving(log2_ms_of, policy=NARROW)
     inputs = product_inputs(64, 32, 16, device="cpu")
     listed = listed_here(inputs)
     for choice in listed[1:]:
@@ -307,7 +307,7 @@ def test_an_imported_row_counts_as_known() -> None:
     inputs = product_inputs(64, 32, 16, device="cpu")
     listed = listed_here(inputs)
     problem = problem_of("mm", inputs.nodes(), listed[0].layout)
-    ours = serving(believed)
+    ours = serving(log2_ms_of)
     row = Measurement(problem.id, candidate_of(listed[1]), Outcome.OK, 3.0)
     ours.snapshot.store.add(problem, row)
     bench, timings = select(ours, {})

@@ -56,7 +56,7 @@ def in_graph() -> Iterator[None]:
         yield
 
 
-def believed(candidate: Candidate) -> float:
+def log2_ms_of(candidate: Candidate) -> float:
     return float(dict(candidate.config.kwargs).get("i", 3))  # type: ignore[arg-type]
 
 
@@ -100,7 +100,7 @@ def outcomes(store: Path) -> dict[int, Outcome]:
 
 
 def test_choices_are_pruned_timed_and_kept_with_their_failures(tmp_path: Path) -> None:
-    ours = serving(believed, tmp_path)
+    ours = serving(log2_ms_of, tmp_path)
     assert select(ours) == (1, [-1, 0, 1, 2])
     ok = Outcome.OK
     assert outcomes(tmp_path) == {-1: ok, 0: ok, 1: Outcome.OUT_OF_RESOURCES, 2: ok}
@@ -113,18 +113,18 @@ def test_choices_are_pruned_timed_and_kept_with_their_failures(tmp_path: Path) -
     assert (decision.candidates, decision.measured) == (COUNT + 1, 4)
     # The same again, with Inductor's caches emptied: decided.
     with fresh_cache():
-        assert select(serving(believed, tmp_path))[0] == 0
+        assert select(serving(log2_ms_of, tmp_path))[0] == 0
 
 
 def test_inductors_cached_times_are_heard_and_not_stored(tmp_path: Path) -> None:
-    select(serving(believed, tmp_path / "first"))
-    timed, _ = select(serving(believed, tmp_path / "second"))
+    select(serving(log2_ms_of, tmp_path / "first"))
+    timed, _ = select(serving(log2_ms_of, tmp_path / "second"))
     assert timed == 0
     assert outcomes(tmp_path / "second") == {}
 
 
 def test_listening_stores_all_of_it(tmp_path: Path) -> None:
-    assert select(serving(believed, tmp_path, mode=Mode.LISTEN)) == (1, list(range(-1, COUNT)))
+    assert select(serving(log2_ms_of, tmp_path, mode=Mode.LISTEN)) == (1, list(range(-1, COUNT)))
     assert len(outcomes(tmp_path)) == COUNT + 1
     assert list(Store(tmp_path).decisions()) == []
 
@@ -147,14 +147,14 @@ def test_a_store_that_fails_costs_nothing_but_itself(tmp_path: Path) -> None:
         def add(self, *_: Any) -> None:
             raise OSError("on purpose")
 
-    ours = serving(believed, Failing(tmp_path))
+    ours = serving(log2_ms_of, Failing(tmp_path))
     with pytest.warns(RuntimeWarning, match="on purpose.*Inductor goes on"):
         assert select(ours)[1] == [-1, 0, 1, 2]
 
 
 def test_times_that_the_scheduler_asks_for_later_are_taken_in_rounds(tmp_path: Path) -> None:
     """On a GPU, Inductor fuses first and measures when the graph has its scheduler."""
-    ours = serving(lambda c: believed(c) - 40.0, tmp_path)
+    ours = serving(lambda c: log2_ms_of(c) - 40.0, tmp_path)
     with config.patch(cpu_backend="triton"), hooked(ours) as (made, nodes, layout):
         before = counters["inductor"]["select_algorithm_autotune"]
         node, chosen = get_algorithm_selector_cache()("mm", made, nodes, layout, return_multi_template=True)
@@ -176,11 +176,11 @@ def test_ranks_that_share_the_work_keep_every_operation_in_the_count(tmp_path: P
     """With `distributed_max_autotune_gemm`, ranks number the operations that have several choices."""
     import torch.distributed as dist
 
-    select(serving(believed, tmp_path))
+    select(serving(log2_ms_of, tmp_path))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with config.patch(distributed_max_autotune_gemm=True, cpu_backend="triton"), fresh_cache():
-            ours = serving(believed, tmp_path)
+            ours = serving(log2_ms_of, tmp_path)
             with hooked(ours) as (made, nodes, layout):
                 before = counters["inductor"]["select_algorithm_autotune"]
                 select_one = get_algorithm_selector_cache()
@@ -210,7 +210,7 @@ def test_the_exhaustive_space_is_in_force_only_while_configs_are_listed(
         def get_template_configs(self) -> str:
             return str(config.max_autotune_gemm_search_space)
 
-    patches, context = PatchSet(), HookContext(serving(believed, **settings))
+    patches, context = PatchSet(), HookContext(serving(log2_ms_of, **settings))
     patches.replace(Listing, "get_template_configs", lambda f: selection._template_configs(f, context))
     assert Listing().get_template_configs() == space
     assert config.max_autotune_gemm_search_space == "DEFAULT"
@@ -222,11 +222,11 @@ def test_a_listener_that_fails_breaks_nothing(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(summary, "LISTENERS", [listener])
     with pytest.warns(RuntimeWarning, match="keep what was decided of an operation.*stream is closed"):
-        assert select(serving(believed, tmp_path)) == (1, [-1, 0, 1, 2])
+        assert select(serving(log2_ms_of, tmp_path)) == (1, [-1, 0, 1, 2])
 
 
 def test_without_our_saver_there_is_one_round(tmp_path: Path) -> None:
-    with hooked(serving(lambda c: believed(c) - 40.0, tmp_path)) as (made, nodes, layout):
+    with hooked(serving(lambda c: log2_ms_of(c) - 40.0, tmp_path)) as (made, nodes, layout):
         cache = get_algorithm_selector_cache()
         savers = list(cache.feedback_saver_fns)
         cache.clear_feedback_savers()

@@ -113,7 +113,7 @@ def test_more_shared_memory_than_there_is_fails() -> None:
     assert found.p_fail[1] < 0.1
 
 
-def test_one_stage_is_believed_slower_than_two() -> None:
+def test_one_stage_is_forecast_slower_than_two() -> None:
     found = asked(matmul(4096, 4096, 4096), [tile(128, 256, 64, 8, 1), tile(128, 256, 64, 8, 2)])
     assert found.mean[0] > found.mean[1]
 

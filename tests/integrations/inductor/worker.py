@@ -50,23 +50,23 @@ def split(a: torch.Tensor, b: torch.Tensor, s: int = 1) -> torch.Tensor:
 
 
 class Scripted:
-    """Believes that splits are as slow as they are many; the library comes in the middle."""
+    """Forecasts that splits are as slow as they are many; the library comes in the middle."""
 
     version = "1"
 
     def __init__(self, *, hope: float = 0.0, version: str = "1") -> None:
         self.name, self.version = "scripted", version
         self.hope = hope
-        """Doublings by which everything is believed to be faster than it is."""
+        """Doublings by which everything is forecast to be faster than it is."""
         self.asked = 0
 
     def forecast(self, query: Query) -> Forecasts:
         self.asked += 1
-        mean = [self.believe(c) for c in query.candidates]
+        mean = [self.log2_ms(c) for c in query.candidates]
         sd = np.full(len(mean), 0.01)
         return Forecasts(query.candidates, np.array(mean) - self.hope, sd, np.zeros(len(mean)))
 
-    def believe(self, candidate: Candidate) -> float:
+    def log2_ms(self, candidate: Candidate) -> float:
         return float(dict(candidate.config.kwargs).get("s") or 3) if "sub" in candidate.variant else 3.0
 
 

@@ -84,9 +84,9 @@ class ForkPool:
         self._children.close()
 
     def _listen(self, timeout_s: float) -> bool:
-        ended, heard = self._children.finished(timeout_s)
+        ended, answered = self._children.finished(timeout_s)
         self._ended.extend(self._result(child, status) for child, status in ended)
-        return heard
+        return answered
 
     def _fill(self) -> None:
         while self._waiting and len(self._children) < self._workers:

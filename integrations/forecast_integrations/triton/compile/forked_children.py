@@ -81,14 +81,14 @@ class ForkedChildren:
         """Listen for at most `timeout_s`: children that ended, with their wait status, and whether
         anybody said anything."""
         ended: list[tuple[ForkedChild, int]] = []
-        heard = self._selector.select(timeout=timeout_s)
-        for key, _ in heard:
+        readable = self._selector.select(timeout=timeout_s)
+        for key, _ in readable:
             child = self._running[key.fd]
             block = os.read(child.pipe, 1 << 16)
             child.received += block
             if not block:
                 ended.append((child, self._forget(child)))
-        return ended, bool(heard)
+        return ended, bool(readable)
 
     def overdue(self, seconds: float) -> list[ForkedChild]:
         """Children that have been running for longer than that."""

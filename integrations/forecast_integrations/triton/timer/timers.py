@@ -148,12 +148,12 @@ class EventTimer:
             self._interface.synchronize()
             self._busy = time.perf_counter()
             clean = [[(start, end) for start, end, late in slot if not late] for slot in slots]
-            if all(2 * len(kept) >= rounds for kept in clean) or self._flushes >= _MOST_FLUSHES:
+            if all(2 * len(valid) >= rounds for valid in clean) or self._flushes >= _MOST_FLUSHES:
                 break
             self._flushes *= 2  # the device outran the host: give it more to do between launches
         return [
-            [start.elapsed_time(end) for start, end in (kept or [(s, e) for s, e, _ in slot])]
-            for kept, slot in zip(clean, slots, strict=True)
+            [start.elapsed_time(end) for start, end in (valid or [(s, e) for s, e, _ in slot])]
+            for valid, slot in zip(clean, slots, strict=True)
         ]
 
     def _queue(self, candidates: Sequence[Candidate], rounds: int) -> list[list[tuple[Any, Any, bool]]]:

@@ -25,7 +25,7 @@ from forecast_integrations.triton.protocols import (
 )
 
 _MAX_CACHED_CALLS = 4096
-"""Calls remembered for one way of writing them."""
+"""Calls remembered per layout."""
 _MAX_LAYOUTS = 256
 """Ways of writing a call (types of its arguments, names of those by keyword) that are remembered."""
 _ALIGNMENT = 15
@@ -42,7 +42,7 @@ class CallGuard:
         """`fn` is the tuner's function: its arguments are those of the calls."""
         self._variant, self._kernel, self._fn = variant, kernel, fn
         self._names = tuple(fn.arg_names)
-        self._ways: dict[tuple[object, ...], _CallLayout] = {}
+        self._layouts: dict[tuple[object, ...], _CallLayout] = {}
 
     def __call__(self, args: Arguments, kwargs: NamedArguments) -> bool:
         """`kwargs` may hold more than arguments: `grid`, `warmup` and launch options do not matter."""
@@ -52,44 +52,44 @@ class CallGuard:
         else:
             values = (*args, *kwargs.values())
             kinds = (*map(type, values), *kwargs)
-        way = self._ways.get(kinds)
-        if way is None:
-            way = self._way(kinds, args, kwargs)
-        tensors = way.tensors(values)
-        if way.described:
-            tensors = (*tensors, *[v.base for v in way.descriptors(values)])
+        layout = self._layouts.get(kinds)
+        if layout is None:
+            layout = self._layout(kinds, args, kwargs)
+        tensors = layout.tensors(values)
+        if layout.described:
+            tensors = (*tensors, *[v.base for v in layout.descriptors(values)])
         begins, low = [], 0
-        mark: list[object] = [way.scalars(values)]
+        shown: list[object] = [layout.scalars(values)]
         for tensor in tensors:
             at = tensor.data_ptr()
             low |= at
             begins.append(at)
-            mark += tensor.dtype, tensor.shape, tensor.stride()
+            shown += tensor.dtype, tensor.shape, tensor.stride()
         if low & _ALIGNMENT:
-            mark += [at & _ALIGNMENT for at in begins]
-        known = tuple(mark)
+            shown += [at & _ALIGNMENT for at in begins]
+        known = tuple(shown)
         try:
-            rivals = way.known[known]
+            rivals = layout.known[known]
         except KeyError:
-            if len(way.known) >= _MAX_CACHED_CALLS:
-                way.known.clear()
-            rivals = way.known[known] = self._look(args, kwargs, way.names, tensors)
+            if len(layout.known) >= _MAX_CACHED_CALLS:
+                layout.known.clear()
+            rivals = layout.known[known] = self._rivals_of(args, kwargs, layout.names, tensors)
         except TypeError:  # a value that cannot be hashed
-            rivals = self._look(args, kwargs, way.names, tensors)
+            rivals = self._rivals_of(args, kwargs, layout.names, tensors)
         return rivals is not None and _are_disjoint(begins, rivals)
 
-    def _way(self, kinds: tuple[object, ...], args: Arguments, kwargs: NamedArguments) -> _CallLayout:
-        if len(self._ways) >= _MAX_LAYOUTS:
-            self._ways.clear()
+    def _layout(self, kinds: tuple[object, ...], args: Arguments, kwargs: NamedArguments) -> _CallLayout:
+        if len(self._layouts) >= _MAX_LAYOUTS:
+            self._layouts.clear()
         # What is no argument of the kernel cannot matter to a check.
         arguments = {*self._names} - {"grid", "warmup"}
         places = {name: i for i, name in enumerate(self._names[: len(args)])}
         places |= {name: i for i, name in enumerate(kwargs, len(args)) if name in arguments}
         values = (*args, *kwargs.values())
-        found = self._ways[kinds] = _CallLayout({name: (i, values[i]) for name, i in places.items()})
+        found = self._layouts[kinds] = _CallLayout({name: (i, values[i]) for name, i in places.items()})
         return found
 
-    def _look(
+    def _rivals_of(
         self, args: Arguments, kwargs: NamedArguments, names: Sequence[str], tensors: Sequence[Tensor]
     ) -> OverlapPairs | None:
         """What must not overlap; None for a call that no check covers."""
@@ -106,12 +106,12 @@ class _CallLayout:
         """`arguments`: name -> place among the values of a call, and a value such as stands there."""
         plain = {n: i for n, (i, value) in arguments.items() if is_tensor(value)}
         described = {n: i for n, (i, value) in arguments.items() if n not in plain and is_descriptor(value)}
-        held = {*plain, *described}
+        tensors_by_name = {*plain, *described}
         self.names = (*plain, *described)
         """Of the tensors: those that are arguments, then those in descriptors."""
         self.described = bool(described)
         self.tensors, self.descriptors = _picker([*plain.values()]), _picker([*described.values()])
-        self.scalars = _picker([i for n, (i, _) in arguments.items() if n not in held])
+        self.scalars = _picker([i for n, (i, _) in arguments.items() if n not in tensors_by_name])
         self.known: dict[tuple[object, ...], OverlapPairs | None] = {}
 
 
@@ -126,14 +126,16 @@ def _picker(places: list[int]) -> ArgumentPicker:
 
 def may_overlap(named: NamedArguments, written: frozenset[str] | None) -> bool:
     """Whether a tensor that is written overlaps another argument; None: any of them may be written."""
-    held: dict[str, Tensor] = {}
+    tensors_by_name: dict[str, Tensor] = {}
     for name, value in named.items():
         if is_tensor(value):
-            held[name] = value
+            tensors_by_name[name] = value
         elif is_descriptor(value):
-            held[name] = value.base
-    tensors = list(held.values())
-    return not _are_disjoint([t.data_ptr() for t in tensors], _overlap_pairs(list(held), tensors, written))
+            tensors_by_name[name] = value.base
+    tensors = list(tensors_by_name.values())
+    return not _are_disjoint(
+        [t.data_ptr() for t in tensors], _overlap_pairs(list(tensors_by_name), tensors, written)
+    )
 
 
 def _overlap_pairs(

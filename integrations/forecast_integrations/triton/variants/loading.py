@@ -58,7 +58,7 @@ class VariantConfig(Config):
     fallback: LaunchConfig | None = None
     """The base's config for calls that the variant was not verified for; None: the first."""
 
-    _said: dict[str, Any] | None = None
+    _all_kwargs: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, config: LaunchConfig, function: AlternativeKernel) -> VariantConfig:
@@ -70,9 +70,9 @@ class VariantConfig(Config):
 
     def all_kwargs(self) -> dict[str, Any]:
         """Meta-parameters and launch options. Not to be changed: one dict serves every launch."""
-        if self._said is None:  # nobody else has this config to change it, unlike those of the base
-            self._said = super().all_kwargs()
-        return self._said
+        if self._all_kwargs is None:  # nobody else has this config to change it, unlike those of the base
+            self._all_kwargs = super().all_kwargs()
+        return self._all_kwargs
 
     def __hash__(self) -> int:
         return hash((self.function.name, super().__hash__()))
@@ -137,7 +137,7 @@ class LoadedVariant(AlternativeKernel):
         ]
         self._layers = [layer for layer in layers if layer]
         self.covers = covers
-        self._ways: dict[tuple[object, ...], _LaunchBinding] = {}
+        self._bindings: dict[tuple[object, ...], _LaunchBinding] = {}
         own = read_contract(variant.source, variant.kernel).configs
         self._configs = [_triton_config(c) for c in variant.configs or own]
         self.name, self.kernel = variant.name, entry.kernel
@@ -187,14 +187,14 @@ class LoadedVariant(AlternativeKernel):
 
     def launch(self, args: Arguments, given: dict[str, object]) -> object:
         """Launch as the variant asks for; `given` is used up. Raises `VariantError` for what it refuses."""
-        way = self._way(args, given)
+        binding = self._binding(args, given)
         try:
-            if way.is_direct:
+            if binding.is_direct:
                 given["warmup"] = False
                 return self.kernel.run(*args, **given)
             grid, given = self._given(args, given)
-            meta = {n: given[n] for n in way.meta}
-            return self.entry.run(grid, given, meta, {n: given[n] for n in way.options})
+            meta = {n: given[n] for n in binding.meta}
+            return self.entry.run(grid, given, meta, {n: given[n] for n in binding.options})
         except Exception as error:
             self._blame(error)
             raise
@@ -212,20 +212,20 @@ class LoadedVariant(AlternativeKernel):
         if outcome_of(error) is None:
             raise VariantError(f"variant {self.name}: {type(error).__name__}: {error}") from error
 
-    def _way(self, args: Arguments, kwargs: NamedArguments) -> _LaunchBinding:
+    def _binding(self, args: Arguments, kwargs: NamedArguments) -> _LaunchBinding:
         """What is the same for all calls that are written like this one."""
         written = (len(args), *kwargs)
-        way = self._ways.get(written)
-        if way is None:
+        binding = self._bindings.get(written)
+        if binding is None:
             names = dict.fromkeys((*self._names[: len(args)], *kwargs))
             names |= {n: None for layer in self._layers for n in layer}
             given = [n for n in names if n not in ("grid", "warmup")]
-            way = self._ways[written] = _LaunchBinding(
+            binding = self._bindings[written] = _LaunchBinding(
                 tuple(n for n in self.entry.meta if n in names),
                 tuple(n for n in given if self._is_option(n)),
                 self._is_straight(len(args), kwargs),
             )
-        return way
+        return binding
 
     def _is_straight(self, count: int, names: Collection[str]) -> bool:
         # The interpreter hands a grid function other values than the call's, so there the entry asks it.

@@ -49,7 +49,7 @@ class VariantSources:
     """Whether the tuner's own store is looked into."""
     generator: Generator | None = None
     _loaded: dict[tuple[object, ...], LoadedVariant | None] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, given: VariantsArgument, setting: str = "off") -> VariantSources | None:
@@ -112,7 +112,9 @@ class VariantSources:
             try:
                 yield from list(self.generator(problem))
             except Exception as error:
-                self._say(f"variants= failed for kernel {problem.kernel.name} ({error!r}): none are used")
+                self._warn_once(
+                    f"variants= failed for kernel {problem.kernel.name} ({error!r}): none are used"
+                )
 
     def _load(
         self, variant: Variant, kernel: Kernel, tuner: Tuner, own: Store | None
@@ -125,13 +127,13 @@ class VariantSources:
                 guard = CallGuard(variant, kernel, tuner.fn)
                 self._loaded[key] = load_variant(variant, tuner.fn, guard, folder)
             except VariantError as error:
-                self._say(str(error))
+                self._warn_once(str(error))
                 self._loaded[key] = None
         return self._loaded[key]
 
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             warnings.warn(text, stacklevel=2)
 
 
