@@ -1,4 +1,4 @@
-"""Every word of the glossary stands once, and the code that it names is there."""
+"""Every word of the glossary stands once; the code that it and the design decisions name is there."""
 
 from __future__ import annotations
 
@@ -32,3 +32,14 @@ def test_the_code_of_a_word_is_there(word: str, code: str) -> None:
     if ".triton." in code and importlib.util.find_spec("triton") is None:
         pytest.skip("needs triton")
     pkgutil.resolve_name(code)
+
+
+def _own_code() -> list[str]:
+    text = (ROOT / "docs" / "design" / "decisions.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| own code")]
+    return [match[1] for row in rows if (match := re.search(r"`(forecast_[\w.]+)`", row))]
+
+
+@pytest.mark.parametrize("module", _own_code())
+def test_own_code_that_a_decision_names_is_there(module: str) -> None:
+    assert importlib.util.find_spec(module) is not None
