@@ -1,6 +1,6 @@
 """The nouns of the project: frozen, typed, and JSON both ways.
 
-Every record knows how to become one JSON object (`to_json`) and how to be read back (`from_json`).
+Every record becomes one JSON object (`to_json`) and is read back (`from_json`) by one mechanism, `codec`.
 Fields that a newer version wrote and this one does not know are kept in `extra` and written out
 again, so a table survives a round trip through an older release. Nothing here imports numpy, torch
 or triton: the records must be cheap to load and safe to read on any machine.

@@ -66,7 +66,7 @@ class Record:
     - `tag`: the object's `type`, written first and demanded;
     - `schema`: the version that is written; later ones are refused;
     - `label`: what messages call it (default: the tag, or the class's name);
-    - `order`: fields, and `derived` keys, in the order in which they are written (default: that of the class);
+    - `order`: the fields and `derived` keys that are written, in this order (default: all, as in the class);
     - `unknown="refuse"`: fields that the class does not have are errors. Otherwise they are kept and written
       back where the class has a field `extra`, and ignored where it has none;
     - `lenient`: for lines that other programs write. Any value is taken for a text, 0 and 1 for a boolean, and

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
+from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
 from forecast_autotune.store.files import host_name, problem_file
 
 
@@ -23,7 +22,7 @@ from forecast_autotune.store.files import host_name, problem_file
 def launch_marker(directory: Path | None, problem: Problem, candidate: Candidate) -> Iterator[None]:
     """Leave a note while the block runs. Any ordinary way out, an exception too, removes it."""
     path = None if directory is None else directory / _marker_name(problem, os.getpid())
-    text = json.dumps({"variant": candidate.variant, "config": candidate.config.to_json()})
+    text = json.dumps(candidate.to_json())
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,12 +47,12 @@ def recover_crashes(directory: Path | None, problem: Problem) -> list[Measuremen
         # A note with our own number is from before a restart: we are not launching anything now.
         if not pid.isdigit() or (int(pid) != os.getpid() and _is_alive(int(pid))):
             continue
-        with contextlib.suppress(OSError, ValueError, RecordError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError):
             data = json.loads(path.read_text(encoding="utf-8"))
             found.append(
                 Measurement(
                     problem.id,
-                    Candidate(Config.from_json(data["config"]), str(data["variant"])),
+                    Candidate.from_json(data),
                     Outcome.RUNTIME_ERROR,
                     protocol="watch",
                     at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -8,14 +8,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
+from forecast_autotune.records.codec import Record
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_integrations.device import current_device
@@ -99,7 +101,7 @@ class TunerResult:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Record, derived={"speedup": attrgetter("speedup"), "regret": attrgetter("regret")}):
     """Both tuners on one problem."""
 
     size: int
@@ -121,10 +123,6 @@ class Comparison:
     def regret(self) -> float:
         """How much slower our config is than `triton.autotune`'s; negative when it is faster."""
         return self.forecast.ms / self.exhaustive.ms - 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers by name, the two ratios included."""
-        return {**asdict(self), "speedup": self.speedup, "regret": self.regret}
 
 
 def compare(

@@ -25,6 +25,7 @@ from benchmarks.lib.variants import variant_corpus
 from benchmarks.lib.variants.rewrite_cases import rewrites_of_case
 from benchmarks.lib.variants.variant_forecasts import call_with_variants, first_cases_of
 from forecast_autotune.records import Candidate, Measurement, Problem, digest
+from forecast_autotune.records.codec import Record
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.variants import Variant
 from forecast_integrations.triton import describe
@@ -35,7 +36,7 @@ BASE, LLM, MECHANICAL = "base", "llm", "mechanical"
 
 
 @dataclass(frozen=True)
-class PooledSource:
+class PooledSource(Record, order=("name", "origin", "note", "text")):
     """One source of a kernel."""
 
     name: str
@@ -54,10 +55,6 @@ class PooledSource:
     def mark(self) -> str:
         """sha256 of the text, its beginning."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
-
-    def to_json(self) -> dict[str, Any]:
-        """What a table says of it."""
-        return {"name": self.name, "origin": self.origin, "note": self.note, "text": self.text}
 
 
 def kernel_sources(case: kernels.Case, mechanical: int) -> list[PooledSource]:

@@ -17,11 +17,12 @@ from importlib.abc import InspectLoader
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 from forecast_autotune import activate
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.records import Decision
+from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.settings import Settings, parse_user_directory
 
 _VARIABLES = {
@@ -33,7 +34,7 @@ _VARIABLES = {
 
 
 @dataclass
-class RunSummary:
+class RunSummary(Record):
     """What was decided in this process."""
 
     decisions: int = 0
@@ -44,7 +45,9 @@ class RunSummary:
     measured: int = 0
     seconds: float = 0.0
     saved_s: float = 0.0
-    _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _mutex: threading.Lock = field(
+        default_factory=threading.Lock, repr=False, metadata=json_option(private=True)
+    )
 
     def add_decision(self, kernel: str, decision: Decision) -> None:
         """Count one decision; a listener of `forecast_integrations.triton.engine`."""
@@ -72,11 +75,6 @@ class RunSummary:
         if self.saved_s >= 1:
             parts.append(f"about {self.saved_s:.0f} s saved")
         return ", ".join(parts)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers by name."""
-        names = ("decisions", "stored", "candidates", "measured", "seconds", "saved_s")
-        return {name: getattr(self, name) for name in names}
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
