@@ -1,0 +1,53 @@
+"""The README's picture: drawn by its script from replays, and small."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.plots import replay_curve
+from forecast_autotune import Table, read_tables, shipped_tables
+
+pytest.importorskip("matplotlib")
+ROOT = Path(__file__).parents[2]
+PICTURE = ROOT / "docs" / "assets" / "replay.svg"
+
+
+def texts(path: Path) -> list[str]:
+    """All text in an SVG file, outside of comments."""
+    root = ElementTree.parse(path).getroot()
+    return [text.strip() for text in root.itertext() if text.strip()]
+
+
+@pytest.fixture(scope="module")
+def tables() -> list[Table]:
+    return [table for path in shipped_tables() for table in read_tables(path)][:3]
+
+
+def test_the_curves_fall_and_forecasts_are_below_chance(tables: list[Table]) -> None:
+    forecast = replay_curve.forecast_curve(replay_curve.replay_by_default_policy(tables))
+    random = replay_curve.random_curve(tables)
+    for curve in (forecast, random):
+        assert curve.shape == replay_curve.SHARES.shape
+        assert (np.diff(curve) <= 1e-12).all()
+        assert curve[-1] >= 0
+    tenth = int(np.argmin(np.abs(replay_curve.SHARES - 0.1)))
+    assert forecast[tenth] < random[tenth]
+
+
+def test_the_script_draws_the_same_file_twice(tables: list[Table], tmp_path: Path) -> None:
+    report, random = replay_curve.replay_by_default_policy(tables), replay_curve.random_curve(tables)
+    for name in ("one.svg", "two.svg"):
+        replay_curve.draw(report, random, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert set(texts(PICTURE)) - set(texts(tmp_path / "one.svg")) == {
+        "36 recorded H200 problems of 12 kernels, replayed"
+    }, "the picture is older than its script: run python -m benchmarks.plots.replay_curve"
+
+
+def test_the_readme_shows_it_and_it_is_small() -> None:
+    assert f"]({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert PICTURE.stat().st_size < 120_000
