@@ -99,7 +99,8 @@ def pages() -> list[Path]:
 
 def blocks_of(text: str) -> list[Block]:
     """The fences of a page, in order. Raises ValueError for one that is not closed."""
-    lines, found, number = text.splitlines(), [], 0
+    lines, number = text.splitlines(), 0
+    found: list[Block] = []
     last_end = -1
     while number < len(lines):
         match = _FENCE.match(lines[number])

@@ -11,7 +11,7 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -328,7 +328,7 @@ def _enum_rows(module: str, name: str) -> list[tuple[str, str]]:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
             target = statement.targets[0]
             assert isinstance(target, ast.Name)
-            rows.append((f"`{statement.value.value}`", _cell(docs.get(target.id, ""))))
+            rows.append((f"`{statement.value.value!s}`", _cell(docs.get(target.id, ""))))
     return rows
 
 
@@ -386,7 +386,7 @@ def _cell(text: str) -> str:
     return _escaped(text).replace("|", "\\|")
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
