@@ -11,6 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from hypothesis import HealthCheck, settings
 
 # The first text that Hypothesis draws in a fresh clone takes a second, while it builds its table of
 # characters, and more on a busy machine: no reason to fail.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+_ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("whole", _ANY_MACHINE)
+settings.register_profile("fast", _ANY_MACHINE, max_examples=20)
+settings.load_profile("whole")
 
 # Before any test loads torch, LightGBM or scikit-learn: on arrays as small as the tests' a second thread only
 # gets in the way, of this process and, where the machine is busy, of others. Children inherit it.
@@ -54,9 +57,50 @@ _SKIP_REPORTS: list[tuple[str, str]] = []
 """(test or module, reason) of this session."""
 
 
+_FAST_PATHS = (
+    "core/",
+    "harness/search/test_acquisition",
+    "harness/search/test_archives",
+    "harness/search/test_log",
+    "harness/search/test_novelty",
+    "harness/search/test_proposers_external",
+    "harness/search/test_proposers_recorded",
+    "harness/search/test_scheduler",
+    "harness/search/test_state",
+    "harness/search/test_stopping",
+    "test_architecture",
+)
+_LOADS_TORCH = re.compile(
+    r"""^(?:\w+ = )?(?:import|from|pytest\.importorskip\(") ?(?:torch|triton|forecast_integrations\.triton)\b""",
+    re.MULTILINE,
+)
+_NOT_FAST = {
+    # Seconds each.
+    "core/commands/test_cli_run.py",
+    "core/records/test_table.py",
+    "core/store/test_store_damage.py",
+    "core/store/test_store_torture.py",
+    "core/surrogates/test_calibration.py",
+    "core/tuning/test_odd_tables.py",
+    "core/tuning/test_tuner_faults.py",
+    # An extra: jinja2, matplotlib.
+    "core/llm/test_ensemble.py",
+    "core/llm/test_ensemble_waiting.py",
+    "core/llm/test_llm_surrogate.py",
+    "core/llm/test_prompt.py",
+    "core/llm/test_serving.py",
+    "core/report/test_report.py",
+    "core/tuning/test_replay.py",
+}
+
+
+@cache
 def is_fast(module: Path) -> bool:
-    """Whether all of a module belongs to the fast suite."""
-    return False
+    """Whether all of a module belongs to the fast suite: one that needs no torch, and is not left out above."""
+    name = module.relative_to(Path(__file__).parent).as_posix()
+    if not name.startswith(_FAST_PATHS) or name in _NOT_FAST:
+        return False
+    return not _LOADS_TORCH.search(module.read_text(encoding="utf-8"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,6 +111,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("STRICT_SKIPS", "") not in ("", "0"),
         help="fail if a test is skipped for a reason that ALLOWED_SKIPS in tests/conftest.py does not list",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With `-m fast`, draw fewer examples."""
+    if config.option.markexpr == "fast":
+        settings.load_profile("fast")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
