@@ -40,13 +40,13 @@ INK, SOFT, BLUE, GREEN = "#57606a", "#8c959f", "#1f6feb", "#2da44e"
 def regret_at(path: Sequence[float], candidates: int) -> Curve:
     """Regret of the best config so far at `SHARES`; the last one holds for what is not measured."""
     reached = np.clip(np.ceil(SHARES * candidates).astype(int), 1, len(path))
-    return np.asarray(path)[reached - 1]
+    return np.asarray(np.asarray(path)[reached - 1])
 
 
 def forecast_curve(report: ReplayReport) -> Curve:
     """Geometric mean over problems of time(best so far) / time(best), minus 1, shape [len(SHARES)]."""
     logs = [np.log1p(regret_at(row.path, row.candidates)) for row in report.rows]
-    return np.expm1(np.mean(logs, axis=0))
+    return np.asarray(np.expm1(np.mean(logs, axis=0)))
 
 
 def random_curve(tables: Sequence[Table], seed: int = 0) -> Curve:
@@ -60,7 +60,7 @@ def random_curve(tables: Sequence[Table], seed: int = 0) -> Curve:
         for _ in range(ORDERS):
             path = np.minimum.accumulate(generator.permutation(regrets))
             logs.append(np.log1p(regret_at(path.tolist(), len(rows))))
-    return np.expm1(np.mean(logs, axis=0))
+    return np.asarray(np.expm1(np.mean(logs, axis=0)))
 
 
 def draw(report: ReplayReport, random: Curve, path: Path) -> None:

@@ -60,13 +60,9 @@ def main() -> None:
     print(f"contract: {len(tests)} tests passed")
 
     table = read_tables(shipped_tables()[0])[0]
-    for label, policy in (("own policy:", StopWithoutGain()), ("default policy:", RiskBounded())):
-        report = replay(
-            [table],
-            surrogate=AnalyticSurrogate(),
-            policy=lambda table, policy=policy: policy,
-            settings=Settings(),
-        )
+    own, default = StopWithoutGain(), RiskBounded()
+    for label, choose in (("own policy:", lambda table: own), ("default policy:", lambda table: default)):
+        report = replay([table], surrogate=AnalyticSurrogate(), policy=choose, settings=Settings())
         (row,) = report.rows
         print(
             f"{label:15} {row.measured} of {row.candidates} configs measured, regret {row.regret:.1%}, "

@@ -11,7 +11,16 @@ Output (numbers may differ):
 
 import numpy as np
 
-from forecast_autotune import Forecasts, Query, Settings, Surrogate, read_tables, replay, shipped_tables
+from forecast_autotune import (
+    Candidate,
+    Forecasts,
+    Query,
+    Settings,
+    Surrogate,
+    read_tables,
+    replay,
+    shipped_tables,
+)
 from forecast_autotune.testing import SurrogateContract
 
 
@@ -32,7 +41,7 @@ class NearestNeighbour:
                 mean[row], sd[row] = time, 0.01 + 0.3 * distance
         return Forecasts(query.candidates, mean, sd, np.full(len(places), 0.02), reason="nearest neighbour")
 
-    def _place(self, candidate) -> dict[str, float]:
+    def _place(self, candidate: Candidate) -> dict[str, float]:
         """Numeric parameters on a logarithmic scale."""
         config = candidate.config
         numbers = {k: v for k, v in config.kwargs if isinstance(v, int) and v > 0}

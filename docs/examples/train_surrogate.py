@@ -1,7 +1,8 @@
 """Fit the learned surrogate to tables of your own, and let decisions use it.
 
 `forecast-autotune train surrogate FILE --out model.npz` does the same from a shell, and
-FORECAST_AUTOTUNE_MODEL=model.npz makes every decision of a process use the model.
+FORECAST_AUTOTUNE_MODEL=model.npz makes every decision of a process use the model. Fitting needs the extra
+`eval` (scikit-learn and LightGBM); using the model does not.
 
 Output (numbers may differ):
 
@@ -34,7 +35,7 @@ test = [table for table in tables if table.problem.kernel.name in HELD_OUT]
 
 # A quick fit; without `recipe` it takes about three times as long.
 model = fit_model(training, seed=0, recipe=FitSettings(bags=1, rounds=100))
-about = model.about
+about = model.about or {}
 print(f"fitted to {about['rows']} measurements of {about['problems']} problems of {about['kernels']} kernels")
 
 with tempfile.TemporaryDirectory() as folder:

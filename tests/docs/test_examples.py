@@ -87,11 +87,14 @@ def run(path: Path, folder: Path) -> str:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_prints_what_it_says(path: Path, tmp_path: Path) -> None:
     source = path.read_text(encoding="utf-8")
-    if "import torch" in source:
-        pytest.importorskip("torch")
-    if "triton" in source and importlib.util.find_spec("triton") is None:
-        pytest.skip("needs triton")
-    if "torch_compile" in path.stem and not shutil.which("c++"):
+    for text, package in (
+        ("import torch", "torch"),
+        ("import triton", "triton"),
+        ("forecast_train", "lightgbm"),
+    ):
+        if text in source and importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    if "torch_compile" in path.stem and not shutil.which("g++"):
         pytest.skip("torch.compile needs a C++ compiler on a CPU")
     printed = run(path, tmp_path)
     rest = iter(printed.splitlines())
