@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import Scalar, digest, to_scalar
-from forecast_autotune.records.codec import Record, json_option, read_text
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import read_text
 
 
 class Outcome(StrEnum):

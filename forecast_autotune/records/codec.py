@@ -12,7 +12,6 @@ it: `measurement.grid[0] must be an integer from 0 to 2^63, not 1.5`.
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import types
 import typing
@@ -24,11 +23,9 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import check_line
-from forecast_autotune.records.json_fields import LARGEST_INTEGER, read_integer, read_list, read_number
+from forecast_autotune.records.json_fields import MALFORMED, SCALARS, Reader, annotation_reader, reason
 
 T = TypeVar("T")
-Reader: TypeAlias = Callable[[Any], Any]
-"""From JSON. Raises `RecordError` whose message goes on from the path of the value."""
 Writer: TypeAlias = Callable[[Any], Any]
 
 EXTRA = "extra"
@@ -111,7 +108,6 @@ class Record:
 
 def json_option(
     *,
-    key: str = "",
     read: Reader | None = None,
     write: Writer | None = None,
     when: Callable[[Any], object] | None = None,
@@ -122,7 +118,6 @@ def json_option(
 ) -> dict[str, Any]:
     """`metadata` of a dataclass field that is not written as its annotation says.
 
-    - `key`: its name in the object, where that is another;
     - `read`, `write`: in place of what follows from the annotation. `read` may raise `RecordError`,
       `ValueError`, `TypeError`, `KeyError` or `AttributeError` saying what is wrong;
     - `when`: the record is asked whether to write the field;
@@ -132,7 +127,6 @@ def json_option(
     - `private`: neither written nor read.
     """
     return {
-        "key": key,
         "read": read,
         "write": write,
         "when": when,
@@ -176,11 +170,10 @@ def from_json(kind: type[T], data: Any, what: str = "") -> T:
 # --- reading ---
 
 
-_FieldReader: TypeAlias = tuple[str, str, type | None, Reader, Any]
-"""Name; key; a type whose values are taken as they are, since most are of it and a call costs as much as all
+_FieldReader: TypeAlias = tuple[str, type | None, Reader, Any]
+"""Name; a type whose values are taken as they are, since most are of it and a call costs as much as all
 the rest; reader of others; value where it is missing (`_CLASS_DEFAULT`, or `_ABSENT`: it must be there)."""
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError)
-"""What a field's own reader may raise. `RecordError` is a ValueError."""
+_EXACT: dict[Any, type] = {str: str, bool: bool}
 
 
 class _ReadPlan:
@@ -211,17 +204,16 @@ class _ReadPlan:
 
     def _add(self, kind: type, field: dataclasses.Field[Any]) -> None:
         option = field.metadata
-        key = (option and option["key"]) or field.name
-        self.known.add(key)
+        self.known.add(field.name)
         exact = None
         read = option["read"] if option else None
         if read is None:
             hint = _hint(kind, field)
-            exact, read = _EXACT.get(hint), _reader(hint, self.layout.lenient)
+            exact, read = _EXACT.get(hint), annotation_reader(hint, self.layout.lenient, _record_reader)
         default = option["default"] if option else _ABSENT
         if default is _ABSENT and not self.layout.complete and _has_default(field):
             default = _CLASS_DEFAULT
-        self.fields.append((field.name, key, exact, read, default))
+        self.fields.append((field.name, exact, read, default))
 
 
 @cache
@@ -248,20 +240,20 @@ def _read(kind: Any, data: Any) -> Any:
     for name, part in plan.flat:
         found[name] = _read(part, data)
     lenient, get = plan.layout.lenient, data.get
-    for name, key, exact, read, default in plan.fields:
-        value = get(key, _ABSENT)
+    for name, exact, read, default in plan.fields:
+        value = get(name, _ABSENT)
         if type(value) is exact:
             found[name] = value
         elif value is _ABSENT or (lenient and value is None):
             if default is _ABSENT:
-                raise RecordError(f" needs the field {key!r}; it has {', '.join(map(str, data)) or 'none'}")
+                raise RecordError(f" needs the field {name!r}; it has {', '.join(map(str, data)) or 'none'}")
             if default is not _CLASS_DEFAULT:
                 found[name] = default
         else:
             try:
                 found[name] = read(value)
-            except _MALFORMED as error:
-                raise RecordError(f".{key}{_reason(error)}") from error
+            except MALFORMED as error:
+                raise RecordError(f".{name}{reason(error)}") from error
     if plan.extra:
         known = plan.known
         found[EXTRA] = {k: v for k, v in data.items() if k not in known}
@@ -281,12 +273,6 @@ def _check_header(layout: _Layout, data: Mapping[str, Any]) -> None:
             raise RecordError(f": {error}") from error
     elif data.get("schema") != layout.schema:
         raise RecordError(f".schema must be {layout.schema}, not {data.get('schema')!r:.20}")
-
-
-def _reason(error: Exception) -> str:
-    """What a reader raised, as it follows the path of the value."""
-    text = str(error) if isinstance(error, RecordError) else repr(error)
-    return text if text[:1] in (" ", ".", "[", ":") else f": {text}"
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
@@ -322,182 +308,17 @@ _COMMON_HINTS: dict[str, Any] = {
 }
 
 
-# --- readers by annotation ---
-
-
 def reader_of(hint: Any) -> Reader:
     """What reads a value of an annotation strictly, for a field's own `read`."""
-    return _reader(hint, False)
+    return annotation_reader(hint, False, _record_reader)
 
 
-def _reader(hint: Any, lenient: bool) -> Reader:
-    """What reads a value of an annotation."""
-    if hint in _SCALARS:
-        return _LENIENT_SCALARS.get(hint, _SCALARS[hint]) if lenient else _SCALARS[hint]
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _union_reader(inner, lenient)
-    if origin is Literal:
-        return one_of(inner)
-    if origin in (tuple, list, frozenset) or hint in (tuple, list):
-        return _list_reader(origin or hint, inner or (Any, ...), lenient)
-    if origin is not None:
-        return _mapping_reader(inner, lenient)
-    if hint is Any or not isinstance(hint, type):
-        return _take
-    if issubclass(hint, Enum):
-        return _enum_reader(hint)
-    return _record_reader(hint) if dataclasses.is_dataclass(hint) else _instance_reader(hint)
-
-
-def _take(value: Any) -> Any:
-    return value
-
-
-def read_text(value: Any) -> str:
-    """A text and nothing else, also where a class is lenient."""
-    if isinstance(value, str):
-        return value
-    raise RecordError(f" must be a text, not {value!r:.60}")
-
-
-def read_name(value: Any) -> str:
-    """A text that is not empty."""
-    if isinstance(value, str) and value:
-        return value
-    raise RecordError(f" must be a non-empty text, not {value!r:.60}")
-
-
-def _read_integer(value: Any) -> int:
-    # Booleans have another type.
-    if type(value) is int and 0 <= value <= LARGEST_INTEGER:
-        return value
-    return read_integer(value, "")
-
-
-def _read_float(value: Any) -> float:
-    if type(value) is float and -math.inf < value < math.inf:
-        return value
-    found = read_number(value, "")
-    if found is None:
-        raise RecordError(" must be a number, not null")
-    return found
-
-
-def _read_boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise RecordError(f" must be true or false, not {value!r:.60}")
-
-
-def _read_boolean_or_bit(value: Any) -> bool:
-    return bool(value) if value in (0, 1) else _read_boolean(value)
-
-
-_SCALARS: dict[Any, Reader] = {
-    str: read_text,
-    int: _read_integer,
-    float: _read_float,
-    bool: _read_boolean,
-}
-_LENIENT_SCALARS: dict[Any, Reader] = {str: str, bool: _read_boolean_or_bit}
-_EXACT: dict[Any, type] = {str: str, bool: bool}
-
-
-def _union_reader(inner: tuple[Any, ...], lenient: bool) -> Reader:
-    optional = type(None) in inner
-    first, *others = [_reader(kind, lenient) for kind in inner if kind is not type(None)]
-    if not others:
-        return lambda value: None if value is None else first(value)
-
-    def read(value: Any) -> Any:
-        if value is None and optional:
-            return None
-        for reader in others:
-            try:
-                return reader(value)
-            except RecordError:
-                continue
-        return first(value)
-
-    return read
-
-
-def one_of(words: Sequence[Any]) -> Reader:
-    """What reads one of these values and nothing else."""
-
-    def read(value: Any) -> Any:
-        if value not in words:
-            raise RecordError(f" must be one of {', '.join(map(str, words))}, not {value!r:.40}")
-        return value
-
-    return read
-
-
-def _enum_reader(kind: type[Enum]) -> Reader:
-    members = {member.value: member for member in kind}
-
-    def read(value: Any) -> Any:
-        try:
-            return members[value]
-        except (KeyError, TypeError):
-            names = ", ".join(map(str, members))
-            raise RecordError(f" must be one of {names}, not {value!r:.40}") from None
-
-    return read
-
-
-def _list_reader(kind: Callable[[Any], Any], inner: tuple[Any, ...], lenient: bool) -> Reader:
-    fixed = kind is tuple and inner[-1:] != (Ellipsis,)
-    readers = [_reader(hint, lenient) for hint in inner if hint is not Ellipsis]
-
-    def read(value: Any) -> Any:
-        values = read_list(value, "")
-        if fixed and len(values) != len(readers):
-            raise RecordError(f" must have {len(readers)} entries, not {len(values)}")
-        each = readers if fixed else readers * len(values)
-        return kind([_read_part(f"[{n}]", *pair) for n, pair in enumerate(zip(each, values, strict=True))])
-
-    return read
-
-
-def tuple_of(reader: Reader) -> Reader:
-    """What reads a list (null counts as empty) of what `reader` reads."""
-    return lambda value: tuple(_read_part(f"[{n}]", reader, v) for n, v in enumerate(read_list(value, "")))
-
-
-def _mapping_reader(inner: tuple[Any, ...], lenient: bool) -> Reader:
-    reader = _reader(inner[1], lenient)
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise RecordError(f" must be an object, not {value!r:.60}")
-        return {str(k): _read_part(f".{k}", reader, v) for k, v in value.items()}
-
-    return read
-
-
-def _read_part(place: str, reader: Reader, value: Any) -> Any:
-    try:
-        return reader(value)
-    except _MALFORMED as error:
-        raise RecordError(f"{place}{_reason(error)}") from error
-
-
-def _record_reader(kind: type) -> Reader:
-    if "from_json" in vars(kind):
-        own: Reader = kind.from_json  # type: ignore[attr-defined]
-        return own
+def _record_reader(kind: Any) -> Reader:
+    own: Any = getattr(kind, "from_json", None)
+    if own is not None and own.__func__ is not Record.from_json.__func__:  # type: ignore[attr-defined]
+        reader: Reader = own
+        return reader
     return lambda value: _read(kind, value)
-
-
-def _instance_reader(kind: type) -> Reader:
-    def read(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise RecordError(f" must be of type {kind.__name__}, not {value!r:.60}")
-        return value
-
-    return read
 
 
 # --- writing ---
@@ -506,9 +327,9 @@ def _instance_reader(kind: type) -> Reader:
 _FieldWriter: TypeAlias = tuple[
     str, Callable[[Any], Any], Writer | None, bool, Callable[[Any], object] | None, bool
 ]
-"""Key; what gets the value; what writes it (None: it is JSON already); `omit_null`; `when`; `flat`."""
+"""Name; what gets the value; what writes it (None: it is JSON already); `omit_null`; `when`; `flat`."""
 _PlainWriter: TypeAlias = tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]
-"""Of fields that follow each other and are JSON already: keys, and what gets all values at once."""
+"""Of fields that follow each other and are JSON already: names, and what gets all values at once."""
 
 
 class _WritePlan:
@@ -525,14 +346,14 @@ class _WritePlan:
         self.extra = fields.pop(EXTRA, None) is not None
         self.parts: list[tuple[_PlainWriter | None, _FieldWriter | None]] = []
         """Runs of plain fields, each with the field that ends it."""
-        run: list[tuple[str, str]] = []
+        run: list[str] = []
         for name in layout.order or (*fields, *layout.derived):
             if name in layout.derived:
                 writer: _FieldWriter = (name, layout.derived[name], to_json, False, None, False)
             else:
                 writer = _field_writer(kind, fields[name])
             if not any(writer[2:]):
-                run.append((writer[0], name))
+                run.append(name)
             else:
                 self.parts.append((_plain_writer(run), writer))
                 run = []
@@ -549,15 +370,14 @@ def _field_writer(kind: type, field: dataclasses.Field[Any]) -> _FieldWriter:
     if not option:
         return field.name, get, _writer(_hint(kind, field)), False, None, False
     write = option["write"] or _writer(_hint(kind, field))
-    return option["key"] or field.name, get, write, option["omit_null"], option["when"], option["flat"]
+    return field.name, get, write, option["omit_null"], option["when"], option["flat"]
 
 
-def _plain_writer(run: Sequence[tuple[str, str]]) -> _PlainWriter | None:
-    if not run:
+def _plain_writer(names: Sequence[str]) -> _PlainWriter | None:
+    if not names:
         return None
-    keys, names = zip(*run, strict=True)
     get = attrgetter(*names)
-    return keys, get if len(names) > 1 else lambda record: (get(record),)
+    return tuple(names), get if len(names) > 1 else lambda record: (get(record),)
 
 
 def _write(record: Any) -> dict[str, Any]:
@@ -569,20 +389,20 @@ def _write(record: Any) -> dict[str, Any]:
             data.update(zip(plain[0], plain[1](record), strict=True))
         if writer is None:
             continue
-        key, get, write, omit_null, when, flat = writer
+        name, get, write, omit_null, when, flat = writer
         value = get(record)
         if (omit_null and value is None) or (when is not None and not when(record)):
             continue
         if flat:
             data |= _write(value)
         else:
-            data[key] = value if write is None else write(value)
+            data[name] = value if write is None else write(value)
     return data
 
 
 def _writer(hint: Any) -> Writer | None:
     """What writes a value of an annotation; None for what is JSON already."""
-    if hint in _SCALARS or hint is type(None):
+    if hint in SCALARS or hint is type(None):
         return None
     if isinstance(hint, type) and issubclass(hint, Enum):
         return attrgetter("value")

@@ -1,14 +1,26 @@
-"""Fields of JSON lines that other hands wrote: each reader returns the plain type or says what is wrong."""
+"""Readers of JSON values that other hands wrote: each returns the plain type or says what is wrong.
+
+What a reader says follows the name or path of the value, as in `grid[0] must be an integer`. `read_integer`
+and those beside it are told the name; those that `annotation_reader` gives are told by whoever calls them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal, TypeAlias
 
 from forecast_autotune.errors import RecordError
 
+Reader: TypeAlias = Callable[[Any], Any]
+"""From JSON. Raises `RecordError` whose message goes on from the path of the value."""
+MALFORMED = (ValueError, TypeError, KeyError, AttributeError)
+"""What a reader made of other code may raise. `RecordError` is a ValueError."""
 LARGEST_INTEGER = 2**63 - 1
 """What every tool that reads tables can hold; Python's own integers have no end."""
 
@@ -66,3 +78,179 @@ def _parse_finite(text: str) -> float:
 
 decode_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite).decode
 """`json.loads` without NaN and infinity. Raises `ValueError`; `RecordError`, too, is one."""
+
+
+# --- readers by annotation ---
+
+
+def reason(error: Exception) -> str:
+    """What a reader raised, as it follows the path of the value."""
+    text = str(error) if isinstance(error, RecordError) else repr(error)
+    return text if text[:1] in (" ", ".", "[", ":") else f": {text}"
+
+
+def annotation_reader(hint: Any, lenient: bool, of_record: Callable[[type], Reader]) -> Reader:
+    """What reads a value of an annotation; `of_record` gives what reads an object of a dataclass.
+
+    `lenient`: any value is taken for a text, and 0 and 1 for a boolean.
+    """
+
+    def inner_reader(inner: Any) -> Reader:
+        return annotation_reader(inner, lenient, of_record)
+
+    if hint in SCALARS:
+        return _LENIENT_SCALARS.get(hint, SCALARS[hint]) if lenient else SCALARS[hint]
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _union_reader([inner_reader(k) for k in inner if k is not type(None)], type(None) in inner)
+    if origin is Literal:
+        return one_of(inner)
+    if origin in (tuple, list, frozenset) or hint in (tuple, list):
+        inner = inner or (Any, ...)
+        readers = [inner_reader(kind) for kind in inner if kind is not Ellipsis]
+        return _list_reader(origin or hint, readers, fixed=origin is tuple and Ellipsis not in inner)
+    if origin is not None:
+        return _mapping_reader(inner_reader(inner[1]))
+    if hint is Any or not isinstance(hint, type):
+        return _take
+    if issubclass(hint, Enum):
+        return _enum_reader(hint)
+    return of_record(hint) if dataclasses.is_dataclass(hint) else _instance_reader(hint)
+
+
+def _take(value: Any) -> Any:
+    return value
+
+
+def read_text(value: Any) -> str:
+    """A text and nothing else, also where a class is lenient."""
+    if isinstance(value, str):
+        return value
+    raise RecordError(f" must be a text, not {value!r:.60}")
+
+
+def read_name(value: Any) -> str:
+    """A text that is not empty."""
+    if isinstance(value, str) and value:
+        return value
+    raise RecordError(f" must be a non-empty text, not {value!r:.60}")
+
+
+def _read_integer(value: Any) -> int:
+    # Booleans have another type.
+    if type(value) is int and 0 <= value <= LARGEST_INTEGER:
+        return value
+    return read_integer(value, "")
+
+
+def _read_float(value: Any) -> float:
+    if type(value) is float and -math.inf < value < math.inf:
+        return value
+    found = None if isinstance(value, bool) else read_number(value, "")
+    if found is None:
+        raise RecordError(f" must be a number, not {value!r:.40}")
+    return found
+
+
+def _read_boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise RecordError(f" must be true or false, not {value!r:.60}")
+
+
+def _read_boolean_or_bit(value: Any) -> bool:
+    return bool(value) if value in (0, 1) else _read_boolean(value)
+
+
+SCALARS: dict[Any, Reader] = {
+    str: read_text,
+    int: _read_integer,
+    float: _read_float,
+    bool: _read_boolean,
+}
+_LENIENT_SCALARS: dict[Any, Reader] = {str: str, bool: _read_boolean_or_bit}
+
+
+def _union_reader(readers: Sequence[Reader], optional: bool) -> Reader:
+    first, *others = readers
+    if not others:
+        return lambda value: None if value is None else first(value)
+
+    def read(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        for reader in others:
+            try:
+                return reader(value)
+            except RecordError:
+                continue
+        return first(value)
+
+    return read
+
+
+def one_of(words: Sequence[Any]) -> Reader:
+    """What reads one of these values and nothing else."""
+
+    def read(value: Any) -> Any:
+        if value not in words:
+            raise RecordError(f" must be one of {', '.join(map(str, words))}, not {value!r:.40}")
+        return value
+
+    return read
+
+
+def _enum_reader(kind: type[Enum]) -> Reader:
+    members = {member.value: member for member in kind}
+
+    def read(value: Any) -> Any:
+        try:
+            return members[value]
+        except (KeyError, TypeError):
+            names = ", ".join(map(str, members))
+            raise RecordError(f" must be one of {names}, not {value!r:.40}") from None
+
+    return read
+
+
+def _list_reader(kind: Callable[[Any], Any], readers: list[Reader], *, fixed: bool) -> Reader:
+    """Of a list, each entry by its own reader where their number is fixed, else all by the same."""
+
+    def read(value: Any) -> Any:
+        values = read_list(value, "")
+        if fixed and len(values) != len(readers):
+            raise RecordError(f" must have {len(readers)} entries, not {len(values)}")
+        each = readers if fixed else readers * len(values)
+        return kind([_read_part(f"[{n}]", *pair) for n, pair in enumerate(zip(each, values, strict=True))])
+
+    return read
+
+
+def tuple_of(reader: Reader) -> Reader:
+    """What reads a list (null counts as empty) of what `reader` reads."""
+    return lambda value: tuple(_read_part(f"[{n}]", reader, v) for n, v in enumerate(read_list(value, "")))
+
+
+def _mapping_reader(reader: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise RecordError(f" must be an object, not {value!r:.60}")
+        return {str(k): _read_part(f".{k}", reader, v) for k, v in value.items()}
+
+    return read
+
+
+def _read_part(place: str, reader: Reader, value: Any) -> Any:
+    try:
+        return reader(value)
+    except MALFORMED as error:
+        raise RecordError(f"{place}{reason(error)}") from error
+
+
+def _instance_reader(kind: type) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise RecordError(f" must be of type {kind.__name__}, not {value!r:.60}")
+        return value
+
+    return read

@@ -10,8 +10,8 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import SCHEMA, Extra, Scalar, digest, to_scalar
-from forecast_autotune.records.codec import Record, json_option, read_name, read_text
-from forecast_autotune.records.json_fields import read_signed_integers
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import read_name, read_signed_integers, read_text
 
 FACTS = "facts"
 """Of a problem line: `{"version": ..., "units": [[assignment, grid, {fact: value}], ...]}`."""

@@ -22,7 +22,8 @@ from enum import StrEnum
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Extra, digest
-from forecast_autotune.records.codec import Record, json_option, read_name
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import read_name
 
 SCHEMA = 1
 

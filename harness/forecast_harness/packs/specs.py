@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.codec import Record, json_option, one_of, tuple_of
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import one_of, tuple_of
 from forecast_harness.packs.expressions import evaluate
 
 DTYPES = [

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.codec import Record, json_option, tuple_of
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import tuple_of
 from forecast_autotune.records.table import read_lines
 
 
