@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -74,7 +75,7 @@ _LOADS_TORCH = re.compile(
     r"""^(?:\w+ = )?(?:import|from|pytest\.importorskip\(") ?(?:torch|triton|forecast_integrations\.triton)\b""",
     re.MULTILINE,
 )
-_NOT_FAST = {
+NOT_FAST = {
     # Seconds each.
     "core/commands/test_cli_run.py",
     "core/records/test_table.py",
@@ -94,11 +95,38 @@ _NOT_FAST = {
 }
 
 
+LONGEST = (
+    "docs/test_examples.py",
+    "docs/test_blocks.py",
+    "benchmarks/test_kernels.py",
+    "harness/rewrites/test_rewrites.py",
+    "harness/search/test_ray_lanes.py",
+    "harness/variants/test_variants.py",
+    "harness/search/test_kernel_judge.py",
+    "harness/commands/test_cli_variants.py",
+    "harness/search/test_cli_search.py",
+    "harness/search/test_report_chromium.py",
+    "harness/search/test_pack_tracing.py",
+    "harness/search/test_pack_judge.py",
+    "harness/commands/test_bench.py",
+    "train/commands/test_cli_training.py",
+    "harness/sandbox/test_sandbox_faults.py",
+    "train/surrogate/test_surrogate_calibrate.py",
+    "benchmarks/test_train_forecaster.py",
+    "integrations/triton/test_null_faults.py",
+    "harness/sandbox/test_sandbox_large.py",
+    "benchmarks/test_llm_faults.py",
+    "harness/sandbox/test_sandbox_parts.py",
+)
+"""Modules of ten seconds and more. They are begun first, so that no process of `-n` is alone with one at the end."""
+
+
 @cache
 def is_fast(module: Path) -> bool:
     """Whether all of a module belongs to the fast suite: one that needs no torch, and is not left out above."""
-    name = module.relative_to(Path(__file__).parent).as_posix()
-    if not name.startswith(_FAST_PATHS) or name in _NOT_FAST:
+    folder = Path(__file__).parent
+    name = module.relative_to(folder).as_posix() if module.is_relative_to(folder) else ""
+    if not name.startswith(_FAST_PATHS) or name in NOT_FAST:
         return False
     return not _LOADS_TORCH.search(module.read_text(encoding="utf-8"))
 
@@ -114,7 +142,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With `-m fast`, draw fewer examples."""
+    """With `-m fast`, draw fewer examples. With xdist, keep the order below: its own counts tests, not seconds."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
     if config.option.markexpr == "fast":
         settings.load_profile("fast")
 
@@ -170,8 +200,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.line("Install what they need, or list the reason in ALLOWED_SKIPS in tests/conftest.py.")
 
 
+def sort_by_cost(items: list[pytest.Item]) -> None:
+    """Put the longest modules first, and then those of many tests; a module's tests stay together, in order."""
+    tests = Counter(item.path for item in items)
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), -tests[item.path], str(item.path)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the fast suite. Skip tests marked `gpu` on a machine without CUDA; only such tests load torch."""
+    """Sort by cost; mark the fast suite; skip tests marked `gpu` without CUDA, and load torch only for them."""
+    sort_by_cost(items)
     for item in items:
         if is_fast(item.path) and not item.get_closest_marker("slow"):
             item.add_marker("fast")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import conftest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -21,3 +23,8 @@ def test_collecting_the_fast_suite_loads_no_torch() -> None:
     assert lines[-1] == "[]"
     collected = {line.partition(":")[0] for line in lines}
     assert {"tests/core/policy/test_policy.py", "tests/core/tuning/test_tuner.py"} <= collected
+
+
+def test_modules_that_are_listed_by_name_exist() -> None:
+    names = [*conftest.NOT_FAST, *conftest.LONGEST]
+    assert [name for name in names if not (ROOT / "tests" / name).is_file()] == []
