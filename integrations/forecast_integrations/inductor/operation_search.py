@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.numerics import single_threaded_blas
@@ -14,6 +13,7 @@ from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.tuning.task import TuningTask, utc_now
+from forecast_integrations.inductor.choices.pool import ChoicePool
 from forecast_integrations.inductor.session import TuningSession
 
 MIN_CHOICES = 2
@@ -29,7 +29,7 @@ class OperationSearch:
     """What is known of one operation's candidates, and what to measure next.
 
     Inductor compiles what it is given and times it in one go: `first` says what that is. Afterwards
-    `more` extends it, until the policy accepts the risk. `externs` are the vendor library's kernels,
+    `next_round` extends it, until the policy accepts the risk. `externs` are the vendor library's kernels,
     which cost no compilation, are the baseline of every op and Inductor's way out: they always stay.
     """
 
@@ -51,8 +51,8 @@ class OperationSearch:
         self.failed = False
         """There are no forecasts: Inductor goes on by itself."""
         self.rounds: list[str] = []
-        self.pool: Any = None
-        """Where the choices of further candidates come from (`pruning.Pool`)."""
+        self.pool: ChoicePool | None = None
+        """Where the choices of further candidates come from; set before compilation."""
         self.begin = time.perf_counter()
         self.forecast_s = self.measure_s = 0.0
         self.compile_s = 0.0

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
+from forecast_integrations.inductor.choices.pool import ChoicePool, ReservedChoices, annotate_choice
 from forecast_integrations.inductor.choices.records import (
     candidate_of,
     is_extern,
     problem_of,
-    template_choice,
-    unwrap_choice,
 )
 from forecast_integrations.inductor.operation_search import MIN_CHOICES, OperationSearch
 from forecast_integrations.inductor.session import TuningSession
@@ -23,24 +22,8 @@ if TYPE_CHECKING:
     from torch._inductor.kernel_inputs import KernelInputs
     from torch._inductor.kernel_template_choice import KernelTemplateChoice
 
-    from forecast_integrations.inductor.choices.records import Choice
-
 SEARCH_ATTRIBUTE = "forecast_autotune"
-"""Attribute of a choice that leads to its search, and annotation of a template choice that leads to its
-group."""
-
-
-@dataclass
-class ReservedChoices:
-    """Template choices of one list that were kept from code generation, for later rounds."""
-
-    reserve: dict[Candidate, KernelTemplateChoice] = field(default_factory=dict)
-
-
-def annotate_choice(choice: KernelTemplateChoice, group: ReservedChoices) -> None:
-    """Leave word at a template choice; its `ChoiceCaller` has the same annotations, where there are any."""
-    if (annotations := getattr(choice, "annotations", None)) is not None:
-        annotations[SEARCH_ATTRIBUTE] = group
+"""Attribute of a choice that leads to its search."""
 
 
 @dataclass
@@ -130,9 +113,9 @@ def prune_before_compilation(
     if search.predecided is not None and _ranks_tune_together():
         # All ranks number the operations that are tuned: this one has to stay among them.
         kept = search.with_baselines(kept, None)
-    found = pool.choices(kept, search)
+    found = pool.choices(kept, search.drop)
     if len(found) < min(MIN_CHOICES, len(kept)):
-        found = pool.choices(search.ranked(), search, enough=MIN_CHOICES)
+        found = pool.choices(search.ranked(), search.drop, enough=MIN_CHOICES)
     if not found:
         return choices
     for choice in found:
@@ -170,60 +153,3 @@ def _ranks_tune_together() -> bool:
     import torch.distributed as dist
 
     return bool(dist.is_available() and dist.is_initialized())
-
-
-class ChoicePool(dict[Candidate, list["Choice"]]):
-    """Choices by candidate, those whose code has not been generated yet included."""
-
-    def __init__(self, choices: Sequence[ChoiceCaller]) -> None:
-        super().__init__()
-        self.order = {id(choice): i for i, choice in enumerate(choices)}
-        self.siblings: dict[int, Choice] = {}
-        """A choice of the same list as a reserved one, by the reserved one's id: it has the final layout."""
-        self.kinds = {type(unwrap_choice(choice)) for choice in choices}
-        groups: dict[int, tuple[ReservedChoices, KernelTemplateChoice]] = {}
-        for choice in choices:
-            self.setdefault(candidate_of(choice), []).append(choice)
-            ktc = template_choice(choice)
-            if ktc is not None and (group := ktc.annotations.get(SEARCH_ATTRIBUTE)) is not None:
-                groups.setdefault(id(group), (group, ktc))
-        for group, sibling in groups.values():
-            for candidate, reserved in group.reserve.items():
-                if candidate not in self:
-                    self[candidate] = [reserved]
-                    self.siblings[id(reserved)] = sibling
-
-    def externs(self) -> list[Candidate]:
-        """The vendor library's candidates."""
-        return [candidate for candidate, members in self.items() if is_extern(members[0])]
-
-    def choices(
-        self, wanted: Sequence[Candidate], search: OperationSearch, enough: int | None = None
-    ) -> list[ChoiceCaller]:
-        """The choices of these candidates; code is generated where it is missing.
-
-        Candidates that Inductor cannot make code for are dropped from the search. With `enough`, it
-        stops after so many candidates.
-        """
-        found: list[ChoiceCaller] = []
-        count = 0
-        for candidate in wanted:
-            made = [c for member in self.get(candidate, ()) if (c := self._made(member)) is not None]
-            if not made:
-                self.pop(candidate, None)
-                search.drop(candidate)
-                continue
-            self[candidate] = made
-            found += made
-            count += 1
-            if enough is not None and count >= enough:
-                break
-        return sorted(found, key=lambda choice: self.order.get(id(choice), len(self.order)))
-
-    def _made(self, member: Choice) -> ChoiceCaller | None:
-        """The choice with its code; None where Inductor cannot make any."""
-        sibling = self.siblings.get(id(member))
-        if sibling is None:
-            return member
-        member.layout = sibling.layout
-        return member.choice

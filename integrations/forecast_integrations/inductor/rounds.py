@@ -12,7 +12,7 @@ from forecast_autotune.records import Candidate
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor.choices.records import candidate_of, unwrap_choice
 from forecast_integrations.inductor.operation_search import OperationSearch
-from forecast_integrations.inductor.pruning import SEARCH_ATTRIBUTE, ChoicePool, record_decision, search_of
+from forecast_integrations.inductor.pruning import SEARCH_ATTRIBUTE, record_decision, search_of
 from forecast_integrations.inductor.session import TuningSession
 
 if TYPE_CHECKING:
@@ -135,11 +135,11 @@ def _next_choices(search: OperationSearch) -> list[ChoiceCaller]:
 def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[ChoiceCaller]:
     """Choices of a kind that Inductor has seen of this operation: it has decided by their kinds how to go
     on."""
-    pool: ChoicePool | None = search.pool
+    pool = search.pool
     if pool is None or not wanted:
         return []
     with _outside_the_scheduler():
-        found = [c for c in pool.choices(wanted, search) if type(unwrap_choice(c)) in pool.kinds]
+        found = [c for c in pool.choices(wanted, search.drop) if type(unwrap_choice(c)) in pool.kinds]
     # What is compared has to be timed alike; Inductor has told only the choices of its first round.
     graphs = any(getattr(choice, _CUDAGRAPH_OPTION, False) for members in pool.values() for choice in members)
     for choice in found:

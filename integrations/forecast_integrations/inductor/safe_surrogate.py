@@ -58,7 +58,7 @@ class SafeSurrogate:
         return f"{getattr(self.surrogate, 'name', '?')}/{getattr(self.surrogate, 'version', '?')}"
 
     def __call__(self, query: Query) -> Forecasts | None:
-        """Forecasts that `task.checked` accepts, or None."""
+        """Forecasts that `validate_forecasts` accepts, or None."""
         measured = tuple((m.candidate, m.outcome, m.median_ms) for m in query.measured)
         relatives = tuple((r.problem.id, len(r.measurements)) for r in query.relatives)
         # A draft is answered without what takes long, and must not pass for the answer that follows it.

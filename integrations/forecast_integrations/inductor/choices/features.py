@@ -35,7 +35,7 @@ def describe_choice(choice: Choice, *, facts: bool = False) -> dict[str, Feature
     `variant`, `backend` and the template's own parameters by their names (switches as 0 and 1); for
     products `op.m`, `op.n`, `op.k`, `op.batch`; for templates with a closed form `programs`, the size of
     the launch; `registers` once it is compiled. `facts` adds the closed form's own numbers as
-    `fact.<name>` (`features.ttir.Facts`): they follow from the rest, so nothing stores them.
+    `fact.<name>` (`features.ttir.facts.TtirFacts`): they follow from the rest, so nothing stores them.
     """
     try:
         candidate = candidate_of(choice)

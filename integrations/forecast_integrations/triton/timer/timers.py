@@ -50,7 +50,7 @@ class UserBenchmarkTimer:
         self.raw: dict[Candidate, Times] = {}
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
-        """One call of the benchmark function is all there is; see `race`."""
+        """One call of the benchmark function is all there is; see `time_adaptively`."""
         call = self._call
         if candidate.variant in call.functions:
             # `_bench` knows the tuner's own kernel alone.

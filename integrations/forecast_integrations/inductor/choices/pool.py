@@ -1,0 +1,97 @@
+"""Choices of one operation by candidate, those whose code Inductor has not generated yet included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forecast_autotune.records import Candidate
+from forecast_integrations.inductor.choices.records import (
+    candidate_of,
+    is_extern,
+    template_choice,
+    unwrap_choice,
+)
+
+if TYPE_CHECKING:
+    from torch._inductor.ir import ChoiceCaller
+    from torch._inductor.kernel_template_choice import KernelTemplateChoice
+
+    from forecast_integrations.inductor.choices.records import Choice
+
+_RESERVE_ANNOTATION = "forecast_autotune"
+"""Annotation of a template choice that leads to its group."""
+
+
+@dataclass
+class ReservedChoices:
+    """Template choices of one list that were kept from code generation, for later rounds."""
+
+    reserve: dict[Candidate, KernelTemplateChoice] = field(default_factory=dict)
+
+
+def annotate_choice(choice: KernelTemplateChoice, group: ReservedChoices) -> None:
+    """Lead from a template choice to its group; its `ChoiceCaller` has the same annotations, where there are any."""
+    if (annotations := getattr(choice, "annotations", None)) is not None:
+        annotations[_RESERVE_ANNOTATION] = group
+
+
+class ChoicePool(dict[Candidate, list["Choice"]]):
+    """Choices by candidate, those whose code has not been generated yet included."""
+
+    def __init__(self, choices: Sequence[ChoiceCaller]) -> None:
+        super().__init__()
+        self.order = {id(choice): i for i, choice in enumerate(choices)}
+        self.siblings: dict[int, Choice] = {}
+        """A choice of the same list as a reserved one, by the reserved one's id: it has the final layout."""
+        self.kinds = {type(unwrap_choice(choice)) for choice in choices}
+        groups: dict[int, tuple[ReservedChoices, KernelTemplateChoice]] = {}
+        for choice in choices:
+            self.setdefault(candidate_of(choice), []).append(choice)
+            ktc = template_choice(choice)
+            if ktc is not None and (group := ktc.annotations.get(_RESERVE_ANNOTATION)) is not None:
+                groups.setdefault(id(group), (group, ktc))
+        for group, sibling in groups.values():
+            for candidate, reserved in group.reserve.items():
+                if candidate not in self:
+                    self[candidate] = [reserved]
+                    self.siblings[id(reserved)] = sibling
+
+    def externs(self) -> list[Candidate]:
+        """The vendor library's candidates."""
+        return [candidate for candidate, members in self.items() if is_extern(members[0])]
+
+    def choices(
+        self,
+        wanted: Sequence[Candidate],
+        drop: Callable[[Candidate], None],
+        enough: int | None = None,
+    ) -> list[ChoiceCaller]:
+        """The choices of these candidates; code is generated where it is missing.
+
+        Candidates that Inductor cannot make code for leave the pool, and `drop` is told. With `enough`, it
+        stops after so many candidates.
+        """
+        found: list[ChoiceCaller] = []
+        count = 0
+        for candidate in wanted:
+            made = [c for member in self.get(candidate, ()) if (c := self._made(member)) is not None]
+            if not made:
+                self.pop(candidate, None)
+                drop(candidate)
+                continue
+            self[candidate] = made
+            found += made
+            count += 1
+            if enough is not None and count >= enough:
+                break
+        return sorted(found, key=lambda choice: self.order.get(id(choice), len(self.order)))
+
+    def _made(self, member: Choice) -> ChoiceCaller | None:
+        """The choice with its code; None where Inductor cannot make any."""
+        sibling = self.siblings.get(id(member))
+        if sibling is None:
+            return member
+        member.layout = sibling.layout
+        return member.choice
