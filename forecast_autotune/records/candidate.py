@@ -49,7 +49,7 @@ def _pairs(kwargs: Mapping[str, object]) -> tuple[tuple[str, Scalar], ...]:
 
 
 def _read_kwargs(value: object) -> tuple[tuple[str, Scalar], ...]:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise RecordError(f" must be an object, not {type(value).__name__}")
     return _pairs(value)
 

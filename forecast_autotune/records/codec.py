@@ -234,12 +234,13 @@ def _read(kind: Any, data: Any) -> Any:
     if type(data) is not dict and not isinstance(data, Mapping):
         raise RecordError(f" must be an object, not {data!r:.60}")
     plan = _read_plan(kind)
-    if plan.headed:
-        _check_header(plan.layout, data)
+    layout, get = plan.layout, data.get
+    if plan.headed and (get("type", "") != layout.tag or get("schema") != layout.schema):
+        _check_header(layout, data)
     found: dict[str, Any] = {}
     for name, part in plan.flat:
         found[name] = _read(part, data)
-    lenient, get = plan.layout.lenient, data.get
+    lenient = layout.lenient
     for name, exact, read, default in plan.fields:
         value = get(name, _ABSENT)
         if type(value) is exact:
@@ -257,7 +258,7 @@ def _read(kind: Any, data: Any) -> Any:
     if plan.extra:
         known = plan.known
         found[EXTRA] = {k: v for k, v in data.items() if k not in known}
-    elif plan.layout.refuses_unknown and (strange := sorted(set(data) - plan.known)):
+    elif layout.refuses_unknown and (strange := sorted(set(data) - plan.known)):
         raise RecordError(f" has unknown fields {strange}; known are {', '.join(sorted(plan.known))}")
     try:
         return kind(**found)

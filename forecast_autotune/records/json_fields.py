@@ -152,6 +152,12 @@ def _read_float(value: Any) -> float:
     return found
 
 
+def _read_float_or_null(value: Any) -> float | None:
+    if type(value) is float and -math.inf < value < math.inf:
+        return value
+    return None if value is None else _read_float(value)
+
+
 def _read_boolean(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -166,6 +172,7 @@ SCALARS: dict[Any, Reader] = {
     str: read_text,
     int: _read_integer,
     float: _read_float,
+    float | None: _read_float_or_null,
     bool: _read_boolean,
 }
 _LENIENT_SCALARS: dict[Any, Reader] = {str: str, bool: _read_boolean_or_bit}
