@@ -56,7 +56,7 @@ class _ServerLost(Exception):
 
 
 class SandboxLane:
-    """A supervised worker slot: `with Lane() as lane: result = lane.run(Job(...), Limits(...))`.
+    """A supervised worker slot: `lane.run(SandboxJob(...), ResourceLimits(...))` in a `with`.
 
     level: containment to insist on; by default the strongest that works here, see `SandboxLane.level`.
     device: `CUDA_VISIBLE_DEVICES` of its processes, an index or a UUID; None: no device.
@@ -107,8 +107,15 @@ class SandboxLane:
     def level(self) -> ContainmentLevel:
         """The containment in force. Raises `SandboxError` before the lane is entered."""
         if self._level is None:
-            raise SandboxError("the lane is not open; use `with Lane() as lane:`")
+            raise SandboxError("the lane is not open; use `with SandboxLane() as lane:`")
         return self._level
+
+    @property
+    def server_pid(self) -> int:
+        """Process id of the server, which starts judges and cells. Raises `SandboxError` where none runs."""
+        if self._server is None:
+            raise SandboxError("the lane is not open; use `with SandboxLane() as lane:`")
+        return self._server.pid
 
     def __enter__(self) -> SandboxLane:
         self._scratch = Path(tempfile.mkdtemp(prefix="forecast-lane-", dir=self._parent))

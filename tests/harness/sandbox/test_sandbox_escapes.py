@@ -116,8 +116,7 @@ def test_no_socket_reaches_anybody(at_level: SandboxLane, tmp_path: Path) -> Non
 
 def test_no_other_process_can_be_killed(at_level: SandboxLane, bystander: subprocess.Popen[bytes]) -> None:
     need(at_level, ContainmentLevel.SYSCALLS)
-    assert at_level._server is not None
-    result = run(at_level, "signals_others", [bystander.pid, at_level._server.pid])
+    result = run(at_level, "signals_others", [bystander.pid, at_level.server_pid])
     assert (result.status, result.value["returned"]) == (JobStatus.OK, [])
     assert bystander.poll() is None
     assert at_level.restarts == 0
@@ -132,8 +131,7 @@ def test_tracing_is_an_attack(at_level: SandboxLane, bystander: subprocess.Popen
 
 def test_the_memory_of_the_server_cannot_be_read(at_level: SandboxLane) -> None:
     """Not even by a process of the same user at the weakest level, unless it kept a privilege."""
-    assert at_level._server is not None
-    result = run(at_level, "reads_memory", at_level._server.pid)
+    result = run(at_level, "reads_memory", at_level.server_pid)
     assert (result.status, result.value["returned"]) == (JobStatus.OK, [])
 
 
@@ -190,8 +188,7 @@ def test_a_daemon_does_not_outlive_its_job(at_level: SandboxLane) -> None:
 def test_killing_the_server_costs_a_job_and_no_lane() -> None:
     """What a candidate at the weakest level can do, done from outside."""
     with lane(ContainmentLevel.PROCESS) as opened:
-        assert opened._server is not None
-        os.kill(opened._server.pid, signal.SIGKILL)
+        os.kill(opened.server_pid, signal.SIGKILL)
         first, second = run(opened, "honest"), run(opened, "honest")
     assert (first.status, first.fault, first.is_label) == (JobStatus.INFRA_ERROR, Fault.SERVER_LOST, False)
     assert second.status is JobStatus.OK

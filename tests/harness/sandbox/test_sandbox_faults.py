@@ -197,8 +197,7 @@ def test_an_unfit_device_makes_no_labels() -> None:
     with lane(strongest_level(), device="63", warm=("torch",)) as opened:
         assert not opened.healthy
         result = run(opened, "crashes")
-        assert opened._server is not None
-        (holder,) = linux.children(opened._server.pid)
+        (holder,) = linux.children(opened.server_pid)
     assert (result.status, result.fault) == (JobStatus.INFRA_ERROR, Fault.DEVICE_UNHEALTHY)
     assert linux.process_state(holder) in "XZ", "what keeps the device open outlives jobs, but not the lane"
     assert result.canary not in ("", "ok")

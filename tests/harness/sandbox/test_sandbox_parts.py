@@ -220,8 +220,7 @@ def test_an_interrupted_job_is_ended_and_the_lane_goes_on() -> None:
 
 def _interrupted() -> None:
     with lane() as opened:
-        assert opened._server is not None
-        server = opened._server.pid
+        server = opened.server_pid
         timer = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
         timer.start()
         with pytest.raises(KeyboardInterrupt):
@@ -235,8 +234,7 @@ def _interrupted() -> None:
 @on_linux
 def test_a_server_that_still_owes_an_answer_when_it_is_stopped_leaves_the_lanes_files() -> None:
     with lane() as opened:
-        assert opened._server is not None
-        server = opened._server.pid
+        server = opened.server_pid
         os.kill(server, signal.SIGSTOP)  # it finds the ping and the end together
         opened._tell({"op": "ping"})
         timer = threading.Timer(0.2, os.kill, [server, signal.SIGCONT])
@@ -267,8 +265,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_log() -> None:
 @on_linux
 def test_nothing_is_left_of_a_closed_lane(tmp_path: Path) -> None:
     with lane(scratch=tmp_path) as opened:
-        assert opened._server is not None
-        pid = opened._server.pid
+        pid = opened.server_pid
         assert run(opened, "honest").status is JobStatus.OK
         assert len(list(tmp_path.iterdir())) == 1
         assert sorted(p.name for p in next(tmp_path.iterdir()).iterdir()) == ["dev", "root", "server.log"]
@@ -296,8 +293,7 @@ def test_two_lanes_and_two_threads_do_not_mix() -> None:
 @on_linux
 def test_a_server_that_does_not_answer_is_replaced_within_ten_seconds() -> None:
     with lane() as opened:
-        assert opened._server is not None
-        os.kill(opened._server.pid, signal.SIGSTOP)
+        os.kill(opened.server_pid, signal.SIGSTOP)
         began = time.monotonic()
         lost, then = run(opened, "honest"), run(opened, "honest")
         spent = time.monotonic() - began
@@ -319,7 +315,7 @@ def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
         "import sys\n"
         "from tests.harness.lanes import lane, run\n"
         "with lane(scratch=sys.argv[1]) as opened:\n"
-        "    print(opened._server.pid, flush=True)\n"
+        "    print(opened.server_pid, flush=True)\n"
         "    run(opened, 'hangs')\n"
     )
     parent = subprocess.Popen(
@@ -347,8 +343,7 @@ def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
 @on_linux
 def test_a_server_keeps_nothing_of_its_jobs() -> None:
     with lane() as opened:
-        assert opened._server is not None
-        place = Path(f"/proc/{opened._server.pid}/fd")
+        place = Path(f"/proc/{opened.server_pid}/fd")
         run(opened, "honest")
         try:
             before = len(list(place.iterdir()))
@@ -357,7 +352,7 @@ def test_a_server_keeps_nothing_of_its_jobs() -> None:
         for function in ("honest", "crashes", "leaves_as_if_done", "raises"):
             run(opened, function)
         assert len(list(place.iterdir())) == before
-        assert linux.children(opened._server.pid) == []
+        assert linux.children(opened.server_pid) == []
 
 
 @on_linux
