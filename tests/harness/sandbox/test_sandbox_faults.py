@@ -220,5 +220,5 @@ def test_only_candidate_faults_become_labels(fault: Fault, outcome: Outcome) -> 
 
 def test_a_lane_that_is_not_open_says_so() -> None:
     closed = SandboxLane()
-    with pytest.raises(SandboxError, match="with Lane"):
+    with pytest.raises(SandboxError, match="with SandboxLane"):
         _ = closed.level
