@@ -12,7 +12,6 @@ it: `measurement.grid[0] must be an integer from 0 to 2^63, not 1.5`.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +22,17 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import check_line
-from forecast_autotune.records.json_fields import MALFORMED, SCALARS, Reader, annotation_reader, reason
+from forecast_autotune.records.json_fields import (
+    MALFORMED,
+    SCALARS,
+    Reader,
+    Writer,
+    annotation_reader,
+    hint_of,
+    reason,
+)
 
 T = TypeVar("T")
-Writer: TypeAlias = Callable[[Any], Any]
 
 EXTRA = "extra"
 """The field that keeps what a newer release wrote, where a class has one."""
@@ -36,22 +42,19 @@ _ABSENT, _CLASS_DEFAULT = object(), object()
 class _Layout:
     """How a class's JSON object differs from its fields by name; see `Record`."""
 
+    tag: str = ""
+    schema: int | None = None
+    label: str = ""
+    order: tuple[str, ...] = ()
+    unknown: Literal["ignore", "refuse"] = "ignore"
+    lenient: bool = False
+    complete: bool = False
+    remedy: str = ""
+    derived: Mapping[str, Callable[[Any], Any]] = {}
+
     # No dataclass: making one takes as long as reading a stored decision, in every process.
-    def __init__(
-        self,
-        tag: str = "",
-        schema: int | None = None,
-        label: str = "",
-        order: tuple[str, ...] = (),
-        unknown: Literal["ignore", "refuse"] = "ignore",
-        lenient: bool = False,
-        complete: bool = False,
-        remedy: str = "",
-        derived: Mapping[str, Callable[[Any], Any]] | None = None,
-    ) -> None:
-        self.tag, self.schema, self.label, self.order = tag, schema, label, order
-        self.refuses_unknown, self.lenient, self.complete = unknown == "refuse", lenient, complete
-        self.remedy, self.derived = remedy, derived or {}
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)
 
 
 _PLAIN_LAYOUT = _Layout()
@@ -61,7 +64,7 @@ class Record:
     """Base of dataclasses that are JSON objects. Keywords of the class statement:
 
     - `tag`: the object's `type`, written first and demanded;
-    - `schema`: the version that is written; later ones are refused;
+    - `schema`: the version that is written; later ones are refused (without a tag, all others);
     - `label`: what messages call it (default: the tag, or the class's name);
     - `order`: the fields and `derived` keys that are written, in this order (default: all, as in the class);
     - `unknown="refuse"`: fields that the class does not have are errors. Otherwise they are kept and written
@@ -94,7 +97,17 @@ class Record:
         super().__init_subclass__()
         # `dataclass(slots=True)` makes the class a second time, without its keywords.
         if "_json_layout" not in cls.__dict__:
-            cls._json_layout = _Layout(tag, schema, label, order, unknown, lenient, complete, remedy, derived)
+            cls._json_layout = _Layout(
+                tag=tag,
+                schema=schema,
+                label=label,
+                order=order,
+                unknown=unknown,
+                lenient=lenient,
+                complete=complete,
+                remedy=remedy,
+                derived=derived or {},
+            )
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; `from_json` reads it back."""
@@ -186,7 +199,8 @@ class _ReadPlan:
         self.headed = bool(layout.tag) or layout.schema is not None
         self.extra = False
         """Whether unknown fields are kept."""
-        self.known = {name for name, used in (("type", layout.tag), ("schema", layout.schema)) if used}
+        header = {name for name, used in (("type", layout.tag), ("schema", layout.schema)) if used}
+        self.known = {*header, *layout.derived}
         """Keys that are no unknown fields."""
         self.flat: list[tuple[str, type]] = []
         """Name and class of the records whose fields stand in this object."""
@@ -196,7 +210,7 @@ class _ReadPlan:
             if field.name == EXTRA:
                 self.extra = True
             elif option and option["flat"]:
-                part = _hint(kind, field)
+                part = hint_of(kind, field)
                 self.flat.append((field.name, part))
                 self.known |= _read_plan(part).known
             elif not (option and option["private"]):
@@ -208,7 +222,7 @@ class _ReadPlan:
         exact = None
         read = option["read"] if option else None
         if read is None:
-            hint = _hint(kind, field)
+            hint = hint_of(kind, field)
             exact, read = _EXACT.get(hint), annotation_reader(hint, self.layout.lenient, _record_reader)
         default = option["default"] if option else _ABSENT
         if default is _ABSENT and not self.layout.complete and _has_default(field):
@@ -258,7 +272,7 @@ def _read(kind: Any, data: Any) -> Any:
     if plan.extra:
         known = plan.known
         found[EXTRA] = {k: v for k, v in data.items() if k not in known}
-    elif layout.refuses_unknown and (strange := sorted(set(data) - plan.known)):
+    elif layout.unknown == "refuse" and (strange := sorted(set(data) - plan.known)):
         raise RecordError(f" has unknown fields {strange}; known are {', '.join(sorted(plan.known))}")
     try:
         return kind(**found)
@@ -278,35 +292,6 @@ def _check_header(layout: _Layout, data: Mapping[str, Any]) -> None:
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-
-
-def _hint(kind: type, field: dataclasses.Field[Any]) -> Any:
-    """What a field's annotation stands for."""
-    annotation: Any = field.type
-    if not isinstance(annotation, str):
-        return annotation
-    if annotation in _COMMON_HINTS:
-        return _COMMON_HINTS[annotation]
-    # Of one class, `typing.get_type_hints` costs more than reading a record of it a hundred times.
-    names = vars(sys.modules[kind.__module__])
-    try:
-        return names[annotation] if annotation in names else eval(annotation, names)
-    except NameError:
-        return typing.get_type_hints(kind)[field.name]
-
-
-_COMMON_HINTS: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "float | None": float | None,
-    "int | None": int | None,
-    "str | None": str | None,
-    "tuple[str, ...]": tuple[str, ...],
-    "tuple[int, ...]": tuple[int, ...],
-    "tuple[int, ...] | None": tuple[int, ...] | None,
-}
 
 
 def reader_of(hint: Any) -> Reader:
@@ -369,8 +354,8 @@ def _write_plan(kind: Any) -> _WritePlan:
 def _field_writer(kind: type, field: dataclasses.Field[Any]) -> _FieldWriter:
     option, get = field.metadata, attrgetter(field.name)
     if not option:
-        return field.name, get, _writer(_hint(kind, field)), False, None, False
-    write = option["write"] or _writer(_hint(kind, field))
+        return field.name, get, _writer(hint_of(kind, field)), False, None, False
+    write = option["write"] or _writer(hint_of(kind, field))
     return field.name, get, write, option["omit_null"], option["when"], option["flat"]
 
 
@@ -415,19 +400,3 @@ def _writer(hint: Any) -> Writer | None:
     if origin in (tuple, list) and all(_writer(k) is None for k in inner if k is not Ellipsis):
         return list
     return to_json
-
-
-def rounded(digits: int) -> Writer:
-    """A field's `write` that keeps so many decimal places of a number, or of every number in a sequence."""
-
-    def write(value: Any) -> Any:
-        if isinstance(value, Sequence):
-            return [write(v) for v in value]
-        return None if value is None else round(value, digits)
-
-    return write
-
-
-def significant(digits: int) -> Writer:
-    """A field's `write` that keeps so many significant digits of a number."""
-    return lambda value: float(f"{value:.{digits}g}")

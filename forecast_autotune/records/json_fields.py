@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from forecast_autotune.errors import RecordError
 
 Reader: TypeAlias = Callable[[Any], Any]
 """From JSON. Raises `RecordError` whose message goes on from the path of the value."""
+Writer: TypeAlias = Callable[[Any], Any]
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError)
 """What a reader made of other code may raise. `RecordError` is a ValueError."""
 LARGEST_INTEGER = 2**63 - 1
@@ -81,6 +83,35 @@ decode_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_par
 
 
 # --- readers by annotation ---
+
+
+def hint_of(kind: type, field: dataclasses.Field[Any]) -> Any:
+    """What a field's annotation stands for."""
+    annotation: Any = field.type
+    if not isinstance(annotation, str):
+        return annotation
+    if annotation in _COMMON_HINTS:
+        return _COMMON_HINTS[annotation]
+    # Of one class, `typing.get_type_hints` costs more than reading a record of it a hundred times.
+    names = vars(sys.modules[kind.__module__])
+    try:
+        return names[annotation] if annotation in names else eval(annotation, names)
+    except NameError:
+        return typing.get_type_hints(kind)[field.name]
+
+
+_COMMON_HINTS: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "float | None": float | None,
+    "int | None": int | None,
+    "str | None": str | None,
+    "tuple[str, ...]": tuple[str, ...],
+    "tuple[int, ...]": tuple[int, ...],
+    "tuple[int, ...] | None": tuple[int, ...] | None,
+}
 
 
 def reason(error: Exception) -> str:
@@ -261,3 +292,22 @@ def _instance_reader(kind: type) -> Reader:
         return value
 
     return read
+
+
+# --- writers ---
+
+
+def rounded(digits: int) -> Writer:
+    """A field's `write` that keeps so many decimal places of a number, or of every number in a sequence."""
+
+    def write(value: Any) -> Any:
+        if isinstance(value, Sequence):
+            return [write(v) for v in value]
+        return None if value is None else round(value, digits)
+
+    return write
+
+
+def significant(digits: int) -> Writer:
+    """A field's `write` that keeps so many significant digits of a number."""
+    return lambda value: float(f"{value:.{digits}g}")

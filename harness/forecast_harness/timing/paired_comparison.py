@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from forecast_autotune.records.codec import Record, json_option, rounded
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import rounded
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT, PairedClock
 from forecast_harness.timing.sign_test import SignTest
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records.codec import Record, json_option, significant
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import significant
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from operator import attrgetter
 from typing import Any
 
 from forecast_autotune.records import Outcome
-from forecast_autotune.records.codec import Record, json_option, rounded
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import rounded
 
 
 class Judgement(StrEnum):
