@@ -77,7 +77,7 @@ def main() -> int:
     model = fit_model(
         [*mine * given.copies, *corpus], seed=given.seed, recipe=FitSettings(jobs=1), believe=prior_mean
     )
-    model = replace(model, about={**model.about, "inductor_problems": len(mine)})
+    model = replace(model, about={**(model.about or {}), "inductor_problems": len(mine)})
     model.save(given.out)
     say(f"{given.out}: {given.out.stat().st_size / 1e6:.1f} MB")
     apart = [t for path in given.held_out for t in load([path]) if is_gemm_table(t)]

@@ -285,7 +285,7 @@ def main() -> int:
     until = time.monotonic() + arguments.seconds
     report = ResultFile(arguments, "whole models: tuning time against plain max-autotune, at equal latency")
     rows = RowFile(arguments.out.with_suffix(".rows.jsonl"))
-    work = arguments.work or arguments.out.with_suffix(".work")
+    work: Path = arguments.work or arguments.out.with_suffix(".work")
 
     def folder_of(name: str, arm: str, repeat: int) -> Path:
         return (work / f"{name}-{arm}-{repeat}").resolve()

@@ -84,14 +84,14 @@ def _cut(name: str, size: int) -> int:
     return min(size, limits.get(name, size))
 
 
-class _BatchedMatmul(torch.nn.Module):
+class _BatchedMatmul(torch.nn.Module):  # type: ignore[misc]
     """A batched product of two activations."""
 
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return torch.bmm(left, right)
 
 
-class _FlexAttention(torch.nn.Module):
+class _FlexAttention(torch.nn.Module):  # type: ignore[misc]
     """Flex attention, causal or full."""
 
     def __init__(self, causal: bool, queries: int, keys: int, device: str) -> None:

@@ -145,7 +145,7 @@ def _flushes(seconds: float, flush: Callable[[], object], interface: Any) -> int
         flush()
     end.record()
     interface.synchronize()
-    ahead = start.elapsed_time(end) / count / 1e3 - host
+    ahead: float = start.elapsed_time(end) / count / 1e3 - host
     if ahead * MOST_FLUSHES <= _HOST_SLACK * seconds:
         return MOST_FLUSHES
     return max(1, math.ceil(_HOST_SLACK * seconds / ahead))

@@ -177,8 +177,9 @@ def run_decorated_calls(calls: int, timeout_s: float, seed: int) -> tuple[FaultF
                 told = " ".join(str(w.message) for w in warned)
                 decision = tuner.decision
                 found.said(f"{told} {decision}")
-                heard = f"{backend.name} at weight" in decision.reason
-                silent = f"without {backend.name}: " in decision.reason
+                reason = "" if decision is None else decision.reason
+                heard = f"{backend.name} at weight" in reason
+                silent = f"without {backend.name}: " in reason
                 found.seen["heard"] += heard
                 found.seen["without_the_model"] += silent
                 found.bad["summaries_that_do_not_say"] += not (heard or silent)

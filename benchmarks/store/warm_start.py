@@ -68,6 +68,7 @@ def tune_child(given: dict[str, Any], null: bool) -> dict[str, Any]:
             data = matmul_inputs(shape, where)
             seconds = host_ms(tuner, data) / 1e3
             devices.synchronize()
+            assert tuner.decision is not None
             row = {"shape": shape, "measured": tuner.decision.measured, "seconds": seconds}
             rows.append({**row, "winner": kernel_timing.config_to_json(tuner.best_config)})
     return {"rows": rows}

@@ -90,7 +90,8 @@ def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], stub: bool, n
     other, function = tuner_with_variant(kernel, key, args)
     for tuner in (theirs, ours):
         tuner[GRID](*args)
-    plain, launch = kernel, ours.best_config.all_kwargs()
+    plain: Any = kernel
+    launch = ours.best_config.all_kwargs()
     given: dict[str, Any] = {}
     if named:
         given, args = dict(zip(kernel.arg_names, args, strict=False)), ()
@@ -103,7 +104,8 @@ def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], stub: bool, n
     calls["variant"]()  # a real kernel, for once: how a call is handed on is found out at the first one
     assert isinstance(other.best_config, VariantConfig)
     if stub:
-        plain = theirs.fn = ours.fn = function.kernel = NullKernel()
+        nothing: Any = NullKernel()
+        plain = theirs.fn = ours.fn = function.kernel = nothing
     return calls
 
 

@@ -14,6 +14,7 @@ import random
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from forecast_autotune.records import Outcome, digest
@@ -131,8 +132,8 @@ class LandscapeJudge:
             found = NodeResult(Outcome.INCORRECT, job.against.id, device_seconds=spent, stage="verify")
         else:
             ratio = log2_seconds(*here) - log2_seconds(*there) + chance.gauss(0.0, NOISE)
-            costs = {"device_seconds": spent, "wall_seconds": 2 * spent}
-            found = NodeResult(Outcome.OK, job.against.id, ratio, NOISE, stage="time", **costs)
+            found = NodeResult(Outcome.OK, job.against.id, ratio, NOISE, stage="time")
+            found = replace(found, device_seconds=spent, wall_seconds=2 * spent)
         self._ledger.write(f"done {job.id}")
         return found
 
