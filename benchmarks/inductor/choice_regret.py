@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.lib.environment import environment
 from forecast_autotune.policy import RiskBounded, TuningState
 from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import Table, read_tables
@@ -275,7 +276,8 @@ def main() -> int:
         for name, figures in named.items():
             print(f"  {name:14}", *(f"{k:>3}: {regret:7.1%}" for k, regret in figures.items()))
     if arguments.json is not None:
-        head = {"problems": len(tables), "surrogate": f"{surrogate.name}/{surrogate.version}"}
+        head = {"environment": environment(), "problems": len(tables)}
+        head["surrogate"] = f"{surrogate.name}/{surrogate.version}"
         arguments.json.write_text(json.dumps({**head, "regret": found}, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -14,24 +14,26 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(seed: int | None = None) -> dict[str, Any]:
-    """Facts that make a figure reproducible."""
+    """Facts that make a figure reproducible, of a run with torch and Triton."""
     import torch
     import triton
 
+    found = host_environment(seed) | {"torch": torch.__version__, "triton": triton.__version__}
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+    return found
+
+
+def host_environment(seed: int | None = None) -> dict[str, Any]:
+    """Facts that make a figure reproducible, of a run on the CPU without torch and Triton."""
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
         "cores": len(os.sched_getaffinity(0)),
         "device": "cpu",
         "commit": commit_id(),
     }
-    if torch.cuda.is_available():
-        found["device"] = torch.cuda.get_device_name()
-    if seed is not None:
-        found["seed"] = seed
-    return found
+    return found if seed is None else {**found, "seed": seed}
 
 
 def commit_id() -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import re
 import signal
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.child_processes import module_command
+from benchmarks.lib.environment import host_environment
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import (
     Argument,
@@ -183,9 +183,7 @@ def main() -> int:
         "claim": "store survives kill -9",
         "rounds": arguments.rounds,
         "writers": arguments.writers,
-        "seed": arguments.seed,
-        "python": platform.python_version(),
-        "system": platform.system(),
+        "environment": host_environment(arguments.seed),
         **counts,
     }
     text = json.dumps(result, indent=1)
