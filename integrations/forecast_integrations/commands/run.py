@@ -50,7 +50,7 @@ class RunSummary(Record):
     )
 
     def add_decision(self, kernel: str, decision: Decision) -> None:
-        """Count one decision; a listener of `forecast_integrations.triton.engine`."""
+        """Count one decision; a listener of `forecast_integrations.triton.publication`."""
         with self._mutex:
             self.decisions += 1
             # A stored decision still carries the cost that it had when it was made.
@@ -111,7 +111,7 @@ def _set_environment(options: argparse.Namespace) -> None:
 
 
 def _listen(tally: RunSummary) -> None:
-    from forecast_integrations.triton.engine import LISTENERS
+    from forecast_integrations.triton.publication import LISTENERS
 
     LISTENERS.append(tally.add_decision)
 

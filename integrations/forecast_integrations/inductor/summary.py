@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from forecast_autotune.records import Decision
 
 LISTENERS: list[Callable[[str, Decision], None]] = []
-"""Called with the operation and its decision, as `forecast_integrations.triton.engine.LISTENERS`."""
+"""Called with the operation and its decision, as `forecast_integrations.triton.publication.LISTENERS`."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from forecast_autotune.variants.entry import CallGrid
 from forecast_integrations.triton.protocols import KernelFunction, LaunchConfig, Tuner, VariantKernel
 
 
-@dataclass
+@dataclass(frozen=True)
 class KernelCall:
     """The arguments of one call, and the tuner whose hooks surround every launch of it."""
 
@@ -20,7 +20,7 @@ class KernelCall:
     args: tuple[object, ...]
     kwargs: dict[str, object]
     """As Triton passes them: `grid` and `warmup` among them."""
-    configs: Mapping[Candidate, LaunchConfig]
+    configs: Mapping[Candidate, LaunchConfig] = field(default_factory=dict)
     functions: Mapping[str, VariantKernel] = field(default_factory=dict)
     """By variant name, for variants other than the user's own source."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forecast_autotune.errors import CaptureError, FrozenMissError
 from forecast_autotune.policy import Policy
-from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Measurement, Problem
+from forecast_autotune.records import Candidate, Decision, Kernel, Measurement, Problem
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
@@ -27,8 +27,8 @@ from forecast_integrations.triton.lazy_candidates import (
     LazySources,
     candidate_grids,
 )
-from forecast_integrations.triton.protocols import Key, LaunchConfig, NamedArguments, Times, Tuner
-from forecast_integrations.triton.source import innermost
+from forecast_integrations.triton.protocols import Key, LaunchConfig, NamedArguments, Tuner
+from forecast_integrations.triton.publication import publish_decision
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import make_tracer
 from forecast_integrations.triton.variants.loading import AlternativeKernel, VariantConfig, add_variants
@@ -37,9 +37,6 @@ from forecast_integrations.triton.variants.sources import VariantsArgument, Vari
 LOCK = threading.RLock()
 """One decision at a time per process: two would share the device and spoil each other's times. Being
 one lock for all tuners, and re-entrant, it cannot deadlock when a hook calls another tuned kernel."""
-
-LISTENERS: list[Callable[[str, Decision], None]] = []
-"""Called with the kernel's name after every decision."""
 
 _depth = threading.local()
 
@@ -144,19 +141,14 @@ class TuningEngine:
         _check_conflicts(pruned, kwargs)
         settings = self.options.settings()
         store = self.options.open_store(settings)
-        call = KernelCall(tuner, args, kwargs, {})
+        call = KernelCall(tuner, args, kwargs)
         problem = self._problem(call, key)
-        functions: dict[str, AlternativeKernel] = {}
-        if self._sources is not None:
-            deterministic = settings.mode is Mode.DETERMINISTIC
-            functions = self._sources.functions(
-                problem, tuner, call.arguments(), None if deterministic else store
-            )
-            if len(pruned) == 1 and not functions:
-                tuner.cache[key] = pruned[0]
-                return pruned[0]
-        call.functions = functions
-        call.configs, mark = self._candidates(pruned, functions)
+        functions = self._functions(call, problem, None if settings.mode is Mode.DETERMINISTIC else store)
+        if len(pruned) == 1 and not functions:
+            tuner.cache[key] = pruned[0]
+            return pruned[0]
+        configs, mark = self._candidates(pruned, functions)
+        call = replace(call, configs=configs, functions=functions)
         settings = _untimed_settings(settings, tuner)
         if capturing_graph() and settings.mode is not Mode.SKIP:
             settings = settings.with_(mode=Mode.FROZEN, on_miss="error")
@@ -198,8 +190,17 @@ class TuningEngine:
             config.fallback = _fastest_of_base(call, store.measurements(problem))
         tuner.cache[key] = config
         seconds = time.perf_counter() - begin
-        _publish_decision(tuner, key, call, store, problem, decision, measurers, seconds, settings.summary)
+        raw = measurers[0].raw if measurers else None
+        publish_decision(call, key, store, problem, decision, raw, seconds, say=settings.summary)
         return config
+
+    def _functions(
+        self, call: KernelCall, problem: Problem, store: Store | None
+    ) -> Mapping[str, AlternativeKernel]:
+        """The other sources that may serve this call, by name; those in a `store` only where one may decide."""
+        if self._sources is None:
+            return {}
+        return self._sources.functions(problem, call.tuner, call.arguments(), store)
 
     def _candidates(
         self, pruned: list[LaunchConfig], functions: Mapping[str, AlternativeKernel]
@@ -310,75 +311,3 @@ def _measurer(
         patient=settings.mode is Mode.EXHAUSTIVE,
         bench=bench,
     )
-
-
-def _publish_decision(
-    tuner: Tuner,
-    key: Key,
-    call: KernelCall,
-    store: Store,
-    problem: Problem,
-    decision: Decision,
-    measurers: list[TritonMeasurer],
-    seconds: float,
-    say: bool,
-) -> None:
-    """Set the attributes and call the listeners that Triton would, and say what was done."""
-    from triton import knobs
-
-    from forecast_autotune.report.summary import summary_line
-
-    fresh = bool(measurers)
-    config = tuner.cache[key]
-    if fresh:
-        timings = _timings(call, store, problem, measurers[0].raw)
-        tuner.bench_time = seconds
-        named = call.named_arguments()
-        tuner.pre_hook({**named, **config.all_kwargs()}, reset_only=True)
-    elif decision.median_ms is not None:
-        timings = {config: [decision.median_ms] * 3}
-    else:
-        timings = {}
-    tuner.configs_timings = timings
-    listener = getattr(knobs.autotuning, "listener", None)
-    if listener is not None and (fresh or decision.evidence is Evidence.STORED):
-        listener(
-            fn=innermost(tuner.fn),
-            key=key,
-            best_config=config,
-            configs_timings=timings,
-            duration=seconds if fresh else None,
-            cache_hit=not fresh,
-        )
-    if knobs.autotuning.print and fresh:
-        print(
-            f"Triton autotuning for function {tuner.base_fn.__name__},\nwith key as {key},\n"
-            f"finished after {seconds:.2f}s,\nbest config selected: {config};"
-        )
-    for listen in list(LISTENERS):
-        listen(problem.kernel.name, decision)
-    if knobs.autotuning.print or say:
-        import sys
-
-        print(summary_line(problem.kernel.name, decision), file=sys.stderr)
-
-
-def _timings(
-    call: KernelCall, store: Store, problem: Problem, raw: Mapping[Candidate, Times]
-) -> dict[LaunchConfig, Times]:
-    """`configs_timings` as Triton has it: [median, 20 %, 80 %] in ms, inf for what did not run."""
-    from forecast_autotune.records.table import latest_labels
-
-    measured = latest_labels(store.measurements(problem))
-    shown: dict[LaunchConfig, Times] = {}
-    for candidate, config in call.configs.items():
-        m = measured.get(candidate)
-        if candidate in raw:
-            shown[config] = raw[candidate]
-        elif m is not None:
-            shown[config] = (
-                [m.median_ms, m.p20_ms or m.median_ms, m.p80_ms or m.median_ms]
-                if m.ok
-                else [float("inf")] * 3
-            )
-    return shown

@@ -11,7 +11,7 @@ import triton
 from triton.runtime.autotuner import Autotuner
 
 from forecast_autotune import autotune, patch_triton, unpatch_triton
-from forecast_integrations.triton import engine
+from forecast_integrations.triton import publication
 from tests.integrations.null import binaries, blocks, configs, double, fresh, launch, tables
 
 ATTRIBUTES = {"best_config", "configs_timings", "bench_time", "cache", "configs", "fn", "keys", "arg_names"}
@@ -35,9 +35,9 @@ def decided() -> Iterator[list[tuple[str, Any]]]:
     def hear(name: str, decision: Any) -> None:
         heard.append((name, decision))
 
-    engine.LISTENERS.append(hear)
+    publication.LISTENERS.append(hear)
     yield heard
-    engine.LISTENERS.remove(hear)
+    publication.LISTENERS.remove(hear)
 
 
 def plain(listed: Any = None, **options: Any) -> Any:

@@ -1,0 +1,88 @@
+"""What others see of a decision: the tuner's attributes, Triton's listener and ours, and printed lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+
+from forecast_autotune.records import Candidate, Decision, Evidence, Problem
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.store import Store
+from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.protocols import Key, LaunchConfig, Times
+from forecast_integrations.triton.source import innermost
+
+LISTENERS: list[Callable[[str, Decision], None]] = []
+"""Called with the kernel's name after every decision."""
+
+
+def publish_decision(
+    call: KernelCall,
+    key: Key,
+    store: Store,
+    problem: Problem,
+    decision: Decision,
+    raw: Mapping[Candidate, Times] | None,
+    seconds: float,
+    *,
+    say: bool,
+) -> None:
+    """Set the attributes and call the listeners that Triton would, and print the lines that are asked for.
+
+    `raw` is what a user's own benchmark function returned, empty with ours; None where nothing was measured.
+    """
+    from triton import knobs
+
+    fresh = raw is not None
+    tuner = call.tuner
+    config = tuner.cache[key]
+    if raw is not None:
+        timings = _timings(call, store, problem, raw)
+        tuner.bench_time = seconds
+        named = call.named_arguments()
+        tuner.pre_hook({**named, **config.all_kwargs()}, reset_only=True)
+    elif decision.median_ms is not None:
+        timings = {config: [decision.median_ms] * 3}
+    else:
+        timings = {}
+    tuner.configs_timings = timings
+    listener = getattr(knobs.autotuning, "listener", None)
+    if listener is not None and (fresh or decision.evidence is Evidence.STORED):
+        listener(
+            fn=innermost(tuner.fn),
+            key=key,
+            best_config=config,
+            configs_timings=timings,
+            duration=seconds if fresh else None,
+            cache_hit=not fresh,
+        )
+    if knobs.autotuning.print and fresh:
+        print(
+            f"Triton autotuning for function {tuner.base_fn.__name__},\nwith key as {key},\n"
+            f"finished after {seconds:.2f}s,\nbest config selected: {config};"
+        )
+    for listen in list(LISTENERS):
+        listen(problem.kernel.name, decision)
+    if knobs.autotuning.print or say:
+        from forecast_autotune.report.summary import summary_line  # most programs print nothing
+
+        print(summary_line(problem.kernel.name, decision), file=sys.stderr)
+
+
+def _timings(
+    call: KernelCall, store: Store, problem: Problem, raw: Mapping[Candidate, Times]
+) -> dict[LaunchConfig, Times]:
+    """`configs_timings` as Triton has it: [median, 20 %, 80 %] in ms, inf for what did not run."""
+    measured = latest_labels(store.measurements(problem))
+    shown: dict[LaunchConfig, Times] = {}
+    for candidate, config in call.configs.items():
+        m = measured.get(candidate)
+        if candidate in raw:
+            shown[config] = raw[candidate]
+        elif m is not None:
+            shown[config] = (
+                [m.median_ms, m.p20_ms or m.median_ms, m.p80_ms or m.median_ms]
+                if m.ok
+                else [float("inf")] * 3
+            )
+    return shown
