@@ -67,12 +67,20 @@ class Definition(Record, schema=PACK_SCHEMA, label="definition", unknown="refuse
     bytes: str = field(default="", metadata=json_option(read=str))
     """Bytes that must cross the memory bus, where that is not every input and output once."""
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def from_json(cls, data: Any) -> Definition:
+        """Read a `definition.json`. Raises `RecordError` saying which field breaks which rule."""
+        found = super().from_json(data)
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        # Of files alone: what a kernel's own arguments define has neither inputs nor outputs here.
         if self.format is PackFormat.OWN and not (self.inputs and self.outputs):
-            raise RecordError("it needs at least one input and one output")
+            raise RecordError("definition needs at least one input and one output")
         for name in ("axes", "inputs", "outputs"):
             if strange := [n for n in getattr(self, name) if not n.isidentifier()]:
-                raise RecordError(f"{name} must map identifiers to objects, not {strange}")
+                raise RecordError(f"definition.{name} must map identifiers to objects, not {strange}")
         ones = {n: (1 if a.value is None else a.value) for n, a in self.axes.items()}
         for tensor in (*self.inputs.values(), *self.outputs.values()):
             tensor.sizes(ones)
