@@ -77,10 +77,15 @@ def test_there_are_as_many_honest_ones_as_a_rate_needs() -> None:
 
 
 def attempted(entry: corpus.CorpusEntry, lane: SandboxLane) -> corpus.CorpusResult:
-    """Again where the machine was at fault: under load the incumbent itself may seem to lie about time."""
+    """Again where the machine may be at fault: under load the incumbent itself may seem to lie about time.
+
+    So may an honest one that starts threads, whose first launches, a millisecond together, find no free processor.
+    How often honest ones are refused is measured on an idle machine (`benchmarks.verification.solutions`).
+    """
+    machine = {str(ReasonCode.HARNESS), *([str(ReasonCode.CLOCK)] if "accepted" in entry.expected else [])}
     for _ in range(3):
         tried = corpus.verify_entry(entry, lane, plan(entry), LIMITS)
-        if str(ReasonCode.HARNESS) not in tried.found:
+        if not any(code in tried.found for code in machine):
             break
     return tried
 
