@@ -19,7 +19,7 @@ from forecast_autotune.records import Candidate, Config, Device, Measurement, Ou
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Variant
 from forecast_harness.variants.kernel_file import import_file
-from tests.core.commands import Capture, shown
+from tests.core.captured_output import Capture, shown
 from tests.harness.variant_kernels import tensor
 
 KERNEL = """import triton

@@ -18,7 +18,7 @@ from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants import Origin, Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.rewrites.triton import REWRITES, variants_of
-from tests.core.commands import needs_triton
+from tests.core.captured_output import needs_triton
 from tests.harness.rewrites.mechanical_refusals import REFUSED
 from tests.harness.rewrites.mechanical_sources import ENTRY, EVERY, ODD, PERSISTENT, SIMPLE_TILES, SOFTMAX
 
