@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -69,3 +70,48 @@ def test_every_variable_is_declared_in_settings() -> None:
     assert used, "the pattern finds nothing"
     unknown = {found: str(path.relative_to(ROOT)) for found, path in used.items() if found not in declared}
     assert not unknown
+
+
+def module_name(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    parts = parts[1:] if parts[0] in CODE[1:] else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules() -> dict[str, ast.Module]:
+    """Syntax trees of the packages' modules by dotted name, without the packs' solutions, which are data."""
+    found = [p for p in sources(*CODE) if "builtin" not in p.parts]
+    return {module_name(p): ast.parse(p.read_text(encoding="utf-8")) for p in found}
+
+
+def test_a_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(module)
+    assert len(homes) > 300
+    twice = {name: found for name, found in homes.items() if len(found) > 1}
+    assert not twice, f"one name, several classes: {twice}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside of functions count, too: they only hide a circle. The public face hands names on."""
+    trees = modules()
+    imports: dict[str, set[str]] = {}
+    for module, tree in trees.items():
+        found = imports.setdefault(module, set())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {name if name in trees else node.module for name in names}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+    assert sum(len(found & trees.keys()) for found in imports.values()) > 1000
+    del imports["forecast_autotune"]
+    # What is imported by nobody that is left cannot lie on a circle; nor can what imports nothing that is left.
+    left = {module: found & imports.keys() for module, found in imports.items()}
+    while free := {module for module, found in left.items() if not found & left.keys()}:
+        for module in free:
+            del left[module]
+    assert not left, f"a circle of imports, and what leads to it: {sorted(left)}"

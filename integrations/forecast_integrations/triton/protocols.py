@@ -40,6 +40,12 @@ class LaunchConfig(Protocol):
         ...
 
 
+class ConfigLauncher(Protocol):
+    """A compiled config, as Inductor times it; `n_regs`, `n_spills` and `shared` where they are known."""
+
+    config: LaunchConfig
+
+
 class KernelFunction(Protocol):
     """A `JITFunction`, the interpreter's twin of one, or `Heuristics` over either."""
 

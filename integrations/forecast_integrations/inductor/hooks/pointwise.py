@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from forecast_autotune.policy import TuningState
 from forecast_autotune.records import (
@@ -28,7 +28,7 @@ from forecast_integrations.inductor.harvest import PROTOCOL
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import AnyFunction, PatchSet
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.triton.protocols import LaunchConfig
+from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig
 
 if TYPE_CHECKING:
     from torch._inductor.runtime.hints import DeviceProperties
@@ -42,12 +42,6 @@ _MIN_CONFIGS = 2
 """Lists up to this long are left alone."""
 _MIN_SPREAD = 1e-9
 """Forecasts that differ by less, in log2, say nothing: the list is left alone."""
-
-
-class Launcher(Protocol):
-    """A compiled config of a generated kernel; `n_regs`, `n_spills` and `shared` where they are known."""
-
-    config: LaunchConfig
 
 
 def install(context: HookContext) -> PatchSet:
@@ -159,8 +153,8 @@ def candidate_of(config: LaunchConfig) -> Candidate:
 def _benchmark_all(original: AnyFunction, context: HookContext) -> AnyFunction:
     def benchmark_all_configs(
         self: CachingAutotuner, *args: object, **kwargs: object
-    ) -> dict[Launcher, float]:
-        timings: dict[Launcher, float] = original(self, *args, **kwargs)
+    ) -> dict[ConfigLauncher, float]:
+        timings: dict[ConfigLauncher, float] = original(self, *args, **kwargs)
         session = context.session
         if session is not None and session.settings.inductor_pointwise:
             try:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.extraction import assignment_of
@@ -35,7 +35,7 @@ from forecast_integrations.inductor.session import FORECAST_LIMIT_S, TuningSessi
 from forecast_integrations.inductor.snapshot import StoreSnapshot
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.decorator import ForecastAutotuner
-from forecast_integrations.triton.protocols import LaunchConfig, Tuner, is_tensor
+from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig, Tuner, is_tensor
 
 if TYPE_CHECKING:
     from torch._inductor.codecache import FxGraphHashDetails
@@ -50,12 +50,6 @@ _TRACE_S = 1.0
 """Seconds for the IR of all configs of one kernel; without it the forecast is wider, not wrong."""
 _MAX_PROBLEMS = 256
 """Problems remembered until Inductor has timed them."""
-
-
-class Launcher(Protocol):
-    """A compiled config of a kernel, as Inductor times it."""
-
-    config: LaunchConfig
 
 
 @dataclass(frozen=True)
@@ -308,8 +302,8 @@ def _trace_candidates(
 def _hook_benchmark(original: AnyFunction, context: HookContext, memory: ExpectedProblems) -> AnyFunction:
     def benchmark_all_configs(
         self: CachingAutotuner, *args: object, **kwargs: object
-    ) -> dict[Launcher, float]:
-        timings: dict[Launcher, float] = original(self, *args, **kwargs)
+    ) -> dict[ConfigLauncher, float]:
+        timings: dict[ConfigLauncher, float] = original(self, *args, **kwargs)
         session = context.session
         if session is not None:
             try:
@@ -328,7 +322,7 @@ def save_user_timings(
     memory: ExpectedProblems,
     kernel: str,
     args: Sequence[object],
-    timings: Mapping[Launcher, float],
+    timings: Mapping[ConfigLauncher, float],
 ) -> None:
     """File the times (milliseconds, by launcher) that Inductor took of a user's kernel."""
     tensors = [value for value in args if is_tensor(value)]
