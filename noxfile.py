@@ -26,7 +26,7 @@ def fast(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The whole suite with all that it needs; arguments go to pytest."""
     session.install("-e", ".[test]")
-    session.run("pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
+    session.run("pytest", "-n", "3", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session
@@ -38,7 +38,7 @@ def versions(session: nox.Session) -> None:
     # torch's own index has builds without CUDA, which do not pin a Triton.
     session.install(f"torch=={torch}.*", "--index-url", CPU_WHEELS)
     session.install("-e", ".[test]", f"torch=={torch}.*", f"triton=={triton}.*")
-    session.run("pytest", "-n", "2", "--dist", "loadfile")
+    session.run("pytest", "-n", "3", "--dist", "loadfile")
 
 
 @nox.session

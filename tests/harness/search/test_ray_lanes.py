@@ -116,13 +116,15 @@ def test_lanes_follow_nodes_that_join_and_leave(
 ) -> None:
     lanes = opened()
     extra = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
-    until(lambda: lanes.capacity == 4)
+    # Ready, too: jobs that other lanes have done meanwhile would leave the new ones none.
+    until(lambda: [lane.state for lane in lanes.lanes] == ["ready"] * 4)
     futures = [lanes.submit(job(str(n), "sleep 0.3")) for n in range(24)]
     until(lambda: len({f.result().device for f in futures if f.done()}) == 4)
     cluster.remove_node(extra, allow_graceful=False)
     assert {f.result(120).outcome for f in futures} == {Outcome.OK}
     assert sorted(judged_jobs(tmp_path)) == sorted(f"job-{n}" for n in range(24))
-    until(lambda: lanes.capacity == 2)
+    # Ray takes a node for dead when so many health checks have failed, later on a busy machine.
+    until(lambda: lanes.capacity == 2, 240.0)
 
 
 def test_a_lane_takes_the_gpu_that_its_node_was_given(
