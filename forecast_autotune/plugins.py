@@ -15,7 +15,7 @@ The core imports none of the packages that build on it. They register under thes
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +50,24 @@ def _registered(group: str) -> dict[str, EntryPoint]:
     """Entries by name; in a source checkout ours are read from its pyproject.toml, which is never stale."""
     checkout = _of_checkout(group)
     others = [
-        e for e in entry_points(group=group) if not checkout or e.dist is None or e.dist.name != DISTRIBUTION
+        entry
+        for entry in entry_points(group=group)
+        if not checkout or entry.dist is None or entry.dist.name != DISTRIBUTION
     ]
     return {entry.name: entry for entry in (*others, *checkout)}
 
 
-def _of_checkout(group: str) -> EntryPoints:
+def _of_checkout(group: str) -> list[EntryPoint]:
+    return [EntryPoint(name, value, group) for name, value in _checkout().get(group, {}).items()]
+
+
+@cache
+def _checkout() -> dict[str, dict[str, str]]:
+    """Name and value by group, as the source checkout around this file has them; empty where there is none."""
     if not _PROJECT.is_file():
-        return EntryPoints()
+        return {}
     import tomllib
 
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("project", {})
-    if project.get("name") != DISTRIBUTION:
-        return EntryPoints()
-    listed = project.get("entry-points", {}).get(group, {})
-    return EntryPoints(EntryPoint(name, value, group) for name, value in listed.items())
+    found: dict[str, dict[str, str]] = project.get("entry-points", {})
+    return found if project.get("name") == DISTRIBUTION else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_FLAGS = ("--summary", "--json", "-h", "--help")
 _VALUES = ("--mode", "--store", "--tolerance", "--risk", "--max-measurements")
 
 

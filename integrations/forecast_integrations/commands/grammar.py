@@ -5,9 +5,6 @@ from __future__ import annotations
 from forecast_autotune.commands.registry import Commands, store_option
 from forecast_autotune.settings import Mode
 
-_FLAGS = ("--summary", "--json", "-h", "--help")
-_VALUES = ("--mode", "--store", "--tolerance", "--risk", "--max-measurements")
-
 
 def run(commands: Commands) -> None:
     """Add `run`."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.replies import InvalidResponse, extract_json, weights
+from forecast_autotune.llm.replies import MAX_TOTAL, MIN_TOTAL, InvalidResponse, extract_json, weights
 from forecast_train.llm.data.examples import Example, ExampleCandidate
 from forecast_train.llm.rewards import StatedDistribution
 
@@ -28,8 +28,6 @@ Say which of the numbered candidates is the fastest. Reply with JSON:
 THINK_INSTRUCTION = (
     "Think about memory traffic, occupancy, pipelining and the last wave first, in a few sentences.\n"
 )
-LEAST_SUM, MOST_SUM = 0.5, 1.5
-"""Sums of a stated distribution that are taken for carelessness; others cannot be read."""
 _CLOSING_QUESTION = re.compile(r"\n[^\n]{1,40}:\s*$")
 _FINAL_CHANNEL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|end\|>|<\|return\|>|$)", re.DOTALL)
 """Where gpt-oss puts its answer; a reply without this channel has none."""
@@ -69,7 +67,7 @@ def parse_distribution(text: str) -> StatedDistribution | None:
     total = sum(found)
     tokens = [label.token for label in BINS.labels]
     named = str(answer.get("label", "")).strip().upper()
-    if not LEAST_SUM <= total <= MOST_SUM or named not in tokens:
+    if not MIN_TOTAL <= total <= MAX_TOTAL or named not in tokens:
         return None
     return StatedDistribution(tuple(p / total for p in found), tokens.index(named))
 
