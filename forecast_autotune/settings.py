@@ -191,7 +191,13 @@ class Settings:
         "_LLM",
         str,
         "",
-        "a language model to ask, too: transformers:PATH_OR_ID, vllm:PATH_OR_ID or the URL of a server",
+        "a language model to ask, too: transformers:PATH_OR_ID, vllm:PATH_OR_ID, the URL of a server or recorded:FILE",
+    )
+    llm_trust: str = _variable(
+        "_LLM_TRUST",
+        _choice("auto", "always", "never"),
+        "auto",
+        "when the model is asked: auto (its calibration says that it pays) | always (every decision) | never",
     )
     llm_timeout_s: float = _variable(
         "_LLM_TIMEOUT", _number(0.01, 1e6), 30.0, "seconds after which a decision goes on without the model"

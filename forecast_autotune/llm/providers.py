@@ -37,6 +37,13 @@ class Provider(Protocol):
         """A function from (prompt, n) to up to n texts. Raises `SettingsError`."""
         ...
 
+    def check(self, text: str, *, contact: bool = True) -> None:
+        """Raises `SettingsError` where the model that a specification names is not there.
+
+        With `contact`, a server must take a connection, too.
+        """
+        ...
+
 
 def provider() -> Provider:
     """The registered provider. Raises `PluginError` where there is none."""

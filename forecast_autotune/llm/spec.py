@@ -16,7 +16,8 @@ from forecast_autotune.settings import Settings
 
 SPEC_FORMS = """\
 transformers:PATH_OR_ID[?adapter=PATH_OR_NAME&device=cuda&dtype=bfloat16], \
-vllm:PATH_OR_ID[?adapter=PATH_OR_NAME&dtype=bfloat16&memory=0.3&length=8192] or \
+vllm:PATH_OR_ID[?adapter=PATH_OR_NAME&dtype=bfloat16&memory=0.3&length=8192], \
+recorded:FILE[?weight=0.5] or \
 http(s)://HOST:PORT/v1?model=NAME[&kind=completions|chat|systemone&...]"""
 SERVER_KINDS = ("completions", "chat", "systemone")
 _SECRET_OPTION = re.compile(
@@ -91,6 +92,9 @@ _VLLM_OPTIONS: dict[str, OptionParser] = {
     "memory": _number(0.01, 1.0),
     "length": _count(16, 10**7),
 }
+_RECORDED_OPTIONS: dict[str, OptionParser] = {"weight": _number(0.01, 1.0)}
+_LOCAL_OPTIONS = {"transformers": _TRANSFORMERS_OPTIONS, "vllm": _VLLM_OPTIONS, "recorded": _RECORDED_OPTIONS}
+"""Options by kind, of what is reached by a path or a name."""
 _SERVER_OPTIONS: dict[str, OptionParser] = {
     "model": _word,
     "kind": _word,
@@ -112,11 +116,18 @@ class ModelSpec:
     """A parsed specification."""
 
     kind: str
-    """transformers, vllm, completions, chat or systemone."""
+    """transformers, vllm, recorded, completions, chat or systemone."""
     location: str
-    """Folder or name of a model, or the URL where a server's API starts."""
+    """Folder or name of a model, a file of recorded answers, or the URL where a server's API starts."""
     options: Mapping[str, Any]
     """Parsed options, without `kind`."""
+
+    @property
+    def shown(self) -> str:
+        """What it names, for people."""
+        if self.kind in _LOCAL_OPTIONS:
+            return f"{self.kind}:{self.location}"
+        return f"{self.options['model']} at {self.location}"
 
     def given_options(self, *names: str) -> dict[str, Any]:
         """The options of these names that were given."""
@@ -134,9 +145,9 @@ def parsed(text: str, *, writing: bool = False) -> ModelSpec:
     scheme, _, rest = place.partition(":")
     if scheme in ("http", "https"):
         return _parse_server(place, query, writing)
-    if scheme not in ("transformers", "vllm") or not rest:
+    if scheme not in _LOCAL_OPTIONS or not rest:
         raise SettingsError(f"a language model is given as {SPEC_FORMS}; this is none of these")
-    known = _TRANSFORMERS_OPTIONS if scheme == "transformers" else _VLLM_OPTIONS
+    known = _LOCAL_OPTIONS[scheme]
     if writing and scheme == "transformers":
         known = known | _GENERATION_OPTIONS
     return ModelSpec(scheme, rest, _parse_options(query, known, scheme))

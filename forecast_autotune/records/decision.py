@@ -42,8 +42,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class LLMConsultation:
-    """A language model's part in forecasts."""
+class LLMConsultation(Record, label="consultation", lenient=True):
+    """A language model's part in a decision, also where it was not asked."""
 
     model: str
     """Kind, model and adapter."""
@@ -60,11 +60,30 @@ class LLMConsultation:
     money: float = 0.0
     trouble: str = ""
     """Why it was not heard although it was asked; empty otherwise."""
+    asked: bool = True
+    why: str = ""
+    """Why it was asked, or was not."""
+    moved_in: int = 0
+    """Candidates that the first plan with its answer measures, and that the plan without it does not."""
+    moved_out: int = 0
+    """The reverse."""
+
+    @property
+    def effect(self) -> str:
+        """What it moved, as words; empty where it moved nothing."""
+        if not (self.moved_in or self.moved_out):
+            return ""
+        plural = "" if self.moved_in == 1 else "s"
+        return f"moved {self.moved_in} candidate{plural} into and {self.moved_out} out of the plan"
 
     def __str__(self) -> str:
+        if not self.asked:
+            return f"language model not asked: {self.why}"
+        told = f", {self.effect}" if self.effect else ""
         if self.trouble:
-            return f"without {self.model}: {self.trouble}"
-        return f"{self.model} at weight {self.weight:.2f}"
+            return f"without {self.model}: {self.trouble}{told}"
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.model} at weight {self.weight:.2f}{told}{why}"
 
 
 @dataclass(frozen=True)
@@ -123,7 +142,7 @@ class Decision(
     order=(
         *("problem", "chosen", "evidence", "cost", "rounds", "surrogate", "shipped_risk", "verdicts"),
         *("reason", "stated_risk", "tolerance", "candidates", "measured", "known", "trusted", "refused"),
-        *("median_ms", "saved_s", "settings", "at"),
+        *("median_ms", "saved_s", "settings", "at", "llm"),
     ),
 ):
     """What was chosen, on what evidence, with what stated risk, and what it cost."""
@@ -158,3 +177,5 @@ class Decision(
     """The stated risk before what this store has seen corrected it."""
     verdicts: tuple[RiskVerdict, ...] = ()
     """On risks that were stated of this problem, audits included; oldest first."""
+    llm: LLMConsultation | None = field(default=None, metadata=json_option(omit_null=True))
+    """The language model's part, asked or not; None where none was named."""

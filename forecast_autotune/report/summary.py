@@ -1,22 +1,100 @@
-"""The one-line summary of a decision."""
+"""The one-line summary of a decision, and what a language model did in several of them."""
 
 from __future__ import annotations
 
-from forecast_autotune.records import Decision
+from collections import Counter
+from dataclasses import dataclass, field
+
+from forecast_autotune.records import Decision, LLMConsultation
+
+_MAX_SHOWN_REASONS = 3
 
 
 def summary_line(kernel: str, decision: Decision) -> str:
     """Candidates, forecast, measured, trusted, time spent and saved, choice and risk in one line."""
     timed = "" if decision.median_ms is None else f" {decision.median_ms:.4g} ms"
     counts = f"{decision.candidates} candidates"
-    if decision.measured or decision.evidence == "forecast":
+    fresh = decision.measured or decision.evidence == "forecast"
+    if fresh:
         counts += f", all forecast, {decision.measured} measured, {decision.trusted} trusted"
         counts += f", {decision.refused} refused" if decision.refused else ""
         spent = f"; {decision.cost.wall_s:.2f} s spent"
         spent += f", about {decision.saved_s:.0f} s saved" if decision.saved_s >= 1 else ""
+        if decision.llm is not None:
+            spent += f"; {consultation_text(decision.llm)}"
     else:
         spent = "; nothing timed"
     return (
         f"forecast_autotune {kernel}: {counts}{spent}; chose {decision.chosen}{timed} "
         f"[{decision.evidence}; {decision.stated_risk:.0%} risk of > {decision.tolerance:.0%} regret]"
     )
+
+
+def consultation_text(part: LLMConsultation) -> str:
+    """What a model did in one decision: asked or not and why, what it moved, its weight and seconds."""
+    if not part.asked:
+        return f"language model {part.model} not asked: {part.why}"
+    moved = part.effect or "moved nothing in the plan"
+    if part.trouble:
+        moved = part.trouble + (f"; {part.effect}" if part.effect else "")
+    why = f" ({part.why})" if part.why else ""
+    return f"language model {part.model} asked{why}: {moved}, weight {part.weight:.2f}, {part.seconds:.1f} s"
+
+
+@dataclass
+class ModelTally:
+    """What language models did in the decisions that were added."""
+
+    decisions: int = 0
+    """Those with a model named."""
+    asked: int = 0
+    moved_in: int = 0
+    moved_out: int = 0
+    seconds: float = 0.0
+    unasked: Counter[str] = field(default_factory=Counter)
+    """Why not, with the number of decisions."""
+    unheard: Counter[str] = field(default_factory=Counter)
+    """Why an answer did not count, with the number of decisions."""
+
+    def add(self, part: LLMConsultation | None) -> None:
+        """Count one decision; None is one without a model."""
+        if part is None:
+            return
+        self.decisions += 1
+        self.asked += part.asked
+        self.moved_in += part.moved_in
+        self.moved_out += part.moved_out
+        self.seconds += part.seconds
+        if not part.asked:
+            self.unasked[part.why] += 1
+        elif part.trouble:
+            self.unheard[part.trouble] += 1
+
+    def line(self) -> str:
+        """One line for a person; empty where no model was named."""
+        if not self.decisions:
+            return ""
+        decisions = f"{self.asked} of {self.decisions} decision{'' if self.decisions == 1 else 's'}"
+        candidates = f"{self.moved_in} candidate{'' if self.moved_in == 1 else 's'}"
+        text = f"language model: asked in {decisions}, moved {candidates} into and {self.moved_out} out of the plans, "
+        text += f"{self.seconds:.1f} s"
+        for name, reasons in (("not heard", self.unheard), ("not asked", self.unasked)):
+            if reasons:
+                told = [
+                    f"{why} ({n}x)" if n > 1 else why for why, n in reasons.most_common(_MAX_SHOWN_REASONS)
+                ]
+                rest = len(reasons) - len(told)
+                text += f"; {name}: {', '.join(told)}" + (f" and {rest} other reasons" if rest else "")
+        return text
+
+    def to_json(self) -> dict[str, object]:
+        """All of it; keys are stable."""
+        return {
+            "decisions": self.decisions,
+            "asked": self.asked,
+            "moved_in": self.moved_in,
+            "moved_out": self.moved_out,
+            "seconds": self.seconds,
+            "not_asked": dict(self.unasked),
+            "not_heard": dict(self.unheard),
+        }

@@ -23,25 +23,56 @@ if TYPE_CHECKING:
 def surrogate_for(settings: Settings) -> Surrogate:
     """What a decision under these settings forecasts with; the same object for the same settings.
 
-    A language model that is named wrongly costs a warning, not the decision.
+    A language model that is named wrongly, or is not there, costs a warning and not the decision; every decision
+    says why it was not asked.
     """
     plain = default_surrogate(settings.model)
     if not settings.llm:
         return plain
+    if settings.llm_trust == "never":
+        return _unasked(plain, settings.llm, "FORECAST_AUTOTUNE_LLM_TRUST=never")
     return _cached_ensemble(
-        plain, settings.llm, settings.cache_dir, settings.llm_timeout_s, settings.worker_count()
+        plain,
+        settings.llm,
+        settings.cache_dir,
+        settings.llm_timeout_s,
+        settings.worker_count(),
+        settings.llm_trust,
     )
 
 
 @lru_cache(maxsize=4)
 def _cached_ensemble(
-    plain: DefaultSurrogate, spec: str, cache: Path | None, timeout_s: float, workers: int
+    plain: DefaultSurrogate, spec: str, cache: Path | None, timeout_s: float, workers: int, trust: str
 ) -> Surrogate:
+    from forecast_autotune.llm.providers import provider
+
     try:
-        return with_language_model(plain, spec, cache=cache, timeout_s=timeout_s, workers=workers)
+        provider().check(spec, contact=False)
+        made = with_language_model(
+            plain, spec, cache=cache, timeout_s=timeout_s, workers=workers, trust=trust
+        )
     except (ForecastAutotuneError, ImportError) as error:
         warnings.warn(f"FORECAST_AUTOTUNE_LLM: {error}: deciding without it", stacklevel=3)
-        return plain
+        return _unasked(plain, spec, str(error))
+    try:
+        provider().check(spec)
+    except ForecastAutotuneError as error:
+        # It may come up later, so it is asked all the same.
+        warnings.warn(f"FORECAST_AUTOTUNE_LLM: {error}: deciding without it until it answers", stacklevel=3)
+    return made
+
+
+@lru_cache(maxsize=4)
+def _unasked(plain: DefaultSurrogate, spec: str, why: str) -> Surrogate:
+    from forecast_autotune.llm.spec import parsed
+    from forecast_autotune.surrogates.language_model.trust import UnaskedModelSurrogate
+
+    try:
+        name = parsed(spec).shown
+    except ForecastAutotuneError:
+        name = "FORECAST_AUTOTUNE_LLM"  # the text may hold a key
+    return UnaskedModelSurrogate(plain, name, why)
 
 
 def with_language_model(
@@ -54,8 +85,11 @@ def with_language_model(
     patient: bool = False,
     gate: Callable[[GateInputs], GateDecision] | None = None,
     backend: Backend | None = None,
+    trust: str = "auto",
 ) -> EnsembleSurrogate:
     """`plain` with a language model beside it; nothing is loaded before its use.
+
+    With `trust` "always", or a weight in `spec`, it is asked and heard whatever the gate or its calibration says.
 
     Its calibration is looked for beside the adapter, then beside the model, then below the cache directory.
     `backend` answers in place of the one that `spec` names, under its name.
@@ -64,13 +98,18 @@ def with_language_model(
     from forecast_autotune.llm.calibration import find_calibration
     from forecast_autotune.llm.gate import decide_asking
     from forecast_autotune.llm.prompt import FORECAST_VERSION
+    from forecast_autotune.llm.spec import parsed
     from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
     from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
+    from forecast_autotune.surrogates.language_model.trust import forced_trust
 
     backend = backend or open_backend(spec, cache)
     calibration = find_calibration(
         backend.name, FORECAST_VERSION, calibration_paths(spec, backend.name, cache)
     )
+    stated = parsed(spec).options.get("weight") if spec else None
+    if trust == "always" or stated is not None:
+        calibration, gate = forced_trust(calibration, stated)
     base = plain.single if isinstance(plain.single, AnalyticSurrogate) else None
     model = LLMSurrogate(backend, calibration, base=base, timeout_s=timeout_s)
     return EnsembleSurrogate(plain, model, workers=workers, patient=patient, gate=gate or decide_asking)

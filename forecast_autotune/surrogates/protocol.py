@@ -110,7 +110,9 @@ class Forecasts:
     interval_factors: tuple[float, ...] = (1.0,) * len(INTERVAL_LEVELS)
     """What half-widths of a normal's central intervals are multiplied by, per level of `INTERVAL_LEVELS`."""
     consultation: LLMConsultation | None = None
-    """The language model that was asked, if one was."""
+    """The part of the language model that is named, asked or not; None where none is."""
+    without_llm: Forecasts | None = None
+    """The forecasts without the model's answer, where one was heard: what it changed is found by planning with both."""
     group: str = ""
     """The group of problems whose calibration was applied; "" where none was."""
     note: Callable[[int], Mapping[str, object]] = _no_annotation

@@ -22,6 +22,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Forecasts, Surrogate
 from forecast_autotune.tuning.fact_collection import store_facts
 from forecast_autotune.tuning.forecaster import TaskForecaster
+from forecast_autotune.tuning.llm_effect import LLMEffect
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.results import TaskResults, prefer_base
 from forecast_autotune.tuning.risk_tracking import RiskTracker
@@ -116,6 +117,7 @@ class _TuningRun:
         self.reasons: list[str] = []
         """Why each plan is as it is, one per round."""
         self.audited = False
+        self.llm = LLMEffect()
 
     def decide(self, make: Callable[[], Measurer]) -> Decision:
         """Raises `NoWorkingConfigError` when every candidate fails."""
@@ -225,6 +227,7 @@ class _TuningRun:
         begin = time.perf_counter()
         with single_threaded_blas():
             plan = self.policy.plan(state)
+            self.llm.note(state, plan, self.policy, self.risks.correct)
         self.audited = self.audited or bool(plan.audit)
         self.risks.claim_audited(plan, state)
         self.forecast_s += time.perf_counter() - begin
@@ -267,7 +270,8 @@ class _TuningRun:
         spent = measurer.spent() if measurer is not None else MeasuringCost()
         wall = time.perf_counter() - self.start
         cost = Cost(max(wall, spent.wall_s), self.forecast_s, spent.compile_s, spent.timing_s, spent.compiled)
-        cost = cost.with_llm(forecasts.consultation)
+        asked = self.llm.record(forecasts.consultation)
+        cost = cost.with_llm(asked)
         if not fast:
             return decide_without_times(results, forecasts, self.settings, cost)
         best = prefer_base(fast, self.settings.tolerance)
@@ -286,7 +290,7 @@ class _TuningRun:
             problem=self.problem.id,
             chosen=best.candidate,
             evidence=evidence,
-            reason="; ".join(map(str, filter(None, (share, plan.reason, forecasts.consultation)))),
+            reason="; ".join(map(str, filter(None, (share, plan.reason, asked)))),
             stated_risk=risk,
             tolerance=self.settings.tolerance,
             candidates=total,
@@ -303,6 +307,7 @@ class _TuningRun:
             surrogate=self.risks.surrogate,
             shipped_risk=self.risks.shipped(risk),
             verdicts=self.risks.verdicts(results.labels, results.tried, fast[0]),
+            llm=asked,
         )
 
     def _final_risk(self, state: TuningState, plan: Plan) -> float:

@@ -118,6 +118,7 @@ def decide_from_forecasts(
         cost=cost,
         settings=mark,
         at=utc_now(),
+        llm=forecasts.consultation,
     )
 
 

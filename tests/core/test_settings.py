@@ -32,6 +32,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "model": ("/some/model.npz", Path("/some/model.npz")),
     "assets": ("/some/assets", Path("/some/assets")),
     "llm": ("http://localhost:8000/v1?model=m", "http://localhost:8000/v1?model=m"),
+    "llm_trust": ("always", "always"),
     "llm_timeout_s": ("2.5", 2.5),
     "llm_key": ("not-a-real-key", True),
     "llm_max_tokens": ("100000", 100000),
@@ -56,6 +57,7 @@ BAD = [
     ("FORECAST_AUTOTUNE_WORKERS", "-1", "an integer >= 0"),
     ("FORECAST_AUTOTUNE_INDUCTOR_SPACE", "all", "one of default, exhaustive"),
     ("FORECAST_AUTOTUNE_VARIANTS", "all", "one of off, store"),
+    ("FORECAST_AUTOTUNE_LLM_TRUST", "maybe", "one of auto, always, never"),
     ("FORECAST_AUTOTUNE_SEED", "x", "an integer >= 0"),
 ]
 

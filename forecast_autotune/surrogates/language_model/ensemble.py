@@ -51,6 +51,7 @@ from forecast_autotune.surrogates.language_model.surrogate import (
     annotation_of,
     consultation,
 )
+from forecast_autotune.surrogates.language_model.trust import with_consultation
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 
@@ -116,36 +117,34 @@ class EnsembleSurrogate:
         """Forecast all candidates of the query; never raises for what the model does."""
         query = replace(query, candidates=CandidateList.of(query.candidates))
         single = self.plain.single
-        if (
-            not isinstance(single, AnalyticSurrogate)
-            or query.provisional
-            or self.plain.pools_relatives(query)
-        ):
+        if query.provisional:
             return self.plain.forecast(query)
+        if not isinstance(single, AnalyticSurrogate) or self.plain.pools_relatives(query):
+            why = "dense tables of the same sizes answer, and outdo it"
+            return with_consultation(self.plain.forecast(query), self._unasked(why))
         if not self.model.calibration.skilled:
-            return _with_reason(
-                self.plain.forecast(query), f"language model not asked: {self._why_without_skill()}"
-            )
+            return with_consultation(self.plain.forecast(query), self._unasked(self._why_without_skill()))
         before = single.prior(query)
         found = self._llm_forecasts(query, before)
-        if isinstance(found, LLMForecasts):
-            return self._blend(query, before, found, single)
-        plain = _with_reason(single.answer(query, before), str(found))
-        return replace(plain, consultation=found) if isinstance(found, LLMConsultation) else plain
+        if isinstance(found, LLMConsultation):
+            return with_consultation(single.answer(query, before), found)
+        view, why = found
+        return self._blend(query, before, view, single, why)
 
-    def _blend(self, query: Query, before: Prior, view: LLMForecasts, single: AnalyticSurrogate) -> Forecasts:
+    def _blend(
+        self, query: Query, before: Prior, view: LLMForecasts, single: AnalyticSurrogate, why: str
+    ) -> Forecasts:
         model, learned = self.model, before.mean
+        alone = single.answer(query, before)
 
         def note(row: int) -> Mapping[str, object]:
             said = annotation_of(model, view, row)
             return {**said, "learned_log2_ms": round(float(learned[row]), 4)} if said else said
 
-        def without(why: str) -> Forecasts:
-            part = replace(consultation(model, view, 0.0), trouble=why)
+        def without(trouble: str) -> Forecasts:
+            part = replace(consultation(model, view, 0.0), trouble=trouble, why=why)
             # Noted all the same: a calibration that only saw where the model was right would flatter it.
-            return replace(
-                _with_reason(single.answer(query, before), str(part)), consultation=part, note=note
-            )
+            return replace(with_consultation(alone, part), note=note)
 
         weight = model.calibration.weight(view.kind, view.distance)
         if not view.usable or weight.mean <= 0.0:
@@ -159,25 +158,28 @@ class EnsembleSurrogate:
             return without("its forecasts were refuted by measurements")
         prior = blend.prior(query)
         p_fail = blend_failure(prior.p_fail, view.p_fail, view.trust > 0, model.calibration.fail_weight)
-        part = consultation(model, view, share * weight.mean)
+        part = replace(consultation(model, view, share * weight.mean), why=why)
         followed = blend.answer(query, replace(prior, p_fail=p_fail))
-        found = _with_reason(mix_forecasts(followed, single.answer(query, before), share), str(part))
-        return replace(found, consultation=part, note=note)
+        found = with_consultation(mix_forecasts(followed, alone, share), part)
+        return replace(found, note=note, without_llm=alone)
 
-    def _llm_forecasts(self, query: Query, before: Prior) -> LLMForecasts | LLMConsultation | str:
-        """The model's answer; why there is none although it was asked; or that it was not, or not yet."""
+    def _unasked(self, why: str) -> LLMConsultation:
+        return LLMConsultation(self.model.backend.name, FORECAST_VERSION, asked=False, why=why)
+
+    def _llm_forecasts(self, query: Query, before: Prior) -> tuple[LLMForecasts, str] | LLMConsultation:
+        """The model's answer and why it was asked; or why there is none, or none yet."""
         about = (query.problem, query.candidates, query.relatives, query.ttir)
         with self._mutex:
             asked = next((a for a in self._questions if a.same(about)), None)
             if first := asked is None:
                 if any(not a.ticket.done() for a in self._questions):
                     # Questions of decisions that are over would pile up behind a model that loads, or hangs.
-                    return "language model not asked: it is still busy with an earlier question"
+                    return self._unasked("it is still busy with an earlier question")
                 if self._failures >= _MAX_FAILURES:
-                    return f"language model not asked: it failed {self._failures} times in a row"
+                    return self._unasked(f"it failed {self._failures} times in a row")
                 worth = self.gate(self._situation(query))
                 if not worth.ask:
-                    return f"language model not asked: {worth.reason}"
+                    return self._unasked(worth.reason)
                 asked = _PendingQuestion(
                     about, self._start_question(query, before), worth, len(query.measured)
                 )
@@ -186,7 +188,7 @@ class EnsembleSurrogate:
 
     def _await_answer(
         self, asked: _PendingQuestion, query: Query, first: bool
-    ) -> LLMForecasts | LLMConsultation | str:
+    ) -> tuple[LLMForecasts, str] | LLMConsultation:
         ticket, worth, limit = asked.ticket, asked.worth, self.model.timeout_s
         left = limit - ticket.age_s
         last = self.patient or query.once
@@ -198,23 +200,32 @@ class EnsembleSurrogate:
         wait = left if last else min(left, worth.worth_s) if pays else 0.0
         if not ticket.abandoned and ticket.done(wait):
             if ticket.answer is not None:
-                return ticket.answer
-            return self._failed(ticket, f"it failed: {ticket.error}")
+                return ticket.answer, worth.reason
+            return self._failed(asked, f"it failed: {ticket.error}")
         if ticket.abandoned or last or ticket.age_s >= limit:
             ticket.abandoned = True
-            return self._failed(ticket, f"no answer within {limit:g} s")
-        return "language model asked, not answered yet"
+            return self._failed(asked, f"no answer within {limit:g} s")
+        return self._unheard(asked, "asked, not answered yet")
 
-    def _failed(self, ticket: BackgroundTask[LLMForecasts], why: str) -> LLMConsultation:
+    def _unheard(self, asked: _PendingQuestion, trouble: str) -> LLMConsultation:
+        return LLMConsultation(
+            self.model.backend.name,
+            FORECAST_VERSION,
+            seconds=asked.ticket.age_s,
+            trouble=trouble,
+            why=asked.worth.reason,
+        )
+
+    def _failed(self, asked: _PendingQuestion, trouble: str) -> LLMConsultation:
         name = self.model.backend.name
-        if why not in self._warned:
-            self._warned.add(why)
+        if trouble not in self._warned:
+            self._warned.add(trouble)
             warnings.warn(
-                f"language model {name}: {why}; decisions go on without it. Raise "
+                f"language model {name}: {trouble}; decisions go on without it. Raise "
                 "FORECAST_AUTOTUNE_LLM_TIMEOUT where it is slow; FORECAST_AUTOTUNE_LLM= asks none",
                 stacklevel=2,
             )
-        return LLMConsultation(name, FORECAST_VERSION, seconds=ticket.age_s, trouble=why)
+        return self._unheard(asked, trouble)
 
     def _start_question(self, query: Query, before: Prior) -> BackgroundTask[LLMForecasts]:
         model, backend = self.model, self.model.backend
@@ -271,7 +282,3 @@ class EnsembleSurrogate:
             self._warned.add(text)
             warnings.warn(f"language model {name}: {text}; until then it is not asked", stacklevel=2)
         return text
-
-
-def _with_reason(forecasts: Forecasts, what: str) -> Forecasts:
-    return replace(forecasts, reason=f"{forecasts.reason}; {what}")

@@ -60,7 +60,15 @@ def surrogate_for_kernels(settings: Settings, until: str, limit_s: float) -> Sur
         return plain
     place, workers = settings.cache_dir, settings.worker_count()
     return _cached_surrogate_for_kernels(
-        plain, settings.llm, place, settings.llm_timeout_s, workers, settings.mode, until, limit_s
+        plain,
+        settings.llm,
+        place,
+        settings.llm_timeout_s,
+        workers,
+        settings.mode,
+        settings.llm_trust,
+        until,
+        limit_s,
     )
 
 
@@ -72,18 +80,27 @@ def _cached_surrogate_for_kernels(
     timeout_s: float,
     workers: int,
     mode: Mode,
+    trust: str,
     until: str,
     limit_s: float,
 ) -> Surrogate:
-    settings = Settings(llm=spec, cache_dir=cache, llm_timeout_s=timeout_s, workers=workers, mode=mode)
+    settings = Settings(
+        llm=spec,
+        cache_dir=cache,
+        llm_timeout_s=timeout_s,
+        workers=workers,
+        mode=mode,
+        llm_trust=trust,
+    )
     return LLMAssistedSurrogate(plain, settings, until, limit_s)
 
 
 def model_cache_key(settings: Settings) -> str:
     """What of a language model belongs into the keys of compiled graphs; empty where there is none."""
-    if not settings.llm or settings.mode is Mode.DETERMINISTIC:
+    if not settings.llm or settings.mode is Mode.DETERMINISTIC or settings.llm_trust == "never":
         return ""
-    return digest(settings.llm, is_distributed())
+    forced = (settings.llm_trust,) if settings.llm_trust != "auto" else ()
+    return digest(settings.llm, is_distributed(), *forced)
 
 
 def is_distributed() -> bool:
@@ -121,18 +138,20 @@ class LLMAssistedSurrogate:
         self.timeout_s = min(settings.llm_timeout_s, _TIME_SHARE * limit_s)
         self._mutex = threading.Lock()
         self._warned: set[str] = set()
+        self._name, self._trouble = "FORECAST_AUTOTUNE_LLM", ""
         self._objects: deque[tuple[Hashable, Query]] = deque(maxlen=_CACHE_SIZE)
-        self._pair = None if settings.mode is Mode.DETERMINISTIC else self._made()
+        self._pair = None if self._why_never() else self._made()
         # Ensembles have the plain one's version until a calibration has found their model of use.
         self.version = plain.version if self._pair is None else self._pair[0].version
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates of the query."""
         if self._pair is None:
-            return self.plain.forecast(query)
+            return self._unasked(query, self._why_never() or self._trouble)
         scope = self._pair[0].model.calibration.scope
         if scope.languages and query.problem.kernel.language not in scope.languages:
-            return self.plain.forecast(query)  # its answer would be discarded
+            languages = ", ".join(scope.languages)  # its answer would be discarded
+            return self._unasked(query, f"calibrated on kernels in {languages}")
         try:
             live, kept = self._pair
             return (kept if is_distributed() else live).forecast(self._known(query))
@@ -140,8 +159,24 @@ class LLMAssistedSurrogate:
             self._warn_once(f"the language model failed ({error!r}): forecasts go on without it")
             return self.plain.forecast(query)
 
+    def _why_never(self) -> str:
+        if self.settings.mode is Mode.DETERMINISTIC:
+            return "deterministic mode knows no files"
+        return "FORECAST_AUTOTUNE_LLM_TRUST=never" if self.settings.llm_trust == "never" else ""
+
+    def _unasked(self, query: Query, why: str) -> Forecasts:
+        from forecast_autotune.records import LLMConsultation
+        from forecast_autotune.surrogates.language_model.trust import with_consultation
+
+        found = self.plain.forecast(query)
+        if query.provisional:
+            return found
+        return with_consultation(found, LLMConsultation(self._name, asked=False, why=why))
+
     def _made(self) -> tuple[EnsembleSurrogate, EnsembleSurrogate] | None:
         """The model as it is asked, and as it was heard before `until`; None where it cannot be used."""
+        from forecast_autotune.llm.providers import provider
+        from forecast_autotune.llm.spec import parsed
         from forecast_autotune.surrogates.factory import open_backend, with_language_model
         from forecast_integrations.models.cache import CacheOnlyBackend
 
@@ -153,11 +188,18 @@ class LLMAssistedSurrogate:
             cache=s.cache_dir,
             timeout_s=self.timeout_s,
             workers=s.worker_count(),
+            trust=s.llm_trust,
         )
         try:
-            kept = CacheOnlyBackend(open_backend(s.llm, s.cache_dir), self.until)
+            self._name = parsed(s.llm).shown
+            provider().check(s.llm, contact=False)
+            opened = open_backend(s.llm, s.cache_dir)
+            if parsed(s.llm).kind == "recorded":
+                return asked(), asked(patient=True)  # the same file answers every rank
+            kept = CacheOnlyBackend(opened, self.until)
             return asked(), asked(patient=True, gate=_free_answer_gate, backend=kept)
         except Exception as error:
+            self._trouble = str(error)
             self._warn_once(f"FORECAST_AUTOTUNE_LLM: {error}: compiling without it")
             return None
 

@@ -17,6 +17,8 @@ from forecast_integrations.models.http.completions import CompletionsBackend
 from forecast_integrations.models.http.decisions import SystemOneBackend
 from forecast_integrations.models.http.limits import SpendingLimits, TokenPrices
 from forecast_integrations.models.http.transport import Transport
+from forecast_integrations.models.presence import check as check
+from forecast_integrations.models.recorded import RecordedBackend, recorded_generator
 from forecast_integrations.models.transformers.generation import LocalGenerator
 from forecast_integrations.models.transformers.loading import ModelSource
 
@@ -37,6 +39,8 @@ def backend(text: str, *, settings: Settings | None = None, cached: bool = True)
         from forecast_integrations.models.vllm import VLLMBackend
 
         return VLLMBackend(spec.location, **spec.options)
+    if spec.kind == "recorded":
+        return RecordedBackend(spec.location)
     made = _open_http_backend(spec, settings)
     return CachingBackend(made, answers_directory(settings), salt=spec.location) if cached else made
 
@@ -55,6 +59,8 @@ def text_generator(
     """
     spec, settings = parsed(text, writing=True), settings or Settings.from_environment()
     options = spec.given_options("temperature", "max_tokens")
+    if spec.kind == "recorded":
+        return recorded_generator(spec.location)
     if spec.kind == "transformers":
         source = ModelSource(spec.location, **spec.given_options("adapter", "device", "dtype"))
         return LocalGenerator(source, timeout_s=timeout_s, told=told, **options)
@@ -70,7 +76,7 @@ def text_generator(
             _open_chat(spec, _open_transport(spec, settings)), timeout_s, told=told
         )
     raise SettingsError(
-        f"{spec.kind} does not generate text: use kind=chat, kind=completions or transformers:"
+        f"{spec.kind} does not generate text: use kind=chat, kind=completions, transformers: or recorded:"
     )
 
 

@@ -14,6 +14,7 @@ from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
 from forecast_autotune.llm.gate import GateDecision, GateInputs
+from forecast_autotune.llm.prompt import FORECAST_VERSION
 from forecast_autotune.records import Candidate, Config, LLMConsultation
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.covariance import Hyperparameters
@@ -274,7 +275,9 @@ def test_a_closed_gate_asks_nothing_and_says_why() -> None:
     found = made.forecast(query_of(TABLE))
     equal(found, plain(query_of(TABLE)))
     assert found.reason.endswith("language model not asked: six configs are measured sooner")
-    assert found.consultation is None
+    assert found.consultation == LLMConsultation(
+        "said", FORECAST_VERSION, asked=False, why="six configs are measured sooner"
+    )
     assert said.questions == []
 
 

@@ -22,6 +22,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.factory import calibration_paths, open_backend, surrogate_for
 from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
+from forecast_autotune.testing import query_of
 from forecast_autotune.tuning.replay import load, shipped_tables
 from forecast_train.evaluation.splits import kernel_of
 from tests.core.llm.words import TABLE, calibrated
@@ -66,9 +67,13 @@ def test_the_same_settings_share_one_model(server: FaultyServer, tmp_path: Path)
 
 @pytest.mark.parametrize("text", ["nonsense", "transformers:", "http://h:1/v1", "ftp://x?model=m"])
 def test_a_model_that_is_named_wrongly_costs_a_warning(text: str, tmp_path: Path) -> None:
+    """And every decision says why the model was not asked."""
     with pytest.warns(UserWarning, match="FORECAST_AUTOTUNE_LLM"):
         found = surrogate_for(Settings(llm=text, cache_dir=tmp_path / text.replace("/", "_")))
-    assert found is default_surrogate(None)
+    decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=found)
+    assert decision.llm is not None
+    assert not decision.llm.asked
+    assert "language model not asked: " in decision.reason
 
 
 def test_a_damaged_calibration_costs_a_warning(server: FaultyServer, tmp_path: Path) -> None:
@@ -76,7 +81,11 @@ def test_a_damaged_calibration_costs_a_warning(server: FaultyServer, tmp_path: P
     path.parent.mkdir(parents=True)
     path.write_text("{")
     with pytest.warns(UserWarning, match="calibrate-llm"):
-        assert surrogate_for(settings(server, tmp_path)) is default_surrogate(None)
+        found = surrogate_for(settings(server, tmp_path))
+    assert found.version == default_surrogate(None).version
+    part = found.forecast(query_of(TABLE)).consultation
+    assert part is not None
+    assert "calibrate-llm" in part.why
 
 
 def test_a_calibration_beside_the_adapter_comes_first(tmp_path: Path) -> None:

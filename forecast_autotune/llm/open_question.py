@@ -1,0 +1,68 @@
+"""A question to a language model as data: its key, by which an answer that was recorded elsewhere is found again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.llm.prompt import COMPARE_VERSION, FORECAST_VERSION, PAIR_LABELS, Prompt
+
+SCHEMA = 1
+"""Of files of questions and of answers."""
+
+
+def question_key(version: str, prefix: str, suffixes: Sequence[str] = ()) -> str:
+    """SHA-256 of a question's canonical JSON; of one that is answered with a text, `suffixes` is empty."""
+    text = json.dumps([version, prefix, list(suffixes)], ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def version_of_labels(labels: Sequence[AnswerLabel]) -> str:
+    """The version of the prompt that asks for these labels; empty where none does."""
+    known = {BINS.labels: FORECAST_VERSION, PAIR_LABELS: COMPARE_VERSION}
+    return known.get(tuple(labels), "")
+
+
+@dataclass(frozen=True)
+class OpenQuestion:
+    """One question that somebody may answer offline."""
+
+    kind: str
+    """By the name on the command line: `forecast`, ..."""
+    version: str
+    """Of the prompt."""
+    kernel: str
+    """The kernel's name."""
+    prefix: str
+    suffixes: tuple[str, ...] = ()
+    """One per candidate; empty where the answer is a text."""
+    label: str = ""
+    """The problem, for people."""
+
+    @classmethod
+    def of_prompt(cls, kind: str, prompt: Prompt, kernel: str, label: str = "") -> OpenQuestion:
+        """The question that a prompt asks."""
+        return cls(kind, prompt.version, kernel, prompt.prefix, prompt.suffixes, label)
+
+    @property
+    def key(self) -> str:
+        """See `question_key`."""
+        return question_key(self.version, self.prefix, self.suffixes)
+
+    def to_json(self) -> dict[str, Any]:
+        """One line of a file of questions."""
+        return {
+            "type": "question",
+            "schema": SCHEMA,
+            "key": self.key,
+            "kind": self.kind,
+            "version": self.version,
+            "kernel": self.kernel,
+            "label": self.label,
+            "prefix": self.prefix,
+            "suffixes": list(self.suffixes),
+        }

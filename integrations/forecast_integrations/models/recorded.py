@@ -1,0 +1,295 @@
+"""`recorded:FILE`: answers that somebody gave offline, found by the content of the question.
+
+A file is JSON Lines (`.jsonl` or `.jsonl.gz`) and nothing but data. Its first line says who answered and how:
+
+    {"type": "answers", "schema": 1, "model": "NAME",
+     "provenance": {"author": "...", "how": "...", "date": "2026-01-31", "blind": true}}
+
+Every other line is one answer, whose `key` is the `question_key` of what was asked:
+
+    {"type": "answer", "key": "...", "version": "forecast-2", "kernel": "...",
+     "log2_slowdown": [0.1, -0.4], "sd": 0.2, "p_fail": [0.0, 0.9]}
+
+In place of `log2_slowdown` (log2 of time / reference time, one per suffix), `sd` and `p_fail` there may be
+`probabilities`, a row of all labels per suffix, or a `text` for questions without suffixes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.llm.backend import BackendResponse, LLMError
+from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.llm.open_question import SCHEMA, question_key, version_of_labels
+from forecast_autotune.llm.writers import TextGenerator
+from forecast_autotune.records.json_fields import decode_json
+
+Array = npt.NDArray[np.float64]
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+LEAST_SD = 0.01
+"""Smallest spread (log2) that an answer may state: a clock has less than 1 % of noise only on good days."""
+MOST_OCTAVES = 64.0
+"""Largest log2 ratio, either way."""
+_SUM_ERROR = 1e-3
+_FORMS = ("log2_slowdown", "probabilities", "text")
+
+
+@dataclass(frozen=True)
+class RecordedAnswer:
+    """One answer. Raises `RecordError` in its making where it cannot be one."""
+
+    key: str
+    version: str
+    kernel: str
+    text: str | None = None
+    rows: tuple[tuple[float, ...], ...] | None = None
+    """Probabilities as they were stated."""
+    log2_slowdown: tuple[float, ...] | None = None
+    sd: tuple[float, ...] = ()
+    p_fail: tuple[float, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RecordedAnswer:
+        """Read a line. Raises `RecordError` saying what is wrong with it."""
+        key = data.get("key")
+        if not (isinstance(key, str) and len(key) == 64):
+            raise RecordError("an answer needs the `key` of its question, 64 hexadecimal digits")
+        given = [name for name in _FORMS if data.get(name) is not None]
+        if len(given) != 1:
+            raise RecordError(
+                f"an answer holds one of {', '.join(_FORMS)}, and this {given or 'none of them'}"
+            )
+        about = (key, str(data.get("version", "")), str(data.get("kernel", "")))
+        if given == ["text"]:
+            if not isinstance(data["text"], str):
+                raise RecordError("`text` must be a text")
+            return cls(*about, text=data["text"])
+        if given == ["probabilities"]:
+            return cls(*about, rows=_distributions(data["probabilities"]))
+        means = _numbers(data, "log2_slowdown", None, -MOST_OCTAVES, MOST_OCTAVES)
+        n = len(means)
+        return cls(
+            *about,
+            log2_slowdown=means,
+            sd=_numbers(data, "sd", n, LEAST_SD, MOST_OCTAVES),
+            p_fail=_numbers({"p_fail": 0.0, **data}, "p_fail", n, 0.0, 1.0),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """One line of a file."""
+        data: dict[str, Any] = {
+            "type": "answer",
+            "key": self.key,
+            "version": self.version,
+            "kernel": self.kernel,
+        }
+        if self.text is not None:
+            return data | {"text": self.text}
+        if self.rows is not None:
+            return data | {"probabilities": [list(row) for row in self.rows]}
+        return data | {
+            "log2_slowdown": list(self.log2_slowdown or ()),
+            "sd": list(self.sd),
+            "p_fail": list(self.p_fail),
+        }
+
+    def __len__(self) -> int:
+        """How many suffixes it answers; 0 for a text."""
+        return len(self.rows if self.rows is not None else self.log2_slowdown or ())
+
+    def probabilities(self) -> Array:
+        """Of each label per suffix, [n, labels]; times are spread over the bins as normals."""
+        if self.rows is not None:
+            return np.array(self.rows)
+        stated = zip(self.log2_slowdown or (), self.sd, self.p_fail, strict=True)
+        return np.concatenate([_binned(mean, sd, fails) for mean, sd, fails in stated])
+
+
+def _binned(mean: float, sd: float, p_fail: float) -> Array:
+    row = (1.0 - p_fail) * BINS.soft_targets(mean, sd)
+    row[:, BINS.failure_index] = p_fail
+    return np.asarray(row)
+
+
+def _numbers(
+    data: Mapping[str, Any], name: str, count: int | None, low: float, high: float
+) -> tuple[float, ...]:
+    """`count` numbers in a range; one number stands for all."""
+    value = data.get(name)
+    if count is not None and isinstance(value, int | float):
+        value = [value] * count
+    rule = f"`{name}` must be {'' if count is None else f'{count} '}numbers from {low:g} to {high:g}"
+    if not isinstance(value, list) or not value or len(value) != (count or len(value)):
+        raise RecordError(rule)
+    fine = all(isinstance(v, int | float) and not isinstance(v, bool) and low <= v <= high for v in value)
+    if not fine:  # NaN is in no range
+        raise RecordError(rule)
+    return tuple(map(float, value))
+
+
+def _distributions(value: Any) -> tuple[tuple[float, ...], ...]:
+    if not isinstance(value, list) or not value:
+        raise RecordError("`probabilities` must be a list of rows")
+    rows = tuple(_numbers({"probabilities": row}, "probabilities", None, 0.0, 1.0) for row in value)
+    if len({len(row) for row in rows}) != 1 or any(abs(math.fsum(r) - 1.0) > _SUM_ERROR for r in rows):
+        raise RecordError("rows of `probabilities` must have the same length, and sum to 1 each")
+    return rows
+
+
+@dataclass
+class RecordedAnswers:
+    """A file of answers."""
+
+    model: str
+    provenance: dict[str, Any]
+    """`author` and, if they are told, `how`, `date` and `blind`: whether the measurements were unknown."""
+    answers: dict[str, RecordedAnswer] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, name: str) -> RecordedAnswers:
+        """Read a file. Raises `SettingsError` naming the line and what to do."""
+        path = Path(name).expanduser()
+        if not path.name.endswith(SUFFIXES):
+            raise SettingsError(f"a file of answers is named *{' or *'.join(SUFFIXES)}, and {name} is not")
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise SettingsError(
+                f"a file of answers must be there, and {name} does not exist ({error.strerror}): correct the "
+                "path, or write it with `forecast-autotune llm ask --import`"
+            ) from None
+        return _read_file(path, state.st_mtime_ns, state.st_size)
+
+    def write(self, path: Path) -> None:
+        """Put it there, in one step."""
+        head = {"type": "answers", "schema": SCHEMA, "model": self.model, "provenance": self.provenance}
+        lines = (
+            json.dumps(d, allow_nan=False) for d in (head, *(a.to_json() for a in self.answers.values()))
+        )
+        data = "".join(f"{line}\n" for line in lines).encode()
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def find(self, versions: Sequence[str], prefix: str, suffixes: Sequence[str]) -> RecordedAnswer:
+        """The answer to a question in one of these versions of its prompt. Raises `LLMError` where there is none."""
+        keys = [question_key(version, prefix, suffixes) for version in versions]
+        for key in keys:
+            if key in self.answers:
+                return self.answers[key]
+        raise LLMError(
+            f"no recorded answer for this question (key {keys[0][:12]}...): `forecast-autotune llm ask --export` "
+            "writes open questions"
+        )
+
+
+@lru_cache(maxsize=8)
+def _read_file(path: Path, changed: int, size: int) -> RecordedAnswers:
+    """Read a file as it was changed at a time; what is returned is shared."""
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.name.endswith(".gz") else data).decode("utf-8")
+    except (OSError, EOFError, ValueError) as error:
+        raise SettingsError(f"{path} cannot be read ({error}): write it again") from None
+    found: RecordedAnswers | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = decode_json(line)
+            if not isinstance(entry, dict):
+                raise RecordError("a line must be a JSON object")
+            if found is None:
+                found = _header(entry)
+            else:
+                _require_type(entry, "answer")
+                answer = RecordedAnswer.from_json(entry)
+                found.answers[answer.key] = answer
+        except (ValueError, RecursionError) as error:
+            raise SettingsError(
+                f"{path}, line {number}: {error}: correct the line, or write the file with "
+                "`forecast-autotune llm ask --import`"
+            ) from None
+    if found is None:
+        raise SettingsError(f"{path} is empty: write it with `forecast-autotune llm ask --import`")
+    return found
+
+
+def _header(entry: Mapping[str, Any]) -> RecordedAnswers:
+    _require_type(entry, "answers")
+    if entry.get("schema") != SCHEMA:
+        raise RecordError(f"schema must be {SCHEMA}, not {entry.get('schema')!r:.20}")
+    model, provenance = entry.get("model"), entry.get("provenance")
+    if not (isinstance(model, str) and model):
+        raise RecordError("the first line must name the `model` that answered")
+    if not isinstance(provenance, dict) or not provenance.get("author"):
+        raise RecordError("the first line must state the `provenance`, with its `author`")
+    return RecordedAnswers(model, dict(provenance))
+
+
+def _require_type(entry: Mapping[str, Any], kind: str) -> None:
+    if entry.get("type") != kind:
+        raise RecordError(f"the line's type must be {kind!r}, not {entry.get('type')!r:.40}")
+
+
+class RecordedBackend:
+    """A backend that knows what is in its file and nothing else; a file that grows is read again."""
+
+    def __init__(self, location: str) -> None:
+        """Raises `SettingsError` for a file that cannot be read."""
+        self.location = location
+        self.name = f"recorded:{RecordedAnswers.read(location).model}"
+
+    def forecast(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
+        """See `Backend`. Raises `LLMError` for a question that nobody answered."""
+        kept = RecordedAnswers.read(self.location)
+        answer = kept.find([version_of_labels(labels)], prefix, suffixes)
+        if answer.text is not None:
+            raise LLMError("the recorded answer to this question is a text: probabilities are needed")
+        stated = answer.probabilities()
+        if stated.shape != (len(suffixes), len(labels)):
+            raise LLMError(f"a recorded answer has shape {stated.shape}, not {(len(suffixes), len(labels))}")
+        return BackendResponse(stated / stated.sum(axis=1, keepdims=True), np.ones(len(stated)))
+
+    def ready(self) -> bool:
+        """There is nothing to load."""
+        return True
+
+    def prepare(self) -> None:
+        """There is nothing to load."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def recorded_generator(location: str) -> TextGenerator:
+    """The recorded text of a prompt, once, however many are asked for. Raises as `RecordedAnswers.read` does."""
+    RecordedAnswers.read(location)
+
+    def write(prompt: str, n: int) -> list[str]:
+        kept = RecordedAnswers.read(location)
+        versions = sorted({a.version for a in kept.answers.values() if a.text is not None})
+        answer = kept.find(["", *filter(None, versions)], prompt, ())
+        if answer.text is None:
+            raise LLMError("the recorded answer to this question is no text")
+        return [answer.text][:n]
+
+    return write

@@ -1,0 +1,134 @@
+"""FORECAST_AUTOTUNE_LLM_TRUST, and what a decision says of the model that is named, asked or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
+from forecast_autotune.llm.gate import GateInputs, decide_asking
+from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.records import Decision, LLMConsultation
+from forecast_autotune.report.summary import ModelTally, summary_line
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.factory import surrogate_for
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.trust import DEFAULT_WEIGHT, forced_trust
+from tests.core.llm.words import TABLE, Said, calibrated, ensemble, favours, nothing
+from tests.core.tuning.loop import Bench, decide
+
+PLAIN = DefaultSurrogate(AnalyticSurrogate())
+UNCALIBRATED = LLMCalibration("said", FORECAST_VERSION)
+
+
+def forced(said: Said, calibration: LLMCalibration = UNCALIBRATED, stated: float | None = None) -> Decision:
+    trusted, gate = forced_trust(calibration, stated)
+    return decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(said, trusted, gate=gate))
+
+
+def test_a_model_that_must_be_asked_is_heard_without_a_calibration_and_that_is_said() -> None:
+    said = Said(favours(64))
+    decision = forced(said)
+    assert len(said.questions) == 1
+    assert "FORECAST_AUTOTUNE_LLM_TRUST=always; not calibrated: default weight 0.5" in decision.reason
+    assert decision.llm is not None
+    assert decision.llm.asked
+
+
+def test_what_a_calibration_has_found_stands_where_it_found_anything() -> None:
+    calibration = replace(
+        calibrated(0.3),
+        weights={"pooled": BlendWeight(0.3, 0.1), "product": BlendWeight()},
+        decay=((1.0, 0.0),),
+    )
+    trusted, gate = forced_trust(calibration)
+    assert trusted.weight("pooled", 5.0) == BlendWeight(0.3, 0.1), "not less for a kernel that is far away"
+    assert trusted.weight("product", 5.0) == DEFAULT_WEIGHT
+    assert trusted.scope.doubts(replace(TABLE.problem), 10**6, 100.0) != []
+    assert trusted.scope.languages == (), "without which no scope is looked at"
+    assert gate(GateInputs(3, 16, 0.5, 0.0, 3)).ask, "three candidates, and nothing was ever saved"
+    assert not decide_asking(GateInputs(3, 16, 0.5, 0.0, 3)).ask
+
+
+def test_a_stated_weight_is_the_weight() -> None:
+    trusted, gate = forced_trust(calibrated(0.3), 0.8)
+    assert trusted.weights == {"pooled": BlendWeight(0.8, 0.8)}
+    assert "stated" in gate(GateInputs(3, 16, 0.5, 0.0, 3)).reason
+
+
+def test_never_asks_nobody_and_every_decision_says_so(tmp_path: Path) -> None:
+    settings = Settings(llm="http://127.0.0.1:1/v1?model=m", llm_trust="never", cache_dir=tmp_path)
+    decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=surrogate_for(settings))
+    part = LLMConsultation("m at http://127.0.0.1:1/v1", asked=False, why="FORECAST_AUTOTUNE_LLM_TRUST=never")
+    assert decision.llm == part
+    assert "language model not asked: FORECAST_AUTOTUNE_LLM_TRUST=never" in decision.reason
+
+
+def test_a_decision_counts_what_the_model_moved() -> None:
+    """One that favours what the plain plan leaves out moves it in, and as much out."""
+    decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(favours(1024))))
+    assert decision.llm is not None
+    assert decision.llm.moved_in > 0
+    assert decision.llm.moved_out > 0
+    assert decision.llm.effect in decision.reason
+    silent = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(nothing)))
+    assert silent.llm is not None
+    assert silent.llm.asked
+    assert silent.llm.trouble
+    assert (silent.llm.moved_in, silent.llm.moved_out, silent.llm.effect) == (0, 0, "")
+
+
+def test_the_model_stays_with_the_decision_and_old_decisions_have_none() -> None:
+    store = Store(None)
+    decision = decide(store, Bench(TABLE), table=TABLE, surrogate=ensemble(Said(favours(64))))
+    assert Decision.from_json(decision.to_json()) == decision
+    plain = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=PLAIN)
+    assert plain.llm is None
+    assert "llm" not in plain.to_json()
+    assert Decision.from_json(plain.to_json()) == plain
+
+
+def test_a_consultation_of_an_earlier_release_was_asked() -> None:
+    old = {"model": "m", "weight": 0.2, "tokens": 7, "seconds": 0.1, "trouble": ""}
+    assert LLMConsultation.from_json(old) == LLMConsultation(
+        "m", weight=0.2, tokens=7, seconds=0.1, asked=True
+    )
+
+
+def test_summaries_say_what_the_model_did() -> None:
+    asked = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(favours(64))))
+    assert "language model said asked (always): moved" in summary_line("k", asked)
+    tally = ModelTally()
+    assert tally.line() == ""
+    tally.add(None)
+    assert tally.line() == ""
+    for part in (
+        LLMConsultation("m", seconds=0.5, moved_in=3, moved_out=2),
+        LLMConsultation("m", seconds=0.3, moved_in=1),
+        LLMConsultation("m", trouble="no answer within 1 s"),
+        LLMConsultation("m", asked=False, why="few candidates"),
+        LLMConsultation("m", asked=False, why="few candidates"),
+    ):
+        tally.add(part)
+    assert tally.line() == (
+        "language model: asked in 3 of 5 decisions, moved 4 candidates into and 2 out of the plans, 0.8 s; "
+        "not heard: no answer within 1 s; not asked: few candidates (2x)"
+    )
+
+
+@pytest.mark.parametrize("text", ["transformers:/no/such/folder", "recorded:/no/such/file.jsonl"])
+def test_a_path_that_does_not_exist_is_said_once_and_in_every_decision(text: str, tmp_path: Path) -> None:
+    settings = Settings(llm=text, cache_dir=tmp_path)
+    with pytest.warns(UserWarning, match="does not exist"):
+        surrogate = surrogate_for(settings)
+    for _ in range(2):
+        decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=surrogate_for(settings))
+        assert decision.llm is not None
+        assert "does not exist" in decision.llm.why
+        assert "does not exist" in decision.reason
+        assert "does not exist" in summary_line("k", decision)
+    assert surrogate_for(settings) is surrogate
