@@ -36,7 +36,13 @@ class DefaultSurrogate:
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates of the query."""
         narrow = self._with_poolable_relatives(query)
-        return self.pooled.forecast(narrow) if self.pooled.can_pool(narrow) else self.single.forecast(query)
+        if self.pooled.can_pool(narrow):
+            return self.pooled.forecast(narrow)
+        if query.advice is not None and isinstance(self.single, AnalyticSurrogate):
+            from forecast_autotune.surrogates.advised import advised_forecasts
+
+            return advised_forecasts(self.single, query)
+        return self.single.forecast(query)
 
     def pools_relatives(self, query: Query) -> bool:
         """Whether dense tables of relatives answer this query."""

@@ -149,6 +149,23 @@ class AnalyticSurrogate:
         )
         return honest.apply_to(forecasts, group, count)
 
+    def log_likelihood(self, query: Query, before: Prior) -> float:
+        """Log likelihood of what was measured under this belief, of this problem and its relatives."""
+        candidates = CandidateList.of(query.candidates)
+        encoder = ConfigEncoder.of(candidates)
+        inputs, believed = self.inputs(candidates, before, encoder)
+        known = self._observations(query, candidates.row_of, encoder, before, believed, inputs)
+        if not len(known.residual):
+            return 0.0
+        smooth = self.covariance.residual(known.inputs, known.inputs)
+        tilt = self.covariance.slope_terms(known.inputs, known.inputs)
+        scale = self._fit_scale(known, smooth, tilt, self._residual_scale(query.problem, before))
+        matrix = self._coupled_covariance(known, scale**2 * smooth + tilt)
+        matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2
+        root = np.linalg.cholesky(matrix)
+        white = np.linalg.solve(root, known.residual)
+        return -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
+
     def prior(self, query: Query) -> Prior:
         """What is believed of the candidates before anything was measured."""
         return formula_prior(query.problem, query.candidates, query.grids, query.ttir)
@@ -160,6 +177,8 @@ class AnalyticSurrogate:
         encoder = encoder or ConfigEncoder.of(candidates)
         believed = self.hyper.compress(before.mean, float(before.mean.min()))
         points = encoder(candidates) / self.hyper.length_scales(encoder)
+        if before.same_as is not None:
+            points = points[before.same_as]
         leaves = unshared_leaves(len(candidates), self.trees) if before.leaves is None else before.leaves
         # The slope terms multiply centred columns: the formula's total, then its parts. What is doublings
         # away from all others (a config that spills) is far off, not uncertain by as many doublings.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.features.argument_sizes import tensor_bytes
 from forecast_autotune.features.candidate_list import CandidateList, TraceUnits
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.cost import NUMERIC_FACTS, PARTS, VERSION, CostBreakdown, FactColumns, costs
@@ -17,7 +18,7 @@ from forecast_autotune.features.inert_parameters import equivalence_classes, fin
 from forecast_autotune.features.stored_facts import cached_facts as read_facts
 from forecast_autotune.features.stored_facts import facts_by_unit as kept
 from forecast_autotune.features.ttir.extraction import TtirFacts
-from forecast_autotune.records import Argument, Candidate, Config, Problem
+from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.surrogates.protocol import Array
 
 __all__ = ["VERSION", "Prior", "formula_prior", "prior_from_facts"]
@@ -45,6 +46,8 @@ class Prior:
     """Leaf of each candidate in each tree of a fitted forest, [n, trees]; None without one."""
     training_distance: float | None = None
     """Distance of the kernel from those that were learned from (`corpus`); None where nothing was."""
+    same_as: npt.NDArray[np.intp] | None = None
+    """Row that stands for each candidate's binary, [n]; None where each may be one of its own."""
 
 
 def formula_prior(
@@ -159,23 +162,6 @@ def _merge_inert(
     sizes = np.bincount(alike, weights=units.sizes, minlength=len(first)).astype(float)
     merged = TraceUnits(units.first[first], alike[units.of], sizes, units.grids)
     return merged, {int(alike[unit]): facts for unit, facts in known.items()}
-
-
-def tensor_bytes(argument: Argument) -> float:
-    """Bytes of a tensor's elements; 0 for everything else."""
-    if argument.kind != "tensor":
-        return 0.0
-    return math.prod(argument.shape) * _element_bytes(argument.dtype)
-
-
-def _element_bytes(dtype: str) -> float:
-    """Bytes of one element of a dtype by name; 4 when the name tells nothing."""
-    digits = "".join(c for c in dtype.split("_")[0].split("e")[0] if c.isdigit())
-    if dtype.startswith("bool"):
-        return 1.0
-    if "float8" in dtype or "f8" in dtype:
-        return 1.0
-    return max(1.0, int(digits) / 8.0) if digits else 4.0
 
 
 def _interpolate_facts(

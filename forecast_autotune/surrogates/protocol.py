@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Candidate, LLMConsultation, Measurement, Problem
+
+if TYPE_CHECKING:
+    from forecast_autotune.llm.advice.record import Advice
 
 Array = npt.NDArray[np.float64]
 
@@ -51,6 +54,8 @@ class Query:
     """TTIR by `features.ttir.assignment_key`; may be empty or partial."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Source by variant, where it is known; the base kernel's is the problem's own."""
+    advice: Advice | None = None
+    """What a language model wrote of the kernel's source, if one did."""
     provisional: bool = False
     """A guess among a few candidates, to have something to do: the question itself follows at once."""
     once: bool = False

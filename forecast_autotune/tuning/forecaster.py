@@ -21,7 +21,7 @@ class TaskForecaster:
         """Launch grids that depend on the candidate."""
         self.traces = LazyTraces(self.candidates, task.trace, fact_reader(task.problem, task.grids))
         """The IR that queries hold; whoever wants forecasts decides how much of it there is."""
-        self._surrogate, self._sources = surrogate, task.sources
+        self._surrogate, self._sources, self._advice = surrogate, task.sources, task.advice
 
     @property
     def name(self) -> str:
@@ -55,6 +55,7 @@ class TaskForecaster:
             relatives,
             self.traces.texts,
             self._sources,
+            self._advice,
             provisional,
             once,
         )

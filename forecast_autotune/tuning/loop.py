@@ -32,6 +32,7 @@ from forecast_autotune.tuning.task import (
     fingerprint,
     uninformative_forecasts,
     utc_now,
+    with_stored_advice,
 )
 from forecast_autotune.tuning.unmeasured import decide_from_store, decide_unmeasured, decide_without_times
 
@@ -62,6 +63,7 @@ def tune(
     chosen = policy or RiskBounded()
     if settings.mode in (Mode.EXHAUSTIVE, Mode.LISTEN):
         chosen = Exhaustive()
+    task = with_stored_advice(task, store)
     mark = task.settings_digest(settings, chosen)
     if settings.mode is Mode.DETERMINISTIC:
         reason = "deterministic mode: no clock, no store"

@@ -178,6 +178,17 @@ def relatives_of(
     return [Relative(t.problem, (tuned or {}).get(t.problem.id, ())) for t in same]
 
 
+def task_of(table: Table) -> TuningTask:
+    """What the tuner is asked: the candidates of a table, without its IR, which is traced as it would be live."""
+    texts = table.problem.ttir
+    return TuningTask(
+        replace(table.problem, ttir={}),
+        list(table.by_candidate()),
+        {m.candidate: m.grid for m in table.measurements if m.grid is not None},
+        trace=partial(_recorded_ttir, texts) if texts else None,
+    )
+
+
 def replay_one(
     table: Table,
     *,
@@ -194,25 +205,16 @@ def replay_one(
     is known. Returns the score and all measurements in the store.
     """
     rows = table.by_candidate()
-    names = list(rows)
     best = min(m.ms for m in rows.values() if m.ok)
     measurer = TableMeasurer(table, workers=workers)
     store = ReplayStore(relatives) if store is None else store
-    texts = table.problem.ttir
-    # The tuner gets the problem without its IR texts and asks for them, as it would live.
-    problem = replace(table.problem, ttir={})
-    task = TuningTask(
-        problem,
-        names,
-        {m.candidate: m.grid for m in table.measurements if m.grid is not None},
-        trace=partial(_recorded_ttir, texts) if texts else None,
-    )
+    task = task_of(table)
     begin = time.perf_counter()
     decision = tune(
         task, lambda: measurer, store=store, surrogate=surrogate, settings=settings, policy=policy
     )
     real = time.perf_counter() - begin
-    seen = store.measurements(problem)
+    seen = store.measurements(task.problem)
     path, incumbent = [], math.inf
     for m in seen:
         incumbent = min(incumbent, m.ms if m.ok else math.inf)
@@ -223,7 +225,7 @@ def replay_one(
         id=table.problem.id,
         kernel=table.problem.kernel.name,
         label=str(table.problem.extra.get("label") or " ".join(table.problem.key)),
-        candidates=len(names),
+        candidates=len(rows),
         measured=decision.measured,
         # A forecast-only choice that cannot run costs the user a full re-tune: charge a tenfold time.
         regret=chosen_ms / best - 1 if math.isfinite(chosen_ms) else 9.0,

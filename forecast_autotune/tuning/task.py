@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict, digest
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Relative
+
+if TYPE_CHECKING:
+    from forecast_autotune.llm.advice.record import Advice
 
 
 class TuningStore(Protocol):
@@ -72,6 +75,15 @@ class FactStore(Protocol):
         ...
 
 
+@runtime_checkable
+class AdviceStore(Protocol):
+    """A store that keeps what language models wrote of kernel sources."""
+
+    def advice(self, source_sha256: str) -> Advice | None:
+        """The advice on a kernel source, if there is any."""
+        ...
+
+
 @dataclass
 class TuningTask:
     """One decision to make, as whoever asks for it describes it.
@@ -88,6 +100,8 @@ class TuningTask:
     """Digest of the candidates; computed when empty."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Source by variant, where it is known."""
+    advice: Advice | None = None
+    """What a language model wrote of the kernel's source; by default what the store has."""
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""
@@ -95,6 +109,14 @@ class TuningTask:
         # A dataclass says all of its limits; of anything else only the name is sure to be stable.
         how = repr(policy) if is_dataclass(policy) else policy.name
         return digest(mark, how, settings.tolerance, settings.risk, repr(settings.budget))
+
+
+def with_stored_advice(task: TuningTask, store: TuningStore) -> TuningTask:
+    """The task with the store's advice on its kernel, if it has none of its own."""
+    source = task.problem.kernel.source_sha256
+    if task.advice is not None or not source or not isinstance(store, AdviceStore):
+        return task
+    return replace(task, advice=store.advice(source))
 
 
 def fingerprint(candidates: Sequence[Candidate]) -> str:

@@ -12,8 +12,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.llm.calibration import BlendWeight
 from forecast_autotune.records import Candidate
 from forecast_autotune.surrogates.covariance import Hyperparameters
@@ -73,23 +71,6 @@ class BlendedSurrogate(AnalyticSurrogate):
         leaves = plain.leaves if self.trees else None
         return replace(plain, mean=self.hyper.expand(bent, floor), parts=parts, leaves=leaves)
 
-    def log_likelihood(self, query: Query, before: Prior) -> float:
-        """Log likelihood of what was measured under this belief, of this problem and its relatives."""
-        candidates = CandidateList.of(query.candidates)
-        encoder = ConfigEncoder.of(candidates)
-        inputs, believed = self.inputs(candidates, before, encoder)
-        known = self._observations(query, candidates.row_of, encoder, before, believed, inputs)
-        if not len(known.residual):
-            return 0.0
-        smooth = self.covariance.residual(known.inputs, known.inputs)
-        tilt = self.covariance.slope_terms(known.inputs, known.inputs)
-        scale = self._fit_scale(known, smooth, tilt, self._residual_scale(query.problem, before))
-        matrix = self._coupled_covariance(known, scale**2 * smooth + tilt)
-        matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2
-        root = np.linalg.cholesky(matrix)
-        white = np.linalg.solve(root, known.residual)
-        return -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
-
 
 def disagreement(learned: Array, stated: Array, trust: Array, hyper: Hyperparameters) -> Array:
     """How much slower than the learned forecast a model expects each candidate to be, log2, [n].
@@ -109,20 +90,21 @@ def disagreement(learned: Array, stated: Array, trust: Array, hyper: Hyperparame
     return np.where(told, trust * (gap - float(weight @ gap) / float(weight.sum())), 0.0)
 
 
-def inclusion_probability(query: Query, blend: BlendedSurrogate) -> float:
-    """P(the model's part belongs into the forecast), after what was measured.
+def inclusion_probability(
+    query: Query, blend: AnalyticSurrogate, without: AnalyticSurrogate, log_odds: float = PRIOR_LOG_ODDS
+) -> float:
+    """P(the model's part belongs into the forecast), after what was measured; `log_odds` before it was.
 
     Bayesian model comparison with the belief that has none of it (Kass & Raftery 1995). The slope term alone
     would only ever shrink the weight of a model that is plainly wrong here.
     """
-    without = blend.without_llm()
 
     def gain(known: Query) -> float:
         return blend.log_likelihood(known, blend.prior(known)) - without.log_likelihood(
             known, without.prior(known)
         )
 
-    odds = PRIOR_LOG_ODDS
+    odds = log_odds
     if query.measured:
         # How well relatives are explained is no evidence: the model was shown some of them.
         odds += gain(query) - (gain(replace(query, measured=())) if query.relatives else 0.0)

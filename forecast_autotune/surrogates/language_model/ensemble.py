@@ -153,7 +153,7 @@ class EnsembleSurrogate:
         names = CandidateList.of(query.candidates)
         by_name = {names[int(i)]: float(moved[i]) for i in np.flatnonzero(moved)}
         blend = BlendedSurrogate(single, before.informed, by_name, weight, model.calibration.remains)
-        share = inclusion_probability(query, blend)
+        share = inclusion_probability(query, blend, blend.without_llm())
         if share < _MIN_INCLUSION:
             return without("its forecasts were refuted by measurements")
         prior = blend.prior(query)

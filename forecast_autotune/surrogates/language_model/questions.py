@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.features.argument_sizes import tensor_bytes
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.llm.prompt import (
     Neighbour,
@@ -29,7 +30,7 @@ from forecast_autotune.llm.prompt import (
 )
 from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import latest_labels
-from forecast_autotune.surrogates.prior import Prior, formula_prior, tensor_bytes
+from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.surrogates.protocol import Query
 
 Array = npt.NDArray[np.float64]

@@ -1,0 +1,41 @@
+"""`Advice`: a cost function of one kernel source with who wrote it and when, as it is stored and exchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from forecast_autotune.llm.advice.language import CostFunction, parse_cost_function
+from forecast_autotune.llm.advice.question import ADVICE_VERSION
+from forecast_autotune.records.base import SCHEMA, Extra
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.json_fields import read_text
+
+
+@dataclass(frozen=True)
+class Advice(Record, tag="advice", schema=SCHEMA, lenient=True):
+    """What a language model says of one kernel source; whether it is followed is up to the measurements."""
+
+    kernel: str = field(metadata=json_option(read=read_text))
+    source_sha256: str = field(metadata=json_option(read=read_text))
+    """Of the source and everything it calls: advice is kept under it."""
+    text: str = field(repr=False, metadata=json_option(read=read_text))
+    """The cost function, a module of the restricted language."""
+    model: str = ""
+    """Who wrote it."""
+    version: str = ADVICE_VERSION
+    """Of the question."""
+    at: str = ""
+    provenance: str = ""
+    """How it came about, in a sentence."""
+    extra: Extra = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def function(self) -> CostFunction:
+        """The cost function. Raises `AdviceError` for a text that is not within the language."""
+        return _parsed(self.text)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> CostFunction:
+    return parse_cost_function(text)

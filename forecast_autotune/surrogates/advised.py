@@ -1,0 +1,149 @@
+"""A surrogate that follows advice: the cost function of a language model as one more mean of the process.
+
+Its weight and its named constants are slopes of the Gaussian process: columns of (advice - belief) and of the
+derivatives of the advice, so that measurements of the problem and of its relatives correct them in closed form.
+How likely the advice belongs into the forecast at all is weighed against the belief without it (evidence, not
+taste): where the clock disagrees, it is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.llm.advice.record import Advice
+from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
+from forecast_autotune.records import Candidate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.language_model.blend import (
+    disagreement,
+    inclusion_probability,
+    mix_forecasts,
+)
+from forecast_autotune.surrogates.learned import LearnedSurrogate
+from forecast_autotune.surrogates.prior import Prior
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
+
+STEP = 0.25
+"""Of a constant, in doublings, for its derivative."""
+SAME_BINARY_LOG2 = 0.1
+"""Candidates that are said to be one binary and differ by more are not."""
+
+
+@dataclass(frozen=True)
+class AdviceWeights:
+    """How far advice is followed, fitted to recorded problems with each kernel's family left out."""
+
+    mean: float = 0.6
+    """Share of the way from the learned belief to the advice, before anything was measured."""
+    sd: float = 0.4
+    """Its uncertainty from kernel to kernel."""
+    constants: float = 0.5
+    """Factor on the stated spread of constants."""
+    remains: float = 0.85
+    """What the advice leaves of the process' own doubt."""
+    log_odds: float = 1.5
+    """That advice belongs into the forecast, before anything was measured."""
+    least: float = 0.05
+    """Probability of that below which advice is dropped."""
+
+
+class AdvisedSurrogate(AnalyticSurrogate):
+    """See the module. Made for one decision's questions: it remembers what is believed of relatives."""
+
+    def __init__(
+        self, base: AnalyticSurrogate, advice: Advice, informed: bool, weights: AdviceWeights | None = None
+    ) -> None:
+        """`informed`: whether `base` has IR to read. Raises `AdviceError` for advice that cannot be read."""
+        self.weights = weights or AdviceWeights()
+        speaker = base if informed or not isinstance(base, LearnedSurrogate) else AnalyticSurrogate()
+        self.function = advice.function
+        count = len(self.function.constants)
+        h, w = speaker.hyper, self.weights
+        slopes = (*h.part_slopes, w.sd, *[w.constants] * count)
+        sizes = {name: w.remains * getattr(h, name) for name in ("additive", "joint", "rough", "forest")}
+        super().__init__(replace(h, part_slopes=slopes, **sizes), relatives=base.relatives, rows=base.rows)
+        self.base, self.speaker, self.advice = base, speaker, advice
+        self.name, self.version, self.trees = speaker.name, speaker.version, speaker.trees
+        self._priors: dict[tuple[str, tuple[Candidate, ...]], Prior] = {}
+
+    def prior(self, query: Query) -> Prior:
+        """The belief of the base, moved towards the advice. Raises `AdviceError` where it cannot be evaluated."""
+        key = query.problem.id, tuple(query.candidates)
+        if key not in self._priors:
+            self._priors[key] = self._moved(query, self.base.prior(query))
+        return self._priors[key]
+
+    def _moved(self, query: Query, plain: Prior) -> Prior:
+        n = len(query.candidates)
+        rows = np.flatnonzero([c.is_base_variant for c in query.candidates])
+        columns = np.zeros((n, 1 + len(self.function.constants)))
+        same = np.arange(n)
+        foreign = query.problem.kernel.source_sha256 != self.advice.source_sha256
+        if len(rows) > 1 and not foreign:
+            chosen = [query.candidates[int(i)] for i in rows]
+            subject = AdviceSubject.of(query.problem, chosen, query.grids)
+            columns[rows], identity = self._columns(subject, plain.mean[rows])
+            if identity is not None:
+                same[rows] = rows[_first_of(identity)]
+        floor = float(plain.mean.min())
+        bent = self.hyper.compress(plain.mean, floor) + self.weights.mean * columns[:, 0]
+        parts = np.concatenate([plain.parts, columns], axis=1)
+        leaves = plain.leaves if self.trees else None
+        return replace(
+            plain,
+            mean=self.hyper.expand(bent, floor),
+            parts=parts,
+            leaves=leaves,
+            informed=True,
+            same_as=same,
+        )
+
+    def _columns(self, subject: AdviceSubject, believed: Array) -> tuple[Array, npt.NDArray[np.intp] | None]:
+        """Disagreement with the belief, and derivatives by each constant times its spread; [n, 1 + constants]."""
+        constants, n = self.function.constants, subject.size
+        shifts = {
+            c.name: np.repeat(np.eye(1 + len(constants))[1 + i] * STEP, n) for i, c in enumerate(constants)
+        }
+        costs = self.function.evaluate(subject.repeated(1 + len(constants)), shifts)
+        stated = costs.log2.reshape(1 + len(constants), n)
+        ones = np.ones(n)
+        found = [disagreement(believed, stated[0], ones, self.hyper)]
+        for changed, constant in zip(stated[1:], constants, strict=True):
+            moved = disagreement(believed, changed, ones, self.hyper) - found[0]
+            found.append(self.weights.mean * moved / STEP * math.log2(constant.spread))
+        identity = None if costs.identity is None else costs.identity[:n]
+        return np.stack(found, axis=1), identity
+
+
+def advised_forecasts(
+    base: AnalyticSurrogate, query: Query, weights: AdviceWeights | None = None
+) -> Forecasts:
+    """Forecasts that follow the query's advice as far as measurements bear it out."""
+    advice = query.advice
+    if advice is None:
+        return base.forecast(query)
+    query = replace(query, candidates=CandidateList.of(query.candidates))
+    before = base.prior(query)
+    try:
+        advised = AdvisedSurrogate(base, advice, before.informed, weights)
+        moved = advised.prior(query)
+        followed = advised.answer(query, moved)
+    except AdviceError:
+        return base.answer(query, before)
+    share = inclusion_probability(query, advised, advised.speaker, advised.weights.log_odds)
+    if share < advised.weights.least:
+        return base.answer(query, before)
+    if share > 1.0 - advised.weights.least:
+        return followed
+    return mix_forecasts(followed, base.answer(query, before), share)
+
+
+def _first_of(identity: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """The first row of each row's class."""
+    first = np.unique(identity, return_index=True)[1]
+    return np.asarray(first[np.unique(identity, return_inverse=True)[1]])
