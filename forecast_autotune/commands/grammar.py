@@ -22,6 +22,7 @@ ORDER = (
     "bench",
     "variants",
     "search",
+    "llm",
     "doctor",
     "demo",
 )

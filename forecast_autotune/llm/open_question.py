@@ -38,15 +38,15 @@ class OpenQuestion:
     kernel: str
     """The kernel's name."""
     prefix: str
-    suffixes: tuple[str, ...] = ()
-    """One per candidate; empty where the answer is a text."""
     label: str = ""
     """The problem, for people."""
+    suffixes: tuple[str, ...] = ()
+    """One per candidate; empty where the answer is a text."""
 
     @classmethod
     def of_prompt(cls, kind: str, prompt: Prompt, kernel: str, label: str = "") -> OpenQuestion:
         """The question that a prompt asks."""
-        return cls(kind, prompt.version, kernel, prompt.prefix, prompt.suffixes, label)
+        return cls(kind, prompt.version, kernel, prompt.prefix, label, prompt.suffixes)
 
     @property
     def key(self) -> str:

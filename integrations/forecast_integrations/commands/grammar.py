@@ -1,4 +1,4 @@
-"""The grammar of `run` and `demo`."""
+"""The grammar of `run`, `llm` and `demo`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,46 @@ def run(commands: Commands) -> None:
     parser.add_argument("--tolerance", metavar="SHARE", help="accepted regret, 0.02 is 2 %%")
     parser.add_argument("--risk", metavar="P", help="accepted probability of a larger regret")
     parser.add_argument("--max-measurements", metavar="N", help="most candidates measured per decision")
+
+
+def llm(commands: Commands) -> None:
+    """Add `llm`."""
+    group = commands.group("llm", "ask language models that are served nowhere near", "commands", "COMMAND")
+    ask = group.add(
+        "ask",
+        "forecast_integrations.commands.llm:ask",
+        "write open questions to a file, or take answers to them into a file for recorded:FILE",
+    )
+    what = ask.add_mutually_exclusive_group(required=True)
+    what.add_argument("--export", metavar="FILE", help="write the questions: .jsonl or .jsonl.gz")
+    what.add_argument("--import", dest="imported", metavar="FILE", help="take the answers in this file")
+    ask.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
+    ask.add_argument(
+        "--store", metavar="DIR", help="ask about the problems in a store that was measured exhaustively"
+    )
+    ask.add_argument(
+        "--kind",
+        default="forecast",
+        metavar="NAME",
+        help="which questions: forecast (default), as a decision asks; calibration, as `train calibrate-llm` does",
+    )
+    ask.add_argument(
+        "--surrogate",
+        choices=("analytic", "default"),
+        default="default",
+        help="whose guesses the questions show: the formula's, as `replay` does, or what ships, as decisions do",
+    )
+    ask.add_argument(
+        "--to", metavar="FILE", help="answers for recorded:FILE; what it answers is not exported"
+    )
+    ask.add_argument("--questions", metavar="FILE", help="with --import: refuse what does not answer these")
+    ask.add_argument("--model", metavar="NAME", help="with --import: who answered, with version")
+    ask.add_argument("--author", metavar="NAME", help="with --import: who vouches for the answers")
+    ask.add_argument("--how", default="", metavar="TEXT", help="with --import: how they came about")
+    ask.add_argument("--date", metavar="DATE", help="with --import: when (default: today)")
+    ask.add_argument(
+        "--blind", action="store_true", help="with --import: nobody who answered knew any measurement"
+    )
 
 
 def demo(commands: Commands) -> None:

@@ -135,7 +135,7 @@ def collect_answers(
     """
     done = _read_collected(kept)
     found: list[ModelAnswers] = []
-    for asked, (table, surrogate) in enumerate(_cross_fitted(tables, learn), 1):
+    for asked, (table, surrogate) in enumerate(cross_fitted(tables, learn), 1):
         posed = question_about(table, surrogate.prior, sample=sample, seed=seed)
         name = digest(backend.name, posed.question.prompt.prefix, *posed.question.prompt.suffixes)
         if name not in done:
@@ -163,7 +163,8 @@ def _read_collected(kept: Path | None) -> dict[str, ModelAnswers]:
     return found
 
 
-def _cross_fitted(tables: Sequence[Table], learn: FitSurrogate) -> Iterator[tuple[Table, AnalyticSurrogate]]:
+def cross_fitted(tables: Sequence[Table], learn: FitSurrogate) -> Iterator[tuple[Table, AnalyticSurrogate]]:
+    """Every table with a surrogate that was fitted without its family."""
     for fold in make_folds(tables, "family"):
         surrogate = learn(fold.train)
         for table in fold.test:
