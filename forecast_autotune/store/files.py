@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+ADVICE = "advice"
+"""Folder of advice below a store's root, and its name in the record of a problem that is exported."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

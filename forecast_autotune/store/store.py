@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.records.problem import FACTS
 from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.crash_markers import launch_marker, recover_crashes
 from forecast_autotune.store.directory import KernelDirectory, LogEntry
-from forecast_autotune.store.files import StoreNotes, device_directory, kernel_directory
+from forecast_autotune.store.files import ADVICE, StoreNotes, device_directory, kernel_directory
 from forecast_autotune.store.other_devices import DEVICES, affordable_directories, nearest_relatives
 from forecast_autotune.store.similarity import nearness_key
 from forecast_autotune.store.variants import VariantFiles, with_checks
 
 if TYPE_CHECKING:
+    from forecast_autotune.llm.advice.record import Advice
     from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict
     from forecast_autotune.records.table import Table
+    from forecast_autotune.store.advice import AdviceFiles
     from forecast_autotune.surrogates.protocol import Relative
     from forecast_autotune.variants.records import Check, Variant
 
@@ -44,6 +47,8 @@ class Store:
         self.root = None if root is None else Path(root).absolute()
         self._notes = StoreNotes()
         self._variants = VariantFiles(self.root, self._notes)
+        self._advice: AdviceFiles | None = None
+        """Opened at its first use: most processes never meet advice."""
         self._mutex = threading.RLock()
         self._directories: dict[tuple[str, str], KernelDirectory] = {}
         self._verdicts: dict[str, list[RiskVerdict]] = {}
@@ -210,6 +215,40 @@ class Store:
         with self._mutex:
             return self._variants.clear(self.variants_of(kernel))
 
+    # --- advice ---
+
+    def advice(self, source_sha256: str) -> Advice | None:
+        """What a language model wrote of a kernel source (`Kernel.source_sha256`), if one did."""
+        with self._mutex:
+            if self._advice is None and not self._has_advice():
+                return None
+            return self._advice_files().of(source_sha256)
+
+    def put_advice(self, advice: Advice) -> None:
+        """Keep advice in place of what there was on its source. In memory only when the disk refuses."""
+        with self._mutex:
+            self._advice_files().put(advice)
+
+    def advice_of(self, kernel: str | None = None) -> list[Advice]:
+        """The advice on all kernels whose name contains `kernel`, in any case."""
+        with self._mutex:
+            return [a for a in self._advice_files().every() if _matches_all(kernel, a.kernel)]
+
+    def clear_advice(self, kernel: str | None = None) -> int:
+        """Remove `advice_of(kernel)`; returns how many. Raises `StoreError` if a file cannot be removed."""
+        with self._mutex:
+            return self._advice_files().clear(self.advice_of(kernel))
+
+    def _has_advice(self) -> bool:
+        return self.root is not None and (self.root / ADVICE).is_dir()
+
+    def _advice_files(self) -> AdviceFiles:
+        if self._advice is None:
+            from forecast_autotune.store.advice import AdviceFiles
+
+            self._advice = AdviceFiles(self.root, self._notes)
+        return self._advice
+
     # --- everything ---
 
     def tables(self, kernel: str | None = None, device: str | None = None) -> Iterator[Table]:
@@ -220,8 +259,8 @@ class Store:
         """
         for directory in self._matching(kernel, device):
             with self._mutex:
-                tables = [_with_facts(t, directory.facts(t.problem.id)) for t in directory.tables()]
-            yield from tables
+                tables = [_with_extra(t, FACTS, directory.facts(t.problem.id)) for t in directory.tables()]
+            yield from map(self._with_advice, tables)
 
     def decisions(
         self, kernel: str | None = None, device: str | None = None
@@ -252,7 +291,21 @@ class Store:
             entries = [_entry(table.problem, m) for m in table.measurements]
             with self._mutex:
                 count += self._directory(table.problem).add(entries, unique=True)
+            self._take_advice(table.problem)
         return count
+
+    def _with_advice(self, table: Table) -> Table:
+        advice = self.advice(table.problem.kernel.source_sha256)
+        return table if advice is None else _with_extra(table, ADVICE, advice.to_json())
+
+    def _take_advice(self, problem: Problem) -> None:
+        """Keep the advice that came with a problem, if there is none on its source yet."""
+        if problem.extra.get(ADVICE) is None or self.advice(problem.kernel.source_sha256) is not None:
+            return
+        from forecast_autotune.store.advice import advice_in
+
+        if (advice := advice_in(problem, self._notes)) is not None:
+            self.put_advice(advice)
 
     def sync(self) -> None:
         """Make everything this process appended survive a power cut; call once per decision."""
@@ -328,11 +381,11 @@ class Store:
             directory.forget()
 
 
-def _with_facts(table: Table, facts: Mapping[str, Any] | None) -> Table:
-    """The table with the facts in its problem's record, where they survive an export and an import."""
-    if facts is None:
+def _with_extra(table: Table, name: str, value: Mapping[str, Any] | None) -> Table:
+    """The table with this in its problem's record, where it survives an export and an import."""
+    if value is None:
         return table
-    problem = replace(table.problem, extra={**table.problem.extra, "facts": dict(facts)})
+    problem = replace(table.problem, extra={**table.problem.extra, name: dict(value)})
     return replace(table, problem=problem)
 
 

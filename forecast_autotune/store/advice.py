@@ -1,0 +1,117 @@
+"""Advice on disk: one JSON file per kernel source, `advice/<source hash>.json` below the root.
+
+A file is replaced whole, so a kill leaves the old one or the new one. Reading executes nothing: a cost function
+is data, and is only ever evaluated by `forecast_autotune.llm.advice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from forecast_autotune.errors import RecordError, StoreError
+from forecast_autotune.llm.advice.record import Advice
+from forecast_autotune.records import Problem
+from forecast_autotune.store.files import ADVICE, StoreNotes, problem_file, write_atomically
+from forecast_autotune.store.log import MALFORMED, decode, encode
+
+
+class AdviceFiles:
+    """The advice of a store. `root` None: memory only."""
+
+    def __init__(self, root: Path | None, notes: StoreNotes) -> None:
+        self._path = None if root is None else root / ADVICE
+        self._notes = notes
+        self._kept: dict[str, Advice] = {}
+        """What is not on disk, by source hash."""
+
+    def of(self, source_sha256: str) -> Advice | None:
+        """The advice on one source. A damaged file is noted and skipped."""
+        if (found := self._kept.get(source_sha256)) is not None or self._path is None:
+            return found
+        return self._read(self._file(self._path, source_sha256))
+
+    def every(self) -> list[Advice]:
+        """All advice, by kernel and source."""
+        found = {a.source_sha256: a for a in self._listed()} | self._kept
+        return sorted(found.values(), key=lambda a: (a.kernel, a.source_sha256))
+
+    def put(self, advice: Advice) -> None:
+        """Keep advice in place of what there was on its source; in memory, with a note, if the disk refuses."""
+        payload = encode(advice.to_json())
+        if self._path is None:
+            self._kept[advice.source_sha256] = advice
+            return
+        path = self._file(self._path, advice.source_sha256)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, payload)
+            self._kept.pop(advice.source_sha256, None)
+        except OSError as error:
+            self._kept[advice.source_sha256] = advice
+            self._notes.add(
+                f"advice cannot be written to {path.parent} ({error}); it stays in memory only: free "
+                "space there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
+                topic="unsaved advice",
+            )
+
+    def clear(self, some: Iterable[Advice]) -> int:
+        """Remove these; returns how many. Raises `StoreError` if a file cannot be removed."""
+        count = 0
+        for advice in some:
+            known = self._kept.pop(advice.source_sha256, None) is not None
+            if self._path is not None:
+                path = self._file(self._path, advice.source_sha256)
+                try:
+                    known = path.exists() or known
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise StoreError(f"cannot remove {path}: {error}; remove it by hand") from error
+            count += known
+        return count
+
+    @staticmethod
+    def _file(path: Path, source_sha256: str) -> Path:
+        return path / f"{problem_file(source_sha256)}.json"
+
+    def _listed(self) -> Iterator[Advice]:
+        if self._path is None:
+            return
+        try:
+            paths = sorted(self._path.glob("[!.]*.json"))
+        except OSError as error:
+            self._notes.add(f"{self._path}: cannot be listed: {error}")
+            return
+        for path in paths:
+            if (advice := self._read(path)) is not None:
+                yield advice
+
+    def _read(self, path: Path) -> Advice | None:
+        try:
+            advice = Advice.from_json(decode(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._notes.add(f"{path}: cannot be read: {error}")
+            return None
+        except MALFORMED as error:
+            self._notes.add(f"{path}: ignored, no advice ({type(error).__name__}: {error})"[:300])
+            return None
+        if path != self._file(path.parent, advice.source_sha256):
+            self._notes.add(f"{path}: ignored, it is not filed under its own source")
+            return None
+        return advice
+
+
+def advice_in(problem: Problem, notes: StoreNotes) -> Advice | None:
+    """The advice that a problem's record carries, if it is advice on its kernel; noted where it is not."""
+    try:
+        advice = Advice.from_json(problem.extra.get(ADVICE))
+        advice.function  # noqa: B018 - what is no cost function is not kept
+    except RecordError as error:
+        notes.add(f"advice on {problem.kernel.name} was not imported: {error}"[:300])
+        return None
+    if advice.source_sha256 != problem.kernel.source_sha256:
+        notes.add(f"advice on {problem.kernel.name} was not imported: it is on another source")
+        return None
+    return advice
