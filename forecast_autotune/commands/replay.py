@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 from forecast_autotune import plugins
 from forecast_autotune.commands.output import Output, UsageError, require_positive
 from forecast_autotune.commands.recorded_tables import load_tables
+from forecast_autotune.llm.providers import provider
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
 from forecast_autotune.records.table import Table
-from forecast_autotune.report.table import replay_panel, replay_table
+from forecast_autotune.report.language_model import model_tally
+from forecast_autotune.report.table import model_comparison, replay_panel, replay_table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.tuning.replay import ReplayReport
 from forecast_autotune.tuning.replay import replay as replay_tables
@@ -25,6 +27,9 @@ from forecast_autotune.tuning.replay import replay as replay_tables
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rich.console import RenderableType
+
+    from forecast_autotune.surrogates.default import DefaultSurrogate
     from forecast_autotune.surrogates.protocol import Surrogate
     from forecast_autotune.tuning.replay import ReplayRow
 
@@ -38,19 +43,27 @@ def replay(options: argparse.Namespace, output: Output) -> int:
     require_positive(options, "workers")
     _check_left_out(options)
     policy, settings = _policy(options), _settings(options)
+    if options.llm is not None:
+        provider().check(options.llm)
     tables = load_tables(options)
     if options.leave_out is not None:
         return int(plugins.load(REPLAYS, "leave-out")(tables, options, settings, policy, output))
     report = _replay(tables, options, settings, policy, output)
-    plain = not output.as_json and output.console.options.ascii_only
-    width = 0 if output.as_json else output.console.width
-    shown = () if output.as_json else (replay_table(report, width=width, plain=plain), replay_panel(report))
-    output.emit(report.to_json(), *shown)
+    data = report.to_json()
+    if report.without is not None:
+        data["language_model"] = model_tally(report).to_json()
+    output.emit(data, *([] if output.as_json else _shown(report, output)))
     if picture is not None:
         # Last, as it may fail: the figures took longer to get.
         _draw(report, picture)
         output.remark(f"drawn: {picture}")
     return 0
+
+
+def _shown(report: ReplayReport, output: Output) -> list[RenderableType]:
+    plain = output.console.options.ascii_only
+    beside = [] if report.without is None else [model_comparison(report)]
+    return [replay_table(report, width=output.console.width, plain=plain), *beside, replay_panel(report)]
 
 
 def _picture_path(name: str) -> Path:
@@ -114,37 +127,52 @@ def _replay(
     output: Output,
 ) -> ReplayReport:
     from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate
-    from forecast_autotune.surrogates.factory import with_language_model
     from forecast_autotune.surrogates.formula import AnalyticSurrogate
 
     # The shipped model has seen the shipped tables: of them only the untrained formula is an honest replay.
-    surrogate: Surrogate = default_surrogate() if options.surrogate == "default" else AnalyticSurrogate()
+    plain: Surrogate = default_surrogate() if options.surrogate == "default" else AnalyticSurrogate()
+    surrogates = [plain]
     if options.llm is not None:
-        # Seconds are not real here: it is taken for loaded, and waited for.
-        plain = surrogate if isinstance(surrogate, DefaultSurrogate) else DefaultSurrogate(surrogate)
-        surrogate = with_language_model(
-            plain,
-            options.llm,
-            cache=settings.cache_dir,
-            timeout_s=settings.llm_timeout_s,
-            workers=options.workers,
-            patient=True,
-        )
-    with output.progress("replaying", len(tables)) as progress:
+        base = plain if isinstance(plain, DefaultSurrogate) else DefaultSurrogate(plain)
+        surrogates = [base, _with_model(base, options, settings)]
+    with output.progress("replaying", len(surrogates) * len(tables)) as progress:
         played = itertools.count(1)
 
         def done(row: ReplayRow) -> None:
-            progress(next(played), len(tables), row.label)
+            progress(next(played), len(surrogates) * len(tables), row.label)
 
-        return replay_tables(
-            tables,
-            surrogate=surrogate,
-            policy=policy,
-            settings=settings,
-            prior=options.prior,
-            workers=options.workers,
-            progress=done,
-        )
+        reports = [
+            replay_tables(
+                tables,
+                surrogate=surrogate,
+                policy=policy,
+                settings=settings,
+                prior=options.prior,
+                workers=options.workers,
+                progress=done,
+            )
+            for surrogate in surrogates
+        ]
+    if len(reports) > 1:
+        reports[1].without = reports[0]
+    return reports[-1]
+
+
+def _with_model(plain: DefaultSurrogate, options: argparse.Namespace, settings: Settings) -> Surrogate:
+    from forecast_autotune.surrogates.factory import unasked_model, with_language_model
+
+    if settings.llm_trust == "never":
+        return unasked_model(plain, options.llm, "FORECAST_AUTOTUNE_LLM_TRUST=never")
+    # Seconds are not real here: it is taken for loaded, and waited for.
+    return with_language_model(
+        plain,
+        options.llm,
+        cache=settings.cache_dir,
+        timeout_s=settings.llm_timeout_s,
+        workers=options.workers,
+        patient=True,
+        trust=settings.llm_trust,
+    )
 
 
 def _draw(report: ReplayReport, path: Path) -> None:

@@ -12,7 +12,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from forecast_autotune.records import LLMConsultation
 from forecast_autotune.report.chart import bar, milliseconds, percent, seconds, sparkline
+from forecast_autotune.report.language_model import model_rows
+from forecast_autotune.report.summary import consultation_text
 from forecast_autotune.tuning.replay import ReplayReport, ReplayRow
 
 _NARROW_COLUMNS = 110
@@ -118,6 +121,43 @@ def _cells(row: ReplayRow, tolerance: float, width: int, plain: bool) -> list[Te
     ]
 
 
+def model_comparison(report: ReplayReport) -> RenderableType:
+    """One line per problem: what was measured, its regret and its seconds, with the language model and without it."""
+    made = plain_table(
+        "problem",
+        "model",
+        ">measured",
+        ">without",
+        ">regret",
+        ">without",
+        ">tuned in",
+        ">without",
+        title="with the language model (candidates moved into and out of the plan, its weight), and without it",
+    )
+    for row, alone in zip(report.rows, report.without.rows if report.without else (), strict=True):
+        made.add_row(
+            Text(row.label or row.kernel),
+            Text(_consulted(row)),
+            str(row.measured),
+            Text(str(alone.measured), style="dim"),
+            Text(percent(row.regret), style=_colour(row.regret, report.tolerance)),
+            Text(percent(alone.regret), style="dim"),
+            seconds(row.tune_s),
+            Text(seconds(alone.tune_s), style="dim"),
+        )
+    return made
+
+
+def _consulted(row: ReplayRow) -> str:
+    part = row.llm
+    if part is None:
+        return "-"
+    if not part.asked:
+        return f"not asked: {part.why}"
+    told = f"+{part.moved_in} -{part.moved_out} at {part.weight:.2f}"
+    return f"{told}; {part.trouble}" if part.trouble else told
+
+
 def replay_panel(report: ReplayReport) -> RenderableType:
     """What all rows add up to."""
     s = report.summary()
@@ -136,6 +176,7 @@ def replay_panel(report: ReplayReport) -> RenderableType:
         ),
         ("risk", f"{shares['beyond_tolerance_share']} came true, {shares['mean_stated_risk']} was stated"),
         ("tuning", speed),
+        *([] if report.without is None else model_rows(report)),
         ("with", f"policy {s['policy']}, surrogate {s['surrogate']}, prior {s['prior']}"),
     ]
     return Panel(key_value_table(pairs), title="replay", title_align="left", border_style="dim", expand=False)
@@ -240,4 +281,6 @@ def _decision_rows(decision: Mapping[str, Any] | None) -> list[tuple[str, str | 
         ("cost", spent),
         ("decided", decision["at"]),
     ]
+    if decision.get("llm") is not None:
+        pairs.append(("language model", consultation_text(LLMConsultation.from_json(decision["llm"]))))
     return pairs + [(f"round {i}", text) for i, text in enumerate(decision["rounds"], 1)]

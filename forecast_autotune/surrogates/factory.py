@@ -30,7 +30,7 @@ def surrogate_for(settings: Settings) -> Surrogate:
     if not settings.llm:
         return plain
     if settings.llm_trust == "never":
-        return _unasked(plain, settings.llm, "FORECAST_AUTOTUNE_LLM_TRUST=never")
+        return unasked_model(plain, settings.llm, "FORECAST_AUTOTUNE_LLM_TRUST=never")
     return _cached_ensemble(
         plain,
         settings.llm,
@@ -54,7 +54,7 @@ def _cached_ensemble(
         )
     except (ForecastAutotuneError, ImportError) as error:
         warnings.warn(f"FORECAST_AUTOTUNE_LLM: {error}: deciding without it", stacklevel=3)
-        return _unasked(plain, spec, str(error))
+        return unasked_model(plain, spec, str(error))
     try:
         provider().check(spec)
     except ForecastAutotuneError as error:
@@ -64,7 +64,8 @@ def _cached_ensemble(
 
 
 @lru_cache(maxsize=4)
-def _unasked(plain: DefaultSurrogate, spec: str, why: str) -> Surrogate:
+def unasked_model(plain: DefaultSurrogate, spec: str, why: str) -> Surrogate:
+    """`plain`, and in all its forecasts why the language model of a specification was not asked."""
     from forecast_autotune.llm.spec import parsed
     from forecast_autotune.surrogates.language_model.trust import UnaskedModelSurrogate
 

@@ -16,7 +16,7 @@ import numpy as np
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.policy import Policy
-from forecast_autotune.records import Candidate, Measurement, Problem
+from forecast_autotune.records import Candidate, LLMConsultation, Measurement, Problem
 from forecast_autotune.records.table import Table, read_tables, table_of_problem
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
@@ -51,6 +51,8 @@ class ReplayRow:
     rounds: int
     path: tuple[float, ...] = ()
     """Regret of the incumbent after each measurement."""
+    llm: LLMConsultation | None = None
+    """What the language model did, where one was named."""
 
 
 @dataclass
@@ -63,6 +65,8 @@ class ReplayReport:
     tolerance: float
     risk: float
     rows: list[ReplayRow] = field(default_factory=list)
+    without: ReplayReport | None = None
+    """The same problems without the language model, where one was named."""
 
     def summary(self) -> dict[str, Any]:
         """Figures over all problems; regrets are shares (0.02 is 2 %)."""
@@ -95,7 +99,12 @@ class ReplayReport:
 
     def to_json(self) -> dict[str, Any]:
         """`{"problems": [...], "summary": {...}}`; the keys are stable."""
-        return {"problems": [asdict(r) for r in self.rows], "summary": self.summary()}
+        found = {"problems": [_row_json(r) for r in self.rows], "summary": self.summary()}
+        return found if self.without is None else {**found, "without_llm": self.without.to_json()}
+
+
+def _row_json(row: ReplayRow) -> dict[str, Any]:
+    return {name: value for name, value in asdict(row).items() if name != "llm" or value is not None}
 
 
 def shipped_tables() -> list[Path]:
@@ -239,6 +248,7 @@ def replay_one(
         forecast_s=decision.cost.forecast_s,
         rounds=len(decision.rounds),
         path=tuple(x if math.isfinite(x) else 9.0 for x in path),
+        llm=decision.llm,
     )
     return row, seen
 

@@ -76,6 +76,17 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--serve takes a port from 0 to 65535, got {options.serve}")
     if options.ray is not None and options.lanes is not None and options.lanes < 1:
         raise UsageError(f"--lanes must be at least 1, got {options.lanes}")
+    _check_models(options)
+
+
+def _check_models(options: argparse.Namespace) -> None:
+    """Raises `SettingsError` for a language model that is not there, before anything is done."""
+    from forecast_autotune.llm.providers import provider
+
+    named = [*(options.proposer or []), options.surrogate]
+    models = [s.removeprefix("llm:") for s in named if s.startswith("llm:")]
+    for spec in dict.fromkeys([*models, *(options.llm or [])]):
+        provider().check(spec)
 
 
 def _folder_name(target: str) -> str:

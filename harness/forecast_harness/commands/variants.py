@@ -43,6 +43,10 @@ def variants(options: argparse.Namespace, output: Output) -> int:
 
 def _make(options: argparse.Namespace, output: Output) -> int:
     require_positive(options, "n", "cases")
+    if options.llm is not None:
+        from forecast_autotune.llm.providers import provider
+
+        provider().check(options.llm)
     target, store = UserKernel.of(options.what), open_store(options)
     made, refused = _collect_variants(options, target, store)
     for variant in made:

@@ -57,6 +57,10 @@ class Node:
     """Id of the request it answers; empty for a seed."""
 
 
+MODEL_NOTE = "; model "
+"""In the note of a forecast that a language model moved, before by how much."""
+
+
 @dataclass(frozen=True)
 class NodeForecast:
     """A forecast of a node before it runs, relative to `reference`.

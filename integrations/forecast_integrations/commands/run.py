@@ -23,6 +23,7 @@ from forecast_autotune import activate
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.records import Decision
 from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.report.summary import ModelTally
 from forecast_autotune.settings import Settings, parse_user_directory
 
 _VARIABLES = {
@@ -31,6 +32,10 @@ _VARIABLES = {
     "risk": "FORECAST_AUTOTUNE_RISK",
     "max_measurements": "FORECAST_AUTOTUNE_MAX_MEASUREMENTS",
 }
+
+
+def _tally_json(tally: ModelTally | None) -> dict[str, object] | None:
+    return None if tally is None else tally.to_json()
 
 
 @dataclass
@@ -45,6 +50,8 @@ class RunSummary(Record):
     measured: int = 0
     seconds: float = 0.0
     saved_s: float = 0.0
+    llm: ModelTally | None = field(default=None, metadata=json_option(write=_tally_json, omit_null=True))
+    """What a language model did in the fresh decisions; None where none was named."""
     _mutex: threading.Lock = field(
         default_factory=threading.Lock, repr=False, metadata=json_option(private=True)
     )
@@ -61,6 +68,9 @@ class RunSummary(Record):
             self.measured += decision.measured
             self.seconds += decision.cost.wall_s
             self.saved_s += decision.saved_s
+            if decision.llm is not None:
+                self.llm = self.llm or ModelTally()
+                self.llm.add(decision.llm)
 
     def line(self) -> str:
         """One line for a person."""
@@ -74,7 +84,7 @@ class RunSummary(Record):
             parts.append(f"{self.seconds:.1f} s spent")
         if self.saved_s >= 1:
             parts.append(f"about {self.saved_s:.0f} s saved")
-        return ", ".join(parts)
+        return ", ".join(parts) + ("" if self.llm is None else f"; {self.llm.line()}")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -85,7 +95,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
             "pip install 'forecast-autotune[triton]'"
         )
     _set_environment(options)
-    Settings.from_environment()
+    _check_model(Settings.from_environment())
     prepare, execute = _program(options)
     stdout = _divert_stdout() if output.as_json else None
     tally = RunSummary()
@@ -95,6 +105,14 @@ def run(options: argparse.Namespace, output: Output) -> int:
     _listen_to_compilations(tally)
     prepare()
     return _as_python_would(execute)
+
+
+def _check_model(settings: Settings) -> None:
+    """Raises `SettingsError` for a language model that is not there: the program would run without it."""
+    if settings.llm and settings.llm_trust != "never":
+        from forecast_autotune.llm.providers import provider
+
+        provider().check(settings.llm)
 
 
 def _set_environment(options: argparse.Namespace) -> None:

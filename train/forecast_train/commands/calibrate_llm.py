@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune.commands.output import Output, UsageError, require_positive
 from forecast_autotune.commands.recorded_tables import load_tables
+from forecast_autotune.llm.providers import provider
 from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,12 +33,12 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     settings = Settings.from_environment()
     if options.noted:
         return _refit(options, settings, output)
+    kept = _answers_path(options)
+    provider().check(options.llm)
     tables = load_tables(options)
     begin = time.perf_counter()
     try:
-        heard = ask_about_tables(
-            tables, options.llm, output, sample=options.sample, kept=_answers_path(options)
-        )
+        heard = ask_about_tables(tables, options.llm, output, sample=options.sample, kept=kept)
         made = fitted(heard)
         saving = None
         if made.skilled:
@@ -67,6 +68,7 @@ def _refit(options: argparse.Namespace, settings: Settings, output: Output) -> i
 
     if not options.tables:
         raise UsageError("--noted needs TABLE files of your own measurements, as `export` writes them")
+    provider().check(options.llm, contact=False)
     name = open_backend(options.llm, settings.cache_dir).name
     old = find_calibration(name, FORECAST_VERSION, calibration_paths(options.llm, name, settings.cache_dir))
     if not old.weights:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from forecast_autotune.commands.output import Output, UsageError, require_positive
 from forecast_autotune.commands.recorded_tables import load_tables
+from forecast_autotune.llm.providers import provider
 from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     if options.subject is not None and options.subject not in (*methods, *models):
         raise UsageError(f"--subject {options.subject}: it must be one of --methods {','.join(methods)}")
     out = None if options.out is None else Path(options.out)
+    if options.llm is not None:
+        provider().check(options.llm)
     tables = load_tables(options)
     if options.limit is not None:
         tables = spread_over_kernels(tables, options.limit)

@@ -29,7 +29,7 @@ from forecast_autotune.records import Device, Kernel, Problem
 from forecast_autotune.surrogates.protocol import Array
 from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.interfaces import Forecaster
-from forecast_harness.search.records import Node, NodeForecast, NodeResult, SearchCost
+from forecast_harness.search.records import MODEL_NOTE, Node, NodeForecast, NodeResult, SearchCost
 
 MODEL_ERROR_SD = 0.5
 """Standard deviation (log2) of a model's own error, on top of the spread that it states."""
@@ -98,7 +98,7 @@ def blend_forecast(before: NodeForecast, mean: float, sd: float, p_fail: float) 
     odds = (1.0 - _FAIL_WEIGHT) * _logit(before.p_fail) + _FAIL_WEIGHT * _logit(p_fail)
     fails = 1.0 / (1.0 + math.exp(-odds))
     better = (1.0 - fails) * 0.5 * math.erfc(moved / (spread * math.sqrt(2.0)))
-    note = f"{before.note}; model {mean:+.2f}"
+    note = f"{before.note}{MODEL_NOTE}{mean:+.2f}"
     return NodeForecast(moved, spread, fails, better, before.abstains, note)
 
 

@@ -137,6 +137,7 @@ def _page_header(story: SearchReport) -> dict[str, str]:
             f"archive {settings.archive}, proposers {', '.join(settings.proposers) or 'none'}, surrogate "
             f"{context.surrogate}, seed {settings.seed}. Speed-ups are over node #0, the first seed."
             + (f" Taken up again {story.resumed} times." if story.resumed else "")
+            + (f" Language model: {story.model}." if story.model else "")
         ),
         "statement": escape_invisible(target.statement),
     }

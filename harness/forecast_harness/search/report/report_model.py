@@ -21,6 +21,7 @@ from forecast_harness.search.records import (
     SearchCost,
     SearchTarget,
 )
+from forecast_harness.search.report.model_part import model_text
 
 Z90, Z95 = 1.6449, 1.9600
 """Two-sided 90 % and 95 % quantiles of the normal distribution."""
@@ -131,6 +132,8 @@ class SearchReport:
     """The newest batch that anything is known of."""
     reliability: Mapping[str, Any] | None
     """Of the forecasts, weighed by 1 / propensity: see `output.reliability`."""
+    model: str = ""
+    """What language models did: `model_part.model_text`."""
 
     @property
     def root(self) -> str:
@@ -177,6 +180,7 @@ def build_report(state: SearchState) -> SearchReport:
         state.resumed,
         max(state.batches, default=0),
         reliability(state),
+        model_text(state),
     )
 
 

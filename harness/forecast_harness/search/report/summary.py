@@ -20,10 +20,12 @@ def summary_lines(state: SearchState) -> list[tuple[str, str]]:
     paid += [f"{spent.tokens:,} tokens"] if spent.tokens else []
     paid += [f"US$ {spent.money:.2f}"] if spent.money else []
     end = tables.status_card(story)
+    model = escape_invisible(story.model)
     return [
         ("best", _best_text(story)),
         ("spent", ", ".join(paid)),
         ("cost", what if per == "-" else f"{per} {what}"),
+        *([("language model", model)] if model else []),
         ("ended", end.name if end.name.startswith(end.value) else f"{end.value}: {end.name}"),
     ]
 
