@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.commands.model_record import model_record_text, model_records
 from forecast_autotune.commands.output import Output
 from forecast_autotune.commands.store_access import first_forecasts, open_store
 from forecast_autotune.records import RiskVerdict
@@ -19,15 +20,17 @@ RISK_BIN_EDGES = (0.05, 0.1, 0.2, 0.4, 1.0)
 
 
 def calibration(options: argparse.Namespace, output: Output) -> int:
-    """One table of risks, and one line on intervals."""
+    """One table of risks, one line on intervals, and a section on language models."""
     store = open_store(options)
-    verdicts = [v for _, d in store.decisions(options.kernel, options.device) for v in d.verdicts]
+    decisions = [d for _, d in store.decisions(options.kernel, options.device)]
+    verdicts = [v for d in decisions for v in d.verdicts]
     intervals = coverage(store.tables(options.kernel, options.device))
     data = {
         "store": str(store.root),
         "verdicts": len(verdicts),
         "risk": reliability(verdicts),
         "intervals": intervals,
+        "language_models": model_records(decisions, store.tables(options.kernel, options.device)),
     }
     output.emit(data, *([] if output.as_json else _render(data)))
     return 0
@@ -106,4 +109,6 @@ def _render(data: dict[str, Any]) -> list[RenderableType]:
         parts.append(
             Text(f"{covered} of {intervals['n']} first measurements fell inside their 90 % interval")
         )
+    for record in data["language_models"]:
+        parts.append(Text(model_record_text(record)))
     return [*parts, Text(f"store: {data['store']}", style="dim")]

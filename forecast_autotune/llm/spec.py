@@ -17,7 +17,7 @@ from forecast_autotune.settings import Settings
 SPEC_FORMS = """\
 transformers:PATH_OR_ID[?adapter=PATH_OR_NAME&device=cuda&dtype=bfloat16], \
 vllm:PATH_OR_ID[?adapter=PATH_OR_NAME&dtype=bfloat16&memory=0.3&length=8192], \
-recorded:FILE[?weight=0.5] or \
+recorded:FILE[?weight=0.5&open=QUESTIONS.jsonl] or \
 http(s)://HOST:PORT/v1?model=NAME[&kind=completions|chat|systemone&...]"""
 SERVER_KINDS = ("completions", "chat", "systemone")
 _SECRET_OPTION = re.compile(
@@ -92,7 +92,7 @@ _VLLM_OPTIONS: dict[str, OptionParser] = {
     "memory": _number(0.01, 1.0),
     "length": _count(16, 10**7),
 }
-_RECORDED_OPTIONS: dict[str, OptionParser] = {"weight": _number(0.01, 1.0)}
+_RECORDED_OPTIONS: dict[str, OptionParser] = {"weight": _number(0.01, 1.0), "open": _word}
 _LOCAL_OPTIONS = {"transformers": _TRANSFORMERS_OPTIONS, "vllm": _VLLM_OPTIONS, "recorded": _RECORDED_OPTIONS}
 """Options by kind, of what is reached by a path or a name."""
 _SERVER_OPTIONS: dict[str, OptionParser] = {

@@ -280,5 +280,9 @@ class EnsembleSurrogate:
         text = "it is not calibrated: `forecast-autotune train calibrate-llm` says what it is worth"
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(f"language model {name}: {text}; until then it is not asked", stacklevel=2)
+            warnings.warn(
+                f"language model {name}: {text}; until then it is not asked "
+                "(FORECAST_AUTOTUNE_LLM_TRUST=always asks it)",
+                stacklevel=2,
+            )
         return text

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from forecast_autotune.commands.checks import DoctorCheck
 from forecast_autotune.errors import ForecastAutotuneError, SettingsError
 from forecast_autotune.settings import Settings
+
+if TYPE_CHECKING:
+    from forecast_autotune.llm.spec import ModelSpec
 
 MODEL_ROW, KEY_ROW, CALIBRATION_ROW = "language model", "language model's key", "language model's calibration"
 VARIABLE = "FORECAST_AUTOTUNE_LLM"
@@ -16,6 +21,7 @@ NETWORK_S = 5.0
 _REQUIRED_PACKAGES = {
     "transformers": ("jinja2", "torch", "transformers", "safetensors"),
     "vllm": ("jinja2", "torch", "vllm"),
+    "recorded": (),
 }
 """Packages by kind of backend that runs here."""
 _SERVER_PACKAGES = ("jinja2", "httpx")
@@ -23,6 +29,8 @@ _REMEDY = {
     "transformers": "pip install 'forecast-autotune[transformers]'",
     "vllm": "pip install 'forecast-autotune[vllm]', or a build for your device: https://docs.vllm.ai",
 }
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+_WITHOUT = f"decisions are made without it: correct {VARIABLE}"
 _CALIBRATE = f'forecast-autotune train calibrate-llm --llm "${VARIABLE}"'
 
 
@@ -32,11 +40,14 @@ def checks(settings: Settings, network: bool) -> list[DoctorCheck]:
         return list(language_model_checks(settings, network=network))
     except Exception as error:
         remedy = "decisions are made without it: correct FORECAST_AUTOTUNE_LLM"
-        return [DoctorCheck(MODEL_ROW, "warn", f"{type(error).__name__}: {error}"[:300], remedy)]
+        return [DoctorCheck(MODEL_ROW, "fail", f"{type(error).__name__}: {error}"[:300], remedy)]
 
 
 def language_model_checks(settings: Settings, *, network: bool = False) -> Iterator[DoctorCheck]:
-    """The rows. Nothing is loaded, and no server contacted but with `network`; no key is ever shown."""
+    """The rows. Nothing is loaded and no key shown. Without `network`, only a server of this machine is contacted.
+
+    A model that is not there fails: `run` refuses it, and every decision of other programs goes without it.
+    """
     if not settings.llm:
         yield DoctorCheck(MODEL_ROW, "ok", f"none: {VARIABLE} names one")
         return
@@ -45,7 +56,7 @@ def language_model_checks(settings: Settings, *, network: bool = False) -> Itera
     try:
         spec = parsed(settings.llm)
     except SettingsError as error:
-        yield DoctorCheck(MODEL_ROW, "warn", str(error), f"decisions are made without it: correct {VARIABLE}")
+        yield DoctorCheck(MODEL_ROW, "fail", str(error), _WITHOUT)
         return
     served = spec.kind not in _REQUIRED_PACKAGES
     missing = [p for p in _REQUIRED_PACKAGES.get(spec.kind, _SERVER_PACKAGES) if not _installed(p)]
@@ -59,13 +70,29 @@ def language_model_checks(settings: Settings, *, network: bool = False) -> Itera
     if missing:
         remedy = _REMEDY.get(spec.kind, "pip install 'forecast-autotune[llm]'")
         yield DoctorCheck(MODEL_ROW, "warn", f"{what}; not installed: {', '.join(missing)}", remedy)
+    elif absent := _absent(settings.llm, spec, network):
+        yield DoctorCheck(MODEL_ROW, "fail", f"{what}: {absent}", _WITHOUT)
     elif served:
         yield _server(what, spec.location, str(spec.options["model"]), network)
+    elif spec.kind == "recorded":
+        yield DoctorCheck(MODEL_ROW, "ok", f"{what}: its answers can be read")
     else:
         yield _weights(what, spec.location, str(spec.options.get("adapter") or ""), spec.kind)
     if served:
         yield _key(spec.location)
-    yield _calibration(settings)
+    trusted = "weight" in spec.options or settings.llm_trust != "auto"
+    yield _trust(settings) if trusted else _calibration(settings)
+
+
+def _absent(text: str, spec: ModelSpec, network: bool) -> str:
+    """Why the model is not there; empty if it is, or if nobody may ask."""
+    from forecast_integrations.models.presence import check
+
+    try:
+        check(text, contact=network or urlsplit(spec.location).hostname in _LOOPBACK_HOSTS)
+    except SettingsError as error:
+        return str(error)
+    return ""
 
 
 def _installed(package: str) -> bool:
@@ -77,8 +104,6 @@ def _installed(package: str) -> bool:
 def _server(what: str, place: str, model: str, network: bool) -> DoctorCheck:
     if not network:
         return DoctorCheck(MODEL_ROW, "ok", f"{what}; not contacted: --network does")
-    from urllib.parse import urlsplit
-
     from forecast_integrations.models.http.limits import Deadline
     from forecast_integrations.models.http.request import ConnectionFailed, api_key_for, send_request
 
@@ -145,7 +170,6 @@ def _is_in_hub_cache(name: str) -> bool:
 
 def _key(place: str) -> DoctorCheck:
     import os
-    from urllib.parse import urlsplit
 
     from forecast_integrations.models.http.request import api_key_for
 
@@ -160,6 +184,14 @@ def _key(place: str) -> DoctorCheck:
     except ForecastAutotuneError as error:
         return DoctorCheck(KEY_ROW, "warn", str(error), f"correct {name}")
     return DoctorCheck(KEY_ROW, "ok", f"set by {name}{'' if sent else '; this server does not get it'}")
+
+
+def _trust(settings: Settings) -> DoctorCheck:
+    if settings.llm_trust == "never":
+        return DoctorCheck(
+            CALIBRATION_ROW, "warn", f"{VARIABLE}_TRUST=never: it is not asked", f"unset {VARIABLE}_TRUST"
+        )
+    return DoctorCheck(CALIBRATION_ROW, "ok", "asked in every decision, whatever a calibration says")
 
 
 def _calibration(settings: Settings) -> DoctorCheck:

@@ -40,7 +40,7 @@ def backend(text: str, *, settings: Settings | None = None, cached: bool = True)
 
         return VLLMBackend(spec.location, **spec.options)
     if spec.kind == "recorded":
-        return RecordedBackend(spec.location)
+        return RecordedBackend(spec.location, spec.options.get("open"))
     made = _open_http_backend(spec, settings)
     return CachingBackend(made, answers_directory(settings), salt=spec.location) if cached else made
 

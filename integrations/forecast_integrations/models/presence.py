@@ -42,11 +42,11 @@ def _check_folder(name: str, part: str, config: str) -> None:
     if folder.is_dir():
         if not (folder / config).is_file():
             raise SettingsError(
-                f"a folder with a {part} holds {config}, and {name} does not: give the folder of the {part}"
+                f"the folder of the {part} must hold {config}, and {name} does not: give the {part}'s folder"
             )
     elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise SettingsError(
-            f"a {part} is a folder or a name on the hub, and {name} does not exist: correct the path"
+            f"the {part} must be a folder or a name on the hub, and {name} does not exist: correct the path"
         )
     elif any(os.environ.get(v, "") not in ("", "0") for v in _OFFLINE_VARIABLES) and not _in_hub_cache(name):
         raise SettingsError(

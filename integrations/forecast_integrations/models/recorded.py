@@ -32,7 +32,7 @@ import numpy.typing as npt
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.llm.backend import BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
-from forecast_autotune.llm.open_question import SCHEMA, question_key, version_of_labels
+from forecast_autotune.llm.open_question import SCHEMA, OpenQuestion, question_key, version_of_labels
 from forecast_autotune.llm.writers import TextGenerator
 from forecast_autotune.records.json_fields import decode_json
 
@@ -251,9 +251,15 @@ def _require_type(entry: Mapping[str, Any], kind: str) -> None:
 class RecordedBackend:
     """A backend that knows what is in its file and nothing else; a file that grows is read again."""
 
-    def __init__(self, location: str) -> None:
-        """Raises `SettingsError` for a file that cannot be read."""
+    def __init__(self, location: str, left: str | None = None) -> None:
+        """`left`: a file of questions to which those without an answer are added.
+
+        Raises `SettingsError` for a file that cannot be read.
+        """
         self.location = location
+        self._left = None if left is None else Path(left).expanduser()
+        self._noted: set[str] = set()
+        """Keys of the questions that this process has added."""
         self.name = f"recorded:{RecordedAnswers.read(location).model}"
 
     def forecast(
@@ -261,13 +267,29 @@ class RecordedBackend:
     ) -> BackendResponse:
         """See `Backend`. Raises `LLMError` for a question that nobody answered."""
         kept = RecordedAnswers.read(self.location)
-        answer = kept.find([version_of_labels(labels)], prefix, suffixes)
+        version = version_of_labels(labels)
+        try:
+            answer = kept.find([version], prefix, suffixes)
+        except LLMError as error:
+            self._note(OpenQuestion("forecast", version, "", prefix, suffixes=tuple(suffixes)), error)
+            raise
         if answer.text is not None:
             raise LLMError("the recorded answer to this question is a text: probabilities are needed")
         stated = answer.probabilities()
         if stated.shape != (len(suffixes), len(labels)):
             raise LLMError(f"a recorded answer has shape {stated.shape}, not {(len(suffixes), len(labels))}")
         return BackendResponse(stated / stated.sum(axis=1, keepdims=True), np.ones(len(stated)))
+
+    def _note(self, question: OpenQuestion, error: LLMError) -> None:
+        """Keep a question that nobody has answered, if it is wanted."""
+        if self._left is None or question.key in self._noted:
+            return
+        try:
+            with self._left.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(question.to_json()) + "\n")
+        except OSError as problem:
+            raise LLMError(f"{error}, and it cannot be kept in {self._left}: {problem.strerror}") from problem
+        self._noted.add(question.key)
 
     def ready(self) -> bool:
         """There is nothing to load."""

@@ -14,6 +14,7 @@ from forecast_autotune.commands import main
 from forecast_autotune.llm.calibration import FILE, BlendWeight, calibration_path, write
 from forecast_autotune.surrogates.factory import open_backend
 from forecast_integrations.commands.doctor_model import CALIBRATION_ROW, KEY_ROW, MODEL_ROW
+from forecast_integrations.models.recorded import RecordedAnswers
 from tests.core.llm.words import calibrated
 from tests.integrations.models.faulty_server import FaultyServer, Handler
 
@@ -54,7 +55,8 @@ def examined(
     text = capsys.readouterr().out
     data = json.loads(text)
     found = {check["name"]: check for check in data["checks"] if check["name"].startswith(MODEL_ROW)}
-    assert not any(check["status"] == "fail" for check in found.values()), "a model is never needed"
+    failed = [name for name, check in found.items() if check["status"] == "fail"]
+    assert failed in ([], [MODEL_ROW]), "a model need not be calibrated, but it must be there"
     if human:
         main(["doctor", *options])
         text += capsys.readouterr().out
@@ -106,9 +108,33 @@ def test_a_server_without_the_model_or_without_a_server(
     assert (found[MODEL_ROW]["status"], found[MODEL_ROW]["remedy"]) == ("warn", "correct ?model=NAME")
     assert "serves m" in found[MODEL_ROW]["detail"]
     configured(monkeypatch, "http://127.0.0.1:9/v1?model=m")
-    found, _ = examined(capsys, "--network")
-    assert found[MODEL_ROW]["status"] == "warn"
-    assert "refused" in found[MODEL_ROW]["detail"]
+    for options in ((), ("--network",)):
+        found, _ = examined(capsys, *options)
+        assert found[MODEL_ROW]["status"] == "fail"
+        assert "refused" in found[MODEL_ROW]["detail"]
+
+
+def test_a_server_elsewhere_is_not_contacted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(monkeypatch, "http://models.invalid/v1?model=m")
+    found, _ = examined(capsys)
+    assert (found[MODEL_ROW]["status"], "--network" in found[MODEL_ROW]["detail"]) == ("ok", True)
+
+
+def test_recorded_answers_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    configured(monkeypatch, f"recorded:{path}")
+    found, _ = examined(capsys)
+    assert (found[MODEL_ROW]["status"], "does not exist" in found[MODEL_ROW]["detail"]) == ("fail", True)
+    RecordedAnswers("m", {"author": "a"}).write(path)
+    found, _ = examined(capsys)
+    assert (found[MODEL_ROW]["status"], found[CALIBRATION_ROW]["status"]) == ("ok", "warn")
+    configured(monkeypatch, f"recorded:{path}?weight=0.5")
+    found, _ = examined(capsys)
+    assert found[CALIBRATION_ROW]["status"] == "ok"
 
 
 def test_keys_are_named_and_never_shown(
@@ -142,7 +168,7 @@ def test_an_address_with_a_key_in_it_is_shown_nowhere(
 ) -> None:
     configured(monkeypatch, text)
     found, printed = examined(capsys, "--network", human=True)
-    assert (list(found), found[MODEL_ROW]["status"]) == ([MODEL_ROW], "warn")
+    assert (list(found), found[MODEL_ROW]["status"]) == ([MODEL_ROW], "fail")
     assert SECRET not in printed
     assert "refused" in printed
 
@@ -155,7 +181,8 @@ def test_weights_in_folders(
     configured(monkeypatch, f"transformers:{model}?adapter={adapter}")
     found, _ = examined(capsys)
     assert KEY_ROW not in found, "nobody is sent one"
-    assert found[MODEL_ROW]["detail"].endswith(f"no adapter at {adapter}")
+    assert found[MODEL_ROW]["status"] == "fail"
+    assert f"and {adapter} does not exist" in found[MODEL_ROW]["detail"]
     weights(adapter, "adapter_config.json")
     found, _ = examined(capsys)
     assert (found[MODEL_ROW]["status"], found[MODEL_ROW]["detail"][-30:]) == (
