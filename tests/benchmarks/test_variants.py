@@ -95,7 +95,7 @@ def test_names_choose_kernels_and_single_variants() -> None:
 def test_a_file_that_is_no_variant_is_refused(
     name: str, text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(variant_corpus, "folder", lambda: tmp_path)
+    monkeypatch.setattr(variant_corpus, "folder", lambda table: tmp_path)
     (tmp_path / "softmax").mkdir()
     (tmp_path / "softmax" / f"{name}.py").write_text(text)
     with pytest.raises(ValueError, match=says):

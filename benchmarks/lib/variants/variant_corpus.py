@@ -1,15 +1,17 @@
 """Variants of the benchmark kernels, written by a language model, each with what its author expected.
 
-They lie in one table, `data/variants.jsonl.gz`: a line that says who wrote them, then one per file. To read
-or change them as files:
+They lie in tables, `data/variants.jsonl.gz` and, by a later author, `data/variants_2.jsonl.gz`: a line that
+says who wrote them, then one per file. Recorded results are of the first one, which is read unless others are
+asked for. To read or change one as files:
 
-    python -m benchmarks.lib.variants.variant_corpus --unpack DIRECTORY
-    python -m benchmarks.lib.variants.variant_corpus --pack DIRECTORY
+    python -m benchmarks.lib.variants.variant_corpus --unpack DIRECTORY [--table TABLE]
+    python -m benchmarks.lib.variants.variant_corpus --pack DIRECTORY [--table TABLE]
 
 One variant a file: `<kernel>/<NN_short_name>.py`, where `<kernel>` is the part of a case's name before its
 slash. The contract of the source is that of `forecast_autotune.variants.records`; on top of it, the first
 line of the docstring says what was changed and why, and `EXPECT` says what the author expected before any
-measurement. Both are taken out of the text that a forecast gets to see. `PROVENANCE.json` says who wrote.
+measurement. Both are taken out of the text that a forecast gets to see. `PROVENANCE.json` says who wrote;
+`<kernel>/forecasts.json`, where there is one, what the author forecast in figures.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ from forecast_integrations.triton import describe
 from forecast_integrations.triton.source import innermost, source_of
 
 TABLE = Path(__file__).parents[2] / "data" / "variants.jsonl.gz"
+TABLES = (TABLE, TABLE.with_name("variants_2.jsonl.gz"))
+"""All of them, of different kernels."""
 EXPECTATIONS = ("faster", "similar", "slower", "wrong")
 _NAME = re.compile(r"\d\d_[a-z0-9_]+")
 _OPTIONAL = ("CONFIGS", "RESET_TO_ZERO")
@@ -72,7 +76,7 @@ class VariantSource:
     def record(self) -> Variant:
         """The variant, bound to the base kernel as it is now. Raises `RecordError` for a bad source."""
         base = describe.kernel_record(base_of(self.kernel))
-        own = json.loads((folder() / "PROVENANCE.json").read_text(encoding="utf-8"))
+        own = json.loads((self.path.parents[1] / "PROVENANCE.json").read_text(encoding="utf-8"))
         provenance = Provenance(Origin.LLM, author=own["author"], note=self.summary, at=own["date"])
         listed = tuple(describe.to_config(c) for c in load_variant(self).configs or ())
         return Variant.of(
@@ -121,25 +125,25 @@ def _allocate_scratch(size: int, alignment: int, stream: int | None) -> torch.Te
 
 
 @cache
-def folder() -> Path:
-    """The table as files, below the temporary directory; unpacked once per content of the table.
+def folder(table: Path = TABLE) -> Path:
+    """A table as files, below the temporary directory; unpacked once per content of the table.
 
     Triton reads a kernel's source from its file, so each variant needs one.
     """
-    mark = hashlib.sha256(TABLE.read_bytes()).hexdigest()[:16]
+    mark = hashlib.sha256(table.read_bytes()).hexdigest()[:16]
     found = Path(tempfile.gettempdir()) / f"forecast-autotune-variants-{os.getuid()}-{mark}"
     if not found.is_dir():
         with tempfile.TemporaryDirectory(dir=found.parent) as part:
-            unpack(Path(part) / "all")
+            unpack(Path(part) / "all", table)
             # In one step, as other processes may do the same; the first one's is as good.
             with contextlib.suppress(OSError):
                 (Path(part) / "all").rename(found)
     return found
 
 
-def unpack(to: Path) -> int:
-    """Write the table's files into a new folder; returns how many."""
-    with gzip.open(TABLE, "rt", encoding="utf-8") as stream:
+def unpack(to: Path, table: Path = TABLE) -> int:
+    """Write a table's files into a new folder; returns how many."""
+    with gzip.open(table, "rt", encoding="utf-8") as stream:
         lines = [json.loads(line) for line in stream]
     for line in lines:
         path = to / line["path"]
@@ -148,14 +152,15 @@ def unpack(to: Path) -> int:
     return len(lines)
 
 
-def pack(given: Path) -> int:
-    """Replace the table by the files of a folder; returns how many."""
-    paths = [given / "PROVENANCE.json", *sorted(given.glob("*/*.py"))]
+def pack(given: Path, table: Path = TABLE) -> int:
+    """Replace a table by the files of a folder; returns how many."""
+    forecasts = sorted(given.glob("*/forecasts.json"))
+    paths = [given / "PROVENANCE.json", *sorted(given.glob("*/*.py")), *forecasts]
     lines = [
         json.dumps({"path": str(p.relative_to(given)), "text": p.read_text(encoding="utf-8")}) for p in paths
     ]
     # mtime=0: the same files give the same bytes.
-    with TABLE.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
+    with table.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
         packed.write("".join(line + "\n" for line in lines).encode())
     return len(lines)
 
@@ -166,12 +171,15 @@ def base_of(kernel: str) -> Any:
     return kernels.cases([kernel])[0].kernel
 
 
-def variant_sources(names: Sequence[str] | None = None) -> list[VariantSource]:
+def variant_sources(
+    names: Sequence[str] | None = None, tables: Sequence[Path] = (TABLE,)
+) -> list[VariantSource]:
     """Every variant of these kernels, or those of these names (`kernel/NN_short_name`); all by default.
 
     Raises `ValueError` for a file that is no variant, and for a name that has none.
     """
-    folders = [p for p in sorted(folder().iterdir()) if p.is_dir() and any(p.glob("*.py"))]
+    roots = [folder(table) for table in tables]
+    folders = [p for r in roots for p in sorted(r.iterdir()) if p.is_dir() and any(p.glob("*.py"))]
     # Only what is asked for: a file that somebody has just begun must not stop others.
     asked = None if names is None else {n.partition("/")[0] for n in names}
     found = [
@@ -323,8 +331,9 @@ def main() -> int:
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--unpack", type=Path, metavar="DIRECTORY")
     chosen.add_argument("--pack", type=Path, metavar="DIRECTORY")
-    arguments = parser.parse_args()
-    count = pack(arguments.pack) if arguments.pack else unpack(arguments.unpack)
+    parser.add_argument("--table", type=Path, default=TABLE, help="which one; the first by default")
+    a = parser.parse_args()
+    count = pack(a.pack, a.table) if a.pack else unpack(a.unpack, a.table)
     print(f"{count} files")
     return 0
 
