@@ -282,5 +282,6 @@ def _decision_rows(decision: Mapping[str, Any] | None) -> list[tuple[str, str | 
         ("decided", decision["at"]),
     ]
     if decision.get("llm") is not None:
-        pairs.append(("language model", consultation_text(LLMConsultation.from_json(decision["llm"]))))
+        told = consultation_text(LLMConsultation.from_json(decision["llm"]))
+        pairs.append(("language model", told.removeprefix("language model ")))
     return pairs + [(f"round {i}", text) for i, text in enumerate(decision["rounds"], 1)]
