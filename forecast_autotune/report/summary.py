@@ -70,6 +70,13 @@ class ModelTally:
         elif part.trouble:
             self.unheard[part.trouble] += 1
 
+    def merge(self, other: ModelTally) -> None:
+        """Count what another tally counted."""
+        for name in ("decisions", "asked", "moved_in", "moved_out", "seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.unasked.update(other.unasked)
+        self.unheard.update(other.unheard)
+
     def line(self) -> str:
         """One line for a person; empty where no model was named."""
         if not self.decisions:

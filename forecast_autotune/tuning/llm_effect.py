@@ -24,7 +24,7 @@ class LLMEffect:
         """Take in a plan; `correct` is what the forecasts behind it went through."""
         self._part = state.forecasts.consultation or self._part
         alone = state.forecasts.without_llm
-        if alone is None or self._round not in (None, state.round):
+        if alone is None or len(alone) != len(state.forecasts) or self._round not in (None, state.round):
             return
         self._round = state.round
         try:

@@ -12,6 +12,7 @@ from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measu
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode
 from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.tuning.llm_effect import LLMEffect
 from forecast_autotune.tuning.task import TuningTask, utc_now
 from forecast_integrations.inductor.choices.pool import ChoicePool
 from forecast_integrations.inductor.session import TuningSession
@@ -59,6 +60,7 @@ class OperationSearch:
         self.compiled: set[Candidate] = set()
         self._plan = Plan((), "", 1.0)
         self._forecasts: Forecasts | None = None
+        self._llm = LLMEffect()
         self._own: list[Measurement] = []
         self.refresh()
 
@@ -217,6 +219,7 @@ class OperationSearch:
         )
         with single_threaded_blas():
             self._plan = self.session.policy.plan(state)
+            self._llm.note(state, self._plan, self.session.policy, lambda alone: alone)
         self.rounds.append(self._plan.reason)
         return self._plan
 
@@ -241,11 +244,13 @@ class OperationSearch:
         untimed = len(self.candidates) - len(self.measured) - refused
         each = (self.compile_s + self.measure_s) / len(fresh) if fresh else 0.0
         evidence = Evidence.MEASURED if chosen in fresh else Evidence.STORED if timed else Evidence.FORECAST
+        asked = self._llm.record(None if self._forecasts is None else self._forecasts.consultation)
+        why = self.rounds[-1] if self.rounds else "everything is measured"
         decision = Decision(
             problem=self.problem.id,
             chosen=chosen,
             evidence=evidence,
-            reason=self.rounds[-1] if self.rounds else "everything is measured",
+            reason=why if asked is None else f"{why}; {asked}",
             stated_risk=self._risk(untimed),
             tolerance=settings.tolerance,
             candidates=len(self.candidates),
@@ -261,10 +266,11 @@ class OperationSearch:
                 self.compile_s,
                 self.measure_s,
                 len(self.compiled),
-            ),
+            ).with_llm(asked),
             settings=self.decision_key(),
             at=utc_now(),
             rounds=tuple(self.rounds),
+            llm=asked,
         )
         if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE) and self.tried:
             self.session.snapshot.decide(self.problem, decision)

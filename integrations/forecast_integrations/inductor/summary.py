@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from forecast_autotune.records import Decision
+from forecast_autotune.report.summary import ModelTally, summary_line
 
 LISTENERS: list[Callable[[str, Decision], None]] = []
 """Called with the operation and its decision, as `forecast_integrations.triton.publication.LISTENERS`."""
@@ -27,6 +28,8 @@ class TorchCompileSummary:
     saved_s: float = 0.0
     timings: int = 0
     """Measurements stored, of runs in which we only listened, too."""
+    llm: ModelTally = field(default_factory=ModelTally)
+    """What a language model did in the operations that were decided now."""
     _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add_decision(self, label: str, decision: Decision, say: bool) -> None:
@@ -38,11 +41,10 @@ class TorchCompileSummary:
             self.trusted += decision.trusted + decision.refused
             self.known += not decision.measured
             self.saved_s += decision.saved_s
+            self.llm.add(decision.llm)
         for listener in list(LISTENERS):
             listener(label, decision)
         if say:
-            from forecast_autotune.report.summary import summary_line
-
             print(summary_line(label, decision), file=sys.stderr)
 
     def stored(self, count: int) -> None:
@@ -57,6 +59,7 @@ class TorchCompileSummary:
         for tally in tallies:
             for name in ("operations", "considered", "compiled", "trusted", "known", "saved_s", "timings"):
                 setattr(found, name, getattr(found, name) + getattr(tally, name))
+            found.llm.merge(tally.llm)
         return found
 
     def line(self) -> str:
@@ -70,4 +73,5 @@ class TorchCompileSummary:
             f"{self.trusted} trusted",
             f"about {self.saved_s:.0f} s saved",
         ]
-        return f"forecast_autotune torch.compile: {', '.join(parts)}; {self.timings} timings stored"
+        model = f"; {self.llm.line()}" if self.llm.decisions else ""
+        return f"forecast_autotune torch.compile: {', '.join(parts)}; {self.timings} timings stored{model}"

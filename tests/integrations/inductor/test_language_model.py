@@ -24,6 +24,7 @@ from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.choices import surrogate
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.summary import TorchCompileSummary
 from tests.core.llm.words import calibrated
 from tests.integrations.inductor.graphs import LATER
 from tests.integrations.inductor.test_surrogate import ATEN, H200, matmul, tile
@@ -169,6 +170,44 @@ def test_one_operation_asks_one_question(server: FaultyServer, tmp_path: Path) -
     assert len(server.requests) == count
     assert search._forecasts is not None
     assert search._forecasts.consultation is not None
+    decision = search.decide()
+    assert decision is not None
+    assert decision.llm is not None
+    assert decision.llm.asked
+    assert decision.cost.llm_s == decision.llm.seconds
+    assert decision.reason.endswith(str(decision.llm))
+
+
+def test_what_the_model_moved_is_found_among_templates_and_libraries(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    found = asked(serving(settings(server, tmp_path)))
+    assert found.without_llm is not None
+    assert same(found.without_llm, plain())
+    assert list(found.without_llm.candidates) == CHOICES
+
+
+def test_trust_is_part_of_a_graphs_name_and_never_asks_nobody(server: FaultyServer, tmp_path: Path) -> None:
+    auto, always, never = (
+        serving(settings(server, tmp_path, llm_trust=t)) for t in ("auto", "always", "never")
+    )
+    assert len({auto.identity(), always.identity(), never.identity()}) == 3
+    found = asked(never)
+    assert same(found, plain())
+    assert found.consultation is not None
+    assert found.consultation.why == "FORECAST_AUTOTUNE_LLM_TRUST=never"
+    assert not heard(asked(auto, candidates=CHOICES[:12]))
+    assert server.requests == []
+    assert heard(asked(always, candidates=CHOICES[:12])), "the gate would spare so short a list"
+    tally = TorchCompileSummary()
+    search = OperationSearch(PROBLEM, CHOICES, [ATEN], never)
+    search.add_measurements([ran(c, 1.0) for c in search.first()])
+    decision = search.decide()
+    assert decision is not None
+    tally.add_decision("mm", decision, False)
+    told = "language model: asked in 0 of 1 decision"
+    assert told in tally.line()
+    assert "asked in 0 of 2 decisions" in TorchCompileSummary.total([tally, tally]).line()
 
 
 def test_untimed_modes_wait_for_the_answer(server: FaultyServer, tmp_path: Path) -> None:

@@ -123,9 +123,12 @@ class TemplateSurrogate(AnalyticSurrogate):
         if not others:
             return replace(found, candidates=listed, reason=_reason(found, 0))
         anchored = any(m.ok for m in latest_labels(inner.measured).values())
-        return _join_forecasts(
-            listed, is_template, found, _forecast_externs(query, others, shape, device), anchored
-        )
+        libraries = _forecast_externs(query, others, shape, device)
+        joined = _join_forecasts(listed, is_template, found, libraries, anchored)
+        if found.without_llm is None:
+            return joined
+        alone = _join_forecasts(listed, is_template, found.without_llm, libraries, anchored)
+        return replace(joined, without_llm=alone)
 
     def _kinds(self, query: Query, shape: Geometry | None) -> _CandidateSplit:
         """The candidates by kind. A decision asks about one list round after round: the latest is kept, and
