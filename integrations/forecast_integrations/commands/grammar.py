@@ -60,7 +60,7 @@ def llm(commands: Commands) -> None:
     ask.add_argument("--questions", metavar="FILE", help="with --import: refuse what does not answer these")
     ask.add_argument("--model", metavar="NAME", help="with --import: who answered, with version")
     ask.add_argument("--author", metavar="NAME", help="with --import: who vouches for the answers")
-    ask.add_argument("--how", default="", metavar="TEXT", help="with --import: how they came about")
+    ask.add_argument("--how", metavar="TEXT", help="with --import: how they came about")
     ask.add_argument("--date", metavar="DATE", help="with --import: when (default: today)")
     ask.add_argument(
         "--blind", action="store_true", help="with --import: nobody who answered knew any measurement"

@@ -58,7 +58,7 @@ def _import(options: argparse.Namespace, output: Output) -> int:
     if found.taken:
         provenance = {
             "author": options.author,
-            "how": options.how,
+            "how": options.how or "",
             "date": options.date or datetime.now(UTC).date().isoformat(),
             "blind": options.blind,
         }
