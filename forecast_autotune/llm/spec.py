@@ -153,6 +153,14 @@ def parsed(text: str, *, writing: bool = False) -> ModelSpec:
     return ModelSpec(scheme, rest, _parse_options(query, known, scheme))
 
 
+def shown_model(text: str) -> str:
+    """What a specification names, for people; of one that is refused nothing, as it may hold a key."""
+    try:
+        return parsed(text).shown
+    except SettingsError:
+        return "FORECAST_AUTOTUNE_LLM"
+
+
 def _parse_server(place: str, query: str, writing: bool) -> ModelSpec:
     try:
         url = urlsplit(place)

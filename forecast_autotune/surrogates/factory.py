@@ -66,14 +66,10 @@ def _cached_ensemble(
 @lru_cache(maxsize=4)
 def unasked_model(plain: DefaultSurrogate, spec: str, why: str) -> Surrogate:
     """`plain`, and in all its forecasts why the language model of a specification was not asked."""
-    from forecast_autotune.llm.spec import parsed
+    from forecast_autotune.llm.spec import shown_model
     from forecast_autotune.surrogates.language_model.trust import UnaskedModelSurrogate
 
-    try:
-        name = parsed(spec).shown
-    except ForecastAutotuneError:
-        name = "FORECAST_AUTOTUNE_LLM"  # the text may hold a key
-    return UnaskedModelSurrogate(plain, name, why)
+    return UnaskedModelSurrogate(plain, shown_model(spec), why)
 
 
 def with_language_model(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from forecast_autotune.policy import Policy, TuningState
 from forecast_autotune.records import Candidate, LLMConsultation, Plan
+from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Forecasts
 
 
@@ -38,6 +39,17 @@ class LLMEffect:
         """The model's part with what it moved; `last` as the last forecasts have it."""
         part = last or self._part
         return part and replace(part, moved_in=self._moved[0], moved_out=self._moved[1])
+
+
+def stored_consultation(settings: Settings) -> LLMConsultation | None:
+    """The part of the model that is named in a decision that was made before; None where none is named."""
+    if not settings.llm:
+        return None
+    from forecast_autotune.llm.spec import (
+        shown_model,
+    )  # a known problem's first call loads nothing else of it
+
+    return LLMConsultation(shown_model(settings.llm), asked=False, why="it was decided before")
 
 
 def _deferred(plan: Plan) -> set[Candidate]:

@@ -22,7 +22,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Forecasts, Surrogate
 from forecast_autotune.tuning.fact_collection import store_facts
 from forecast_autotune.tuning.forecaster import TaskForecaster
-from forecast_autotune.tuning.llm_effect import LLMEffect
+from forecast_autotune.tuning.llm_effect import LLMEffect, stored_consultation
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.results import TaskResults, prefer_base
 from forecast_autotune.tuning.risk_tracking import RiskTracker
@@ -97,7 +97,8 @@ def reusable_decision(
     lenient = settings.mode in (Mode.SKIP, Mode.FROZEN) and decision.chosen in task.candidates
     if decision.settings != mark and not lenient:
         return None
-    return replace(decision, evidence=Evidence.STORED, measured=0, known=decision.known + decision.measured)
+    known, llm = decision.known + decision.measured, stored_consultation(settings)
+    return replace(decision, evidence=Evidence.STORED, measured=0, known=known, llm=llm)
 
 
 class _TuningRun:

@@ -51,7 +51,7 @@ class RunSummary(Record):
     seconds: float = 0.0
     saved_s: float = 0.0
     llm: ModelTally | None = field(default=None, metadata=json_option(write=_tally_json, omit_null=True))
-    """What a language model did in the fresh decisions; None where none was named."""
+    """What a language model did; None where none was named."""
     _mutex: threading.Lock = field(
         default_factory=threading.Lock, repr=False, metadata=json_option(private=True)
     )
@@ -60,6 +60,9 @@ class RunSummary(Record):
         """Count one decision; a listener of `forecast_integrations.triton.publication`."""
         with self._mutex:
             self.decisions += 1
+            if decision.llm is not None:
+                self.llm = self.llm or ModelTally()
+                self.llm.add(decision.llm)
             # A stored decision still carries the cost that it had when it was made.
             if not decision.measured and decision.evidence != "forecast":
                 self.stored += 1
@@ -68,9 +71,6 @@ class RunSummary(Record):
             self.measured += decision.measured
             self.seconds += decision.cost.wall_s
             self.saved_s += decision.saved_s
-            if decision.llm is not None:
-                self.llm = self.llm or ModelTally()
-                self.llm.add(decision.llm)
 
     def line(self) -> str:
         """One line for a person."""

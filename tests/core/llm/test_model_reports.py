@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.records import Decision
+from forecast_autotune.records import Decision, LLMConsultation
+from forecast_autotune.report.summary import summary_line
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -70,6 +71,19 @@ def test_without_a_model_there_is_no_section(root: Path, capsys: pytest.CaptureF
     decided(root, PLAIN)
     assert main(["show", "--calibration"]) == 0
     assert "language model" not in capsys.readouterr().out
+
+
+def test_a_stored_decision_says_that_it_was_made_before(root: Path) -> None:
+    """Whatever a model said then: nobody is asked now."""
+    first = decided(root, ensemble(Said(favours(64))))
+    again = decide(
+        Store(root), Bench(TABLE), table=TABLE, surrogate=PLAIN, llm="http://127.0.0.1:9/v1?model=m"
+    )
+    assert (again.evidence, again.chosen) == ("stored", first.chosen)
+    part = LLMConsultation("m at http://127.0.0.1:9/v1", asked=False, why="it was decided before")
+    assert again.llm == part
+    assert "nothing timed; language model m at http://127.0.0.1:9/v1 not asked" in summary_line("k", again)
+    assert decide(Store(root), Bench(TABLE), table=TABLE, surrogate=PLAIN).llm is None
 
 
 def test_the_end_of_a_run_sums_up_what_the_model_did(root: Path) -> None:
