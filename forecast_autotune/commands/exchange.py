@@ -132,9 +132,15 @@ def read_any_table(
 
 
 def clear(options: argparse.Namespace, output: Output) -> int:
-    """Remove measurements and decisions, or variants instead, after asking."""
+    """Remove measurements and decisions, or variants or advice instead, after asking."""
+    if options.variants and options.advice:
+        raise UsageError("--variants and --advice exclude each other: clear one, then the other")
     if options.variants:
         return _clear_variants(options, output)
+    if options.advice:
+        if options.device:
+            raise UsageError("advice belongs to no device: leave --device out")
+        return clear_advice(options, output)
     store = open_store(options)
     tables = list(store.tables(options.kernel, options.device))
     count = sum(len(table.measurements) for table in tables)
@@ -168,6 +174,21 @@ def _clear_variants(options: argparse.Namespace, output: Output) -> int:
     removed = store.clear_variants(options.kernel)
     data = {"variants": removed, "store": str(store.root)}
     output.emit(data, f"removed {_count_text(removed, 'variant')}", _dim_text(str(store.root)))
+    return 0
+
+
+def clear_advice(options: argparse.Namespace, output: Output) -> int:
+    """Remove advice on kernels whose name contains `--kernel`, after asking."""
+    store = open_store(options)
+    found = store.advice_of(options.kernel)
+    what = f"advice on {_count_text(len(found), 'kernel source')} from {store.root}"
+    if found and not options.yes and not _ask_confirmation(what, output):
+        output.remark("nothing removed")
+        return 1
+    removed = store.clear_advice(options.kernel)
+    data = {"advice": removed, "store": str(store.root)}
+    shown = f"removed advice on {_count_text(removed, 'kernel source')}"
+    output.emit(data, shown, _dim_text(str(store.root)))
     return 0
 
 

@@ -21,6 +21,7 @@ ORDER = (
     "verify",
     "bench",
     "variants",
+    "advise",
     "search",
     "llm",
     "doctor",
@@ -174,6 +175,7 @@ def _clear(commands: Commands) -> None:
     )
     filters(clear)
     clear.add_argument("--variants", action="store_true", help="instead: other sources of kernels")
+    clear.add_argument("--advice", action="store_true", help="instead: advice of language models")
     clear.add_argument("--yes", action="store_true", help="do not ask")
 
 

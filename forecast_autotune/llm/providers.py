@@ -37,6 +37,10 @@ class Provider(Protocol):
         """A function from (prompt, n) to up to n texts. Raises `SettingsError`."""
         ...
 
+    def model_name(self, text: str) -> str:
+        """The model that a specification names, for the record of what it writes: no address, never a key."""
+        ...
+
     def check(self, text: str, *, contact: bool = True) -> None:
         """Raises `SettingsError` where the model that a specification names is not there.
 

@@ -1,4 +1,4 @@
-"""The grammar of `verify`, `bench` and `variants`."""
+"""The grammar of `verify`, `bench`, `variants` and `advise`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,46 @@ def variants(commands: Commands) -> None:
     parser.add_argument("--device", metavar="N", help="a device's number, or cpu (default: 0, if any)")
     parser.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
     parser.add_argument("--cases", type=int, default=12, metavar="N", help="launches with varied inputs")
+
+
+def advise(commands: Commands) -> None:
+    """Add `advise`."""
+    parser = commands.add(
+        "advise",
+        "forecast_harness.commands.advise:advise",
+        "have a language model write down, once per kernel source, what its time depends on",
+        usage="forecast-autotune advise [options] (KERNEL.py:FN | --stored | --library PKG | --list | --clear)",
+        epilog="Advice is kept in the store by source, and followed as far as measurements bear it out.",
+    )
+    parser.add_argument("what", nargs="?", metavar="KERNEL.py:FN", help="a kernel in a file")
+    parser.add_argument("--stored", action="store_true", help="every kernel that the store holds")
+    parser.add_argument(
+        "--library",
+        metavar="PKG",
+        help="every kernel of a package that has a list of configs or that the store holds",
+    )
+    parser.add_argument(
+        "--llm",
+        metavar="SPEC",
+        help="who is asked: a chat server or recorded:FILE, as in FORECAST_AUTOTUNE_LLM",
+    )
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="take advice from files of records, tables or stores instead",
+    )
+    parser.add_argument("--again", action="store_true", help="also where there is advice, which is replaced")
+    parser.add_argument(
+        "--revise", action="store_true", help="have advice corrected by what contradicted it: one round"
+    )
+    parser.add_argument("--list", action="store_true", help="show what advice there is")
+    parser.add_argument("--clear", action="store_true", help="remove advice")
+    parser.add_argument("--yes", action="store_true", help="with --clear: do not ask")
+    parser.add_argument("--kernel", metavar="TEXT", help="only kernels whose name contains this")
+    store_option(parser)
 
 
 def _judged(parser: argparse.ArgumentParser) -> None:

@@ -99,19 +99,11 @@ def _collect_variants(
             provider().text_generator(options.llm),
             _writing_brief(target, store),
             options.n,
-            author=_model_name(options.llm),
+            author=provider().model_name(options.llm),
         )
         found |= {v.name: v for v in written.variants}
         refused += written.refused
     return list(found.values()), refused
-
-
-def _model_name(spec: str) -> str:
-    """The model of a specification: without a server's address, and never with a key."""
-    from forecast_autotune.llm.spec import parsed
-
-    known = parsed(spec, writing=True)
-    return str(known.options.get("model") or Path(known.location).name)
 
 
 def _writing_brief(target: UserKernel, store: Store) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks
 from forecast_autotune.commands.output import CommandError, UsageError
+from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, Kernel, Problem
 from forecast_autotune.store import Store
 from forecast_harness.variants.grids import GridSample, grid_samples
@@ -49,23 +50,31 @@ class UserKernel:
         if not colon or not name.isidentifier() or not path.endswith(".py"):
             raise UsageError(f"{what} is no KERNEL.py:FN: name a Python file and a kernel in it")
         module = import_file(Path(path))
-        fn = find_kernel(module, name)
+        return cls.of_function(Path(path), module, name, find_kernel(module, name))
+
+    @classmethod
+    def of_function(
+        cls, path: Path, module: ModuleType, name: str, fn: Any, *, partial: bool = False
+    ) -> UserKernel:
+        """A kernel, or a tuner over one, of a module that is imported already.
+
+        Raises `RecordError` for one that no self-contained module can be made of; with `partial`, the text of its
+        own function takes the place of that module.
+        """
         triton = frameworks.triton()
         below = fn
         while hasattr(below, "configs") and hasattr(below, "fn"):
             below = below.fn
         listed = tuple(dict.fromkeys(triton.config_of(c) for c in getattr(fn, "configs", [])))
         zeroed = tuple(n for n in getattr(fn, "reset_to_zero", ()) or () if isinstance(n, str))
-        return cls(
-            Path(path),
-            name,
-            module,
-            fn,
-            triton.kernel_record(below),
-            triton.standalone_source(below),
-            listed,
-            zeroed,
-        )
+        record = triton.kernel_record(below)
+        try:
+            text = triton.standalone_source(below)
+        except RecordError:
+            if not partial:
+                raise
+            text = record.source
+        return cls(path, name, module, fn, record, text, listed, zeroed)
 
     def subjects(self, store: Store, device: str | None = None) -> list[BaseKernel]:
         """What variants are verified against, one per kind of call that is to be covered.

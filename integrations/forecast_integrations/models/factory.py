@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import Backend
@@ -18,7 +19,7 @@ from forecast_integrations.models.http.decisions import SystemOneBackend
 from forecast_integrations.models.http.limits import SpendingLimits, TokenPrices
 from forecast_integrations.models.http.transport import Transport
 from forecast_integrations.models.presence import check as check
-from forecast_integrations.models.recorded import RecordedBackend, recorded_generator
+from forecast_integrations.models.recorded import RecordedAnswers, RecordedBackend, recorded_generator
 from forecast_integrations.models.transformers.generation import LocalGenerator
 from forecast_integrations.models.transformers.loading import ModelSource
 
@@ -78,6 +79,17 @@ def text_generator(
     raise SettingsError(
         f"{spec.kind} does not generate text: use kind=chat, kind=completions, transformers: or recorded:"
     )
+
+
+def model_name(text: str) -> str:
+    """The model of a specification: without a server's address, and never with a key.
+
+    Raises `SettingsError` as `backend` does; of a file of recorded answers, its first line says who gave them.
+    """
+    spec = parsed(text, writing=True)
+    if spec.kind == "recorded":
+        return RecordedAnswers.read(spec.location).model
+    return str(spec.options.get("model") or Path(spec.location).name)
 
 
 def _open_transport(spec: ModelSpec, settings: Settings) -> Transport:

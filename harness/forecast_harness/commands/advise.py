@@ -1,0 +1,270 @@
+"""`advise`: a language model writes down, once per kernel source, what its time depends on."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.commands.exchange import clear_advice
+from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.commands.store_access import open_store
+from forecast_autotune.errors import RecordError
+from forecast_autotune.llm.advice.asking import ask_for_advice, revise_advice
+from forecast_autotune.llm.advice.checks import check_function
+from forecast_autotune.llm.advice.record import Advice
+from forecast_autotune.llm.advice.subject import AdviceError
+from forecast_autotune.llm.backend import LLMError, Usage
+from forecast_autotune.llm.writers import TextGenerator
+from forecast_autotune.records.table import read_tables
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.store.files import ADVICE
+from forecast_autotune.tuning.advice_samples import contradictions, stored_samples, tables_of_source
+from forecast_autotune.tuning.task import utc_now
+from forecast_harness.variants.advised_kernels import AdvisedKernel
+from forecast_harness.variants.library_kernels import library_kernels
+from forecast_harness.variants.user_kernel import UserKernel
+
+_MAX_SHOWN_SKIPS = 5
+
+
+def advise(options: argparse.Namespace, output: Output) -> int:
+    """Ask for advice on kernels, take it from files, or list or remove what there is."""
+    named = {
+        "KERNEL.py:FN": options.what is not None,
+        "--stored": options.stored,
+        "--library": options.library is not None,
+        "--from": bool(options.sources),
+        "--list": options.list,
+        "--clear": options.clear,
+    }
+    if sum(named.values()) != 1:
+        given = " and ".join(name for name, there in named.items() if there) or "none"
+        raise UsageError(f"advise takes one of {', '.join(named)}; given: {given}")
+    if options.clear:
+        return clear_advice(options, output)
+    if options.list:
+        return _list(options, output)
+    return _take(options, output) if options.sources else _ask(options, output)
+
+
+def _ask(options: argparse.Namespace, output: Output) -> int:
+    spec = options.llm or Settings.from_environment().llm
+    if not spec:
+        raise UsageError("advise asks a language model: name it with --llm, as in FORECAST_AUTOTUNE_LLM")
+    from forecast_autotune.llm.providers import provider
+
+    provider().check(spec)
+    spent = Usage()
+
+    def told(usage: Usage) -> None:
+        nonlocal spent
+        spent += usage
+
+    store = open_store(options)
+    session = _AdvisingSession(
+        provider().text_generator(spec, told=told),
+        provider().model_name(spec),
+        store,
+        options.again,
+        options.revise,
+    )
+    rows: list[dict[str, Any]] = []
+    try:
+        with output.progress("advising") as moved:
+            for number, (name, kernel) in enumerate(_kernels(options, store, output)):
+                moved(number, number + 1, name)
+                rows.append(session.advise(name, kernel))
+                if why := rows[-1].get("why"):
+                    output.remark(f"{name}: {why}")
+    except KeyboardInterrupt:
+        written = sum(r["outcome"] == "written" for r in rows)
+        output.remark(f"interrupted: the {written} written so far are kept in {store.root}")
+        raise
+    if not rows:
+        raise CommandError(_nothing_found(options, store))
+    usage = {
+        "requests": spent.requests,
+        "prompt_tokens": spent.prompt_tokens,
+        "output_tokens": spent.output_tokens,
+        "seconds": round(spent.seconds, 3),
+        "money": spent.money,
+    }
+    return _report(rows, {"model": session.model, "usage": usage}, store, output)
+
+
+class _AdvisingSession:
+    """One run of the command: a model, and what it is asked about each kernel."""
+
+    def __init__(self, generate: TextGenerator, model: str, store: Store, again: bool, revise: bool) -> None:
+        self.generate, self.model, self.store = generate, model, store
+        self.again, self.revise = again, revise
+
+    def advise(self, name: str, kernel: AdvisedKernel | str) -> dict[str, Any]:
+        """Ask about one kernel, or say why not: an entry of the command's JSON."""
+        if isinstance(kernel, str):
+            return {"kernel": name, "outcome": "skipped", "why": kernel}
+        row: dict[str, Any] = {"kernel": name, "source_sha256": kernel.kernel.source_sha256}
+        held = self.store.advice(kernel.kernel.source_sha256)
+        if held is not None and not self.again and not self.revise:
+            return {**row, "outcome": "kept", **describe_advice(held)}
+        begin = time.perf_counter()
+        try:
+            advice = self._asked(kernel, held)
+        except (AdviceError, LLMError) as error:
+            return {**row, "outcome": "refused", "why": str(error)}
+        self.store.put_advice(advice)
+        seconds = round(time.perf_counter() - begin, 3)
+        return {**row, "outcome": "written", "seconds": seconds, **describe_advice(advice)}
+
+    def _asked(self, kernel: AdvisedKernel, held: Advice | None) -> Advice:
+        about = {"source": kernel.source, "at": utc_now()}
+        if not self.revise:
+            return ask_for_advice(self.generate, kernel.kernel, kernel.samples, model=self.model, **about)
+        if held is None:
+            raise AdviceError("--revise corrects advice, and there is none: ask without --revise first")
+        measured = contradictions(held, kernel.tables)
+        if not measured:
+            raise AdviceError(
+                "--revise shows what was measured, and the store has nothing: run it once first"
+            )
+        return revise_advice(self.generate, held, kernel.kernel, kernel.samples, measured, **about)
+
+
+def _kernels(
+    options: argparse.Namespace, store: Store, output: Output
+) -> Iterator[tuple[str, AdvisedKernel | str]]:
+    """Names and kernels, or why one cannot be asked about."""
+    if options.what is not None:
+        target = UserKernel.of(options.what)
+        yield target.kernel.name, AdvisedKernel.of(target, store)
+        return
+    if options.stored:
+        yield from ((k.kernel.name, k) for k in AdvisedKernel.stored(store, options.kernel))
+        return
+    sources = {t.problem.kernel.source_sha256 for t in store.tables()}
+    found = library_kernels(options.library, sources)
+    for text in found.skipped[:_MAX_SHOWN_SKIPS]:
+        output.remark(f"skipped: {text}")
+    if len(found.skipped) > _MAX_SHOWN_SKIPS:
+        output.remark(f"skipped: {len(found.skipped) - _MAX_SHOWN_SKIPS} others, too")
+    wanted = (options.kernel or "").lower()
+    for target in found.kernels:
+        if wanted not in target.kernel.name.lower():
+            continue
+        try:
+            yield target.kernel.name, AdvisedKernel.of(target, store)
+        except CommandError as error:
+            yield target.kernel.name, str(error)
+
+
+def _nothing_found(options: argparse.Namespace, store: Store) -> str:
+    some = f" whose name contains {options.kernel!r}" if options.kernel else ""
+    if options.stored:
+        return (
+            f"--stored needs kernels in the store, and {store.root} holds no source{some}: run a program under "
+            "`forecast-autotune run`, or give --store"
+        )
+    return f"--library needs kernels with a list of configs, and {options.library} has none{some}"
+
+
+def _take(options: argparse.Namespace, output: Output) -> int:
+    """Advice from files of records, tables and stores; checked as an answer is."""
+    store = open_store(options)
+    rows = []
+    for name in options.sources:
+        for advice in read_advice(Path(name)):
+            if (options.kernel or "").lower() not in advice.kernel.lower():
+                continue
+            row = {"kernel": advice.kernel, "source_sha256": advice.source_sha256}
+            held = store.advice(advice.source_sha256)
+            if held is not None and not options.again:
+                rows.append({**row, "outcome": "kept", **describe_advice(held)})
+                continue
+            try:
+                samples = stored_samples(tables_of_source(store, advice.kernel, advice.source_sha256))
+                if samples:
+                    check_function(advice.function, samples)
+                about = describe_advice(advice)
+            except AdviceError as error:
+                output.remark(f"{name}: {advice.kernel}: {error}")
+                rows.append({**row, "outcome": "refused", "why": str(error)})
+                continue
+            store.put_advice(advice)
+            rows.append({**row, "outcome": "written", **about})
+    if not rows:
+        raise CommandError(f"{', '.join(options.sources)}: there is no advice in it")
+    return _report(rows, {}, store, output)
+
+
+def read_advice(path: Path) -> list[Advice]:
+    """Advice in a file of records or tables, or in a store's directory; one per source, the last one counts.
+
+    Raises `RecordError` for a file that is neither, and for a record that is damaged.
+    """
+    if path.is_dir():
+        return Store(path).advice_of()
+    lines: list[dict[str, Any]] = []
+    tables = read_tables(path, lines.append)
+    given = [line for line in lines if line.get("type") == ADVICE]
+    given += [t.problem.extra[ADVICE] for t in tables if t.problem.extra.get(ADVICE) is not None]
+    found = [Advice.from_json(data) for data in given]
+    return list({a.source_sha256: a for a in found}.values())
+
+
+def _report(rows: Sequence[dict[str, Any]], more: dict[str, Any], store: Store, output: Output) -> int:
+    from rich.text import Text
+
+    if unsaved := [note for note in store.issued_warnings if "advice cannot be written" in note]:
+        raise CommandError(unsaved[0])
+    count = {
+        word: sum(r["outcome"] == word for r in rows) for word in ("written", "kept", "refused", "skipped")
+    }
+    lines = [f"{r['kernel']}: {r['outcome']}: {r.get('summary') or r.get('why', '')}" for r in rows]
+    told = f"{count['written']} written, {count['kept']} there already"
+    told += "".join(f", {count[word]} {word}" for word in ("refused", "skipped") if count[word])
+    usage = more.get("usage", {})
+    if count["written"] and (tokens := usage.get("prompt_tokens", 0) + usage.get("output_tokens", 0)):
+        told += f"; {tokens / count['written']:,.0f} tokens each"
+    data = {"advice": rows, **count, **more, "store": str(store.root)}
+    output.emit(data, Text("\n".join([*lines, told])), Text(str(store.root), style="dim"))
+    return 1 if count["refused"] or not count["written"] + count["kept"] else 0
+
+
+def _list(options: argparse.Namespace, output: Output) -> int:
+    from rich.text import Text
+
+    store = open_store(options)
+    rows, lines = [], []
+    for advice in store.advice_of(options.kernel):
+        row: dict[str, Any] = {"kernel": advice.kernel, "source_sha256": advice.source_sha256}
+        try:
+            row |= describe_advice(advice)
+        except RecordError as error:
+            row |= {"model": advice.model, "summary": f"not within the language: {error}"}
+        rows.append(row)
+        line = f"{advice.kernel} ({advice.source_sha256[:12]}), {advice.model or 'unknown'}: {row['summary']}"
+        lines.append(Text(line))
+    output.emit(
+        {"store": str(store.root), "advice": rows},
+        *(lines or [Text("the store holds no advice")]),
+        Text(str(store.root), style="dim"),
+    )
+    return 0
+
+
+def describe_advice(advice: Advice) -> dict[str, Any]:
+    """What advice says, as JSON. Raises `AdviceError` for a text that is not within the language."""
+    function = advice.function
+    return {
+        "summary": function.summary,
+        "confidence": function.confidence,
+        "terms": list(function.labels),
+        "constants": {c.name: c.value for c in function.constants},
+        "model": advice.model,
+        "at": advice.at,
+        "provenance": advice.provenance,
+    }
