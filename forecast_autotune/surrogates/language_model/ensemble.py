@@ -161,7 +161,9 @@ class EnsembleSurrogate:
         part = replace(consultation(model, view, share * weight.mean), why=why)
         followed = blend.answer(query, replace(prior, p_fail=p_fail))
         found = with_consultation(mix_forecasts(followed, alone, share), part)
-        return replace(found, note=note, without_llm=alone)
+        # Drawn as the mixture is: else its luck would pass for the model's doing.
+        without_llm = replace(alone, sampler=mix_forecasts(alone, alone, share).sampler)
+        return replace(found, note=note, without_llm=without_llm)
 
     def _unasked(self, why: str) -> LLMConsultation:
         return LLMConsultation(self.model.backend.name, FORECAST_VERSION, asked=False, why=why)

@@ -18,7 +18,7 @@ from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.trust import DEFAULT_WEIGHT, forced_trust
-from tests.core.llm.words import TABLE, Said, calibrated, ensemble, favours, nothing
+from tests.core.llm.words import TABLE, Said, calibrated, ensemble, favours, nothing, same
 from tests.core.tuning.loop import Bench, decide
 
 PLAIN = DefaultSurrogate(AnalyticSurrogate())
@@ -75,6 +75,10 @@ def test_a_decision_counts_what_the_model_moved() -> None:
     assert decision.llm.moved_in > 0
     assert decision.llm.moved_out > 0
     assert decision.llm.effect in decision.reason
+    agreeing = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(same)))
+    assert agreeing.llm is not None
+    assert agreeing.llm.weight > 0.0
+    assert (agreeing.llm.moved_in, agreeing.llm.moved_out) == (0, 0), "it says what is believed anyway"
     silent = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(nothing)))
     assert silent.llm is not None
     assert silent.llm.asked
