@@ -17,6 +17,7 @@ import pytest
 from benchmarks import kernels
 from benchmarks.lib.kernel_processes import read_lines
 from benchmarks.lib.search.source_pool import BASE
+from benchmarks.lib.variants import variant_corpus
 from benchmarks.lib.variants.corpus_compiling import ShapedCalls, compile_configs, narrowed
 from benchmarks.lib.variants.corpus_packing import KernelLines, source_texts, tables_of_kernel
 from benchmarks.lib.variants.corpus_preparing import (
@@ -90,6 +91,18 @@ def test_a_cut_pool_is_a_fair_sample() -> None:
     order = first_cases(1_000_000)
     assert {c.hand for c in order[:40]} == {c.hand for c in order}
     assert len({c.family for c in order[:40]}) > 12
+
+
+def test_the_later_authors_sources_come_with_forecasts() -> None:
+    table = variant_corpus.TABLES[1]
+    found = variant_corpus.variant_sources(None, [table])
+    earlier = {one.kernel for one in variant_corpus.variant_sources()}
+    assert len(found) > 500
+    assert earlier.isdisjoint(one.kernel for one in found)
+    for kernel in {one.kernel for one in found}:
+        text = (variant_corpus.folder(table) / kernel / "forecasts.json").read_text(encoding="utf-8")
+        assert set(json.loads(text)) == {one.path.stem for one in found if one.kernel == kernel}
+    assert found[0].record().provenance.at == "2026-11-22"
 
 
 # --- a kernel on a device that is not there ---
