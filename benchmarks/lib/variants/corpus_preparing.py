@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -302,11 +303,16 @@ def _common_configs(cases: Sequence[kernels.Case]) -> list[Config]:
     return [c for c in lists[0] if all(c in other for other in lists[1:])] or lists[0]
 
 
+@cache
+def _written_sources() -> list[variant_corpus.VariantSource]:
+    """Of all tables that are there."""
+    return variant_corpus.variant_sources(None, [t for t in variant_corpus.TABLES if t.is_file()])
+
+
 def _other_sources(case: kernels.Case, limits: PoolLimits) -> Iterable[tuple[str, str, str, Variant]]:
     """Name, origin, note and record of what a model wrote, and of rewrites."""
     kernel = case.name.partition("/")[0]
-    tables = [t for t in variant_corpus.TABLES if t.is_file()]
-    written = [one for one in variant_corpus.variant_sources(None, tables) if one.kernel == kernel]
+    written = [one for one in _written_sources() if one.kernel == kernel]
     for one in written:
         try:
             yield one.name, LLM, one.summary, one.record()

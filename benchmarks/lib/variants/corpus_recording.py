@@ -201,6 +201,8 @@ class GpuLane:
             if "outcome" in line:
                 begun = ""
             if "served" in line:
+                if "failed" in line:
+                    say(f"{line['case']}: {line['failed']}")
                 return None
         return begun
 

@@ -258,24 +258,35 @@ def time_pool(given: Mapping[str, Any], null: bool) -> None:
         print_line({"case": "", "ready": True})
         for text in sys.stdin:
             order = json.loads(text)
-            prepared = pool[order["kernel"]]
-            ahead = json.loads(Path(order["ahead"]).read_text(encoding="utf-8"))
             begin = time.perf_counter()
-            folder = Path(order["ahead"]).parent
-            timer = ShapedTimer(ShapedCalls.of(prepared, where, folder), where, ahead, order["best"])
-            print_line({"case": prepared.kernel, "problems": timer.problems(), "protocol": timer.protocol})
-            wanted = [one for one in prepared.sources if one.name in order["sources"]]
-            with contextlib.closing(timer):
-                if prepared.sources[0] not in wanted:
-                    timer.vouch(prepared.sources[0])
-                if not serve_sources(prepared.kernel, timer, wanted):
-                    return
-            del timer
+            served = True
+            told: dict[str, Any] = {}
+            try:
+                served = _serve_kernel(pool[order["kernel"]], order, where)
+            except torch.AcceleratorError:
+                raise  # the device's context is gone
+            except Exception as error:  # one kernel less: too little memory for its reference, perhaps
+                told = {"failed": f"{type(error).__name__}: {error}"[:300]}
+            if not served:
+                return
             gc.collect()
             if where == "cuda":
                 torch.cuda.empty_cache()
             seconds = round(time.perf_counter() - begin, 2)
-            print_line({"case": prepared.kernel, "served": len(wanted), "seconds": seconds})
+            print_line({"case": order["kernel"], "served": True, **told, "seconds": seconds})
+
+
+def _serve_kernel(prepared: PreparedKernel, order: Mapping[str, Any], where: str) -> bool:
+    """Time the sources of one kernel that are asked for; false where this process is good for nothing more."""
+    ahead = Path(order["ahead"])
+    rows = json.loads(ahead.read_text(encoding="utf-8"))
+    timer = ShapedTimer(ShapedCalls.of(prepared, where, ahead.parent), where, rows, order["best"])
+    print_line({"case": prepared.kernel, "problems": timer.problems(), "protocol": timer.protocol})
+    wanted = [one for one in prepared.sources if one.name in order["sources"]]
+    with contextlib.closing(timer):
+        if prepared.sources[0] not in wanted:
+            timer.vouch(prepared.sources[0])
+        return serve_sources(prepared.kernel, timer, wanted)
 
 
 def serve_sources(kernel: str, timer: ShapedTimer, wanted: Sequence[PreparedSource]) -> bool:
