@@ -220,6 +220,12 @@ class Settings:
     llm_max_seconds: float | None = _variable(
         "_LLM_MAX_SECONDS", _number(0.0, 1e9), None, "most wall seconds it waits for them"
     )
+    advice: str = _variable(
+        "_ADVICE",
+        _choice("off", "stored", "background"),
+        "stored",
+        "advice of language models: off | stored (follow the store's) | background (have it written after a decision)",
+    )
     variants: str = _variable(
         "_VARIANTS",
         _choice("off", "store"),

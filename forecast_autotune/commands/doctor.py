@@ -176,6 +176,7 @@ def _store(root: Path) -> Iterator[DoctorCheck]:
     size = sum(path.stat().st_size for path in files) / 1e6
     yield DoctorCheck("store", "ok", f"{root}, {len(files)} files, {size:.1f} MB")
     yield _variants(root)
+    yield _advice(root)
     lock = acquire_lock(lock_path, 1.0, 0.01)
     release_lock(lock)
     lock_path.unlink(missing_ok=True)
@@ -203,6 +204,20 @@ def _variants(root: Path) -> DoctorCheck:
         remedy = "remove the files: " + "; ".join(store.issued_warnings[:3])
         return DoctorCheck("variants", "warn", f"{detail}; {len(store.issued_warnings)} unreadable", remedy)
     return DoctorCheck("variants", "ok", detail)
+
+
+def _advice(root: Path) -> DoctorCheck:
+    """On how many kernel sources there is advice, and from whom."""
+    store = Store(root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)  # shown as part of this line
+        found = store.advice_of()
+    models = ", ".join(sorted({a.model or "unknown" for a in found}))
+    detail = f"on {len(found)} kernel sources, by {models}" if found else "none"
+    if store.issued_warnings:
+        remedy = "remove the files: " + "; ".join(store.issued_warnings[:3])
+        return DoctorCheck("advice", "warn", f"{detail}; {len(store.issued_warnings)} unreadable", remedy)
+    return DoctorCheck("advice", "ok", detail)
 
 
 def _surrogate() -> DoctorCheck:

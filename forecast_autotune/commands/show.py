@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.commands.advice_lines import advice_json, advice_lines
 from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.commands.store_access import first_forecasts, open_store
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table, latest_labels
 from forecast_autotune.store import Store
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def show(options: argparse.Namespace, output: Output) -> int:
@@ -24,7 +28,8 @@ def show(options: argparse.Namespace, output: Output) -> int:
     rows = summarize(
         store.tables(options.kernel, options.device), store.decisions(options.kernel, options.device)
     )
-    data = {"store": str(store.root), "kernels": rows}
+    advised = len(store.advice_of(options.kernel))
+    data = {"store": str(store.root), "kernels": rows, "advised_sources": advised}
     if output.as_json:
         output.emit(data)
         return 0
@@ -33,6 +38,8 @@ def show(options: argparse.Namespace, output: Output) -> int:
     from forecast_autotune.report.table import store_table
 
     place = Text(f"store: {store.root}", style="dim")
+    if advised:
+        place = Text(f"advice on {advised} kernel source{'' if advised == 1 else 's'}\n") + place
     if rows:
         output.emit(data, store_table(rows), place)
     else:
@@ -97,13 +104,18 @@ def explain(options: argparse.Namespace, output: Output) -> int:
             + "; ".join(keys[:8])
         )
     found = [_problem_json(p, measured.get(p.id, []), decided.get(p.id)) for p in matching]
+    for problem, entry in zip(matching, found, strict=True):
+        entry["advice"] = advice_json(store, problem, measured.get(problem.id, []), decided.get(problem.id))
     data = {"kernel": options.kernel, "problems": found}
     if output.as_json:
         output.emit(data)
         return 0
     from forecast_autotune.report.table import decision_explanation
 
-    output.emit(data, *(decision_explanation(entry, options.top) for entry in found))
+    shown: list[RenderableType] = []
+    for entry in found:
+        shown += [decision_explanation(entry, options.top), *advice_lines(entry["advice"])]
+    output.emit(data, *shown)
     return 0
 
 

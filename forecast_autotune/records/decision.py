@@ -6,6 +6,7 @@ A decision that rests on nothing cannot claim to be measured.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.base import SCHEMA
@@ -142,7 +143,7 @@ class Decision(
     order=(
         *("problem", "chosen", "evidence", "cost", "rounds", "surrogate", "shipped_risk", "verdicts"),
         *("reason", "stated_risk", "tolerance", "candidates", "measured", "known", "trusted", "refused"),
-        *("median_ms", "saved_s", "settings", "at", "llm"),
+        *("median_ms", "saved_s", "settings", "at", "llm", "advice"),
     ),
 ):
     """What was chosen, on what evidence, with what stated risk, and what it cost."""
@@ -179,3 +180,5 @@ class Decision(
     """On risks that were stated of this problem, audits included; oldest first."""
     llm: LLMConsultation | None = field(default=None, metadata=json_option(omit_null=True))
     """The language model's part, asked or not; None where none was named."""
+    advice: str = field(default="", metadata=json_option(when=attrgetter("advice")))
+    """What became of a language model's advice on the kernel; "" where there was none to follow."""

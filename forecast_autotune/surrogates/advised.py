@@ -133,14 +133,19 @@ def advised_forecasts(
         advised = AdvisedSurrogate(base, advice, before.informed, weights)
         moved = advised.prior(query)
         followed = advised.answer(query, moved)
-    except AdviceError:
-        return base.answer(query, before)
+    except AdviceError as error:
+        return _noted(base.answer(query, before), f"advice does not apply: {error}")
     share = inclusion_probability(query, advised, advised.speaker, advised.weights.log_odds)
     if share < advised.weights.least:
-        return base.answer(query, before)
+        return _noted(base.answer(query, before), "advice dropped: measurements contradict it")
+    note = f"advice at weight {share * advised.weights.mean:.2f}"
     if share > 1.0 - advised.weights.least:
-        return followed
-    return mix_forecasts(followed, base.answer(query, before), share)
+        return _noted(followed, note)
+    return _noted(mix_forecasts(followed, base.answer(query, before), share), note)
+
+
+def _noted(forecasts: Forecasts, note: str) -> Forecasts:
+    return replace(forecasts, reason=f"{forecasts.reason}; {note}", advice=note)
 
 
 def _first_of(identity: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:

@@ -120,6 +120,8 @@ class Forecasts:
     """The forecasts without the model's answer, where one was heard: what it changed is found by planning with both."""
     group: str = ""
     """The group of problems whose calibration was applied; "" where none was."""
+    advice: str = ""
+    """What became of a language model's advice on the kernel: followed, dropped, not applicable; "" without any."""
     note: Callable[[int], Mapping[str, object]] = _no_annotation
     """What to record with a row's measurement besides the forecast itself: JSON, to learn from later."""
 

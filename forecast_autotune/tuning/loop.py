@@ -63,13 +63,14 @@ def tune(
     chosen = policy or RiskBounded()
     if settings.mode in (Mode.EXHAUSTIVE, Mode.LISTEN):
         chosen = Exhaustive()
-    task = with_stored_advice(task, store)
     mark = task.settings_digest(settings, chosen)
     if settings.mode is Mode.DETERMINISTIC:
         reason = "deterministic mode: no clock, no store"
         return decide_unmeasured(TaskForecaster(task, surrogate), [], [], settings, mark, reason)
     if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
         return stored
+    if settings.advice != "off":
+        task = with_stored_advice(task, store)
     if settings.mode in (Mode.SKIP, Mode.FROZEN):
         return decide_from_store(TaskForecaster(task, surrogate), store, settings, mark)
     with store.tuning_lock(task.problem, settings.lock_timeout_s):
@@ -311,6 +312,7 @@ class _TuningRun:
             shipped_risk=self.risks.shipped(risk),
             verdicts=self.risks.verdicts(results.labels, results.tried, fast[0]),
             llm=asked,
+            advice=forecasts.advice,
         )
 
     def _final_risk(self, state: TuningState, plan: Plan) -> float:

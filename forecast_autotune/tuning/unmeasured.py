@@ -119,6 +119,7 @@ def decide_from_forecasts(
         settings=mark,
         at=utc_now(),
         llm=forecasts.consultation,
+        advice=forecasts.advice,
     )
 
 
