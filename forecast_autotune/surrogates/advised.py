@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.llm.advice.language import CostFunction
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
 from forecast_autotune.records import Candidate
@@ -38,14 +39,16 @@ SAME_BINARY_LOG2 = 0.1
 class AdviceWeights:
     """How far advice is followed, fitted to recorded problems with each kernel's family left out."""
 
-    mean: float = 0.6
+    mean: float = 0.25
     """Share of the way from the learned belief to the advice, before anything was measured."""
-    sd: float = 0.4
+    sd: float = 0.27
     """Its uncertainty from kernel to kernel."""
-    constants: float = 0.5
+    constants: float = 1.5
     """Factor on the stated spread of constants."""
-    remains: float = 0.85
-    """What the advice leaves of the process' own doubt."""
+    additive: float = 0.7
+    """What the advice leaves of the process' own doubt about sums of one-dimensional effects ..."""
+    joint: float = 0.75
+    """... and about joint ones."""
     log_odds: float = 1.5
     """That advice belongs into the forecast, before anything was measured."""
     least: float = 0.05
@@ -61,12 +64,13 @@ class AdvisedSurrogate(AnalyticSurrogate):
         """`informed`: whether `base` has IR to read. Raises `AdviceError` for advice that cannot be read."""
         self.weights = weights or AdviceWeights()
         speaker = base if informed or not isinstance(base, LearnedSurrogate) else AnalyticSurrogate()
-        self.function = advice.function
-        count = len(self.function.constants)
+        self.functions = advice.functions
+        constants = sum(len(f.constants) for f in self.functions)
         h, w = speaker.hyper, self.weights
-        slopes = (*h.part_slopes, w.sd, *[w.constants] * count)
-        sizes = {name: w.remains * getattr(h, name) for name in ("additive", "joint", "rough", "forest")}
-        super().__init__(replace(h, part_slopes=slopes, **sizes), relatives=base.relatives, rows=base.rows)
+        each = w.sd * math.sqrt(len(self.functions))
+        slopes = (*h.part_slopes, *[each] * len(self.functions), *[w.constants] * constants)
+        hyper = replace(h, part_slopes=slopes, additive=w.additive * h.additive, joint=w.joint * h.joint)
+        super().__init__(hyper, relatives=base.relatives, rows=base.rows)
         self.base, self.speaker, self.advice = base, speaker, advice
         self.name, self.version, self.trees = speaker.name, speaker.version, speaker.trees
         self._priors: dict[tuple[str, tuple[Candidate, ...]], Prior] = {}
@@ -81,18 +85,23 @@ class AdvisedSurrogate(AnalyticSurrogate):
     def _moved(self, query: Query, plain: Prior) -> Prior:
         n = len(query.candidates)
         rows = np.flatnonzero([c.is_base_variant for c in query.candidates])
-        columns = np.zeros((n, 1 + len(self.function.constants)))
+        shifts, slopes = np.zeros((n, len(self.functions))), list[Array]()
         same = np.arange(n)
         foreign = query.problem.kernel.source_sha256 != self.advice.source_sha256
+        subject = None
         if len(rows) > 1 and not foreign:
-            chosen = [query.candidates[int(i)] for i in rows]
-            subject = AdviceSubject.of(query.problem, chosen, query.grids)
-            columns[rows], identity = self._columns(subject, plain.mean[rows])
-            if identity is not None:
-                same[rows] = rows[_first_of(identity)]
+            subject = AdviceSubject.of(query.problem, [query.candidates[int(i)] for i in rows], query.grids)
+        for number, function in enumerate(self.functions):
+            columns = np.zeros((n, 1 + len(function.constants)))
+            if subject is not None:
+                columns[rows], identity = self._columns(function, subject, plain.mean[rows])
+                if identity is not None and number == 0:
+                    same[rows] = rows[_first_of(identity)]
+            shifts[:, number] = columns[:, 0] / len(self.functions)
+            slopes.append(columns[:, 1:] / len(self.functions))
         floor = float(plain.mean.min())
-        bent = self.hyper.compress(plain.mean, floor) + self.weights.mean * columns[:, 0]
-        parts = np.concatenate([plain.parts, columns], axis=1)
+        bent = self.hyper.compress(plain.mean, floor) + self.weights.mean * shifts.sum(axis=1)
+        parts = np.concatenate([plain.parts, shifts, *slopes], axis=1)
         leaves = plain.leaves if self.trees else None
         return replace(
             plain,
@@ -103,13 +112,15 @@ class AdvisedSurrogate(AnalyticSurrogate):
             same_as=same,
         )
 
-    def _columns(self, subject: AdviceSubject, believed: Array) -> tuple[Array, npt.NDArray[np.intp] | None]:
+    def _columns(
+        self, function: CostFunction, subject: AdviceSubject, believed: Array
+    ) -> tuple[Array, npt.NDArray[np.intp] | None]:
         """Disagreement with the belief, and derivatives by each constant times its spread; [n, 1 + constants]."""
-        constants, n = self.function.constants, subject.size
+        constants, n = function.constants, subject.size
         shifts = {
             c.name: np.repeat(np.eye(1 + len(constants))[1 + i] * STEP, n) for i, c in enumerate(constants)
         }
-        costs = self.function.evaluate(subject.repeated(1 + len(constants)), shifts)
+        costs = function.evaluate(subject.repeated(1 + len(constants)), shifts)
         stated = costs.log2.reshape(1 + len(constants), n)
         ones = np.ones(n)
         found = [disagreement(believed, stated[0], ones, self.hyper)]

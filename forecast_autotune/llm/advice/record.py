@@ -28,12 +28,19 @@ class Advice(Record, tag="advice", schema=SCHEMA, lenient=True):
     at: str = ""
     provenance: str = ""
     """How it came about, in a sentence."""
+    others: tuple[str, ...] = field(default=(), repr=False)
+    """Further cost functions, written independently: several are followed together, as none is sure."""
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def function(self) -> CostFunction:
         """The cost function. Raises `AdviceError` for a text that is not within the language."""
         return _parsed(self.text)
+
+    @property
+    def functions(self) -> tuple[CostFunction, ...]:
+        """All of them, the first one first. Raises as `function` does."""
+        return tuple(map(_parsed, (self.text, *self.others)))
 
 
 @lru_cache(maxsize=256)
