@@ -20,8 +20,10 @@ ROOTS = ("config", "args", "device", "launch")
 """What a cost function is given, in this order."""
 MAX_CALL_DEPTH = 8
 _MODULES, _SYNONYMS = ("math", "np", "numpy"), {"maximum": "max", "minimum": "min", "trunc": "int"}
-MAX_STEPS = 20_000
-"""Statements and calls of one evaluation."""
+MAX_STEPS = 400_000
+"""Expressions of one evaluation at a few candidates; of thousands each counts several times."""
+_CANDIDATES_PER_STEP = 1000.0
+"""That cost as much as what is the same for one."""
 
 
 @dataclass
@@ -34,14 +36,17 @@ class CostEvaluation:
     """Values by label."""
     identity: tuple[Value, ...] = ()
     """Candidates with equal values here compile to the same binary; empty where that was not said."""
-    steps: int = 0
+    steps: float = 0.0
     depth: int = 0
 
-    def step(self) -> None:
-        """Count one. Raises `AdviceError` beyond the limit."""
-        self.steps += 1
+    def step(self, expressions: int) -> None:
+        """Count a statement with so many expressions. Raises `AdviceError` beyond the limit."""
+        self.steps += (1 + expressions) * (1.0 + self.subject.size / _CANDIDATES_PER_STEP)
         if self.steps > MAX_STEPS:
-            raise AdviceError(f"a cost function may take {MAX_STEPS:,} steps")
+            raise AdviceError(
+                f"a cost function evaluates {MAX_STEPS:,} expressions at most, and fewer of many candidates: use "
+                "closed forms instead of loops"
+            )
 
 
 @dataclass
@@ -271,8 +276,10 @@ class ExpressionReader:
         fine = isinstance(value, int | float) and isinstance(spread, int | float)
         if not fine or not (0 < float(value) < 1e15 and 1.0 < float(spread) <= 16.0):  # type: ignore[arg-type]
             raise refuse(node, "constant(value, spread=1.5) takes a positive number and a factor in (1, 16]")
-        if name in self.constants:
-            name = f"{name} (line {node.lineno})"
+        base, number = name, 1
+        while name in self.constants:
+            number += 1
+            name = f"{base} ({number})"
         self.constants[name] = (float(value), float(spread))  # type: ignore[arg-type]
         return lambda frame: frame.run.constants[name]
 
@@ -311,7 +318,6 @@ def _applied(node: ast.Call, function: Callable[..., Value], values: list[Value]
 
 
 def _numbers(parts: list[Expression], frame: Frame, node: ast.AST) -> list[Value]:
-    frame.run.step()
     return [_number(part(frame), node) for part in parts]
 
 

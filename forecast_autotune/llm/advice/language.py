@@ -182,7 +182,6 @@ class _ModuleReader:
             if len(values) != len(names):
                 raise refuse(node, f"{node.name} takes {len(names)} arguments, not {len(values)}")
             run = frame.run
-            run.step()
             run.depth += 1
             if run.depth > MAX_CALL_DEPTH:
                 raise refuse(node, f"calls are nested more than {MAX_CALL_DEPTH} deep")
@@ -193,11 +192,11 @@ class _ModuleReader:
         self.expressions.helpers[node.name] = call
 
     def _block(self, nodes: Sequence[ast.stmt]) -> _Run:
-        steps = [self._statement(n) for n in nodes]
+        steps = [(_expressions_in(n), self._statement(n)) for n in nodes]
 
         def run(frame: Frame) -> Value:
-            for step in steps:
-                frame.run.step()
+            for expressions, step in steps:
+                frame.run.step(expressions)
                 if (value := step(frame)) is not None:
                     return value
             return None
@@ -282,9 +281,9 @@ class _ModuleReader:
             if holds.ndim == 0 or holds.all() or not holds.any():
                 return (then if bool(holds.flat[0]) else otherwise)(frame)
             before = dict(frame.names)
-            first = then(frame)
+            first = _for_some(then, holds, frame)
             one, frame.names = frame.names, before.copy()
-            second = otherwise(frame)
+            second = _for_some(otherwise, ~holds, frame)
             other = frame.names
             frame.names = _merged(holds, one, other)
             if first is not None and second is not None:
@@ -323,6 +322,26 @@ class _ModuleReader:
             return None
 
         return run
+
+
+def _for_some(body: _Run, holds: npt.NDArray[np.bool_], frame: Frame) -> Value:
+    """Run a branch that only the candidates for which `holds` take; what it returns or says early is theirs alone."""
+    run, known, said = frame.run, len(frame.pending), frame.run.identity
+    value = body(frame)
+    frame.pending[known:] = [(holds & early, v) for early, v in frame.pending[known:]]
+    if run.identity is not said:
+        size = run.subject.size
+        theirs, others = _identity(run.identity, size), _identity(said, size)
+        assert theirs is not None
+        rest = np.arange(size) if others is None else others
+        run.identity = (np.where(holds, theirs, size + rest),)
+    return value
+
+
+def _expressions_in(node: ast.stmt) -> int:
+    """Expressions that a statement evaluates besides those of the statements in it."""
+    head = node.test if isinstance(node, ast.If) else node.iter if isinstance(node, ast.For) else node
+    return sum(isinstance(n, ast.expr) for n in ast.walk(head))
 
 
 def _parameters(node: ast.FunctionDef) -> list[str]:

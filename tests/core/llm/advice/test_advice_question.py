@@ -1,0 +1,137 @@
+"""The question for advice: it tells the whole language, the kernel and its sizes, and no time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from forecast_autotune.llm.advice.asking import ATTEMPTS, ask_for_advice, revise_advice
+from forecast_autotune.llm.advice.expressions import ROOTS
+from forecast_autotune.llm.advice.functions import OF_DEVICE, PURE
+from forecast_autotune.llm.advice.language import MAX_CONSTANTS, MAX_TURNS
+from forecast_autotune.llm.advice.question import (
+    ADVICE_VERSION,
+    MAX_SOURCE_CHARS,
+    advice_prompt,
+    cost_function_text,
+    language_text,
+)
+from forecast_autotune.llm.advice.subject import (
+    DEVICE_ATTRIBUTES,
+    LAUNCH_OPTIONS,
+    TENSOR_ATTRIBUTES,
+    AdviceError,
+)
+from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.advice_samples import contradictions, stored_samples
+from tests.core.llm.advice.functions import BLOCKS, BRANCHES, advice_of, sample
+
+HIDDEN = {"aligned"}
+"""Attributes that are understood and not offered: a kernel's alignment seldom differs."""
+
+
+def test_the_question_tells_the_whole_language() -> None:
+    text = language_text()
+    for name in (*PURE, *OF_DEVICE, *DEVICE_ATTRIBUTES, *LAUNCH_OPTIONS, "constant", "term", "same_binary"):
+        assert re.search(rf"\b{name}\b", text), name
+    for name in set(TENSOR_ATTRIBUTES) - HIDDEN:
+        assert re.search(rf"\.{name}\b", text), name
+    assert f"def cost({', '.join(ROOTS)})" in text
+    for limit in (MAX_CONSTANTS, MAX_TURNS):
+        assert re.search(rf"\b{limit}\b", text), limit
+
+
+def test_the_question_offers_no_function_that_is_not_there() -> None:
+    (line,) = [x for x in language_text().splitlines() if x.startswith("- Functions:")]
+    offered = set(re.findall(r"[a-z]\w*", line.partition(":")[2].partition(";")[0]))
+    assert offered <= set(PURE)
+
+
+def test_the_question_shows_kernel_sizes_and_ranges() -> None:
+    prompt = advice_prompt([sample(), sample(77)])
+    assert prompt.startswith(language_text()[:40])
+    assert "Device: NVIDIA H200 (sm_90): 132 SMs" in prompt
+    assert "def rows(): ..." in prompt
+    assert "1. x: float16[4096, 1024], n=1024, ACTIVATION=relu, bias=None" in prompt
+    assert "2. x: float16[77, 1024]" in prompt
+    assert "12 configs; BLOCK in {64, 128, 256, 1024}; num_warps in {2, 4, 8}; always num_stages=3" in prompt
+    assert "grid [65536, 1, 1]" in prompt
+    assert "@helper" in advice_prompt([sample()], "@helper\ndef rows(): ...")
+
+
+def test_a_long_source_keeps_both_ends() -> None:
+    prompt = advice_prompt([sample()], "first\n" + "x" * (2 * MAX_SOURCE_CHARS) + "\nlast")
+    assert "first\n" in prompt
+    assert "\nlast\n" in prompt
+    assert "characters left out" in prompt
+
+
+def test_no_time_is_in_a_question_about_recorded_problems() -> None:
+    table = example_table()
+    slower = [
+        replace(m, median_ms=None if m.median_ms is None else 3 * m.median_ms) for m in table.measurements
+    ]
+    other = replace(table, measurements=list(reversed(slower)))
+    assert advice_prompt(stored_samples([table])) == advice_prompt(stored_samples([other]))
+    prompt = advice_prompt(stored_samples([table])).removeprefix(language_text())
+    assert not re.search(r"\b(ms|us|measured|fastest)\b", prompt)
+
+
+def test_the_module_in_an_answer() -> None:
+    fenced = f"Thoughts.\n```python\nx = 1\n```\nfinal\n```python\n{BLOCKS}```\nThat is all."
+    assert cost_function_text(fenced) == BLOCKS
+    assert cost_function_text(BLOCKS) == BLOCKS
+
+
+def test_an_answer_that_is_refused_is_asked_about_once_more() -> None:
+    prompts: list[str] = []
+    kernel = sample().problem.kernel
+
+    def answer(prompt: str, n: int) -> list[str]:
+        prompts.append(prompt)
+        return ["import os" if len(prompts) < ATTEMPTS else BLOCKS]
+
+    advice = ask_for_advice(answer, kernel, [sample()], model="m", at="now")
+    assert advice.text == BLOCKS
+    assert (advice.model, advice.at, advice.version) == ("m", "now", ADVICE_VERSION)
+    assert advice.source_sha256 == kernel.source_sha256
+    assert "Your last answer was refused: line 1: a module holds" in prompts[1]
+    with pytest.raises(AdviceError, match="no cost function of rows: there was no answer"):
+        ask_for_advice(lambda prompt, n: [], kernel, [sample()])
+    with pytest.raises(AdviceError, match="no cost function of rows: line 1"):
+        ask_for_advice(lambda prompt, n: ["import os"], kernel, [sample()])
+
+
+def test_a_revision_shows_what_was_measured() -> None:
+    prompts: list[str] = []
+
+    def answer(prompt: str, n: int) -> list[str]:
+        prompts.append(prompt)
+        return [BRANCHES]
+
+    held = advice_of(BLOCKS)
+    revised = revise_advice(answer, held, sample().problem.kernel, [sample()], [("BLOCK=64", 1.0, 2.0)])
+    assert "- BLOCK=64: forecast 2.00x the fastest, measured 4.00x" in prompts[0]
+    assert BLOCKS.strip() in prompts[0]
+    assert (revised.text, revised.model, revised.provenance) == (
+        BRANCHES,
+        "somebody",
+        "revised after 1 measurements",
+    )
+
+
+def test_contradictions_are_those_of_the_problem_measured_most() -> None:
+    table = example_table()
+    text = "def cost(config, args, device, launch):\n    return config.BLOCK\n"
+    few = replace(table, measurements=table.measurements[:3])
+    rows = contradictions(advice_of(text), [few, table])
+    gaps = [abs(said - true) for _, said, true in rows]
+    assert len(rows) == 12
+    assert gaps == sorted(gaps, reverse=True)
+    fastest = min((m for m in table.measurements if m.ok), key=lambda m: m.ms)
+    assert all(true >= 0 for _, _, true in rows)
+    assert not any(shown == str(fastest.candidate.config) and said for shown, said, _ in rows)
+    assert contradictions(advice_of(text.replace("BLOCK", "GONE")), [table]) == []
+    assert contradictions(advice_of(text), []) == []
