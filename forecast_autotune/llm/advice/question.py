@@ -13,7 +13,7 @@ from forecast_autotune.features.devices import DeviceSpec, device_spec
 from forecast_autotune.llm.advice.subject import LAUNCH_OPTIONS
 from forecast_autotune.records import Argument, Candidate, Problem
 
-ADVICE_VERSION = "advice-1"
+ADVICE_VERSION = "advice-2"
 """Version of the question whose answer is a cost function."""
 MAX_SOURCE_CHARS = 24_000
 MAX_PROBLEMS = 4
