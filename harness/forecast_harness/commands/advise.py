@@ -186,8 +186,8 @@ def _take(options: argparse.Namespace, output: Output) -> int:
                 continue
             try:
                 samples = stored_samples(tables_of_source(store, advice.kernel, advice.source_sha256))
-                if samples:
-                    check_function(advice.function, samples)
+                for function in advice.functions if samples else ():
+                    check_function(function, samples)
                 about = describe_advice(advice)
             except AdviceError as error:
                 output.remark(f"{name}: {advice.kernel}: {error}")

@@ -192,6 +192,10 @@ class TuningEngine:
         seconds = time.perf_counter() - begin
         raw = measurers[0].raw if measurers else None
         publish_decision(call, key, store, problem, decision, raw, seconds, say=settings.summary)
+        if settings.advice == "background" and raw is not None:
+            from forecast_integrations.triton.background_advice import WRITER
+
+            WRITER.offer(settings, store, problem.kernel, tuner.fn)
         return config
 
     def _functions(
