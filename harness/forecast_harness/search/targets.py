@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cache
 
 from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Config, Device, digest
 from forecast_autotune.store import Store
 from forecast_autotune.variants.contract import read_contract
@@ -66,6 +67,17 @@ def subjects_of(target: SearchTarget) -> tuple[BaseKernel, ...]:
     if target.kind is not TargetKind.KERNEL:
         raise RecordError(f"{target.name} is a {target.kind}, not a kernel")
     return tuple(BaseKernel.from_json(s) for s in target.payload["subjects"])
+
+
+def advice_of(target: SearchTarget) -> dict[str, Advice]:
+    """What the store of whoever began the search has of the base kernel, by the source that it is about.
+
+    It is filed under that source's own digest, as forecasts of a search name kernels by theirs.
+    """
+    if (given := target.payload.get("advice")) is None:
+        return {}
+    source = subjects_of(target)[0].source
+    return {source: replace(Advice.from_json(given), source_sha256=digest(source))}
 
 
 def configs_for(target: SearchTarget, source: str) -> list[Config]:
@@ -133,8 +145,8 @@ def _kernel_target(file: str, name: str, device: str) -> tuple[SearchTarget, tup
     # Imports the user's file, which needs triton and runs the user's own code.
     from forecast_harness.variants.user_kernel import UserKernel as Called
 
-    called = Called.of(f"{file}:{name}")
-    subjects = called.subjects(Store.default())
+    called, store = Called.of(f"{file}:{name}"), Store.default()
+    subjects = called.subjects(store)
     calls = [s.calls[0] for s in subjects if s.calls]
     words = statement.kernel_statement(called.kernel.name, called.text, calls, called.configs)
     payload = {
@@ -144,6 +156,8 @@ def _kernel_target(file: str, name: str, device: str) -> tuple[SearchTarget, tup
         "source_sha256": called.kernel.source_sha256,
         "device": _cuda_device().to_json(),
     }
+    if (advice := store.advice(called.kernel.source_sha256)) is not None:
+        payload["advice"] = advice.to_json()
     made = SearchTarget(
         TargetKind.KERNEL,
         called.kernel.name,

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.search.forecasters.lineage import UNINFORMED_SD
@@ -145,6 +146,21 @@ def test_ir_is_traced_without_a_device_and_forecast(tracer: VariantTracer) -> No
     assert (found.sd > 0).all()
     assert len(set(found.mean.tolist())) == len(configs)  # IR tells them apart
     assert tracer.forecast("import triton\n", configs) is None
+
+
+def test_advice_on_the_base_moves_forecasts_of_the_base_alone(tracer: VariantTracer) -> None:
+    text = "def cost(config, args, device, launch):\n    return config.BLOCK\n"
+    advice = Advice("kernel", "5" * 64, text, "somebody")
+    advised = VariantTracer(replace(TARGET, payload={**TARGET.payload, "advice": advice.to_json()}))
+    configs = configs_for(TARGET, TUNABLE)
+    try:
+        for source, moved in ((SOFTMAX, True), (TUNABLE, False)):
+            plain, found = tracer.forecast(source, configs), advised.forecast(source, configs)
+            assert plain is not None
+            assert found is not None
+            assert (plain.mean.tolist() != found.mean.tolist()) is moved
+    finally:
+        advised.close()
 
 
 def test_what_is_timed_is_what_promises_most_and_one_more(tracer: VariantTracer) -> None:

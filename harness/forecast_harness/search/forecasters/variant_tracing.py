@@ -22,7 +22,7 @@ from forecast_autotune.tuning.tracing import farthest_point_sample
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.search.forecasters.timings import Timing, add_timings, to_measurement
 from forecast_harness.search.records import Node, SearchTarget
-from forecast_harness.search.targets import configs_for, subjects_of
+from forecast_harness.search.targets import advice_of, configs_for, subjects_of
 
 MAX_TRACED_CONFIGS = 48
 """Configs of one source that are traced, spread over longer lists."""
@@ -100,6 +100,7 @@ class VariantTracer:
         """`folder` is for scratch files; the sandbox starts when it is first needed."""
         self._target, self._subjects, self._folder = target, subjects_of(target), folder
         self._device = Device.from_json(target.payload.get("device", {"name": "unknown"}))
+        self._advice = advice_of(target)
         self._lane: SandboxLane | None = None
         self._cached_forecasts: dict[str, ConfigForecasts | None] = {}
         self._traces: dict[str, tuple[_SubjectTrace, ...]] = {}
@@ -191,7 +192,9 @@ class VariantTracer:
             kernel = Kernel(self._subjects[0].kernel, source=source, source_sha256=digest(source))
             problem = Problem.of(kernel, own.arguments, self._device)
             measured = [to_measurement(problem.id, c, t, call) for c, t in timings.items()]
-            answer = self.surrogate.forecast(Query(problem, list(rows), grids, measured, ttir=texts))
+            advice = self._advice.get(source)
+            query = Query(problem, list(rows), grids, measured, ttir=texts, advice=advice)
+            answer = self.surrogate.forecast(query)
             count, failed = len(configs), np.array([own.texts[c] is None for c in configs])
             means.append(answer.mean[:count])
             variances.append(answer.sd[:count] ** 2)
