@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def _kernels(
         yield target.kernel.name, AdvisedKernel.of(target, store)
         return
     if options.stored:
-        yield from ((k.kernel.name, k) for k in AdvisedKernel.stored(store, options.kernel))
+        yield from ((k.kernel.name, k) for k in AdvisedKernel.of_tables(store.tables(options.kernel)))
         return
     sources = {t.problem.kernel.source_sha256 for t in store.tables()}
     found = library_kernels(options.library, sources)
@@ -201,7 +202,7 @@ def _take(options: argparse.Namespace, output: Output) -> int:
 
 
 def read_advice(path: Path) -> list[Advice]:
-    """Advice in a file of records or tables, or in a store's directory; one per source, the last one counts.
+    """Advice in a file of records or tables, or in a store's directory; what is on one source is joined.
 
     Raises `RecordError` for a file that is neither, and for a record that is damaged.
     """
@@ -211,8 +212,17 @@ def read_advice(path: Path) -> list[Advice]:
     tables = read_tables(path, lines.append)
     given = [line for line in lines if line.get("type") == ADVICE]
     given += [t.problem.extra[ADVICE] for t in tables if t.problem.extra.get(ADVICE) is not None]
-    found = [Advice.from_json(data) for data in given]
-    return list({a.source_sha256: a for a in found}.values())
+    found: dict[str, list[Advice]] = {}
+    for advice in map(Advice.from_json, given):
+        found.setdefault(advice.source_sha256, []).append(advice)
+    return [_joined(several) for several in found.values()]
+
+
+def _joined(several: Sequence[Advice]) -> Advice:
+    """Independent cost functions of one source as one record, which are followed together."""
+    texts = dict.fromkeys(text for advice in several for text in (advice.text, *advice.others))
+    models = dict.fromkeys(advice.model for advice in several if advice.model)
+    return replace(several[0], others=tuple(texts)[1:], model=", ".join(models))
 
 
 def _report(rows: Sequence[dict[str, Any]], more: dict[str, Any], store: Store, output: Output) -> int:
@@ -262,6 +272,7 @@ def describe_advice(advice: Advice) -> dict[str, Any]:
     return {
         "summary": function.summary,
         "confidence": function.confidence,
+        "functions": len(advice.functions),
         "terms": list(function.labels),
         "constants": {c.name: c.value for c in function.constants},
         "model": advice.model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,15 +46,15 @@ class AdvisedKernel:
         return cls(target.kernel, target.text, samples, tables)
 
     @classmethod
-    def stored(cls, store: Store, kernel: str | None = None) -> Iterator[AdvisedKernel]:
-        """Every kernel source of a store, where `kernel` is part of the kernel's name."""
+    def of_tables(cls, tables: Iterable[Table]) -> Iterator[AdvisedKernel]:
+        """Every kernel source that was measured, as far as its text was recorded."""
         found: dict[str, list[Table]] = {}
-        for table in store.tables(kernel):
+        for table in tables:
             found.setdefault(table.problem.kernel.source_sha256, []).append(table)
-        for source, tables in found.items():
-            record, samples = tables[0].problem.kernel, stored_samples(tables)
+        for source, its in found.items():
+            record, samples = its[0].problem.kernel, stored_samples(its)
             if source and record.source and samples:
-                yield cls(record, record.source, samples, tuple(tables))
+                yield cls(record, record.source, samples, tuple(its))
 
 
 def _described_samples(target: UserKernel, store: Store) -> Iterator[AdviceSample]:

@@ -46,7 +46,8 @@ def llm(commands: Commands) -> None:
         "--kind",
         default="forecast",
         metavar="NAME",
-        help="which questions: forecast (default), as a decision asks; calibration, as `train calibrate-llm` does",
+        help="which questions: forecast (default), as a decision asks; calibration, as `train calibrate-llm` does; "
+        "advice, as `advise --stored` does",
     )
     ask.add_argument(
         "--surrogate",

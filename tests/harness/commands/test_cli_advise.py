@@ -82,7 +82,7 @@ def measured_store(tmp_path: Path) -> AdvisedKernel:
     """A store with a measured problem."""
     store = Store(tmp_path / "store")
     store.import_tables([example_table()])
-    return next(iter(AdvisedKernel.stored(store)))
+    return next(AdvisedKernel.of_tables(store.tables()))
 
 
 def test_a_kernel_of_a_file_is_advised_on_once(kernel: str, tmp_path: Path, capsys: Capture) -> None:
@@ -261,6 +261,35 @@ def test_taking_listing_and_clearing(tmp_path: Path, capsys: Capture) -> None:
     assert main(["clear", "--advice", "--yes"]) == 0
     assert not kept(tmp_path)
     assert "removed advice on 1 kernel source" in capsys.readouterr().out
+
+
+def test_several_functions_of_one_source_are_followed_together(tmp_path: Path, capsys: Capture) -> None:
+    text = ANSWER.partition("```python\n")[2].partition("```")[0]
+    records = [
+        Advice("example", "0" * 64, text + end, model) for end, model in (("", "a"), ("\n", "b"), ("", "a"))
+    ]
+    path = tmp_path / "advice.jsonl"
+    path.write_text("".join(f"{json.dumps(a.to_json())}\n" for a in records))
+    assert main(["advise", "--from", str(path)]) == 0
+    (advice,) = kept(tmp_path)
+    assert (advice.text, advice.others, advice.model) == (text, (text + "\n",), "a, b")
+    assert len(advice.functions) == 2
+
+
+def test_by_answers_from_afar(tmp_path: Path, capsys: Capture) -> None:
+    measured_store(tmp_path)
+    store, questions, got, answers = (str(tmp_path / n) for n in ("store", "q.jsonl", "got.jsonl", "a.jsonl"))
+    assert main(["llm", "ask", "--export", questions, "--kind", "advice", "--store", store]) == 0
+    (question,) = [
+        d for d in map(json.loads, Path(questions).read_text().splitlines()) if d["type"] == "question"
+    ]
+    assert (question["kernel"], question["suffixes"]) == ("example", [])
+    reply = {"type": "answer", "key": question["key"], "text": ANSWER}
+    Path(got).write_text(json.dumps(reply) + "\n")
+    named = ["--model", "assistant", "--author", "Ada", "--blind", "--questions", questions, "--to", answers]
+    assert main(["llm", "ask", "--import", got, *named]) == 0
+    assert main(["advise", "--stored", "--llm", f"recorded:{answers}"]) == 0
+    assert [(a.kernel, a.model) for a in kept(tmp_path)] == [("example", "assistant")]
 
 
 def test_nothing_of_it_is_loaded_by_the_grammar() -> None:
