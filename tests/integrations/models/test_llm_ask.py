@@ -215,7 +215,7 @@ def test_the_questions_of_a_calibration_can_be_answered_offline(
     [
         (["--export", "q.txt"], ".jsonl"),
         (["--export", "/no/such/q.jsonl"], "directory that exists"),
-        (["--export", "q.jsonl", "--kind", "riddle"], "choose from calibration, forecast"),
+        (["--export", "q.jsonl", "--kind", "riddle"], "choose from advice, calibration, forecast"),
         (["--import", "a.jsonl", "--model", "m"], "--author and --to"),
         (["--import", "a.jsonl", "--export", "q.jsonl"], "not allowed with"),
         ([], "--export"),
