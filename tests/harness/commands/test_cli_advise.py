@@ -25,7 +25,10 @@ from forecast_autotune.tuning.advice_samples import contradictions
 from forecast_harness.variants.advised_kernels import AdvisedKernel
 from forecast_harness.variants.user_kernel import UserKernel
 from tests.core.captured_output import Capture, shown
-from tests.harness.commands.test_cli_variants import INPUTS, KERNEL
+from tests.harness.commands.test_cli_variants import INPUTS, KERNEL, Model, model
+
+__all__ = ["model"]
+"""The fixture of a chat server."""
 
 ANSWER = """The kernel reads and writes once.
 
@@ -290,6 +293,29 @@ def test_by_answers_from_afar(tmp_path: Path, capsys: Capture) -> None:
     assert main(["llm", "ask", "--import", got, *named]) == 0
     assert main(["advise", "--stored", "--llm", f"recorded:{answers}"]) == 0
     assert [(a.kernel, a.model) for a in kept(tmp_path)] == [("example", "assistant")]
+
+
+def test_a_chat_server_answers(kernel: str, tmp_path: Path, capsys: Capture, model: str) -> None:
+    Model.answers = [OUTSIDE, ANSWER]
+    assert main(["advise", kernel, "--llm", model, "--json"]) == 0
+    said = shown(capsys)
+    assert (said["model"], said["written"]) == ("parrot", 1)
+    assert (said["usage"]["requests"], said["usage"]["output_tokens"]) == (2, 18)
+    assert kept(tmp_path)[0].model == "parrot"
+    Model.answers = [ANSWER]
+    assert main(["advise", kernel, "--llm", model, "--again"]) == 0
+    assert "18 tokens each" in capsys.readouterr().out
+
+
+def test_a_file_that_lists_cases(tmp_path: Path) -> None:
+    path = Path(__file__).parents[3] / "benchmarks" / "kernels" / "functional" / "mv.py"
+    asked = AdvisedKernel.of(UserKernel.of(f"{path}:fn_mv"), Store(tmp_path))
+    assert len(asked.samples) == 4
+    for sample in asked.samples:
+        assert set(sample.grids) == set(sample.candidates), "grids of all configs, by a formula"
+        rows = next(a.value for a in sample.problem.arguments if a.name == "M")
+        meta = dict(sample.candidates[0].config.kwargs)
+        assert sample.grids[sample.candidates[0]] == (-(-int(str(rows)) // int(str(meta["TILE_M"]))),)
 
 
 def test_nothing_of_it_is_loaded_by_the_grammar() -> None:
