@@ -32,7 +32,9 @@ def advice_json(
     try:
         function = advice.function
         found |= {"summary": function.summary, "confidence": function.confidence}
-        found["terms"] = _terms(advice, Table(problem, list(rows)), decision)
+        table = Table(problem, list(rows))
+        found["terms"] = _terms(advice, table, decision)
+        found["constants"] = _constants(advice, table)
     except RecordError as error:
         found["trouble"] = str(error)
     return found
@@ -70,6 +72,34 @@ def _terms(advice: Advice, table: Table, decision: Decision | None) -> list[dict
     ]
 
 
+def _constants(advice: Advice, table: Table) -> list[dict[str, Any]]:
+    """Each named constant as stated, and as this problem's measurements would have it.
+
+    One step of least squares on log2 times, held back by the stated spreads: for people, decisions weigh more.
+    Raises `AdviceError` where the advice cannot be evaluated.
+    """
+    import numpy as np
+
+    from forecast_autotune.llm.advice.subject import AdviceSubject
+
+    function, step = advice.function, 0.25
+    rows = [m for m in table.by_candidate().values() if m.ok and m.candidate.is_base_variant]
+    if len(rows) < 2 or not function.constants:
+        return []
+    subject = AdviceSubject.of(table.problem, [m.candidate for m in rows], table.grids())
+    stated = function.evaluate(subject).log2
+    moved = [function.evaluate(subject, {c.name: step}).log2 for c in function.constants]
+    slopes = np.stack([(m - stated) / step for m in moved], axis=1)
+    slopes -= slopes.mean(axis=0)
+    left = np.log2([m.ms for m in rows]) - stated
+    held = np.diag([(function.spread / np.log2(c.spread)) ** 2 for c in function.constants])
+    shifts = np.linalg.solve(slopes.T @ slopes + held, slopes.T @ (left - left.mean()))
+    return [
+        {"constant": c.name, "stated": c.value, "fitted": float(c.value * 2.0 ** np.clip(shift, -10, 10))}
+        for c, shift in zip(function.constants, shifts, strict=True)
+    ]
+
+
 def advice_lines(advice: Mapping[str, Any] | None) -> list[RenderableType]:
     """An entry of `advice_json` for people."""
     if advice is None:
@@ -89,4 +119,7 @@ def advice_lines(advice: Mapping[str, Any] | None) -> list[RenderableType]:
             f"  {row['term']}: {row['chosen']:.4g} for the chosen config, {row['median']:.4g} in the median"
         )
         lines.append(Text(f"{told} of {row['candidates']}", style="dim"))
+    for row in advice.get("constants", ()):
+        told = f"  {row['constant']}: stated {row['stated']:.4g}, by these measurements about {row['fitted']:.3g}"
+        lines.append(Text(told, style="dim"))
     return [Padding(Text("\n").join(lines), (0, 0, 1, 2))]

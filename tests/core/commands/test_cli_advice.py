@@ -28,7 +28,7 @@ TABLE = example_table()
 TEXT = """SUMMARY = "middle-sized blocks; spills at 8 warps"
 def cost(config, args, device, launch):
     far = abs(log2(config.BLOCK) - 6.4) ** 2
-    return exp2(constant(0.15, spread=2.0) * far + term(abs(log2(config.num_warps) - 2) * 0.1, "warps"))
+    return exp2(constant(0.3, spread=2.0) * far + term(abs(log2(config.num_warps) - 2) * 0.1, "warps"))
 """
 NOISE = """def cost(config, args, device, launch):
     return exp2((log2(config.BLOCK) * 7 + log2(config.num_warps) * 5) % 11)
@@ -100,8 +100,12 @@ def test_explain_shows_summary_terms_and_outcome(tmp_path: Path, capsys: Capture
     assert told["summary"] == "middle-sized blocks; spills at 8 warps"
     assert [t["term"] for t in told["terms"]] == ["cost", "warps"]
     assert told["terms"][0]["chosen"] <= told["terms"][0]["median"]
+    (constant,) = told["constants"]
+    assert (constant["constant"], constant["stated"]) == ("line 4", 0.3)
+    assert 0.1 < constant["fitted"] < 0.25, "0.15 is what the times were made with"
     assert main(["explain", "example"]) == 0
     said = capsys.readouterr().out
+    assert "line 4: stated 0.3, by these measurements about 0." in said
     assert "advice (writer-1): middle-sized blocks; spills at 8 warps" in said
     assert decision.advice in said
     assert "warps: " in said
