@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.environment import environment
+from benchmarks.lib.recorded_advice import FamilyModels, recorded_advice
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import FAMILIAR, INFORMED, SCHEMA, STRANGE
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.replay import load, shipped_tables
-from forecast_train.surrogate.calibrate import calibrate_surrogate
+from forecast_train.evaluation.splits import family_of, spread_over_kernels
+from forecast_train.surrogate.calibrate import FitSurrogate, calibrate_surrogate
 from forecast_train.surrogate.cross_device_calibration import calibrate_cross_device
 from forecast_train.surrogate.fit import fit
 
@@ -45,6 +47,8 @@ def learned(tables: Sequence[Table]) -> Surrogate:
 
 
 SURROGATES = {"analytic": analytic, "learned": learned}
+ADVISED = "advised"
+"""The learned surrogate, following recorded advice; with `--models`."""
 GROUPS_WITH_IR = (INFORMED, FAMILIAR, STRANGE)
 """Groups that `--unseen` is for."""
 POOLED = "pooled"
@@ -58,8 +62,13 @@ def calibration_report(name: str, arguments: argparse.Namespace) -> dict[str, An
         return calibrate_cross_device(load(arguments.tables or [HUB_TABLES]), seeds, jobs=jobs)
     kept = arguments.replays and arguments.replays / f"{name}.jsonl.gz"
     tables = load([*shipped_tables(), *arguments.tables])
-    unseen = arguments.unseen
-    return calibrate_surrogate(tables, SURROGATES[name], seeds, jobs=jobs, replays=kept, unseen=unseen)
+    make: FitSurrogate | None = SURROGATES.get(name)
+    if make is None or arguments.models is not None:
+        advice = recorded_advice() if name == ADVISED else None
+        make = FamilyModels(arguments.models, [family_of(t.problem) for t in tables], advice)
+    if arguments.limit is not None:
+        tables = spread_over_kernels(tables, arguments.limit)
+    return calibrate_surrogate(tables, make, seeds, jobs=jobs, replays=kept, unseen=arguments.unseen)
 
 
 def reliability_text(name: str, report: dict[str, Any]) -> None:
@@ -92,8 +101,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--write", type=Path, help="where the package keeps its curves")
     parser.add_argument(
-        "--surrogates", nargs="+", choices=sorted({*SURROGATES, POOLED}), default=["analytic"]
+        "--surrogates", nargs="+", choices=sorted({*SURROGATES, POOLED, ADVISED}), default=["analytic"]
     )
+    parser.add_argument(
+        "--models", type=Path, help="folder of learned surrogates, fitted without a family each"
+    )
+    parser.add_argument("--limit", type=int, help="at most so many problems, spread over the kernels")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument(
@@ -106,6 +119,8 @@ def main() -> int:
         "--unseen", action="store_true", help="only kernels as recorded that nothing else is known of"
     )
     arguments = parser.parse_args()
+    if ADVISED in arguments.surrogates and arguments.models is None:
+        parser.error("--surrogates advised needs --models FOLDER")
     found = [calibration_report(name, arguments) for name in arguments.surrogates]
     for one in found:
         reliability_text(one["surrogate"], one["reliability"])

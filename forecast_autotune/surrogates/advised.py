@@ -29,6 +29,7 @@ from forecast_autotune.surrogates.learned import LearnedSurrogate
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 
+VERSION = "advised-1"
 STEP = 0.25
 """Of a constant, in doublings, for its derivative."""
 SAME_BINARY_LOG2 = 0.1
@@ -39,20 +40,26 @@ SAME_BINARY_LOG2 = 0.1
 class AdviceWeights:
     """How far advice is followed, fitted to recorded problems with each kernel's family left out."""
 
-    mean: float = 0.25
+    mean: float = 0.28
     """Share of the way from the learned belief to the advice, before anything was measured."""
-    sd: float = 0.27
+    sd: float = 0.32
     """Its uncertainty from kernel to kernel."""
-    constants: float = 1.5
+    constants: float = 1.3
     """Factor on the stated spread of constants."""
+    terms: float = 0.5
+    """Doublings by which a labelled term may be off."""
     additive: float = 0.7
     """What the advice leaves of the process' own doubt about sums of one-dimensional effects ..."""
-    joint: float = 0.75
+    joint: float = 0.95
     """... and about joint ones."""
-    log_odds: float = 1.5
+    log_odds: float = 5.0
     """That advice belongs into the forecast, before anything was measured."""
     least: float = 0.05
     """Probability of that below which advice is dropped."""
+
+
+WITHOUT_IR = AdviceWeights(mean=0.9, sd=0.4)
+"""Where the base has no IR to read, it believes in nothing else."""
 
 
 class AdvisedSurrogate(AnalyticSurrogate):
@@ -62,17 +69,18 @@ class AdvisedSurrogate(AnalyticSurrogate):
         self, base: AnalyticSurrogate, advice: Advice, informed: bool, weights: AdviceWeights | None = None
     ) -> None:
         """`informed`: whether `base` has IR to read. Raises `AdviceError` for advice that cannot be read."""
-        self.weights = weights or AdviceWeights()
+        self.weights = weights or (AdviceWeights() if informed else WITHOUT_IR)
         speaker = base if informed or not isinstance(base, LearnedSurrogate) else AnalyticSurrogate()
         self.functions = advice.functions
-        constants = sum(len(f.constants) for f in self.functions)
+        count = sum(map(_adjustable, self.functions))
         h, w = speaker.hyper, self.weights
         each = w.sd * math.sqrt(len(self.functions))
-        slopes = (*h.part_slopes, *[each] * len(self.functions), *[w.constants] * constants)
+        slopes = (*h.part_slopes, *[each] * len(self.functions), *[1.0] * count)
         hyper = replace(h, part_slopes=slopes, additive=w.additive * h.additive, joint=w.joint * h.joint)
         super().__init__(hyper, relatives=base.relatives, rows=base.rows)
         self.base, self.speaker, self.advice = base, speaker, advice
-        self.name, self.version, self.trees = speaker.name, speaker.version, speaker.trees
+        self.name, self.trees = "advised", speaker.trees
+        self.version = f"{VERSION}-{speaker.version}"
         self._priors: dict[tuple[str, tuple[Candidate, ...]], Prior] = {}
 
     def prior(self, query: Query) -> Prior:
@@ -92,7 +100,7 @@ class AdvisedSurrogate(AnalyticSurrogate):
         if len(rows) > 1 and not foreign:
             subject = AdviceSubject.of(query.problem, [query.candidates[int(i)] for i in rows], query.grids)
         for number, function in enumerate(self.functions):
-            columns = np.zeros((n, 1 + len(function.constants)))
+            columns = np.zeros((n, 1 + _adjustable(function)))
             if subject is not None:
                 columns[rows], identity = self._columns(function, subject, plain.mean[rows])
                 if identity is not None and number == 0:
@@ -115,18 +123,22 @@ class AdvisedSurrogate(AnalyticSurrogate):
     def _columns(
         self, function: CostFunction, subject: AdviceSubject, believed: Array
     ) -> tuple[Array, npt.NDArray[np.intp] | None]:
-        """Disagreement with the belief, and derivatives by each constant times its spread; [n, 1 + constants]."""
-        constants, n = function.constants, subject.size
-        shifts = {
-            c.name: np.repeat(np.eye(1 + len(constants))[1 + i] * STEP, n) for i, c in enumerate(constants)
+        """Disagreement with the belief, and what each constant and term may shift; [n, 1 + constants + terms]."""
+        w, n, names = self.weights, subject.size, list(dict.fromkeys(function.labels))
+        steps = [w.constants * math.log2(c.spread) for c in function.constants] + [w.terms] * len(names)
+        moves = np.eye(1 + len(steps))[1:] * STEP
+        shifts = {c.name: np.repeat(move, n) for c, move in zip(function.constants, moves, strict=False)}
+        scales = {
+            name: np.repeat(move, n)
+            for name, move in zip(names, moves[len(function.constants) :], strict=True)
         }
-        costs = function.evaluate(subject.repeated(1 + len(constants)), shifts)
-        stated = costs.log2.reshape(1 + len(constants), n)
+        costs = function.evaluate(subject.repeated(1 + len(steps)), shifts, scales)
+        stated = costs.log2.reshape(1 + len(steps), n)
         ones = np.ones(n)
         found = [disagreement(believed, stated[0], ones, self.hyper)]
-        for changed, constant in zip(stated[1:], constants, strict=True):
+        for changed, step in zip(stated[1:], steps, strict=True):
             moved = disagreement(believed, changed, ones, self.hyper) - found[0]
-            found.append(self.weights.mean * moved / STEP * math.log2(constant.spread))
+            found.append(w.mean * moved / STEP * step)
         identity = None if costs.identity is None else costs.identity[:n]
         return np.stack(found, axis=1), identity
 
@@ -157,6 +169,11 @@ def advised_forecasts(
 
 def _noted(forecasts: Forecasts, note: str) -> Forecasts:
     return replace(forecasts, reason=f"{forecasts.reason}; {note}", advice=note)
+
+
+def _adjustable(function: CostFunction) -> int:
+    """How many constants and terms measurements may correct."""
+    return len(function.constants) + len(set(function.labels))
 
 
 def _first_of(identity: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:

@@ -32,6 +32,8 @@ class CostEvaluation:
 
     subject: AdviceSubject
     constants: Mapping[str, Value]
+    scales: Mapping[str, Value] = field(default_factory=dict)
+    """Factors on terms by label."""
     terms: dict[str, Value] = field(default_factory=dict)
     """Values by label."""
     identity: tuple[Value, ...] = ()
@@ -297,6 +299,8 @@ class ExpressionReader:
 
         def keep(frame: Frame) -> Value:
             value = inner(frame)
+            if (scale := frame.run.scales.get(label)) is not None:
+                value = _number(value, node) * scale
             frame.run.terms[label] = value
             return value
 

@@ -76,14 +76,20 @@ class CostFunction:
     """Root mean square error of log2 time among fast configs that its author expects."""
     run: Callable[[CostEvaluation], Value]
 
-    def evaluate(self, subject: AdviceSubject, shifts: Mapping[str, Value] | None = None) -> Costs:
-        """The costs of a subject's candidates; `shifts` are log2 corrections of constants by name.
+    def evaluate(
+        self,
+        subject: AdviceSubject,
+        shifts: Mapping[str, Value] | None = None,
+        scales: Mapping[str, Value] | None = None,
+    ) -> Costs:
+        """The costs of a subject's candidates; `shifts` and `scales` correct constants and terms by name, log2.
 
         Raises `AdviceError` where it reads what is not there, or gives what is no positive finite number.
         """
         given = shifts or {}
         constants = {c.name: c.value * np.exp2(given.get(c.name, 0.0)) for c in self.constants}
-        run = CostEvaluation(subject, constants)
+        factors = {label: np.exp2(shift) for label, shift in (scales or {}).items()}
+        run = CostEvaluation(subject, constants, factors)
         with np.errstate(all="ignore"):
             try:
                 cost = self.run(run)
