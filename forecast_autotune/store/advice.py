@@ -107,7 +107,7 @@ def advice_in(problem: Problem, notes: StoreNotes) -> Advice | None:
     """The advice that a problem's record carries, if it is advice on its kernel; noted where it is not."""
     try:
         advice = Advice.from_json(problem.extra.get(ADVICE))
-        advice.function  # noqa: B018 - what is no cost function is not kept
+        advice.functions  # noqa: B018 - what is no cost function is not kept
     except RecordError as error:
         notes.add(f"advice on {problem.kernel.name} was not imported: {error}"[:300])
         return None

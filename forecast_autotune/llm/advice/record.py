@@ -7,9 +7,13 @@ from functools import lru_cache
 
 from forecast_autotune.llm.advice.language import CostFunction, parse_cost_function
 from forecast_autotune.llm.advice.question import ADVICE_VERSION
+from forecast_autotune.llm.advice.subject import AdviceError
 from forecast_autotune.records.base import SCHEMA, Extra
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import read_text
+
+MAX_FUNCTIONS = 8
+"""Of one record: each is evaluated in every decision."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,11 @@ class Advice(Record, tag="advice", schema=SCHEMA, lenient=True):
 
     @property
     def functions(self) -> tuple[CostFunction, ...]:
-        """All of them, the first one first. Raises as `function` does."""
+        """All of them, the first one first. Raises as `function` does, and for more than `MAX_FUNCTIONS`."""
+        if len(self.others) >= MAX_FUNCTIONS:
+            raise AdviceError(
+                f"advice holds {MAX_FUNCTIONS} cost functions at most, this has {1 + len(self.others)}"
+            )
         return tuple(map(_parsed, (self.text, *self.others)))
 
 

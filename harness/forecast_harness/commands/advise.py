@@ -15,7 +15,7 @@ from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.asking import ask_for_advice, revise_advice
 from forecast_autotune.llm.advice.checks import check_function
-from forecast_autotune.llm.advice.record import Advice
+from forecast_autotune.llm.advice.record import MAX_FUNCTIONS, Advice
 from forecast_autotune.llm.advice.subject import AdviceError
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.writers import TextGenerator
@@ -109,7 +109,7 @@ class _AdvisingSession:
         if isinstance(kernel, str):
             return {"kernel": name, "outcome": "skipped", "why": kernel}
         row: dict[str, Any] = {"kernel": name, "source_sha256": kernel.kernel.source_sha256}
-        held = self.store.advice(kernel.kernel.source_sha256)
+        held = usable_advice(self.store, kernel.kernel.source_sha256)
         if held is not None and not self.again and not self.revise:
             return {**row, "outcome": "kept", **describe_advice(held)}
         begin = time.perf_counter()
@@ -181,7 +181,7 @@ def _take(options: argparse.Namespace, output: Output) -> int:
             if (options.kernel or "").lower() not in advice.kernel.lower():
                 continue
             row = {"kernel": advice.kernel, "source_sha256": advice.source_sha256}
-            held = store.advice(advice.source_sha256)
+            held = usable_advice(store, advice.source_sha256)
             if held is not None and not options.again:
                 rows.append({**row, "outcome": "kept", **describe_advice(held)})
                 continue
@@ -222,7 +222,7 @@ def _joined(several: Sequence[Advice]) -> Advice:
     """Independent cost functions of one source as one record, which are followed together."""
     texts = dict.fromkeys(text for advice in several for text in (advice.text, *advice.others))
     models = dict.fromkeys(advice.model for advice in several if advice.model)
-    return replace(several[0], others=tuple(texts)[1:], model=", ".join(models))
+    return replace(several[0], others=tuple(texts)[1:MAX_FUNCTIONS], model=", ".join(models))
 
 
 def _report(rows: Sequence[dict[str, Any]], more: dict[str, Any], store: Store, output: Output) -> int:
@@ -264,6 +264,15 @@ def _list(options: argparse.Namespace, output: Output) -> int:
         Text(str(store.root), style="dim"),
     )
     return 0
+
+
+def usable_advice(store: Store, source_sha256: str) -> Advice | None:
+    """The advice on a source, unless this release cannot read it."""
+    held = store.advice(source_sha256)
+    try:
+        return held if held is not None and held.functions else None
+    except AdviceError:
+        return None
 
 
 def describe_advice(advice: Advice) -> dict[str, Any]:

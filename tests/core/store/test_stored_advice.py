@@ -106,6 +106,8 @@ def test_it_travels_with_tables(tmp_path: Path) -> None:
         ({"type": "advice"}, "was not imported"),
         (5, "was not imported"),
         (replace(ADVICE, text="import os").to_json(), "a module holds helpers"),
+        (replace(ADVICE, others=("import os",)).to_json(), "a module holds helpers"),
+        (replace(ADVICE, others=(TEXT,) * 9).to_json(), "8 cost functions at most"),
         (replace(ADVICE, source_sha256="1" * 64).to_json(), "it is on another source"),
     ],
 )

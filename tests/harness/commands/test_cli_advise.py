@@ -136,6 +136,16 @@ def test_every_kernel_of_the_store(tmp_path: Path, capsys: Capture) -> None:
     assert "whose name contains 'nobody'" in capsys.readouterr().err
 
 
+def test_advice_of_another_language_is_replaced(tmp_path: Path, capsys: Capture) -> None:
+    asked = measured_store(tmp_path)
+    Store(tmp_path / "store").put_advice(Advice("example", asked.kernel.source_sha256, "import os", "old"))
+    assert main(["advise", "--list"]) == 0
+    assert "not within the language" in capsys.readouterr().out
+    spec = recorded(tmp_path, [(advice_prompt(asked.samples, asked.source), ANSWER)])
+    assert main(["advise", "--stored", "--llm", spec]) == 0
+    assert kept(tmp_path)[0].model == "writer-1"
+
+
 def test_one_round_of_revision(tmp_path: Path, capsys: Capture) -> None:
     asked = measured_store(tmp_path)
     assert main(["advise", "--stored", "--revise", "--llm", recorded(tmp_path, [])]) == 1
