@@ -33,7 +33,7 @@ _MAX_SHOWN_SKIPS = 5
 
 
 def advise(options: argparse.Namespace, output: Output) -> int:
-    """Ask for advice on kernels, take it from files, or list or remove what there is."""
+    """Ask for advice, take it from files, list or remove it; 1 if one was refused or there was nothing to ask about."""
     named = {
         "KERNEL.py:FN": options.what is not None,
         "--stored": options.stored,
