@@ -1,19 +1,20 @@
 """Measurement tables of a recorded pool: a problem per kernel and shape, its sources as variants.
 
-IR is traced here, on the null device, and what surrogates read of it is kept as `facts`; the texts of IR only
-if asked for. What the sources are is under `sources` in the problem, by the name that their measurements have
-as `variant`: name, origin, note and what became of them; their texts are with a kernel's first shape alone.
+IR is traced here, on the null device, and what surrogates read of it is kept as stores keep it
+(`features.stored_facts`), so that they are asked and fitted without IR; its texts only if asked for. What the
+sources are is under `sources` in the problem, by the name that their measurements have as `variant`: name,
+origin, note and what became of them; their texts are with a kernel's first shape alone.
 """
 
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.harvest_worker import table_facts
 from benchmarks.lib.kernel_processes import read_lines
 from benchmarks.lib.result_files import say
 from benchmarks.lib.search.source_pool import BASE
@@ -21,9 +22,9 @@ from benchmarks.lib.variants.corpus_compiling import ShapedCalls
 from benchmarks.lib.variants.corpus_preparing import PreparedKernel, PreparedSource, read_pool
 from benchmarks.lib.variants.corpus_timing import problems_of_line
 from forecast_autotune.errors import VariantError
-from forecast_autotune.features.ttir.extraction import assignment_of, extract_facts
-from forecast_autotune.features.ttir.parser import FeatureError
+from forecast_autotune.features.stored_facts import collect_facts
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
+from forecast_autotune.records.problem import FACTS
 from forecast_autotune.records.table import Table, table_lines
 from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.lazy_candidates import candidate_grids
@@ -108,7 +109,7 @@ def tables_of_kernel(
         told = {"label": case.name, "family": case.family, "hand": case.hand}
         sources = {one.variant: _told(prepared, one, lines, place == 0) for one in prepared.sources}
         whole = replace(problem, ttir=traced, extra={**problem.extra, **told, "sources": sources})
-        facts = {"facts": _facts(Table(whole, rows))}
+        facts = {FACTS: _facts(whole, rows, traced)}
         kept = traced if ttir else {}
         yield Table(replace(whole, ttir=kept, extra={**whole.extra, **facts}), rows)
 
@@ -124,20 +125,14 @@ def _told(prepared: PreparedKernel, source: PreparedSource, lines: KernelLines, 
     return found
 
 
-def _facts(table: Table) -> dict[str, Any]:
-    """The table's facts, without those of IR that cannot be read."""
-    try:
-        return table_facts(table)
-    except FeatureError:
-        problem, readable = table.problem, dict(table.problem.ttir)
-        for m in table.measurements:
-            key = assignment_of(m.candidate)
-            try:
-                if key in readable:
-                    extract_facts(readable[key], problem.arguments, m.grid or problem.grid)
-            except FeatureError:
-                del readable[key]
-        return table_facts(Table(replace(problem, ttir=readable), table.measurements))
+def _facts(problem: Problem, rows: Sequence[Measurement], ttir: Mapping[str, str]) -> dict[str, Any]:
+    """What a surrogate reads of the measured candidates' IR, as a store keeps it; six digits of each number."""
+    grids = {m.candidate: m.grid for m in rows if m.grid}
+    candidates = list(dict.fromkeys(m.candidate for m in rows))
+    found = collect_facts(problem, candidates, grids, ttir, within_s=math.inf)
+    for unit in found["units"]:
+        unit[2] = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in unit[2].items()}
+    return found
 
 
 def packed_tables(path: Path, pool: Path, ttir: bool, workers: int) -> Iterator[Table]:
