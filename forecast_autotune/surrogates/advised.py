@@ -116,7 +116,6 @@ class AdvisedSurrogate(AnalyticSurrogate):
             mean=self.hyper.expand(bent, floor),
             parts=parts,
             leaves=leaves,
-            informed=True,
             same_as=same,
         )
 
