@@ -1,77 +1,24 @@
-"""Recorded advice on the corpus' kernels, and surrogates that follow it, each fitted without a family."""
+"""What language models wrote of the benchmark kernels, as `benchmarks/data/advice.jsonl.gz` has it."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.lib.environment import ROOT
 from forecast_autotune.llm.advice.record import Advice
-from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.advised import VERSION, advised_forecasts
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
-from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-from forecast_train.evaluation.splits import family_of
-
-ADVICE_TABLE = ROOT / "benchmarks" / "data" / "advice.jsonl.gz"
-"""Answers on every kernel: a line that says who wrote them and how, then one per answer."""
 
 
-def recorded_advice(path: Path = ADVICE_TABLE, versions: Sequence[str] = ()) -> dict[str, Advice]:
-    """Advice by source hash; several answers on one source as one record, the latest version's first.
-
-    `versions`: only answers to these versions of the question.
-    """
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        lines: list[dict[str, Any]] = [json.loads(line) for line in stream]
-    found: dict[str, Advice] = {}
-    every = [Advice.from_json(line) for line in lines if line["type"] == "advice"]
-    for one in sorted(every, key=lambda a: a.version, reverse=True):
-        if versions and one.version not in versions:
-            continue
-        first = found.get(one.source_sha256)
-        found[one.source_sha256] = one if first is None else replace(first, others=(*first.others, one.text))
+def recorded_advice(path: Path) -> dict[str, Advice]:
+    """Advice by the benchmark kernel's name: its latest answer first, the other one beside it."""
+    answers: dict[str, list[Advice]] = {}
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            if row["type"] == "advice":
+                answers.setdefault(row["label"], []).append(Advice.from_json(row))
+    found = {}
+    for kernel, given in answers.items():
+        first, *others = sorted(given, key=lambda a: a.version, reverse=True)
+        found[kernel] = replace(first, others=tuple(a.text for a in others))
     return found
-
-
-class FollowingAdvice:
-    """A surrogate that is told recorded advice with every question about a kernel that has some."""
-
-    def __init__(self, base: AnalyticSurrogate, advice: Mapping[str, Advice]) -> None:
-        self.base, self.advice = base, dict(advice)
-        self.name, self.version = "advised", f"{VERSION}-{base.version}"
-
-    def forecast(self, query: Query) -> Forecasts:
-        """Forecast all candidates of the query."""
-        advice = self.advice.get(query.problem.kernel.source_sha256)
-        return advised_forecasts(self.base, replace(query, advice=advice))
-
-
-class FamilyModels:
-    """Learned surrogates in a folder, `<family>.npz` each, fitted without that family."""
-
-    def __init__(
-        self, folder: Path, families: Sequence[str], advice: Mapping[str, Advice] | None = None
-    ) -> None:
-        """With `advice`, what is found follows it."""
-        self.folder, self.families, self.advice = folder, tuple(sorted(set(families))), advice
-
-    def without(self, family: str) -> Surrogate:
-        """The one that has not seen a family. Raises `ValueError` for a file that says otherwise."""
-        model = LearnedModel.load(self.folder / f"{family}.npz")
-        if (model.about or {}).get("without") != family:
-            raise ValueError(f"{family}.npz was not fitted without {family}: give another folder")
-        plain = LearnedSurrogate(model)
-        return plain if self.advice is None else FollowingAdvice(plain, self.advice)
-
-    def __call__(self, tables: Sequence[Table]) -> Surrogate:
-        """The one for a fold that is trained on these tables: they hold all families but one."""
-        left = set(self.families) - {family_of(t.problem) for t in tables}
-        if len(left) != 1:
-            raise ValueError(f"a fold leaves one family out, this leaves {sorted(left)}")
-        return self.without(left.pop())
