@@ -38,8 +38,8 @@ import numpy as np
 from benchmarks.lib import result_files
 from benchmarks.lib.advice_arms import ALONE, ARMS, ArmContext, open_arms
 from benchmarks.lib.advice_figures import equal_risk, paired_figures
+from benchmarks.lib.advised_surrogates import ADVICE_TABLE, FamilyModels, advice_by_source
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.recorded_advice import ADVICE_TABLE, FamilyModels, recorded_advice
 from benchmarks.lib.result_files import say
 from benchmarks.lib.surrogates_without import table_paths
 from benchmarks.lib.variants.variant_forecasts import file_digest
@@ -219,7 +219,7 @@ def main() -> int:
     options = result_files.parse_arguments(made)
     report = result_files.ResultFile(options, "advice", seed=options.seed)
     warnings.simplefilter("ignore")
-    advice = recorded_advice()
+    advice = advice_by_source()
     tables = [
         t
         for t in load([*table_paths(), NEAR_TABLE])

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.advised_surrogates import FamilyModels, advice_by_source
 from benchmarks.lib.environment import environment
-from benchmarks.lib.recorded_advice import FamilyModels, recorded_advice
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import FAMILIAR, INFORMED, SCHEMA, STRANGE
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -64,7 +64,7 @@ def calibration_report(name: str, arguments: argparse.Namespace) -> dict[str, An
     tables = load([*shipped_tables(), *arguments.tables])
     make: FitSurrogate | None = SURROGATES.get(name)
     if make is None or arguments.models is not None:
-        advice = recorded_advice() if name == ADVISED else None
+        advice = advice_by_source() if name == ADVISED else None
         make = FamilyModels(arguments.models, [family_of(t.problem) for t in tables], advice)
     if arguments.limit is not None:
         tables = spread_over_kernels(tables, arguments.limit)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.recorded_advice import FamilyModels, recorded_advice
+from benchmarks.lib.advised_surrogates import FamilyModels, advice_by_source
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.calibration import BlendWeight
@@ -42,10 +42,10 @@ def open_arms(context: ArmContext) -> dict[str, Surrogate]:
     """Every arm by name."""
     base = FamilyModels(context.models, [context.family]).without(context.family)
     assert isinstance(base, AnalyticSurrogate)
-    both = recorded_advice()
+    both = advice_by_source()
     made: dict[str, Surrogate] = {"learned": base}
     for name in ("advice-1", "advice-2"):
-        made[name] = AdviceArm(base, recorded_advice(versions=[name]), context.weights)
+        made[name] = AdviceArm(base, advice_by_source(versions=[name]), context.weights)
     made["advice"] = AdviceArm(base, both, context.weights)
     made["direct"] = DirectArm(base, {}, context)
     made["ensemble"] = DirectArm(base, both, context)
