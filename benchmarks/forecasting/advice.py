@@ -5,9 +5,9 @@
 Every kernel of the corpus with recorded advice (`benchmarks/data/advice.jsonl.gz`), `--each` of its problems drawn
 at random; of 72 kernels the problem that a model also forecast candidate by candidate
 (`direct_answers.jsonl.gz`). The surrogates in `--models` were fitted without the kernel's family, and so are the
-weights by which advice and direct forecasts are followed. Arms: `learned`; `advice` (both cost functions of
-each kernel), `advice-1` and `advice-2` (one of them, first problems); and, where there are direct forecasts, `direct` and `ensemble`
-(advice and direct). Of each arm: the config forecast best, unmeasured; regret after 3 and 5 measurements, those of
+weights by which advice is followed. Arms: `learned`; `advice` (both cost functions of each kernel), `advice-1`
+and `advice-2` (one of them, first problems); and, where there are direct forecasts, `direct` and `ensemble` (advice
+and direct). Of each arm: the config forecast best, unmeasured; regret after 3 and 5 measurements, those of
 the default policy; regret, measurements and misses of the default policy; rank correlation, RMSE and log score
 of the forecasts of candidates within twice the best time.
 
