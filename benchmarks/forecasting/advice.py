@@ -44,6 +44,7 @@ from benchmarks.lib.result_files import say
 from benchmarks.lib.surrogates_without import table_paths
 from benchmarks.lib.variants.variant_forecasts import file_digest
 from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.records import Candidate
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Query, Relative, Surrogate
@@ -71,7 +72,9 @@ def direct_answers(path: Path = DIRECT_TABLE) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for line in lines:
         if line["type"] == "answer":
-            shown = [json.dumps(c, sort_keys=True) for c in line["configs"]]
+            shown = [
+                json.dumps(Candidate.from_json(c).config.to_json(), sort_keys=True) for c in line["configs"]
+            ]
             found[line["problem"]] = dict(zip(shown, line["log2_slowdown"], strict=True))
     return found
 
