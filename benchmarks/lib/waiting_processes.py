@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 # --- the child ---
@@ -88,3 +90,8 @@ class WaitingChild:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def copy_missing(source: str, to: str) -> str:
+    """Libraries that the waiting process has mapped must not change under it."""
+    return to if Path(to).exists() else str(shutil.copy2(source, to))

@@ -35,7 +35,7 @@ from benchmarks import kernels
 from benchmarks.lib import child_processes, devices, kernel_timing, result_files
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.recorded_advice import recorded_advice
-from benchmarks.lib.waiting_processes import WaitingChild, give_answer, say_ready, wait_for_turn
+from benchmarks.lib.waiting_processes import WaitingChild, copy_missing, give_answer, say_ready, wait_for_turn
 from forecast_autotune import autotune
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.store import Store
@@ -242,7 +242,8 @@ def run_kernel(
             for repeat, arm in todo:  # what was compiled once need not be again
                 cache = folder / f"{repeat}-{arm}" / "triton"
                 if cache.is_dir():
-                    shutil.copytree(cache, folder / "retime" / "triton", dirs_exist_ok=True)
+                    to = folder / "retime" / "triton"
+                    shutil.copytree(cache, to, copy_function=copy_missing, dirs_exist_ok=True)
             chosen = list({kernel_timing.config_text(r["winner"]): r["winner"] for r in runs}.values())
             turn = {"configs": [*chosen, *known.best], "check": chosen}
             again = children[None].take_turn(turn, limit)
@@ -324,7 +325,7 @@ def paired(one: Sequence[float], other: Sequence[float], names: Sequence[str]) -
     """`one` - `other` kernel by kernel: mean and median, each with its interval, and how often which is less."""
     from forecast_train.evaluation.bootstrap import paired_bootstrap
 
-    difference = np.array(one) - np.array(other)
+    difference = np.array(one, float) - np.array(other, float)
     found: dict[str, Any] = {}
     for name, statistic in (("mean", statistics.fmean), ("median", statistics.median)):
         interval = paired_bootstrap(statistic, difference, np.zeros_like(difference), names)
