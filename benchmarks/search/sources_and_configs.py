@@ -16,12 +16,15 @@ family; it lies in `--models` then. An evaluation is one (source, config) that i
 arms pay for each, and are read after equally many. With `--tuned`, the base's configs were timed before and
 cost nothing: there is less to gain then. Scores are log2(time / time of the base under the best of its
 recorded configs), and the figures are those of `equal_budget`; the arm `--claim` at the last of the
-budgets decides whether the claim holds. `timing_noise` says how far two timings of a candidate disagree.
+budgets decides whether the claim holds. `timing_noise` says how far two timings of a candidate disagree. With
+`--judgements RESULT`, a result file of `source_ranking`, there are arms that know what was forecast of the sources
+before: `judged by model`, `judged by ensemble`. Of a kernel with tables at several shapes, the first is searched.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import statistics
@@ -40,7 +43,7 @@ from benchmarks.lib.result_files import say
 from benchmarks.lib.search.pool_replay import ReplayedSearch
 from benchmarks.lib.search.source_pool import BASE, write_tables
 from benchmarks.lib.search.source_recording import compile_kernel, record_kernels, time_kernel
-from benchmarks.lib.search.source_replay import ARMS, KernelRecord, replay_sources
+from benchmarks.lib.search.source_replay import ARMS, JUDGED, KernelRecord, replay_sources
 from benchmarks.lib.surrogates_without import surrogate_without, table_paths
 from benchmarks.lib.variants.variant_forecasts import file_digest
 from benchmarks.search.equal_budget import summary
@@ -48,6 +51,7 @@ from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.replay import load
+from forecast_harness.search.forecasters.recorded import SourceJudgement
 from forecast_harness.search.records import SearchSettings
 from forecast_train.evaluation.splits import make_folds
 
@@ -79,11 +83,13 @@ def replay_all(a: Namespace, report: result_files.ResultFile) -> dict[str, Any]:
     tables = read_tables(a.replay)
     only = set(filter(None, a.only.split(",")))
     tables = [t for t in tables if not only or t.problem.extra["label"].partition("/")[0] in only]
+    tables = [t for t in tables if all("text" in one for one in t.problem.extra["sources"].values())]
+    judged = {} if a.judgements is None else recorded_judgements(a.judgements)
     known = surrogates_by_family(sorted({t.problem.extra["family"] for t in tables}), a.models)
     budgets = sorted(int(b) for b in a.budgets.split(","))
     settings = SearchSettings(samples=a.samples, k=a.k)
     asked = {"unfiltered", a.claim, *a.arms.split(",")}
-    arms = [arm for arm in ARMS if not a.arms or arm in asked]
+    arms = [arm for arm in (*ARMS, *judged) if not a.arms or arm in asked]
     runs: list[ReplayedSearch] = []
     pools = {}
     for table in tables:
@@ -109,6 +115,7 @@ def replay_all(a: Namespace, report: result_files.ResultFile) -> dict[str, Any]:
                     trials=a.trials,
                     settings=settings,
                     tuned=a.tuned,
+                    judgements=judged.get(arm),
                 )
             runs.append(run)
             row = {"problem": run.problem, "seed": seed, "arm": arm, "ended": run.ended}
@@ -123,6 +130,21 @@ def replay_all(a: Namespace, report: result_files.ResultFile) -> dict[str, Any]:
     origin = {"table": file_digest(a.replay), "device": tables[0].problem.device.name}
     options = {"trials": a.trials, "base_is_tuned": a.tuned, "claim": a.claim}
     return {**origin, **options, **summary(pools, runs, budgets, a.claim)}
+
+
+def recorded_judgements(path: Path) -> dict[str, dict[str, SourceJudgement]]:
+    """What `source_ranking` found to be forecast of each source, by arm, then by digest of the text.
+
+    The spread is that of the faster side: what could be gained is asked of it.
+    """
+    rows = json.loads(path.read_text(encoding="utf-8"))["raw"]["sources"]
+    found: dict[str, dict[str, SourceJudgement]] = {}
+    for row in rows:
+        for arm in ("model", "ensemble"):
+            _, score, faster, _, p_wrong = row["arms"][arm]
+            said = SourceJudgement(score, faster, p_wrong)
+            found.setdefault(f"{JUDGED}{arm}", {})[row["sha256"]] = said
+    return found
 
 
 def record_summary(recorded: KernelRecord) -> dict[str, Any]:
@@ -195,6 +217,7 @@ def options() -> ArgumentParser:
     made.add_argument(
         "--arms", default="", help="comma-separated, beside unfiltered and the claimed one; all by default"
     )
+    made.add_argument("--judgements", type=Path, metavar="RESULT", help="of source_ranking, for more arms")
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument("--claim", default="updated", help="the arm that is to be better than unfiltered")
     made.add_argument("--tuned", action="store_true", help="the base's configs were timed before, for free")

@@ -17,6 +17,7 @@ from benchmarks.lib.search.pool_replay import ReplayedSearch
 from benchmarks.lib.search.source_pool import BASE, sample_candidates
 from benchmarks.lib.search.source_replay import (
     ARMS,
+    JUDGED,
     KernelRecord,
     NestedJudge,
     RecordTraceReader,
@@ -30,6 +31,7 @@ from forecast_autotune.records import Candidate, Config, Device, Kernel, Measure
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.surrogates.learned import shipped_model
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
+from forecast_harness.search.forecasters.recorded import SourceJudgement, source_digest
 from forecast_harness.search.forecasters.variant_tracing import most_promising
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.records import Node, SearchSettings
@@ -229,6 +231,23 @@ def test_a_base_that_is_tuned_costs_one_evaluation_and_all_arms_know_its_best() 
     )
 
 
+def test_judged_runs_begin_with_what_was_judged_fast(recorded: KernelRecord) -> None:
+    scores = recorded.pool.scores
+    ranked = sorted(scores, key=lambda id_: scores[id_])
+    judged = {
+        source_digest(node.source): SourceJudgement(scores.get(id_, 0.0), 0.05, 0.01)
+        for id_, node in recorded.pool.nodes.items()
+        if node.parents
+    }
+    settings, arm = SearchSettings(k=1), f"{JUDGED}someone"
+    told = replay_sources(
+        recorded, arm, budget=9, seed=0, trials=TRIALS, settings=settings, judgements=judged
+    )
+    assert told.best[-1] <= scores[ranked[2]]
+    with pytest.raises(ValueError, match="an arm is one of"):
+        replay_sources(recorded, arm, budget=9, seed=0, trials=TRIALS, settings=settings)
+
+
 def test_unfiltered_runs_ask_no_surrogate() -> None:
     surrogate = Knowing()
     found = KernelRecord(made(), surrogate)
@@ -282,7 +301,7 @@ def test_the_report_holds_every_run_and_what_was_recorded(tmp_path: Path) -> Non
     write_tables(tmp_path / "t.jsonl.gz", [made(f"rows/{i}") for i in range(2)])
     chosen = {"only": "", "arms": "unfiltered,filtered", "budgets": "8,16", "samples": 16, "k": 4}
     counts = {"seeds": 2, "trials": TRIALS, "least": 4}
-    rest = {"claim": "filtered", "tuned": False, "null": False}
+    rest = {"claim": "filtered", "tuned": False, "null": False, "judgements": None}
     paths = {"replay": tmp_path / "t.jsonl.gz", "models": tmp_path, "out": tmp_path / "o.json"}
     a = Namespace(**chosen, **counts, **paths, **rest)
     report = result_files.ResultFile(a, "search_sources")

@@ -9,6 +9,7 @@ evaluation, whatever comes of it. A source that is wrong costs one. The arms dif
     filtered       both by forecasts
     updated        the same, and forecasts of configs learn from all that the run itself has timed: what the
                    product does, whose lanes learn from what each of them has timed (`judge_kernel`)
+    judged         the same, but sources by judgements that were made before (`forecasters.recorded`)
     oracle         knows the record: the best sources, their best config first
 
 Where the base is said to be tuned already, its recorded configs cost nothing and all arms know the best of
@@ -38,6 +39,7 @@ from forecast_autotune.records import Candidate, Config, Measurement, Outcome, d
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Query, Surrogate
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.search.forecasters.recorded import RecordedForecaster, SourceJudgement
 from forecast_harness.search.forecasters.triton import TritonForecaster
 from forecast_harness.search.forecasters.variant_tracing import (
     ConfigForecasts,
@@ -57,6 +59,8 @@ from forecast_harness.search.records import (
 )
 
 ARMS = ("unfiltered", "filtered", "updated", "configs only", "sources only", "oracle")
+JUDGED = "judged by "
+"""Beginning of the arms that are told judgements; whose they are follows."""
 _STYLES = {"llm": "recorded/written", "mechanical": "mechanical/single"}
 FAILED_OUTCOMES = (Outcome.INCORRECT, Outcome.COMPILE_ERROR)
 
@@ -260,7 +264,7 @@ class NestedJudge:
         """Forecasts of a source's configs but those that are timed anyway."""
         recorded = self._recorded
         said = recorded.before[variant]
-        if self._arm == "updated":
+        if self._arm == "updated" or self._arm.startswith(JUDGED):
             before = recorded.by_variant[BASE] if self._tuned else []
             timed = dict.fromkeys([*before, *(c for tried in self.timed.values() for c in tried)])
             said = recorded.forecast([recorded.rows[c] for c in timed])[variant]
@@ -276,18 +280,23 @@ def replay_sources(
     trials: int,
     settings: SearchSettings,
     tuned: bool = False,
+    judgements: Mapping[str, SourceJudgement] | None = None,
 ) -> ReplayedSearch:
     """Search a record. `budget` counts evaluations, `trials` are those of one source at most.
 
-    Raises `ValueError` for an arm that is none of `ARMS`.
+    `judgements` are those of an arm that begins with `JUDGED`. Raises `ValueError` for an arm that is none of
+    these and none of `ARMS`.
     """
-    if arm not in ARMS:
+    judged = arm.startswith(JUDGED) and judgements is not None
+    if arm not in ARMS and not judged:
         raise ValueError(f"an arm is one of {', '.join(ARMS)}, not {arm!r}")
     forecaster: Forecaster | None = None
     if arm == "oracle":
         forecaster = OracleForecaster(recorded.pool)
-    elif arm in ("filtered", "updated", "sources only"):
+    elif judged or arm in ("filtered", "updated", "sources only"):
         forecaster = TritonForecaster(recorded.pool.target, RecordTraceReader(recorded))
+    if judged and judgements is not None and forecaster is not None:
+        forecaster = RecordedForecaster(judgements, forecaster)
     judge = NestedJudge(recorded, arm, trials, budget, seed, tuned)
     # Enough sources for the budget even where most have few configs.
     nodes = SearchBudget(min(len(recorded.pool.nodes), budget))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from forecast_autotune.errors import SettingsError
 from forecast_harness.search.forecasters.lineage import LineageForecaster
 from forecast_harness.search.interfaces import Forecaster
 from forecast_harness.search.records import SearchTarget, TargetKind
 
-SPEC_FORMS = "auto, none, lineage, triton, or llm:SPEC with a model as in FORECAST_AUTOTUNE_LLM"
+SPEC_FORMS = (
+    "auto, none, lineage, triton, recorded:FILE with judgements of sources, or llm:SPEC with a model as in "
+    "FORECAST_AUTOTUNE_LLM"
+)
 
 
 def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
     """The forecaster that `spec` names; None for `none`.
 
-    `lineage` learns from the search's own results, in any language. `triton` adds the shipped surrogate where
-    the target is in Triton, as packs on a device and kernels are. `auto` is `triton` there, else `lineage`.
-    `llm:SPEC` blends a language model with `auto`. Raises `SettingsError` for anything else, and for `triton`
-    where there is nothing to trace.
+    `lineage` learns from the search's own results, in any language. `triton` adds the shipped surrogate where the
+    target is in Triton, as packs on a device and kernels are. `auto` is `triton` there, else `lineage`. `llm:SPEC`
+    blends a language model with `auto`, `recorded:FILE` a file of judgements. Raises `SettingsError` for anything
+    else, and for `triton` where there is nothing to trace.
     """
     if spec == "none":
         return None
@@ -25,6 +30,11 @@ def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
         from forecast_harness.search.forecasters.llm import LLMNodeForecaster
 
         return LLMNodeForecaster(provider().backend(spec.removeprefix("llm:")), _without_llm("auto", target))
+    if spec.startswith("recorded:"):
+        from forecast_harness.search.forecasters.recorded import RecordedForecaster, read_judgements
+
+        judgements = read_judgements(Path(spec.removeprefix("recorded:")))
+        return RecordedForecaster(judgements, _without_llm("auto", target))
     return _without_llm(spec, target)
 
 
