@@ -2,9 +2,9 @@
 
 A model says what it likes; this record says what its answers have been worth: a temperature, monotone
 corrections of its means and of its failures, how wide its intervals must be on each device, and how far an
-ensemble should follow it, by kind of kernel and by distance from the kernels it was tried on. It is JSON,
-beside the adapter or in the user's cache directory. A model without one has weight 0: nobody knows what its
-answers are worth, so nobody asks it.
+ensemble should follow it, by kind of question and of kernel, by distance from the kernels it was tried on and
+by how many measurements are known. It is JSON, beside the adapter or in the user's cache directory. A model
+without one has weight 0: nobody knows what its answers are worth, so nobody asks it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS, Bins
+from forecast_autotune.llm.question_kinds import (
+    CONFIG,
+    KNOWN_BOUNDS,
+    QUESTION_KINDS,
+    QuestionWeight,
+    known_class,
+)
 from forecast_autotune.llm.similarity import KERNEL_KINDS, FittedProblems
 from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Problem, digest
@@ -98,8 +106,8 @@ class BlendWeight(Record, complete=True):
             raise RecordError(f"a weight is a share in [0, 1] with an sd in [0, 2], got {self}")
 
     def scaled_by(self, factor: float) -> BlendWeight:
-        """The same weight where the model is worth only a part of it."""
-        return BlendWeight(self.mean * factor, self.sd * factor)
+        """The same weight where the model is worth only a part of it, or more."""
+        return BlendWeight(min(1.0, self.mean * factor), min(2.0, self.sd * factor))
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,8 @@ class ModelLatency(Record, unknown="refuse"):
     """Seconds per token of a prompt."""
     load_s: float = 0.0
     """Seconds until the first answer can be begun."""
+    answer_s: float = 0.0
+    """Median seconds of an answer; 0 where none was timed."""
 
 
 def _read_bins(value: Any) -> Bins:
@@ -171,16 +181,23 @@ class LLMCalibration(
     """Factors on half-widths by `INTERVAL_LEVELS` level, per device and pooled: group-wise split-conformal quantiles
     of |observed - mean| / sd over those of a normal."""
     weights: Mapping[str, BlendWeight] = field(default_factory=dict)
-    """By kind of kernel (`likeness.KINDS`), and pooled for kinds that were not recorded."""
+    """By kind of kernel (`similarity.KERNEL_KINDS`), and pooled for kinds that were not recorded."""
     decay: tuple[tuple[float, float], ...] = ()
     """(distance up to which it holds, factor on the weight), nearest first; beyond the last: its factor."""
+    questions: Mapping[str, QuestionWeight] = field(
+        default_factory=dict,
+        metadata=json_option(default={}, when=attrgetter("questions")),
+    )
+    """By kind of question; the pooled weight is for kinds that were not recorded, and stands in older files."""
+    known: tuple[float, ...] = field(default=(), metadata=json_option(default=(), when=attrgetter("known")))
+    """Factors on the weight per class of `KNOWN_BOUNDS`; empty changes nothing."""
     remains: float = 1.0
     """Size of the learned forecast's errors when the model is followed, as a share of what they were: with a
     good model there is less left to be unsure about."""
     fail_weight: float = 0.0
     """The same share for the log odds of failing."""
     saved: float = 0.0
-    """Share of the measurements that asking has saved at equal regret, less its standard error."""
+    """Share of the measurements that asking has saved at equal regret."""
     scope: CalibrationScope = CalibrationScope()
     pace: ModelLatency = ModelLatency()
     about: Mapping[str, Any] = field(default_factory=dict, metadata=json_option(default={}))
@@ -198,6 +215,14 @@ class LLMCalibration(
             raise RecordError(
                 f"weights of unknown kinds {sorted(unknown)}: known are {[*KERNEL_KINDS, POOLED_KIND]}"
             )
+        if unknown := set(self.questions) - {*QUESTION_KINDS}:
+            raise RecordError(
+                f"weights of unknown questions {sorted(unknown)}: known are {list(QUESTION_KINDS)}"
+            )
+        if self.known and (
+            len(self.known) != len(KNOWN_BOUNDS) or not all(0.0 <= f < 1e3 for f in self.known)
+        ):
+            raise RecordError(f"known needs a factor per class {KNOWN_BOUNDS}, got {self.known}")
         shares = (self.saved, self.fail_weight, self.remains)
         if not all(0.0 <= share <= 1.0 for share in shares) or self.remains < MIN_REMAINING_DOUBT:
             raise RecordError(
@@ -207,7 +232,8 @@ class LLMCalibration(
     @property
     def skilled(self) -> bool:
         """Whether its answers have been worth anything anywhere."""
-        return any(w.mean > 0 for w in self.weights.values())
+        followed = any(w.mean > 0 for w in self.weights.values())
+        return followed or any(q.mean > 0 for q in self.questions.values())
 
     def temperature_scaled(self, probabilities: Array) -> Array:
         """The probabilities [n, labels] at the fitted temperature; rows of zeros stay zeros."""
@@ -245,12 +271,36 @@ class LLMCalibration(
             for column in zip(*self.intervals.values(), strict=True)
         )
 
-    def weight(self, kind: str, distance: float) -> BlendWeight:
-        """How far to follow the model on a kernel of a kind, at a distance from those it was tried on."""
-        found = self.weights.get(kind) or self.weights.get(POOLED_KIND) or BlendWeight()
-        if not self.decay or not math.isfinite(distance):
-            return found
-        return found.scaled_by(next((f for edge, f in self.decay if distance <= edge), self.decay[-1][1]))
+    def weight(self, kind: str, distance: float, question: str = CONFIG, known: int = 0) -> BlendWeight:
+        """How far to follow the model on a kernel of a kind, at a distance from those it was tried on, in a kind of
+        question and with so many measurements known."""
+        pooled = self.weights.get(POOLED_KIND) or BlendWeight()
+        found = self.weights.get(kind) or pooled
+        if own := self.questions.get(question):
+            # A kind of kernel is followed as much more or less in every kind of question.
+            share = found.mean / pooled.mean if pooled.mean > 0 else 1.0
+            found = BlendWeight(min(1.0, own.mean * share), own.sd)
+        if self.decay and math.isfinite(distance):
+            found = found.scaled_by(
+                next((f for edge, f in self.decay if distance <= edge), self.decay[-1][1])
+            )
+        return found.scaled_by(self._factor(known))
+
+    def _factor(self, known: int) -> float:
+        return self.known[known_class(known)] if self.known else 1.0
+
+    def saving(self, question: str, known: int = 0) -> float:
+        """Share of the measurements that asking such a question saves at equal regret, with so many known."""
+        own = self.questions.get(question)
+        if own is not None and own.mean <= 0.0:
+            return 0.0
+        saved = self.saved if own is None or own.saved is None else own.saved
+        return saved * min(1.0, self._factor(known))
+
+    def regret_saved(self, question: str) -> float | None:
+        """Regret that asking such a question saves where nothing is measured; None where nobody has looked."""
+        own = self.questions.get(question)
+        return None if own is None else own.regret
 
     def mark(self) -> str:
         """A short name of everything it says but where it comes from."""

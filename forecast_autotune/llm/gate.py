@@ -1,7 +1,9 @@
 """Whether asking a language model is worth its latency: the value of computation, in seconds of waiting.
 
-An answer is worth the measurements that it saves at equal regret (`Calibration.saved`, from replays), in
-the wall seconds that those would have taken; it costs what is waited for it. A pure function: no clock.
+An answer is worth the measurements that it is expected to save at equal regret (`LLMCalibration.saving`, from
+replays, by kind of question), in the wall seconds that those would have taken; it costs what its answers have
+taken. Regret that it saves counts where nothing is measured: how many launches a decision will serve is not
+known, so it has no price in seconds elsewhere. A pure function: no clock.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ DEFAULT_PER_TOKEN_S = 1e-4
 OVERHEAD_S = 0.02
 """What two beliefs instead of one take in a decision, whatever the model takes (16 ms on recorded ones)."""
 MARGIN = 2.0
-"""An answer must be worth so many times what it costs: both are estimates."""
+"""An answer is waited for before anything else where it is worth so many times what it costs."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class GateInputs:
     compile_s: float
     """Seconds to compile one candidate; about 0 where the binaries are there."""
     saved: float
-    """Share of the measurements that asking saves at equal regret, in [0, 1]."""
+    """Share of the measurements that asking is expected to save at equal regret, in [0, 1]."""
     asked: int
     """Candidates that would be asked about."""
     per_token_s: float = DEFAULT_PER_TOKEN_S
@@ -46,10 +48,16 @@ class GateInputs:
     once: bool = False
     """Nothing will be measured: the answer is for the choice itself, and any second within the limit is."""
     timeout_s: float = 30.0
+    answer_s: float | None = None
+    """Median seconds of the answers that were timed; None where none was: estimated by tokens."""
+    regret_saved: float | None = None
+    """Regret that asking is expected to save where nothing is measured; None where nobody has looked."""
 
     @property
     def latency_s(self) -> float:
-        """Estimated seconds of the answer itself, once the model is loaded."""
+        """Seconds of the answer itself, once the model is loaded: as measured, else as estimated."""
+        if self.answer_s is not None:
+            return self.answer_s
         return self.per_token_s * (TYPICAL_PREFIX_TOKENS + TYPICAL_SUFFIX_TOKENS * self.asked)
 
 
@@ -95,9 +103,13 @@ def decide_asking(situation: GateInputs) -> GateDecision:
     if s.saved <= 0.0:
         return GateDecision(False, 0.0, cost, "its answers have not been worth anything on recorded problems")
     if s.once:
-        worth = GateDecision(True, s.timeout_s, cost, "nothing is measured, so its answer decides")
         late = f"it would take about {cost:.1f} s, longer than the limit of {s.timeout_s:g} s"
-        return worth if cost <= s.timeout_s else GateDecision(False, s.timeout_s, cost, late)
+        if cost > s.timeout_s:
+            return GateDecision(False, s.timeout_s, cost, late)
+        if s.regret_saved is None:
+            return GateDecision(True, s.timeout_s, cost, "nothing is measured, so its answer decides")
+        told = f"nothing is measured: an answer saves {s.regret_saved:.2%} regret and takes {cost:.2f} s"
+        return GateDecision(s.regret_saved > 0.0, s.timeout_s, cost, told)
     if s.candidates < MIN_CANDIDATES:
         return GateDecision(
             False, 0.0, cost, f"{s.candidates} candidates are measured sooner than asked about"
@@ -105,4 +117,4 @@ def decide_asking(situation: GateInputs) -> GateDecision:
     value = s.saved * expected_measuring_s(s)
     told = f"{s.candidates} candidates: an answer saves about {value:.2f} s and takes {s.latency_s:.2f} s"
     # Loading is paid once by a process and goes on beside the compilations: it only delays the answer.
-    return GateDecision(value >= MARGIN * (s.latency_s + OVERHEAD_S), value, cost, told)
+    return GateDecision(value > s.latency_s + OVERHEAD_S, value, cost, told)

@@ -31,6 +31,7 @@ from forecast_autotune.llm.gate import (
     decide_asking,
 )
 from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.llm.question_kinds import question_kind
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import LLMConsultation
 from forecast_autotune.records.table import latest_labels
@@ -109,6 +110,8 @@ class EnsembleSurrogate:
             pace.per_token_s or DEFAULT_PER_TOKEN_S,
             pace.load_s or DEFAULT_LOAD_S,
         )
+        self._answers_s: deque[float] = deque(maxlen=_MAX_QUESTIONS)
+        """Seconds of the answers of this process."""
         self._failures = 0
         """In a row."""
         self._warned: set[str] = set()
@@ -146,9 +149,10 @@ class EnsembleSurrogate:
             # Noted all the same: a calibration that only saw where the model was right would flatter it.
             return replace(with_consultation(alone, part), note=note)
 
-        weight = model.calibration.weight(view.kind, view.distance)
+        question, known = _kind_of_question(query, before), len(latest_labels(query.measured))
+        weight = model.calibration.weight(view.kind, view.distance, question, known)
         if not view.usable or weight.mean <= 0.0:
-            return without("; ".join(view.doubts) or f"of no use for kernels of the kind {view.kind}")
+            return without("; ".join(view.doubts) or f"of no use: {question}, {view.kind}")
         moved = disagreement(learned, view.log2_ms, view.trust, single.hyper)
         names = CandidateList.of(query.candidates)
         by_name = {names[int(i)]: float(moved[i]) for i in np.flatnonzero(moved)}
@@ -179,7 +183,7 @@ class EnsembleSurrogate:
                     return self._unasked("it is still busy with an earlier question")
                 if self._failures >= _MAX_FAILURES:
                     return self._unasked(f"it failed {self._failures} times in a row")
-                worth = self.gate(self._situation(query))
+                worth = self.gate(self._situation(query, before))
                 if not worth.ask:
                     return self._unasked(worth.reason)
                 asked = _PendingQuestion(
@@ -248,26 +252,37 @@ class EnsembleSurrogate:
                 self._failures = 0
                 if view.usage.prompt_tokens and view.usage.seconds:
                     self._per_token_s = view.usage.seconds / view.usage.prompt_tokens
+                if view.usage.seconds:
+                    self._answers_s.append(view.usage.seconds)
                 return view
 
         return BackgroundTask.start(work)
 
-    def _situation(self, query: Query) -> GateInputs:
-        pace = self.model.calibration.pace
-        left = len(query.candidates) - len(latest_labels(query.measured))
+    def _situation(self, query: Query, before: Prior) -> GateInputs:
+        calibration, pace = self.model.calibration, self.model.calibration.pace
+        question = _kind_of_question(query, before)
+        known = len(latest_labels(query.measured))
         seen = [m.compile_s for r in query.relatives for m in r.measurements if m.compile_s is not None]
         per_token = (pace.per_token_s or DEFAULT_PER_TOKEN_S) if self.patient else self._per_token_s
         return GateInputs(
-            candidates=max(0, left),
+            candidates=max(0, len(query.candidates) - known),
             workers=self.workers,
             compile_s=float(fast_median(np.array(seen), axis=0)) if seen else DEFAULT_COMPILE_S,
-            saved=self.model.calibration.saved,
+            saved=calibration.saving(question, known),
             asked=min(len(query.candidates), MAX_CANDIDATES),
             per_token_s=per_token,
             load_s=0.0 if self.patient or self._loaded() else self._load_s,
             once=query.once,
             timeout_s=self.model.timeout_s,
+            answer_s=self._answer_s(),
+            regret_saved=calibration.regret_saved(question),
         )
+
+    def _answer_s(self) -> float | None:
+        """Median seconds of the answers of this process, else of those that were calibrated on."""
+        if self._answers_s and not self.patient:
+            return float(fast_median(np.array(self._answers_s), axis=0))
+        return self.model.calibration.pace.answer_s or None
 
     def _loaded(self) -> bool:
         try:
@@ -288,3 +303,7 @@ class EnsembleSurrogate:
                 stacklevel=2,
             )
         return text
+
+
+def _kind_of_question(query: Query, before: Prior) -> str:
+    return question_kind(query.problem.device, before.informed, CandidateList.of(query.candidates).sources)

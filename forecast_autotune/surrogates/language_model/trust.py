@@ -35,7 +35,7 @@ def forced_trust(calibration: LLMCalibration, stated: float | None = None) -> tu
         return GateDecision(True, situation.timeout_s, situation.load_s + situation.latency_s, why)
 
     scope = CalibrationScope(mass=calibration.scope.mass)
-    return replace(calibration, weights=weights, decay=(), scope=scope), ask
+    return replace(calibration, weights=weights, questions={}, known=(), decay=(), scope=scope), ask
 
 
 class UnaskedModelSurrogate:

@@ -257,4 +257,4 @@ def _free_answer_gate(situation: GateInputs) -> GateDecision:
     """The gate where an answer costs nothing: what is not there already is not waited for."""
     from forecast_autotune.llm.gate import decide_asking
 
-    return decide_asking(replace(situation, per_token_s=0.0, load_s=0.0))
+    return decide_asking(replace(situation, per_token_s=0.0, load_s=0.0, answer_s=0.0))

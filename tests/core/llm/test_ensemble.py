@@ -12,9 +12,10 @@ import pytest
 
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
+from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration, ModelLatency
 from forecast_autotune.llm.gate import GateDecision, GateInputs
 from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.llm.question_kinds import QuestionWeight
 from forecast_autotune.records import Candidate, Config, LLMConsultation
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.covariance import Hyperparameters
@@ -68,6 +69,20 @@ def test_its_opinion_moves_the_forecast_by_the_calibrated_weight() -> None:
     np.testing.assert_allclose(high - high.mean(), 2 * (low - low.mean()), atol=1e-9)
     sizes = np.array([dict(c.config.kwargs)["BLOCK"] for c in query.candidates])
     assert set(sizes[np.argsort(high)[:5]]) == {64}
+
+
+def test_the_weight_is_that_of_the_kind_of_question_and_of_what_is_known() -> None:
+    """This table's device is in no list."""
+    told = {"unknown_device": QuestionWeight(0.3, 0.3)}
+    made = ensemble(Said(favours(BEST)), replace(calibrated(0.6), questions=told, known=(1.0, 0.5, 0.0)))
+    weights = []
+    for known in (0, 1, 6):
+        part = made.forecast(query_of(TABLE, known)).consultation
+        assert part is not None
+        weights.append(part.weight)
+    assert weights[0] == pytest.approx(0.3 * HEARD)
+    assert 0.0 < weights[1] < 0.6 * weights[0]
+    assert weights[2] == 0.0
 
 
 def test_where_both_agree_nothing_moves() -> None:
@@ -297,6 +312,24 @@ def test_the_gate_sees_the_problem_as_it_is() -> None:
     assert (s.candidates, s.workers, s.asked, s.saved) == (30, 7, 35, 0.3)
     assert s.compile_s == 0.5  # as the relative's measurements say
     assert s.load_s == 0.0
+    assert (s.answer_s, s.regret_saved) == (None, None)
+
+
+def test_the_gate_goes_by_the_latency_and_the_gains_that_were_measured() -> None:
+    seen: list[GateInputs] = []
+
+    def gate(situation: GateInputs) -> GateDecision:
+        seen.append(situation)
+        return GateDecision(True, 30.0, 0.0, "yes")
+
+    told = {"unknown_device": QuestionWeight(0.3, 0.3, regret=0.02, saved=0.07)}
+    calibration = replace(calibrated(), questions=told, pace=ModelLatency(answer_s=0.4))
+    made = ensemble(Said(same), calibration, gate=gate, patient=False)
+    for _ in range(2):
+        made.forecast(replace(query_of(TABLE), once=True))
+    first, later = seen
+    assert (first.saved, first.regret_saved, first.answer_s) == (0.07, 0.02, 0.4)
+    assert later.answer_s == 0.01, "as its answers have taken in this process"
 
 
 def test_a_guess_in_passing_is_not_asked_about() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from forecast_autotune.llm.gate import (
     MIN_CANDIDATES,
+    OVERHEAD_S,
     GateInputs,
     decide_asking,
     expected_measurements,
@@ -108,3 +109,24 @@ def test_more_workers_make_measuring_cheaper() -> None:
         < expected_measuring_s(SKILLED)
         < expected_measuring_s(replace(SKILLED, workers=1))
     )
+
+
+def test_the_expected_saving_is_weighed_against_the_latency_that_was_measured() -> None:
+    """A small gain is a gain: no bound, and no margin, but the overhead of a second belief."""
+    small = replace(SKILLED, saved=0.02)
+    worth = decide_asking(replace(small, answer_s=0.0)).worth_s
+    assert decide_asking(replace(small, answer_s=0.9 * worth - OVERHEAD_S)).ask
+    verdict = decide_asking(replace(small, answer_s=1.1 * worth))
+    assert not verdict.ask
+    assert f"saves about {worth:.2f} s and takes {1.1 * worth:.2f} s" in verdict.reason
+
+
+def test_regret_counts_where_nothing_is_measured_and_nowhere_else() -> None:
+    once = replace(SKILLED, once=True, saved=0.1, answer_s=0.5)
+    good, bad = (decide_asking(replace(once, regret_saved=r)) for r in (0.013, -0.002))
+    assert good.ask
+    assert not bad.ask
+    assert "saves 1.30% regret and takes 0.50 s" in good.reason
+    assert not decide_asking(replace(once, regret_saved=0.013, timeout_s=0.1)).ask
+    measured = replace(once, once=False)
+    assert decide_asking(replace(measured, regret_saved=9.0)) == decide_asking(measured)

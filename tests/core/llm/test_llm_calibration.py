@@ -25,7 +25,17 @@ from forecast_autotune.llm.calibration import (
     write,
 )
 from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.llm.question_kinds import (
+    CONFIG,
+    NO_IR,
+    SOURCE,
+    UNKNOWN_DEVICE,
+    QuestionWeight,
+    known_class,
+    question_kind,
+)
 from forecast_autotune.llm.similarity import FittedProblems
+from forecast_autotune.records import Device
 
 FULL = LLMCalibration(
     "transformers:some/model+adapter",
@@ -36,12 +46,17 @@ FULL = LLMCalibration(
     intervals={"pooled": (1.0, 1.1, 1.2, 1.3), "nvidia-h200": (0.8, 0.9, 1.4, 1.0)},
     weights={"pooled": BlendWeight(0.4, 0.3), "product": BlendWeight(0.6, 0.3)},
     decay=((1.0, 1.0), (2.0, 0.5)),
+    questions={
+        "source": QuestionWeight(0.2, 0.1, 9, 4, 0.01, -0.02, 0.05),
+        "config": QuestionWeight(0.4, 0.3),
+    },
+    known=(1.0, 0.5, 0.25),
     fail_weight=0.2,
     saved=0.15,
     scope=CalibrationScope(
         ("nvidia-h200",), ("triton",), 7000, 0.05, FittedProblems(((0.0, 1.0), (2.0, 3.0)), (1.0, 1.0), 2.5)
     ),
-    pace=ModelLatency(2e-5, 4.0),
+    pace=ModelLatency(2e-5, 4.0, 0.03),
     about={"problems": 36},
 )
 
@@ -71,6 +86,11 @@ def test_an_unlimited_reach_survives_the_file(tmp_path: Path) -> None:
         {"weights": {"pooled": {"mean": 2, "sd": 0}}},
         {"weights": {"of no kind": {"mean": 0, "sd": 0}}},
         {"weights": [1]},
+        {"questions": {"riddle": {"mean": 0.1, "sd": 0.1}}},
+        {"questions": {"source": {"mean": 1.1, "sd": 0.1}}},
+        {"questions": {"source": {"mean": 0.1, "saved": 2.0}}},
+        {"known": [1.0, 0.5]},
+        {"known": [1.0, 0.5, -1.0]},
         {"saved": 1.5},
         {"pace": {"per_token_s": 1, "strange": 2}},
         {"bins": [3, 2, 1]},
@@ -116,15 +136,59 @@ def test_without_a_calibration_a_model_has_no_skill_and_no_weight() -> None:
     assert not plain.skilled
     assert plain.weight("product", 0.0) == BlendWeight()
     assert FULL.skilled
-    assert not replace(FULL, weights={"pooled": BlendWeight()}).skilled
+    assert not replace(FULL, weights={"pooled": BlendWeight()}, questions={}).skilled
+    assert replace(FULL, weights={"pooled": BlendWeight()}).skilled
 
 
 def test_weights_go_by_kind_and_fall_with_distance() -> None:
-    assert FULL.weight("product", 0.5).mean == 0.6
+    assert FULL.weight("product", 0.5).mean == pytest.approx(0.6)
     assert FULL.weight("scan", 0.5).mean == 0.4
     assert FULL.weight("product", 1.5).mean == pytest.approx(0.3)
     assert FULL.weight("product", 9.9).mean == pytest.approx(0.3)
     assert FULL.weight("unread", math.inf).mean == 0.4
+
+
+def test_weights_go_by_kind_of_question_and_fall_with_what_is_known() -> None:
+    """A kind of kernel is followed as much more or less in every kind of question."""
+    assert FULL.weight("scan", 0.5, SOURCE).mean == pytest.approx(0.2)
+    assert FULL.weight("product", 0.5, SOURCE).mean == pytest.approx(0.3)
+    assert FULL.weight("product", 0.5, NO_IR).mean == pytest.approx(0.6), "pooled where none was recorded"
+    assert [FULL.weight("scan", 1.5, SOURCE, n).mean for n in (0, 1, 3, 4, 40)] == pytest.approx(
+        [0.1, 0.05, 0.05, 0.025, 0.025]
+    )
+    nowhere_else = replace(FULL, weights={"pooled": BlendWeight()}, known=())
+    assert nowhere_else.weight("scan", 0.5, SOURCE).mean == 0.2
+    assert nowhere_else.weight("scan", 0.5, NO_IR).mean == 0.0
+
+
+def test_savings_go_by_kind_of_question() -> None:
+    assert (FULL.saving(SOURCE), FULL.saving(CONFIG), FULL.saving(NO_IR)) == (0.05, 0.15, 0.15)
+    assert FULL.saving(SOURCE, 5) == pytest.approx(0.05 * 0.25), "the less, the less it is followed"
+    assert (FULL.regret_saved(SOURCE), FULL.regret_saved(NO_IR)) == (-0.02, None)
+    ignored = replace(FULL, questions={"source": QuestionWeight(0.0, 0.0, saved=0.3)})
+    assert ignored.saving(SOURCE) == 0.0, "what is not followed saves nothing"
+
+
+def test_a_file_of_before_there_were_kinds_of_questions_is_read(tmp_path: Path) -> None:
+    data = FULL.to_json()
+    for name in ("questions", "known"):
+        del data[name]
+    del data["pace"]["answer_s"]
+    (tmp_path / "c.json").write_text(json.dumps(data))
+    old = read(tmp_path / "c.json")
+    assert old == replace(FULL, questions={}, known=(), pace=ModelLatency(2e-5, 4.0))
+    for question in (CONFIG, SOURCE, UNKNOWN_DEVICE):
+        assert old.weight("product", 1.5, question, 5) == old.weight("product", 1.5)
+    assert "questions" not in old.to_json(), "so its mark stays what it was"
+
+
+def test_kinds_of_questions() -> None:
+    known = Device("NVIDIA H200", "cuda", "90")
+    assert question_kind(known, True, 1) == CONFIG
+    assert question_kind(known, True, 2) == SOURCE
+    assert question_kind(known, False, 2) == NO_IR
+    assert question_kind(replace(known, name="Abacus 3"), True, 1) == UNKNOWN_DEVICE
+    assert [known_class(n) for n in (0, 1, 3, 4, 99)] == [0, 1, 1, 2, 2]
 
 
 def test_temperature_one_changes_nothing_and_a_high_one_flattens() -> None:

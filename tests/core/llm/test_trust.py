@@ -10,6 +10,7 @@ import pytest
 from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
 from forecast_autotune.llm.gate import GateInputs, decide_asking
 from forecast_autotune.llm.prompt import FORECAST_VERSION
+from forecast_autotune.llm.question_kinds import QuestionWeight
 from forecast_autotune.records import Decision, LLMConsultation
 from forecast_autotune.report.summary import ModelTally, summary_line
 from forecast_autotune.settings import Settings
@@ -44,6 +45,8 @@ def test_what_a_calibration_has_found_stands_where_it_found_anything() -> None:
         calibrated(0.3),
         weights={"pooled": BlendWeight(0.3, 0.1), "product": BlendWeight()},
         decay=((1.0, 0.0),),
+        questions={"config": QuestionWeight()},
+        known=(0.0, 0.0, 0.0),
     )
     trusted, gate = forced_trust(calibration)
     assert trusted.weight("pooled", 5.0) == BlendWeight(0.3, 0.1), "not less for a kernel that is far away"

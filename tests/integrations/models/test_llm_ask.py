@@ -208,6 +208,8 @@ def test_the_questions_of_a_calibration_can_be_answered_offline(
     )
     assert status == 0, err
     assert found["model"] == "recorded:m-1"
+    assert found["questions"]["config"]["problems"] == 3
+    assert 0.0 <= found["questions"]["config"]["mean"] <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,12 @@ from forecast_autotune.llm.providers import provider
 from forecast_autotune.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forecast_autotune.llm.calibration import LLMCalibration
     from forecast_autotune.records.table import Table
-    from forecast_train.llm.calibration.answer_collection import ModelAnswers
+    from forecast_autotune.surrogates.formula import AnalyticSurrogate
+    from forecast_train.llm.calibration.answer_collection import FitSurrogate, ModelAnswers
 
 
 def calibrate(options: argparse.Namespace, output: Output) -> int:
@@ -26,8 +30,8 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     from forecast_autotune.llm.calibration import write
     from forecast_train.evaluation.splits import SplitError
     from forecast_train.llm.calibration.calibrate import fit_calibration as fitted
-    from forecast_train.llm.calibration.saving_estimate import estimate_saving, replay_pairs
-    from forecast_train.surrogate.fit import fit
+    from forecast_train.llm.calibration.measured_evidence import measured_evidence
+    from forecast_train.llm.calibration.saving_estimate import replay_pairs, with_saving
 
     require_positive(options, "sample", "seeds")
     settings = Settings.from_environment()
@@ -39,20 +43,22 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     begin = time.perf_counter()
     try:
         heard = ask_about_tables(tables, options.llm, output, sample=options.sample, kept=kept)
-        made = fitted(heard)
-        saving = None
+        learn, saving = _fit_once(), None
+        with output.progress("comparing them after measurements"):
+            made = fitted(heard, later=measured_evidence(tables, heard, learn))
         if made.skilled:
             with output.progress("replaying with and without it"):
-                saving = estimate_saving(replay_pairs(tables, heard, learn=fit, seeds=range(options.seeds)))
+                seeds = range(options.seeds)
+                made, saving = with_saving(made, replay_pairs(tables, heard, learn=learn, seeds=seeds))
     except SplitError as error:
         raise UsageError(str(error)) from error
     seconds = round(time.perf_counter() - begin, 1)
     about = {**made.about, "seconds": seconds, "saving": saving.to_json() if saving else None}
-    made = replace(made, saved=saving.lower_bound if saving else 0.0, about=about)
+    made = replace(made, about=about)
     out = _output_path(options, heard[0].model, settings)
     write(out, made)
     found = {"path": str(out), "skilled": made.skilled, **made.to_json()}
-    output.emit(found, Text(_summary_text(found, made.weights["pooled"].mean, made.saved)))
+    output.emit(found, Text(_summary_text(made, out)))
     return 0
 
 
@@ -83,7 +89,7 @@ def _refit(options: argparse.Namespace, settings: Settings, output: Output) -> i
     out = _output_path(options, name, settings)
     write(out, made)
     found = {"path": str(out), "skilled": made.skilled, **made.to_json()}
-    output.emit(found, Text(_summary_text(found, made.weights["pooled"].mean, made.saved)))
+    output.emit(found, Text(_summary_text(made, out)))
     return 0
 
 
@@ -122,9 +128,40 @@ def _output_path(options: argparse.Namespace, model: str, settings: Settings) ->
     return calibration_paths(options.llm, model, settings.cache_dir)[-1]
 
 
-def _summary_text(found: dict[str, object], weight: float, saved: float) -> str:
-    if not found["skilled"]:
+def _fit_once() -> FitSurrogate:
+    """`fit`, once per training side."""
+    from forecast_train.surrogate.fit import fit
+
+    made: dict[frozenset[str], AnalyticSurrogate] = {}
+
+    def learn(tables: Sequence[Table]) -> AnalyticSurrogate:
+        key = frozenset(t.problem.id for t in tables)
+        if key not in made:
+            made[key] = fit(tables)
+        return made[key]
+
+    return learn
+
+
+def _summary_text(made: LLMCalibration, path: Path) -> str:
+    """The weights by kind of question, with what they are fitted to and gain; what asking saves; the file."""
+    if not made.skilled:
         worth = "it knows nothing that the learned surrogate does not: it will not be asked"
     else:
-        worth = f"weight {weight:.2f} beside the learned surrogate; saves {saved:.0%} of the measurements"
-    return f"{found['model']}: {worth}\nwritten: {found['path']}"
+        weight = made.weights["pooled"].mean
+        worth = (
+            f"weight {weight:.2f} beside the learned surrogate; saves {made.saved:.0%} of the measurements"
+        )
+    lines = [f"{made.model}: {worth}"]
+    if made.questions:
+        lines.append("question        weight  problems  families  log score gained  measurements saved")
+    for name, q in made.questions.items():
+        saved = "" if q.saved is None else f"{q.saved:.0%}"
+        row = f"{name:<14}{q.mean:>8.3f}{q.problems:>10}{q.families:>10}{q.log_score:>18.4f}{saved:>20}"
+        lines.append(row.rstrip())
+    if made.known:
+        factors = ", ".join(f"{made.weights['pooled'].mean * f:.3f}" for f in made.known)
+        lines.append(f"weight with 0, 1 to 3, and more measurements known: {factors}")
+    if made.pace.answer_s:
+        lines.append(f"an answer takes {made.pace.answer_s:.3g} s (median)")
+    return "\n".join([*lines, f"written: {path}"])

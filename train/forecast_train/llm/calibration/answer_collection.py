@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.backend import Backend
+from forecast_autotune.llm.question_kinds import CONFIG, question_kind
 from forecast_autotune.llm.similarity import kernel_kind, problem_features
 from forecast_autotune.records import digest
 from forecast_autotune.records.codec import Record, json_option, reader_of
@@ -70,7 +71,7 @@ class ModelAnswers(
     order=(
         *("problem", "label", "kernel", "family", "device", "language", "kind", "place", "reference"),
         *("reference_log2_ms", "model", "prompt", "characters", "tokens", "seconds"),
-        *("learned", "p_fail", "log2_ms", "stated", "mass", "ratios", "rows"),
+        *("learned", "p_fail", "log2_ms", "stated", "mass", "ratios", "rows", "question"),
     ),
 ):
     """What a model said of one problem, and what was true. Of n candidates it was asked about m."""
@@ -113,6 +114,8 @@ class ModelAnswers(
     """Of the longest prompt: prefix and one suffix."""
     tokens: int
     seconds: float
+    question: str = CONFIG
+    """See `llm.question_kinds`."""
 
 
 def collect_answers(
@@ -210,6 +213,7 @@ class TableQuestion:
             len(prompt.prefix) + max(map(len, prompt.suffixes)),
             usage.prompt_tokens + usage.output_tokens,
             usage.seconds,
+            question_kind(problem.device, self.prior.informed, self.candidates.sources),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -32,6 +32,7 @@ from forecast_autotune.surrogates.language_model.blend import disagreement
 from forecast_train.evaluation.bin_scores import bin_labels
 from forecast_train.evaluation.splits import SplitError
 from forecast_train.llm.calibration.answer_collection import ModelAnswers
+from forecast_train.llm.calibration.stacking import StackingEvidence, fast_end, fit_stacking
 
 Array = npt.NDArray[np.float64]
 
@@ -41,34 +42,34 @@ REACH_FACTOR = 1.6
 """Distances up to this times the largest one met count as within reach."""
 _TEMPERATURES = np.exp(np.linspace(math.log(0.3), math.log(30.0), 60))
 _WEIGHT_GRID = np.linspace(0.0, 1.0, 21)
-_LEAST_WEIGHT_SD = 0.1
-"""Of a weight: kernels differ by more than a few families can show."""
-_MOST_WEIGHT_SD = 0.6
 _DEFAULT_HYPER = Hyperparameters()
 """Only what compresses slowdowns matters here."""
 
 
-def fit_calibration(heard: Sequence[ModelAnswers], about: Mapping[str, Any] | None = None) -> LLMCalibration:
-    """The calibration of the model that was heard; `saved` is left at 0 (see `saving`).
+def fit_calibration(
+    heard: Sequence[ModelAnswers],
+    about: Mapping[str, Any] | None = None,
+    later: Sequence[StackingEvidence] = (),
+) -> LLMCalibration:
+    """The calibration of the model that was heard; `saved` is left at 0 (see `saving_estimate`).
 
-    Raises `SplitError` for fewer than three families: nothing could be left out.
+    `later`: evidence with measurements known. Raises `SplitError` for fewer than three families.
     """
-    families = sorted({h.family for h in heard})
-    if len(families) < 3:
-        raise SplitError(
-            f"calibrating a model needs three or more kernel families, got {', '.join(families)}: add tables"
-        )
-    apart = {f: fit_corrections([h for h in heard if h.family != f]) for f in families}
+    apart = corrections_by_family(heard)
     base = fit_corrections(heard)
-    weights, decay = _weights(heard, apart)
+    evidence = [e for e in _evidence(heard, apart) if e is not None]
+    made = fit_stacking([*evidence, *later])
     known = [h for h in heard if h.tokens and h.seconds > 0]
+    timed = [h.seconds for h in heard if h.seconds > 0]
     told = np.concatenate([h.mass[h.stated.sum(axis=1) > 0.5] for h in heard])
     return replace(
         base,
         intervals=_intervals(heard, apart),
-        weights=weights,
-        decay=decay,
-        remains=_error_ratio(heard, apart, weights) if weights[POOLED_KIND].mean > 0 else 1.0,
+        weights=made.weights,
+        questions=made.questions,
+        decay=made.decay,
+        known=made.known,
+        remains=_error_ratio(evidence, made.weights) if made.weights[POOLED_KIND].mean > 0 else 1.0,
         fail_weight=_fail_weight(heard, apart),
         scope=CalibrationScope(
             tuple(sorted({h.device for h in heard})),
@@ -77,11 +78,14 @@ def fit_calibration(heard: Sequence[ModelAnswers], about: Mapping[str, Any] | No
             0.5 * float(np.quantile(told, 0.01)) if len(told) else 0.0,
             _kernel_map(heard),
         ),
-        pace=ModelLatency(sum(h.seconds for h in known) / max(1, sum(h.tokens for h in known))),
+        pace=ModelLatency(
+            sum(h.seconds for h in known) / max(1, sum(h.tokens for h in known)),
+            answer_s=round(float(np.median(timed)), 6) if timed else 0.0,
+        ),
         about={
             "problems": len(heard),
             "kernels": len({h.kernel for h in heard}),
-            "families": families,
+            "families": sorted(apart),
             "answers": int(sum(len(h.rows) for h in heard)),
             **(about or {}),
         },
@@ -193,63 +197,57 @@ def _intervals(
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class _FastEndErrors:
-    """One problem at the fast end, everything centred there: the candidates that were asked about and ran."""
+def corrections_by_family(heard: Sequence[ModelAnswers]) -> dict[str, LLMCalibration]:
+    """Temperature and isotonic corrections without each family.
 
-    error: Array
-    """Truth less the learned forecast."""
-    gap: Array
-    """The model less the learned forecast, by its trust."""
-    news: Array
-    """The gap less what follows from the learned forecast by a straight line: a model that says the same of
-    every candidate disagrees a lot, and knows nothing (Frisch-Waugh)."""
-    weight: Array
-    """Sums to 1."""
-
-    def sums(self) -> tuple[float, float]:
-        """(covariance of news and error, variance of the news)."""
-        return float(self.weight @ (self.error * self.news)), float(self.weight @ self.news**2)
-
-    def squares(self, follow: float) -> tuple[float, float]:
-        """Mean squared error before, and after going `follow` of the way."""
-        return float(self.weight @ self.error**2), float(self.weight @ (self.error - follow * self.gap) ** 2)
+    Raises `SplitError` for fewer than three families: nothing could be left out.
+    """
+    families = sorted({h.family for h in heard})
+    if len(families) < 3:
+        raise SplitError(
+            f"calibrating a model needs three or more kernel families, got {', '.join(families)}: add tables"
+        )
+    return {f: fit_corrections([h for h in heard if h.family != f]) for f in families}
 
 
-def _fast_end_errors(h: ModelAnswers, calibration: LLMCalibration) -> _FastEndErrors:
+def model_gap(h: ModelAnswers, calibration: LLMCalibration) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """The model less the learned forecast by its trust, log2, and where it said anything; [n] each."""
     trust = np.zeros(len(h.learned))
     said = h.learned.copy()
     trust[h.rows] = calibration.trust(h.stated, h.mass)
     said[h.rows] = calibration.moments(h.stated)[0]
-    gap = disagreement(h.learned, said, trust, _DEFAULT_HYPER)
-    rows = (trust > 0) & np.isfinite(h.log2_ms)
-    if rows.sum() < 3:
-        none = np.zeros(0)
-        return _FastEndErrors(none, none, none, none)
-    true = _DEFAULT_HYPER.compress(h.log2_ms[rows] - h.log2_ms[rows].min(), 0.0)
-    believed = _DEFAULT_HYPER.compress(h.learned - h.learned.min(), 0.0)[rows]
-    weight = 2.0**-true
-    weight = weight / weight.sum()
-    x, error, gap = (v - weight @ v for v in (believed, true - believed, gap[rows]))
-    spread = float(weight @ x**2)
-    news = gap - x * float(weight @ (x * gap)) / spread if spread > 1e-9 else gap
-    return _FastEndErrors(error, gap, news, weight)
+    return disagreement(h.learned, said, trust, _DEFAULT_HYPER), trust > 0
 
 
-def _error_ratio(
-    heard: Sequence[ModelAnswers], apart: Mapping[str, LLMCalibration], weights: Mapping[str, BlendWeight]
-) -> float:
+def _evidence(
+    heard: Sequence[ModelAnswers], apart: Mapping[str, LLMCalibration]
+) -> list[StackingEvidence | None]:
+    """What each problem says of the model before anything is measured."""
+    found = []
+    for h, distance in zip(heard, answer_distances(heard), strict=True):
+        gap, told = model_gap(h, apart[h.family])
+        found.append(
+            fast_end(
+                h.log2_ms,
+                h.learned,
+                gap,
+                told,
+                family=h.family,
+                kind=h.kind,
+                question=h.question,
+                distance=distance,
+            )
+        )
+    return found
+
+
+def _error_ratio(evidence: Sequence[StackingEvidence], weights: Mapping[str, BlendWeight]) -> float:
     """Root of mean squared error with the model over that without, plus a standard error, families alike."""
-    families = sorted({h.family for h in heard})
-    parts = []
-    for name in families:
-        pairs = [
-            _fast_end_errors(h, apart[name]).squares((weights.get(h.kind) or weights[POOLED_KIND]).mean)
-            for h in heard
-            if h.family == name
-        ]
-        parts.append(np.sum(pairs, axis=0))
-    table = np.array(parts)
+    parts: dict[str, Array] = {}
+    for e in evidence:
+        pair = np.array(e.squares((weights.get(e.kind) or weights[POOLED_KIND]).mean))
+        parts[e.family] = parts.get(e.family, np.zeros(2)) + pair
+    table = np.array(list(parts.values()))
     whole = table.sum(axis=0)
     if whole[0] <= 0:
         return 1.0
@@ -259,65 +257,11 @@ def _error_ratio(
     return round(math.sqrt(min(1.0, max(MIN_REMAINING_DOUBT**2, float(whole[1] / whole[0]) + error))), 4)
 
 
-def _weights(
-    heard: Sequence[ModelAnswers], apart: Mapping[str, LLMCalibration]
-) -> tuple[dict[str, BlendWeight], tuple[tuple[float, float], ...]]:
-    """Weights by kind and pooled, and how they fall with distance.
-
-    The pooled weight is the slope of error on news; it is shrunk by its standard error (jackknife over
-    families, positive-part James-Stein), so that chance gives none. Kinds are shrunk towards it.
-    """
-    sums = np.array([_fast_end_errors(h, apart[h.family]).sums() for h in heard])
-    family = np.array([h.family for h in heard])
-    names = np.unique(family)
-    ridge = 0.05 * float(sums[:, 1].mean()) * len(sums) + 1e-4
-
-    def slope(rows: npt.NDArray[np.bool_]) -> float:
-        return float(sums[rows, 0].sum() / (sums[rows, 1].sum() + ridge))
-
-    everything = np.ones(len(heard), dtype=bool)
-    whole = slope(everything)
-    left = np.array([slope(family != f) for f in names])
-    error = math.sqrt((len(names) - 1) / len(names) * float(((left - left.mean()) ** 2).sum()))
-    sure = max(0.0, 1.0 - (error / whole) ** 2) if whole > 0 else 0.0
-    pooled = min(1.0, whole * sure)
-    if pooled <= 0.01:
-        return {POOLED_KIND: BlendWeight()}, ()
-    each = np.array([slope(family == f) for f in names])
-    mass = np.array([sums[family == f, 1].sum() for f in names])
-    between = math.sqrt(float(np.average((each - whole) ** 2, weights=mass + 1e-12)))
-    sd = min(_MOST_WEIGHT_SD, max(_LEAST_WEIGHT_SD, between))
-    found = {POOLED_KIND: BlendWeight(round(pooled, 4), round(sd, 4))}
-    prior = 2.0 * float(mass.mean())
-    for kind in sorted({h.kind for h in heard}):
-        mine = np.array([h.kind == kind for h in heard])
-        # The shared doubt applies to a kind as much as to all of them together.
-        raw = (sums[mine, 0].sum() * sure + prior * pooled) / (sums[mine, 1].sum() + prior)
-        found[kind] = BlendWeight(round(float(min(max(raw, 0.0), 1.0)), 4), round(sd, 4))
-    return found, _distance_decay(heard, sums, sure, pooled, prior)
-
-
-def _distance_decay(
-    heard: Sequence[ModelAnswers], sums: Array, sure: float, pooled: float, prior: float
-) -> tuple[tuple[float, float], ...]:
-    """The weight's factor on the nearer and on the farther half of the problems (to other families)."""
-    away = np.array(_distances(heard))
-    if not np.isfinite(away).any():
-        return ()
-    middle = float(np.median(away[np.isfinite(away)]))
-    found = []
-    for edge, rows in ((middle, away <= middle), (float(away[np.isfinite(away)].max()), away > middle)):
-        raw = (sums[rows, 0].sum() * sure + prior * pooled) / (sums[rows, 1].sum() + prior) / pooled
-        found.append((round(edge, 4), round(float(min(max(raw, 0.0), 1.0)), 4)))
-    # Farther must not count more.
-    return (found[0], (found[1][0], min(found[0][1], found[1][1])))
-
-
 def _kernel_map(heard: Sequence[ModelAnswers]) -> FittedProblems:
     placed = [h for h in heard if h.place is not None]
     if not placed:
         return FittedProblems()
-    far = max((d for d in _distances(heard) if math.isfinite(d)), default=math.inf)
+    far = max((d for d in answer_distances(heard) if math.isfinite(d)), default=math.inf)
     places = np.array([h.place for h in placed], dtype=float)
     scale = tuple(round(float(s), 5) for s in places.std(axis=0))
     return FittedProblems(
@@ -325,7 +269,7 @@ def _kernel_map(heard: Sequence[ModelAnswers]) -> FittedProblems:
     )
 
 
-def _distances(heard: Sequence[ModelAnswers]) -> list[float]:
+def answer_distances(heard: Sequence[ModelAnswers]) -> list[float]:
     """Of each problem to the nearest one of another family, as a new kernel would be met."""
     places = np.array([h.place for h in heard if h.place is not None], dtype=float)
     if not len(places):

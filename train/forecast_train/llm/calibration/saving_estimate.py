@@ -19,6 +19,7 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import LLMCalibration
 from forecast_autotune.llm.gate import GateDecision, GateInputs
 from forecast_autotune.llm.prompt import Prompt
+from forecast_autotune.llm.question_kinds import CONFIG
 from forecast_autotune.records.codec import Record
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
@@ -110,6 +111,8 @@ class PairedReplay:
     wall_s: float = 0.0
     """The same with a model, and with the seconds that it took, as if nothing had gone on beside it."""
     asked: bool = False
+    question: str = CONFIG
+    """See `llm.question_kinds`."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +132,15 @@ class SavingEstimate(Record, derived={"sure": attrgetter("lower_bound")}):
 
     @property
     def lower_bound(self) -> float:
-        """What a gate may count on: the saving less its error; 0 where regrets got worse beyond theirs."""
+        """The saving less its error; 0 where regrets got worse beyond theirs."""
         if self.regret > self.regret_error:
             return 0.0
         return max(0.0, self.saved - self.error)
+
+    @property
+    def expected(self) -> float:
+        """What a gate counts on: the saving itself; 0 where regrets got worse beyond their error."""
+        return 0.0 if self.regret > self.regret_error else max(0.0, self.saved)
 
     def to_json(self) -> dict[str, float]:
         """Plain numbers, five digits."""
@@ -158,6 +166,7 @@ def replay_pairs(
         learned = learn(fold.train)
         taught = [h for h in heard if h.family != fold.name]
         mine = [h for h in heard if h.family == fold.name]
+        questions = {h.problem: h.question for h in mine}
         plain = DefaultSurrogate(learned)
         model = RecordedAnswersLLM(mine, calibrated(taught), learned)
         both = EnsembleSurrogate(plain, model, workers=16, patient=True, gate=gate)
@@ -166,7 +175,8 @@ def replay_pairs(
                 before = model.answers, model.seconds
                 row = _replay_pair(fold.name, table, seed, plain, both, base.with_(seed=seed))
                 told, took = model.answers - before[0], model.seconds - before[1]
-                found.append(replace(row, wall_s=row.wall_s + took, asked=told > 0))
+                question = questions.get(table.problem.id, CONFIG)
+                found.append(replace(row, wall_s=row.wall_s + took, asked=told > 0, question=question))
     return found
 
 
@@ -217,6 +227,25 @@ def estimate_saving(played: Sequence[PairedReplay]) -> SavingEstimate:
         float(np.mean([p.measured for p in played])),
         float(np.mean([p.plain_measured for p in played])),
     )
+
+
+def with_saving(
+    calibration: LLMCalibration, played: Sequence[PairedReplay]
+) -> tuple[LLMCalibration, SavingEstimate]:
+    """The calibration with what replays say that asking saves, by kind of question, and the pooled estimate.
+
+    A kind's own figure counts for as many families as it has, the pooled one for one more. Raises as
+    `estimate_saving` does.
+    """
+    pooled = estimate_saving(played)
+    questions = dict(calibration.questions)
+    for name, found in calibration.questions.items():
+        mine = [p for p in played if p.question == name]
+        families = len({p.family for p in mine})
+        own = estimate_saving(mine).expected if families > 1 else pooled.expected
+        mixed = (families * own + pooled.expected) / (families + 1)
+        questions[name] = replace(found, saved=round(mixed, 5))
+    return replace(calibration, saved=pooled.expected, questions=questions), pooled
 
 
 def _jackknife(left: Sequence[float]) -> float:

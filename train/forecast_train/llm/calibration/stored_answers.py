@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import LLMCalibration
+from forecast_autotune.llm.question_kinds import QuestionWeight, question_kind
+from forecast_autotune.llm.similarity import UNKNOWN_KIND
 from forecast_autotune.records import Measurement
 from forecast_autotune.records.table import Table
 from forecast_train.evaluation.splits import family_of, kernel_of
@@ -40,8 +43,19 @@ def recalibrate(heard: Sequence[ModelAnswers], old: LLMCalibration) -> LLMCalibr
     Raises `SplitError` for fewer than three families of kernels.
     """
     fresh = fit_calibration(heard, {"noted": sum(len(h.rows) for h in heard)})
+
+    def with_saving(name: str, found: QuestionWeight) -> QuestionWeight:
+        before = old.questions.get(name)
+        return found if before is None else replace(found, saved=before.saved, regret=before.regret)
+
     return replace(
-        fresh, scope=old.scope, pace=old.pace, decay=old.decay, saved=old.saved if fresh.skilled else 0.0
+        fresh,
+        scope=old.scope,
+        pace=old.pace,
+        decay=old.decay,
+        known=old.known,
+        questions={name: with_saving(name, found) for name, found in fresh.questions.items()},
+        saved=old.saved if fresh.skilled else 0.0,
     )
 
 
@@ -78,6 +92,9 @@ def _answers_of_table(table: Table, model: str) -> ModelAnswers | None:
         characters=0,
         tokens=0,
         seconds=0.0,
+        question=question_kind(
+            problem.device, first["kind"] != UNKNOWN_KIND, CandidateList([m.candidate for m in rows]).sources
+        ),
     )
 
 
