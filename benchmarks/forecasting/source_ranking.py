@@ -41,6 +41,7 @@ import numpy.typing as npt
 from benchmarks.lib import result_files
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.result_files import say
+from benchmarks.lib.surrogates_without import surrogates_by_family
 from benchmarks.lib.variants import source_answers, source_comparisons
 from benchmarks.lib.variants.source_answers import SourceAnswer
 from benchmarks.lib.variants.source_models import (
@@ -69,7 +70,6 @@ from benchmarks.lib.variants.source_scores import (
     random_scores,
 )
 from benchmarks.lib.variants.variant_forecasts import file_digest
-from benchmarks.search.sources_and_configs import surrogates_by_family
 from forecast_autotune.records.table import read_tables
 
 FloatArray = npt.NDArray[np.float64]
@@ -284,13 +284,7 @@ def rank_sources(a: Namespace, report: result_files.ResultFile) -> dict[str, Any
             "sha256": one.mark,
         }
         row |= {"outcome": one.outcome, "log2_ratio": _round(one.log2_ratio), "learned": _round(one.learned)}
-        row["arms"] = {
-            name: [
-                round(float(v), 4)
-                for v in (arm.mean[i], arm.score[i], arm.said.faster[i], arm.said.slower[i], arm.p_wrong[i])
-            ]
-            for name, arm in compares.arms.items()
-        }
+        row["arms"] = {name: arm.as_text(i) for name, arm in compares.arms.items()}
         rows.append(row)
     report.data["raw"]["sources"] = rows
     authors = {

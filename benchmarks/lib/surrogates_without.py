@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.result_files import say
-from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
-from forecast_autotune.tuning.replay import shipped_tables
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, shipped_model
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_autotune.tuning.replay import load, shipped_tables
+from forecast_train.evaluation.splits import make_folds
 from forecast_train.surrogate.fit import fit_model
 
 TABLES = ("corpus_h200.jsonl.gz", "corpus_h200_2.jsonl.gz")
@@ -39,3 +41,25 @@ def shipped_surrogate() -> LearnedSurrogate:
     if model is None:
         raise ValueError("this package ships no model: fit one with `forecast-autotune train surrogate`")
     return LearnedSurrogate(replace(model, about={**(model.about or {}), "without": "nothing: as shipped"}))
+
+
+def surrogates_by_family(families: Sequence[str], folder: Path) -> dict[str, Surrogate]:
+    """A surrogate for every family of kernels, fitted without it; those in the folder are not fitted again.
+
+    Raises `ValueError` for a model in the folder that was fitted with the family.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [f for f in families if not (folder / f"{f}.npz").is_file()]
+    if missing:
+        by_family = {fold.name: fold for fold in make_folds(load(table_paths()), "family")}
+        for family in missing:
+            surrogate_without(family, by_family).model.save(folder / f"{family}.npz")
+    found: dict[str, Surrogate] = {}
+    for family in families:
+        model = LearnedModel.load(folder / f"{family}.npz")
+        without = (model.about or {}).get("without")
+        # No recorded table is of some families: then the shipped surrogate has not seen them either.
+        if without not in (family, "nothing: as shipped"):
+            raise ValueError(f"{family}.npz was fitted without {without}: give another folder")
+        found[family] = LearnedSurrogate(model)
+    return found

@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from benchmarks.lib.search.source_pool import BASE
+from benchmarks.lib.surrogates_without import surrogates_by_family
 from benchmarks.lib.variants.variant_forecasts import file_digest
-from benchmarks.search.sources_and_configs import surrogates_by_family
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Surrogate

@@ -32,7 +32,6 @@ import sys
 import warnings
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,38 +43,12 @@ from benchmarks.lib.search.pool_replay import ReplayedSearch
 from benchmarks.lib.search.source_pool import BASE, write_tables
 from benchmarks.lib.search.source_recording import compile_kernel, record_kernels, time_kernel
 from benchmarks.lib.search.source_replay import ARMS, JUDGED, KernelRecord, replay_sources
-from benchmarks.lib.surrogates_without import surrogate_without, table_paths
+from benchmarks.lib.surrogates_without import surrogates_by_family
 from benchmarks.lib.variants.variant_forecasts import file_digest
 from benchmarks.search.equal_budget import summary
 from forecast_autotune.records.table import Table, read_tables
-from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
-from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.replay import load
 from forecast_harness.search.forecasters.recorded import SourceJudgement
 from forecast_harness.search.records import SearchSettings
-from forecast_train.evaluation.splits import make_folds
-
-
-def surrogates_by_family(families: Sequence[str], folder: Path) -> dict[str, Surrogate]:
-    """A surrogate for every family of kernels, fitted without it; those in the folder are not fitted again.
-
-    Raises `ValueError` for a model in the folder that was fitted with the family.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    missing = [f for f in families if not (folder / f"{f}.npz").is_file()]
-    if missing:
-        by_family = {fold.name: fold for fold in make_folds(load(table_paths()), "family")}
-        for family in missing:
-            surrogate_without(family, by_family).model.save(folder / f"{family}.npz")
-    found: dict[str, Surrogate] = {}
-    for family in families:
-        model = LearnedModel.load(folder / f"{family}.npz")
-        without = (model.about or {}).get("without")
-        # No recorded table is of some families: then the shipped surrogate has not seen them either.
-        if without not in (family, "nothing: as shipped"):
-            raise ValueError(f"{family}.npz was fitted without {without}: give another folder")
-        found[family] = LearnedSurrogate(model)
-    return found
 
 
 def replay_all(a: Namespace, report: result_files.ResultFile) -> dict[str, Any]:
@@ -141,7 +114,7 @@ def recorded_judgements(path: Path) -> dict[str, dict[str, SourceJudgement]]:
     found: dict[str, dict[str, SourceJudgement]] = {}
     for row in rows:
         for arm in ("model", "ensemble"):
-            _, score, faster, _, p_wrong = row["arms"][arm]
+            _, score, faster, _, p_wrong = map(float, row["arms"][arm].split())
             said = SourceJudgement(score, faster, p_wrong)
             found.setdefault(f"{JUDGED}{arm}", {})[row["sha256"]] = said
     return found

@@ -23,10 +23,11 @@ from benchmarks.lib.search.source_replay import (
     RecordTraceReader,
     replay_sources,
 )
+from benchmarks.lib.surrogates_without import surrogates_by_family
 from benchmarks.search import source_decisions
 from benchmarks.search.equal_budget import summary
 from benchmarks.search.source_decisions import decisions, has_origin, with_origin
-from benchmarks.search.sources_and_configs import replay_all, surrogates_by_family
+from benchmarks.search.sources_and_configs import replay_all
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem, digest
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.surrogates.learned import shipped_model
