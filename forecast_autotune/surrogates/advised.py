@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,7 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.advice.language import CostFunction
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
-from forecast_autotune.records import Candidate
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
 from forecast_autotune.surrogates.language_model.blend import (
     disagreement,
     inclusion_probability,
@@ -30,10 +30,15 @@ from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 
 VERSION = "advised-1"
+_MOST_REMEMBERED = 64
+"""Evaluations that are kept of one cost function: of a problem and its relatives."""
 STEP = 0.25
 """Of a constant, in doublings, for its derivative."""
 SAME_BINARY_LOG2 = 0.1
 """Candidates that are said to be one binary and differ by more are not."""
+
+
+_Identity = npt.NDArray[np.intp] | None
 
 
 @dataclass(frozen=True)
@@ -81,14 +86,20 @@ class AdvisedSurrogate(AnalyticSurrogate):
         self.base, self.speaker, self.advice = base, speaker, advice
         self.name, self.trees = "advised", speaker.trees
         self.version = f"{VERSION}-{speaker.version}"
-        self._priors: dict[tuple[str, tuple[Candidate, ...]], Prior] = {}
+        self.informed = informed
+        self._moved_priors: dict[tuple[object, ...], tuple[Prior, Prior]] = {}
+        """By what was asked about: the base's belief, and what became of it."""
+        self._stated: dict[tuple[object, ...], tuple[Array, _Identity]] = {}
+        """What each cost function says; it does not change as IR comes in."""
 
     def prior(self, query: Query) -> Prior:
         """The belief of the base, moved towards the advice. Raises `AdviceError` where it cannot be evaluated."""
-        key = query.problem.id, tuple(query.candidates)
-        if key not in self._priors:
-            self._priors[key] = self._moved(query, self.base.prior(query))
-        return self._priors[key]
+        grids = tuple(query.grids.get(c) for c in query.candidates)
+        key, plain = (query.problem.id, tuple(query.candidates), grids), self.base.prior(query)
+        last = self._moved_priors.get(key)
+        if last is None or last[0] is not plain:
+            last = self._moved_priors[key] = plain, self._moved(query, plain)
+        return last[1]
 
     def _moved(self, query: Query, plain: Prior) -> Prior:
         n = len(query.candidates)
@@ -96,13 +107,11 @@ class AdvisedSurrogate(AnalyticSurrogate):
         shifts, slopes = np.zeros((n, len(self.functions))), list[Array]()
         same = np.arange(n)
         foreign = query.problem.kernel.source_sha256 != self.advice.source_sha256
-        subject = None
-        if len(rows) > 1 and not foreign:
-            subject = AdviceSubject.of(query.problem, [query.candidates[int(i)] for i in rows], query.grids)
         for number, function in enumerate(self.functions):
             columns = np.zeros((n, 1 + _adjustable(function)))
-            if subject is not None:
-                columns[rows], identity = self._columns(function, subject, plain.mean[rows])
+            if len(rows) > 1 and not foreign:
+                stated, identity = self._evaluated(query, rows, number)
+                columns[rows] = self._columns(function, stated, plain.mean[rows])
                 if identity is not None and number == 0:
                     same[rows] = rows[_first_of(identity)]
             shifts[:, number] = columns[:, 0] / len(self.functions)
@@ -119,27 +128,39 @@ class AdvisedSurrogate(AnalyticSurrogate):
             same_as=same,
         )
 
-    def _columns(
-        self, function: CostFunction, subject: AdviceSubject, believed: Array
-    ) -> tuple[Array, npt.NDArray[np.intp] | None]:
-        """Disagreement with the belief, and what each constant and term may shift; [n, 1 + constants + terms]."""
-        w, n, names = self.weights, subject.size, list(dict.fromkeys(function.labels))
-        steps = [w.constants * math.log2(c.spread) for c in function.constants] + [w.terms] * len(names)
-        moves = np.eye(1 + len(steps))[1:] * STEP
+    def _evaluated(self, query: Query, rows: Rows, number: int) -> tuple[Array, _Identity]:
+        """A cost function as it is, then with each constant and term shifted by `STEP`: log2, [1 + shifts, rows]."""
+        grids = tuple(query.grids.get(c) for c in query.candidates)
+        key = query.problem.id, tuple(query.candidates), grids, number
+        if key in self._stated:
+            return self._stated[key]
+        if len(self._stated) >= _MOST_REMEMBERED:
+            self._stated.clear()
+            self._moved_priors.clear()
+        function, n = self.functions[number], len(rows)
+        subject = AdviceSubject.of(query.problem, [query.candidates[int(i)] for i in rows], query.grids)
+        names = list(dict.fromkeys(function.labels))
+        moves = np.eye(1 + _adjustable(function))[1:] * STEP
         shifts = {c.name: np.repeat(move, n) for c, move in zip(function.constants, moves, strict=False)}
         scales = {
             name: np.repeat(move, n)
             for name, move in zip(names, moves[len(function.constants) :], strict=True)
         }
-        costs = function.evaluate(subject.repeated(1 + len(steps)), shifts, scales)
-        stated = costs.log2.reshape(1 + len(steps), n)
-        ones = np.ones(n)
+        costs = function.evaluate(subject.repeated(1 + len(moves)), shifts, scales)
+        identity = None if costs.identity is None else costs.identity[:n]
+        self._stated[key] = costs.log2.reshape(1 + len(moves), n), identity
+        return self._stated[key]
+
+    def _columns(self, function: CostFunction, stated: Array, believed: Array) -> Array:
+        """Disagreement with the belief, and what each constant and term may shift; [n, 1 + constants + terms]."""
+        w, ones = self.weights, np.ones(len(believed))
+        steps = [w.constants * math.log2(c.spread) for c in function.constants]
+        steps += [w.terms] * (len(stated) - 1 - len(steps))
         found = [disagreement(believed, stated[0], ones, self.hyper)]
         for changed, step in zip(stated[1:], steps, strict=True):
             moved = disagreement(believed, changed, ones, self.hyper) - found[0]
             found.append(w.mean * moved / STEP * step)
-        identity = None if costs.identity is None else costs.identity[:n]
-        return np.stack(found, axis=1), identity
+        return np.stack(found, axis=1)
 
 
 def advised_forecasts(
@@ -152,7 +173,7 @@ def advised_forecasts(
     query = replace(query, candidates=CandidateList.of(query.candidates))
     before = base.prior(query)
     try:
-        advised = AdvisedSurrogate(base, advice, before.informed, weights)
+        advised = _advised(base, advice, before.informed, weights)
         moved = advised.prior(query)
         followed = advised.answer(query, moved)
     except AdviceError as error:
@@ -164,6 +185,26 @@ def advised_forecasts(
     if share > 1.0 - advised.weights.least:
         return _noted(followed, note)
     return _noted(mix_forecasts(followed, base.answer(query, before), share), note)
+
+
+def _advised(
+    base: AnalyticSurrogate, advice: Advice, informed: bool, weights: AdviceWeights | None
+) -> AdvisedSurrogate:
+    """The surrogate of the latest question if it was about the same advice: a decision asks many."""
+    last = _LATEST.get(base)
+    if (
+        last is not None
+        and last.advice is advice
+        and last.informed is informed
+        and weights in (None, last.weights)
+    ):
+        return last
+    made = AdvisedSurrogate(base, advice, informed, weights)
+    _LATEST[base] = made
+    return made
+
+
+_LATEST: WeakKeyDictionary[AnalyticSurrogate, AdvisedSurrogate] = WeakKeyDictionary()
 
 
 def _noted(forecasts: Forecasts, note: str) -> Forecasts:
