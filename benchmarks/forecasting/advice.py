@@ -13,7 +13,8 @@ of the forecasts of candidates within twice the best time.
 
 `equal_risk`: how many measurements each arm needs for the misses that `learned` has at an accepted risk of 10 %.
 P(miss) is a logistic function of the stated risk and the numbers measured, fitted without the family, for all
-arms alike. `other_shapes`: a second problem of the kernel, with what the same arm measured of the first.
+arms alike. With `--without-ir` no surrogate may read IR: advice is all that is known then, and its weight is
+set, not fitted. `other_shapes`: a second problem of the kernel, with what the same arm measured of the first.
 Replays of recorded H200 timings on a CPU; intervals are 95 %, over kernels, and paired.
 """
 
@@ -45,6 +46,7 @@ from benchmarks.lib.surrogates_without import table_paths
 from benchmarks.lib.variants.variant_forecasts import file_digest
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Candidate
+from forecast_autotune.records.problem import FACTS
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Query, Relative, Surrogate
@@ -194,6 +196,15 @@ def _rank_correlation(one: Any, other: Any) -> float:
     return found if math.isfinite(found) else 0.0
 
 
+def map_without_ir(tables: Sequence[Table]) -> list[Table]:
+    """The tables without their IR, and without what was read of it."""
+    found = []
+    for table in tables:
+        extra = {name: value for name, value in table.problem.extra.items() if name != FACTS}
+        found.append(Table(replace(table.problem, ttir={}, extra=extra), table.measurements))
+    return found
+
+
 def fit_weights(options: Namespace, tables: Sequence[Table], advice: Mapping[str, Any]) -> dict[str, Any]:
     """Weights of advice by family, fitted without it."""
     families = sorted({family_of(t.problem) for t in tables})
@@ -218,6 +229,7 @@ def main() -> int:
     made.add_argument("--only", default="", help="comma-separated kernels")
     made.add_argument("--jobs", type=int, default=1)
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--without-ir", action="store_true", help="as where no IR can be read")
     made.set_defaults(stub_only=True)
     options = result_files.parse_arguments(made)
     report = result_files.ResultFile(options, "advice", seed=options.seed)
@@ -230,7 +242,11 @@ def main() -> int:
     ]
     options.direct = direct_answers()
     chosen = choose_problems(tables, options.each, options.direct, options.seed)
-    options.weights = fit_weights(options, chosen, advice)
+    if options.without_ir:
+        tables, chosen = [map_without_ir(some) for some in (tables, chosen)]
+        options.direct = {}
+    families = {family_of(t.problem) for t in chosen}
+    options.weights = dict.fromkeys(families) if options.without_ir else fit_weights(options, chosen, advice)
     only = set(filter(None, options.only.split(",")))
     work = []
     for kernel in sorted({kernel_label(t) for t in chosen}):
@@ -251,7 +267,9 @@ def main() -> int:
         {
             "advice": file_digest(ADVICE_TABLE),
             "direct": file_digest(DIRECT_TABLE),
-            "weights": {f: {n: round(v, 4) for n, v in vars(w).items()} for f, w in options.weights.items()},
+            "weights": {
+                f: {n: round(v, 4) for n, v in vars(w).items()} for f, w in options.weights.items() if w
+            },
             **paired_figures(rows),
             "equal_risk": equal_risk([s for one in found for s in one["steps"]]),
             "other_shapes": paired_figures([s for one in found for s in one["shapes"]]),

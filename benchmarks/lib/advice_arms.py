@@ -33,7 +33,8 @@ class ArmContext:
 
     models: Path
     family: str
-    weights: AdviceWeights
+    weights: AdviceWeights | None
+    """None: those that ship."""
     direct: Mapping[str, Mapping[str, float]]
     """log2 slow-down by config, as JSON text, by problem."""
 
@@ -55,7 +56,9 @@ def open_arms(context: ArmContext) -> dict[str, Surrogate]:
 class AdviceArm:
     """Follows recorded advice by given weights."""
 
-    def __init__(self, base: AnalyticSurrogate, advice: Mapping[str, Advice], weights: AdviceWeights) -> None:
+    def __init__(
+        self, base: AnalyticSurrogate, advice: Mapping[str, Advice], weights: AdviceWeights | None
+    ) -> None:
         self.base, self.advice, self.weights = base, advice, weights
         self.name, self.version = "advised", f"{base.version}-recorded"
 
