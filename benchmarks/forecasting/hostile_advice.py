@@ -150,11 +150,17 @@ def spoilt_replays(options: Namespace, report: result_files.ResultFile) -> dict[
         }
         for name, arm in arms.items():
             begin = time.perf_counter()
-            found = play(table, arm, settings)
+            try:
+                found = play(table, arm, settings)
+            except Exception as error:  # what is looked for
+                report.add("crashes", {"problem": label, "kind": kind, "arm": name, "error": repr(error)})
+                outcomes["crashed"] += 1
+                break
             slowest = max(slowest, time.perf_counter() - begin) if name == "spoilt" else slowest
             rows.append({"kernel": kernel_label(table), "problem": label, "kind": kind, "arm": name, **found})
-        outcomes[f"{kind}: followed"] += 1
-        report.add("rows", rows[-3:])
+        else:
+            outcomes[f"{kind}: followed"] += 1
+            report.add("rows", rows[-3:])
         if number % 20 == 19:
             say(f"{number + 1} of {options.functions}")
     by_kind = {
@@ -164,7 +170,7 @@ def spoilt_replays(options: Namespace, report: result_files.ResultFile) -> dict[
     return {
         "functions": options.functions,
         "outcomes": dict(sorted(outcomes.items())),
-        "crashes": 0,
+        "crashes": outcomes["crashed"],
         "slowest_replay_s": round(slowest, 2),
         **paired_figures(rows),
         "by_kind": by_kind,
