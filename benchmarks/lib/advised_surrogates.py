@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.recorded_advice import recorded_advice
+from benchmarks.lib.surrogates_without import surrogates_by_family
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.advised import VERSION, advised_forecasts
@@ -58,7 +59,11 @@ class FamilyModels:
         self.folder, self.families, self.advice = folder, tuple(sorted(set(families))), advice
 
     def without(self, family: str) -> Surrogate:
-        """The one that has not seen a family. Raises `ValueError` for a file that says otherwise."""
+        """The one that has not seen a family, fitted now if it is missing (half a minute).
+
+        Raises `ValueError` for a file that was fitted with it.
+        """
+        surrogates_by_family([family], self.folder)
         model = LearnedModel.load(self.folder / f"{family}.npz")
         if (model.about or {}).get("without") != family:
             raise ValueError(f"{family}.npz was not fitted without {family}: give another folder")
