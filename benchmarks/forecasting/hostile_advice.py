@@ -24,9 +24,8 @@ from typing import Any
 
 from benchmarks.forecasting.advice import NEAR_TABLE, kernel_label
 from benchmarks.lib import result_files
-from benchmarks.lib.advice_arms import AdviceArm
 from benchmarks.lib.advice_figures import paired_figures
-from benchmarks.lib.advised_surrogates import FamilyModels, advice_by_source
+from benchmarks.lib.advised_surrogates import FamilyModels, FollowingAdvice, advice_by_source
 from benchmarks.lib.result_files import say
 from benchmarks.lib.surrogates_without import table_paths
 from forecast_autotune.errors import RecordError
@@ -177,8 +176,8 @@ def spoilt_replays(options: Namespace, report: result_files.ResultFile) -> dict[
     }
 
 
-def _arm(base: Any, advice: Advice) -> AdviceArm:
-    return AdviceArm(base, {advice.source_sha256: advice}, AdviceWeights())
+def _arm(base: Any, advice: Advice) -> FollowingAdvice:
+    return FollowingAdvice(base, {advice.source_sha256: advice}, AdviceWeights())
 
 
 def main() -> int:

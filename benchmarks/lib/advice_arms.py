@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.advised_surrogates import FamilyModels, advice_by_source
+from benchmarks.lib.advised_surrogates import FamilyModels, FollowingAdvice, advice_by_source
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.calibration import BlendWeight
-from forecast_autotune.surrogates.advised import AdviceWeights, AdvisedSurrogate, advised_forecasts
+from forecast_autotune.surrogates.advised import AdviceWeights, AdvisedSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.blend import BlendedSurrogate, disagreement
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
@@ -46,26 +46,11 @@ def open_arms(context: ArmContext) -> dict[str, Surrogate]:
     both = advice_by_source()
     made: dict[str, Surrogate] = {"learned": base}
     for name in ("advice-1", "advice-2"):
-        made[name] = AdviceArm(base, advice_by_source(versions=[name]), context.weights)
-    made["advice"] = AdviceArm(base, both, context.weights)
+        made[name] = FollowingAdvice(base, advice_by_source(versions=[name]), context.weights)
+    made["advice"] = FollowingAdvice(base, both, context.weights)
     made["direct"] = DirectArm(base, {}, context)
     made["ensemble"] = DirectArm(base, both, context)
     return made
-
-
-class AdviceArm:
-    """Follows recorded advice by given weights."""
-
-    def __init__(
-        self, base: AnalyticSurrogate, advice: Mapping[str, Advice], weights: AdviceWeights | None
-    ) -> None:
-        self.base, self.advice, self.weights = base, advice, weights
-        self.name, self.version = "advised", f"{base.version}-recorded"
-
-    def forecast(self, query: Query) -> Forecasts:
-        """Forecast all candidates of the query."""
-        advice = self.advice.get(query.problem.kernel.source_sha256)
-        return advised_forecasts(self.base, replace(query, advice=advice), self.weights)
 
 
 class DirectArm:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from benchmarks.lib.recorded_advice import recorded_advice
 from benchmarks.lib.surrogates_without import surrogates_by_family
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.advised import VERSION, advised_forecasts
+from forecast_autotune.surrogates.advised import VERSION, AdviceWeights, advised_forecasts
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
@@ -28,25 +26,26 @@ def advice_by_source(path: Path = ADVICE_TABLE, versions: Sequence[str] = ()) ->
 
     `versions`: only answers to these versions of the question.
     """
-    if not versions:
-        return {a.source_sha256: a for a in recorded_advice(path).values()}
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        lines = [json.loads(line) for line in stream]
-    every = [Advice.from_json(line) for line in lines if line["type"] == "advice"]
-    return {a.source_sha256: a for a in every if a.version in versions}
+    return {a.source_sha256: a for a in recorded_advice(path, versions).values()}
 
 
 class FollowingAdvice:
     """A surrogate that is told recorded advice with every question about a kernel that has some."""
 
-    def __init__(self, base: AnalyticSurrogate, advice: Mapping[str, Advice]) -> None:
-        self.base, self.advice = base, dict(advice)
+    def __init__(
+        self,
+        base: AnalyticSurrogate,
+        advice: Mapping[str, Advice],
+        weights: AdviceWeights | None = None,
+    ) -> None:
+        """`weights`: None for those that ship."""
+        self.base, self.advice, self.weights = base, dict(advice), weights
         self.name, self.version = "advised", f"{VERSION}-{base.version}"
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates of the query."""
         advice = self.advice.get(query.problem.kernel.source_sha256)
-        return advised_forecasts(self.base, replace(query, advice=advice))
+        return advised_forecasts(self.base, replace(query, advice=advice), self.weights)
 
 
 class FamilyModels:

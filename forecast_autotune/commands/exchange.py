@@ -166,29 +166,37 @@ def _clear_variants(options: argparse.Namespace, output: Output) -> int:
     if options.device:
         raise UsageError("variants belong to no device: leave --device out")
     store = open_store(options)
-    found = store.variants_of(options.kernel)
-    what = f"{_count_text(len(found), 'variant')} from {store.root}"
-    if found and not options.yes and not _ask_confirmation(what, output):
-        output.remark("nothing removed")
-        return 1
-    removed = store.clear_variants(options.kernel)
-    data = {"variants": removed, "store": str(store.root)}
-    output.emit(data, f"removed {_count_text(removed, 'variant')}", _dim_text(str(store.root)))
-    return 0
+    held = len(store.variants_of(options.kernel))
+    return _clear_kept(options, output, store, "variants", held, store.clear_variants, "variant")
 
 
 def clear_advice(options: argparse.Namespace, output: Output) -> int:
     """Remove advice on kernels whose name contains `--kernel`, after asking."""
     store = open_store(options)
-    found = store.advice_of(options.kernel)
-    what = f"advice on {_count_text(len(found), 'kernel source')} from {store.root}"
-    if found and not options.yes and not _ask_confirmation(what, output):
+    held = len(store.advice_of(options.kernel))
+    return _clear_kept(
+        options, output, store, "advice", held, store.clear_advice, "kernel source", "advice on "
+    )
+
+
+def _clear_kept(
+    options: argparse.Namespace,
+    output: Output,
+    store: Store,
+    key: str,
+    held: int,
+    clear: Callable[[str | None], int],
+    noun: str,
+    before: str = "",
+) -> int:
+    """Remove what a store keeps beside its measurements, after asking; `key` names the count in the JSON."""
+    what = f"{before}{_count_text(held, noun)} from {store.root}"
+    if held and not options.yes and not _ask_confirmation(what, output):
         output.remark("nothing removed")
         return 1
-    removed = store.clear_advice(options.kernel)
-    data = {"advice": removed, "store": str(store.root)}
-    shown = f"removed advice on {_count_text(removed, 'kernel source')}"
-    output.emit(data, shown, _dim_text(str(store.root)))
+    removed = clear(options.kernel)
+    data = {key: removed, "store": str(store.root)}
+    output.emit(data, f"removed {before}{_count_text(removed, noun)}", _dim_text(str(store.root)))
     return 0
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from forecast_autotune.errors import RecordError, StoreError
+from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Problem
 from forecast_autotune.store.files import ADVICE, StoreNotes, problem_file, write_atomically
-from forecast_autotune.store.log import MALFORMED, decode, encode
+from forecast_autotune.store.log import encode
+from forecast_autotune.store.record_files import list_files, read_record, remove_file
 
 
 class AdviceFiles:
@@ -61,12 +62,7 @@ class AdviceFiles:
         for advice in some:
             known = self._kept.pop(advice.source_sha256, None) is not None
             if self._path is not None:
-                path = self._file(self._path, advice.source_sha256)
-                try:
-                    known = path.exists() or known
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    raise StoreError(f"cannot remove {path}: {error}; remove it by hand") from error
+                known = remove_file(self._file(self._path, advice.source_sha256)) or known
             count += known
         return count
 
@@ -77,25 +73,13 @@ class AdviceFiles:
     def _listed(self) -> Iterator[Advice]:
         if self._path is None:
             return
-        try:
-            paths = sorted(self._path.glob("[!.]*.json"))
-        except OSError as error:
-            self._notes.add(f"{self._path}: cannot be listed: {error}")
-            return
-        for path in paths:
+        for path in list_files(self._path, "[!.]*.json", self._notes):
             if (advice := self._read(path)) is not None:
                 yield advice
 
     def _read(self, path: Path) -> Advice | None:
-        try:
-            advice = Advice.from_json(decode(path.read_bytes()))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._notes.add(f"{path}: cannot be read: {error}")
-            return None
-        except MALFORMED as error:
-            self._notes.add(f"{path}: ignored, no advice ({type(error).__name__}: {error})"[:300])
+        advice = read_record(path, Advice.from_json, "no advice", self._notes)
+        if advice is None:
             return None
         if path != self._file(path.parent, advice.source_sha256):
             self._notes.add(f"{path}: ignored, it is not filed under its own source")

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from forecast_autotune.errors import StoreError
 from forecast_autotune.store.files import (
     StoreNotes,
     acquire_lock,
@@ -21,7 +20,8 @@ from forecast_autotune.store.files import (
     release_lock,
     write_atomically,
 )
-from forecast_autotune.store.log import MALFORMED, decode, encode
+from forecast_autotune.store.log import encode
+from forecast_autotune.store.record_files import list_files, read_record, remove_file
 from forecast_autotune.variants.records import Check, Variant
 
 FOLDER = "variants"
@@ -90,12 +90,7 @@ class VariantFiles:
             key = variant.base_sha256, variant.name
             known = self._kept.pop(key, None) is not None
             if self._path is not None:
-                path = self._file(self._path, *key)
-                try:
-                    known = path.exists() or known
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    raise StoreError(f"cannot remove {path}: {error}; remove it by hand") from error
+                known = remove_file(self._file(self._path, *key)) or known
             count += known
         return count
 
@@ -107,12 +102,7 @@ class VariantFiles:
         if self._path is None:
             return
         folder = "*" if base_sha256 is None else problem_file(base_sha256)
-        try:
-            paths = sorted(self._path.glob(f"{folder}/[!.]*.json"))
-        except OSError as error:
-            self._notes.add(f"{self._path}: cannot be listed: {error}")
-            return
-        for path in paths:
+        for path in list_files(self._path, f"{folder}/[!.]*.json", self._notes):
             variant = self._read_file(path)
             if variant is None:
                 continue
@@ -122,15 +112,8 @@ class VariantFiles:
                 yield variant
 
     def _read_file(self, path: Path) -> Variant | None:
-        try:
-            variant = Variant.from_json(decode(path.read_bytes()))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._notes.add(f"{path}: cannot be read: {error}")
-            return None
-        except MALFORMED as error:
-            self._notes.add(f"{path}: ignored, not a variant ({type(error).__name__}: {error})"[:300])
+        variant = read_record(path, Variant.from_json, "not a variant", self._notes)
+        if variant is None:
             return None
         said = variant.extra.get(_DIGEST)
         if said != _digest(variant) and variant.checks:

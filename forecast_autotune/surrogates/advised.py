@@ -34,8 +34,6 @@ _MOST_REMEMBERED = 64
 """Evaluations that are kept of one cost function: of a problem and its relatives."""
 STEP = 0.25
 """Of a constant, in doublings, for its derivative."""
-SAME_BINARY_LOG2 = 0.1
-"""Candidates that are said to be one binary and differ by more are not."""
 
 
 _Identity = npt.NDArray[np.intp] | None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,7 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.open_question import SCHEMA, OpenQuestion
 from forecast_autotune.llm.prompt import COMPARE_VERSION, FORECAST_VERSION, PAIR_LABELS
 from forecast_autotune.records.json_fields import decode_json
-from forecast_integrations.models.recorded import SUFFIXES, RecordedAnswer, RecordedAnswers
+from forecast_integrations.models.recorded import SUFFIXES, RecordedAnswer, RecordedAnswers, write_json_lines
 
 INSTRUCTIONS = (
     "Answer each question with one line of JSON, its key copied. A question with suffixes asks for one forecast per "
@@ -36,14 +34,7 @@ def write_questions(path: Path, questions: Iterable[OpenQuestion]) -> int:
     """Write a file of questions in one step, each question once; returns how many."""
     found = {q.key: q for q in questions}
     head = {"type": "questions", "schema": SCHEMA, "instructions": INSTRUCTIONS}
-    lines = (json.dumps(d, allow_nan=False) for d in (head, *(q.to_json() for q in found.values())))
-    data = "".join(f"{line}\n" for line in lines).encode()
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_json_lines(path, [head, *(q.to_json() for q in found.values())])
     return len(found)
 
 

@@ -20,7 +20,7 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -45,6 +45,17 @@ MOST_OCTAVES = 64.0
 """Largest log2 ratio, either way."""
 _SUM_ERROR = 1e-3
 _FORMS = ("log2_slowdown", "probabilities", "text")
+
+
+def write_json_lines(path: Path, entries: Iterable[Any]) -> None:
+    """Write a line per entry in one step, packed if the name ends in .gz: the same entries give the same bytes."""
+    data = "".join(f"{json.dumps(entry, allow_nan=False)}\n" for entry in entries).encode()
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -176,16 +187,7 @@ class RecordedAnswers:
     def write(self, path: Path) -> None:
         """Put it there, in one step."""
         head = {"type": "answers", "schema": SCHEMA, "model": self.model, "provenance": self.provenance}
-        lines = (
-            json.dumps(d, allow_nan=False) for d in (head, *(a.to_json() for a in self.answers.values()))
-        )
-        data = "".join(f"{line}\n" for line in lines).encode()
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_json_lines(path, [head, *(a.to_json() for a in self.answers.values())])
 
     def find(self, versions: Sequence[str], prefix: str, suffixes: Sequence[str]) -> RecordedAnswer:
         """The answer to a question in one of these versions of its prompt. Raises `LLMError` where there is none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,24 +42,6 @@ BETTER = ANSWER.replace("one wave", "large blocks win")
 OUTSIDE = "```python\nimport os\ndef cost(config, args, device, launch):\n    return 1\n```"
 
 pytestmark = pytest.mark.usefixtures("alone")
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A store and a folder of this test's own."""
-    for name in [n for n in os.environ if n.startswith("FORECAST_AUTOTUNE")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> str:
-    """KERNEL.py:FN of a file that says how it is called; a new module name for every test."""
-    path = tmp_path / f"kernel_{tmp_path.name.replace('-', '_')}.py"
-    path.write_text(KERNEL + INPUTS)
-    return f"{path}:double"
 
 
 def recorded(tmp_path: Path, answers: Sequence[tuple[str, str]]) -> str:
