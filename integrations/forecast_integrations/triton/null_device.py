@@ -147,12 +147,13 @@ def null_device(
 
     # Triton remembers a device's limit by its number, whichever driver it was asked of.
     forget = getattr(getattr(compiler, "max_shared_mem", None), "cache_clear", lambda: None)
-    before = driver._active
+    name = "_active" if "_active" in vars(driver) else "active"  # up to Triton 3.4
+    before = vars(driver)[name]
     device = NullDevice(clock, shared_memory_bytes=shared_memory_bytes)
     driver.set_active(device)
     forget()
     try:
         yield device
     finally:
-        driver._active = before
+        setattr(driver, name, before)
         forget()

@@ -14,6 +14,7 @@ from typing import Any
 from forecast_autotune.records import Candidate, Outcome
 from forecast_integrations.triton.call import outcome_of
 from forecast_integrations.triton.compile.forked_children import ForkedChild, ForkedChildren
+from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs
 from forecast_integrations.triton.compile.protocol import CompileResult
 
 _STRAGGLER_FACTOR = 5.0
@@ -29,9 +30,17 @@ class ForkPool:
     quiet = True
 
     def __init__(
-        self, compile_one: Callable[[Candidate], object], workers: int, timeout_s: float, patient: bool = True
+        self,
+        compile_one: Callable[[Candidate], object],
+        workers: int,
+        timeout_s: float,
+        patient: bool = True,
+        stubs: LauncherStubs | None = None,
     ) -> None:
-        """`timeout_s` is the most a compilation may take; an impatient pool gives up earlier."""
+        """`timeout_s` is the most a compilation may take; an impatient pool gives up earlier.
+
+        `stubs` are built besides, and are ready (or given up) before the first binary is handed out.
+        """
         self.compile_s = 0.0
         self.finished = 0
         self._patient = patient
@@ -41,11 +50,14 @@ class ForkPool:
         self._submitted: set[Candidate] = set()
         self._children = ForkedChildren()
         self._ended: deque[CompileResult] = deque()
+        self._stubs = stubs
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
         """Queue candidates not submitted before; starts as many as there are free workers."""
         fresh = [c for c in dict.fromkeys(candidates) if c not in self._submitted]
         self._submitted.update(fresh)
+        if self._stubs is not None:
+            self._stubs.start(fresh)
         self._waiting.extend(fresh)
         self._fill()
 
@@ -54,6 +66,8 @@ class ForkPool:
         while True:
             self._fill()
             if self._ended:
+                if self._stubs is not None and self._ended[0].outcome is None:
+                    self._stubs.wait()
                 return self._ended.popleft()
             if self._listen(0.25):
                 # Only a silent child can hang: others may have waited long for us to listen.
@@ -82,6 +96,8 @@ class ForkPool:
         """Kill the children: what they were compiling is not wanted any more."""
         self._waiting.clear()
         self._children.close()
+        if self._stubs is not None:
+            self._stubs.close()
 
     def _listen(self, timeout_s: float) -> bool:
         ended, answered = self._children.finished(timeout_s)

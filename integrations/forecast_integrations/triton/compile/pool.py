@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forecast_autotune.records import Candidate
+from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.fork import ForkPool
+from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs
 from forecast_integrations.triton.compile.protocol import CompilePool
 from forecast_integrations.triton.compile.threads import ThreadPool
 
@@ -71,9 +73,17 @@ class _TargetOnlyDriver:
 
 
 def make_pool(
-    compile_one: Callable[[Candidate], object], workers: int, timeout_s: float, how: str, patient: bool = True
+    compile_one: Callable[[Candidate], object],
+    workers: int,
+    timeout_s: float,
+    how: str,
+    patient: bool = True,
+    call: KernelCall | None = None,
 ) -> CompilePool:
-    """`how` is `fork`, `threads`, or `auto`: children where they can hand their binaries over."""
+    """`how` is `fork`, `threads`, or `auto`: children where they can hand their binaries over.
+
+    Children also build the launcher stubs of a `call`, if one is given.
+    """
     from triton import knobs
 
     if how == "auto":
@@ -81,7 +91,8 @@ def make_pool(
         how = "fork" if can_fork() and not knobs.compilation.always_compile else "threads"
     if how == "threads":
         return ThreadPool(compile_one, workers, timeout_s, _device_selector())
-    return ForkPool(without_device(compile_one), workers, timeout_s, patient)
+    stubs = None if call is None else LauncherStubs(call, timeout_s)
+    return ForkPool(without_device(compile_one), workers, timeout_s, patient, stubs)
 
 
 def without_device(function: Callable[..., Any]) -> Callable[..., Any]:
