@@ -18,14 +18,9 @@ from filelock import FileLock, Timeout
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.records import Device
-from forecast_harness.timing.graph_replay import (
-    GraphRecorder,
-    ReplayBuffers,
-    left_untouched,
-    pause_lengths,
-    typical_seconds,
-    without_pause,
-)
+from forecast_autotune.timing.pauses import pause_lengths, pause_seconds
+from forecast_autotune.timing.recorded_launches import DeviceEvent, GraphRecorder, RecordedGraph
+from forecast_harness.timing.graph_replay import ReplayBuffers, left_untouched, typical_seconds
 from forecast_harness.timing.plausibility import DevicePeaks
 
 _REPLAY_TIME_S, _MOST_REPLAYS = 1e-3, 16
@@ -184,12 +179,12 @@ class DeviceTimer:
         with suppress(OSError):
             self._driver = ctypes.CDLL("libcuda.so.1")
         self._clock = time.perf_counter
-        self._recorder = GraphRecorder(torch)
+        self._recorder = GraphRecorder(cuda)
         self._replays: dict[object, int] = {}
         """How often launches of a key are replayed; 0: they are not."""
         self._overhead = min(self._time_call(lambda: None)[1] for _ in range(20))
         self._chance = random.SystemRandom()
-        self._pausing = self._pause_cost()
+        self._pausing = self._recorder.pause_cost(self._timed_replay, self._synchronize, _PAUSE_ROUNDS)
 
     def flush(self) -> None:
         """Leave nothing of earlier launches in the L2."""
@@ -303,10 +298,10 @@ class DeviceTimer:
         raw = [start.elapsed_time(end) * 1e-3 for start, end in events]
         if len(behind) == 1:
             return LaunchTiming(typical_seconds(raw), sum(raw), GRAPH_PROTOCOL, result)
-        alone = [without_pause(s, behind[n]) - self._pausing for s, n in zip(raw, order, strict=True)]
+        alone = [s - pause_seconds(behind[n]) - self._pausing for s, n in zip(raw, order, strict=True)]
         return LaunchTiming(max(typical_seconds(alone), _LEAST_LAUNCH_S), sum(raw), GRAPH_PROTOCOL, result)
 
-    def _timed_replay(self, graph: Any) -> tuple[Any, Any]:
+    def _timed_replay(self, graph: RecordedGraph) -> tuple[DeviceEvent, DeviceEvent]:
         """Events around one replay with a cold L2."""
         start, end = self._event(enable_timing=True), self._event(enable_timing=True)
         self.flush()
@@ -314,20 +309,6 @@ class DeviceTimer:
         graph.replay()
         end.record()
         return start, end
-
-    def _pause_cost(self) -> float:
-        """Seconds that a pause takes beyond its length: with it, times with pauses and without are alike."""
-        paused = [(self._recorder.record(self._recorder.nothing, p)[0], p) for p in pause_lengths()]
-        events = [
-            (self._timed_replay(graph), self._timed_replay(self._recorder.empty), pause)
-            for _ in range(_PAUSE_ROUNDS)
-            for graph, pause in paused
-        ]
-        self._synchronize()
-        paused_s = [without_pause(start.elapsed_time(end) * 1e-3, p) for (start, end), _, p in events]
-        return typical_seconds(paused_s) - typical_seconds(
-            [start.elapsed_time(end) * 1e-3 for _, (start, end), _ in events]
-        )
 
 
 def _replay_count(seconds: float) -> int:

@@ -13,12 +13,7 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_harness.timing import device
-from forecast_harness.timing.graph_replay import (
-    left_untouched,
-    pause_lengths,
-    typical_seconds,
-    without_pause,
-)
+from forecast_harness.timing.graph_replay import left_untouched, typical_seconds
 from forecast_harness.timing.paired_clock import CANDIDATE, INCUMBENT, SimulatedPairedClock
 from forecast_harness.timing.paired_comparison import (
     DEFAULT_RULES,
@@ -380,21 +375,3 @@ def test_a_replay_that_leaves_outputs_alone_is_noticed() -> None:
     assert not left_untouched([], [], [])
     nothing_to_do = torch.full_like(written, 255)
     assert not left_untouched([nothing_to_do], [spoiled], [nothing_to_do])
-
-
-def test_pauses_show_what_a_coarse_clock_hides() -> None:
-    """A device that looks for the end of its work every 1.2 us: 2 % of 6 us is a tenth of that."""
-
-    def seen(seconds: float, pause: float) -> float:
-        """When the end is noticed, after a pause of so many cycles at 2 GHz."""
-        return 1.2e-6 * math.ceil((seconds + pause / 2e9) / 1.2e-6)
-
-    slow, fast = 5.90e-6, 5.78e-6
-    assert seen(slow, 0) == seen(fast, 0)
-    means = [
-        typical_seconds([without_pause(seen(t, p), p) for p in pause_lengths() * 2]) for t in (slow, fast)
-    ]
-    assert means[0] - means[1] == pytest.approx(slow - fast, abs=0.08e-6)
-    grid = [5e-6 + n * 0.05e-6 for n in range(40)]
-    errors = [typical_seconds([without_pause(seen(t, p), p) for p in pause_lengths() * 2]) - t for t in grid]
-    assert max(errors) - min(errors) < 0.3e-6 < max(seen(t, 0) - t for t in grid)

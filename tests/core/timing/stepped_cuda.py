@@ -1,0 +1,109 @@
+"""A device on a made-up clock that is read at intervals only: as much of `torch.cuda` as timing asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+CYCLES_PER_S = 2e9
+
+
+class SteppedCuda:
+    """Work takes the seconds it is said to; the end of work is seen at the next of the clock's intervals."""
+
+    def __init__(self, interval_s: float = 1.2e-6, gap_s: float = 0.7e-6) -> None:
+        self.interval_s, self.gap_s = interval_s, gap_s
+        """`gap_s` is what a pause takes beyond its length."""
+        self.now_s = 0.0
+        self.captures, self.replays = 0, 0
+        self.recorded: list[float] | None = None
+        """Seconds of what is being recorded; None while nothing is."""
+        self.host_is_slow: Callable[[], bool] = lambda: False
+
+    def run(self, seconds: float) -> None:
+        """A piece of work: done at once, or recorded."""
+        if self.recorded is None:
+            self.now_s += seconds
+        else:
+            self.recorded.append(seconds)
+
+    def _sleep(self, cycles: int) -> None:
+        self.run(cycles / CYCLES_PER_S + self.gap_s)
+
+    def Event(self, enable_timing: bool = True) -> SteppedEvent:
+        return SteppedEvent(self)
+
+    def CUDAGraph(self) -> SteppedGraph:
+        return SteppedGraph(self)
+
+    def Stream(self) -> SteppedStream:
+        return SteppedStream()
+
+    def current_stream(self) -> SteppedStream:
+        return SteppedStream()
+
+    @contextmanager
+    def stream(self, stream: SteppedStream) -> Iterator[None]:
+        yield
+
+    def graph_pool_handle(self) -> int:
+        return 1
+
+    def synchronize(self, device: int | None = None) -> None:
+        """Refused while something is recorded, as on a device."""
+        if self.recorded is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class SteppedStream:
+    """One of several; all work is done in order anyway."""
+
+    def wait_stream(self, other: SteppedStream) -> None:
+        """There is nothing to wait for."""
+
+
+class SteppedGraph:
+    """What was recorded, to be done at a replay."""
+
+    def __init__(self, cuda: SteppedCuda) -> None:
+        self._cuda = cuda
+        self._work: list[float] = []
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        assert self._cuda.recorded is None
+        assert capture_error_mode == "thread_local"
+        self._cuda.captures += 1
+        self._cuda.recorded = self._work
+
+    def capture_end(self) -> None:
+        self._cuda.recorded = None
+
+    def replay(self) -> None:
+        assert self._cuda.recorded is None
+        self._cuda.replays += 1
+        for seconds in self._work:
+            self._cuda.run(seconds)
+
+
+class SteppedEvent:
+    """Two of them tell how many intervals lie between."""
+
+    def __init__(self, cuda: SteppedCuda) -> None:
+        self._cuda = cuda
+        self.at_s = 0.0
+        self._asked = False
+
+    def record(self) -> None:
+        self.at_s = self._cuda.now_s
+        self._asked = False
+
+    def query(self) -> bool:
+        # Done when asked a second time: a device is always a little behind a host that is fast enough.
+        before, self._asked = self._asked, True
+        return before or self._cuda.host_is_slow()
+
+    def elapsed_time(self, end_event: SteppedEvent) -> float:
+        steps = math.ceil((end_event.at_s - self.at_s) / self._cuda.interval_s - 1e-9)
+        return 1e3 * steps * self._cuda.interval_s
