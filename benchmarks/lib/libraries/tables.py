@@ -1,0 +1,50 @@
+"""What a harvest's store says of library kernels, without a line of their source or IR: facts and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.features.stored_facts import collect_facts
+from forecast_autotune.records import Measurement
+from forecast_autotune.records.problem import FACTS
+from forecast_autotune.records.table import Table, write_tables
+
+LONGEST_READING_S = 20.0
+"""For the IR of one problem; what is not read by then has no facts."""
+TEXT_SIZES = "text_sizes"
+"""Of a problem line: lines and characters of its IR by assignment, which compile seconds go by."""
+_KEPT_OF_EXTRA = ("shared", "registers", "spills", "ptx", "forecast")
+
+
+def text_free(table: Table) -> Table:
+    """The table with facts in the place of IR, and without source, IR and messages, which may quote either."""
+    rows = table.by_candidate()
+    grids = {c: m.grid for c, m in rows.items() if m.grid is not None}
+    problem = table.problem
+    extra = dict(problem.extra)
+    if problem.ttir:
+        extra[FACTS] = collect_facts(problem, list(rows), grids, problem.ttir, within_s=LONGEST_READING_S)
+        extra[TEXT_SIZES] = {name: [len(t.splitlines()), len(t)] for name, t in problem.ttir.items()}
+    kernel = replace(problem.kernel, source="", extra={})
+    return replace(
+        table,
+        problem=replace(problem, kernel=kernel, ttir={}, extra=extra),
+        measurements=[_without_text(m) for m in table.measurements],
+    )
+
+
+def _without_text(m: Measurement) -> Measurement:
+    extra: dict[str, Any] = {k: v for k, v in m.extra.items() if k in _KEPT_OF_EXTRA}
+    if "message" in m.extra:
+        extra["error"] = str(m.extra["message"]).partition(":")[0][:60]
+    return replace(m, extra=extra)
+
+
+def write_text_free(tables: Sequence[Table], out: Path, processes: int) -> int:
+    """Write tables to a file without any text of the kernels; returns the number of measurements."""
+    with ProcessPoolExecutor(max(1, processes)) as pool:
+        return write_tables(out, list(pool.map(text_free, tables)))

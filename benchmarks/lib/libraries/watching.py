@@ -1,0 +1,187 @@
+"""The process of one arm: runs library workloads once, and writes a line per decision that their tuners make.
+
+    python -m benchmarks.lib.libraries.watching JSON                              # triton.autotune itself
+    python -m forecast_autotune run -m benchmarks.lib.libraries.watching JSON     # served by this project
+
+JSON is an object: `out` (a file of JSON lines), `seconds` (no workload starts later), `only` (names), `arm`, and
+where winners are known from a harvest `harvest` (its file) and `contexts` (ids that this arm decides; elsewhere
+the winner is taken). Arms that this file does not decide itself (`floor`) need winners, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("FLA_CACHE_MODE", "disabled")
+
+import torch
+import triton
+from triton.runtime.autotuner import Autotuner
+
+from benchmarks.lib.libraries.contexts import (
+    by_context,
+    config_key,
+    config_record,
+    context_id,
+    pruned_configs,
+    read_rows,
+)
+from benchmarks.lib.libraries.progress_times import ProgressTimes
+from benchmarks.tuning.library_workloads import workloads
+
+TOP = 3
+"""Configs of a harvest that are timed again beside the choices."""
+
+
+class WatchedDecisions:
+    """Stands in for `Autotuner.run`: first calls are timed and written down, others are passed on."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given, self.workload = given, ""
+        self.decided = 0
+        self.winners = by_context(read_rows(Path(given["harvest"]))) if given.get("harvest") else {}
+        wanted = given.get("contexts")
+        self.wanted: set[str] | None = None if wanted is None else set(wanted)
+        self.times = ProgressTimes()
+        self._run = Autotuner.run
+        self._out = Path(given["out"])
+        served = getattr(self._run, "forecast_autotune", False)
+        assert served == (given["arm"] not in ("triton", "floor")), "the arm is served by the wrong tuner"
+        if served:
+            self.times.watch()
+
+    def install(self) -> None:
+        """From here on, tuners of this process are watched."""
+        watched = self
+
+        def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            return watched.call(tuner, args, kwargs)
+
+        Autotuner.run = run
+
+    def call(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of a tuner."""
+        name = context_id(self.workload, tuner, args, kwargs) if len(tuner.configs) > 1 else ""
+        taken: dict[str, Any] = tuner.__dict__.setdefault("_taken_winners", {})
+        if name in taken:
+            return self._launch(tuner, taken[name], args, kwargs)
+        if not name or name in self._seen(tuner):
+            return self._run(tuner, *args, **kwargs)
+        self._seen(tuner).add(name)
+        configs = pruned_configs(tuner, args, kwargs)
+        if len(configs) < 2:
+            return self._run(tuner, *args, **kwargs)
+        if self.given["arm"] == "floor" or (self.wanted is not None and name not in self.wanted):
+            return self._take_winner(tuner, name, configs, args, kwargs, taken)
+        before = len(tuner.cache)
+        torch.cuda.synchronize()
+        self.times.start()
+        begin = time.perf_counter()
+        found = self._run(tuner, *args, **kwargs)
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - begin
+        if len(tuner.cache) > before:  # else another workload had the same key
+            self._write(name, wall, len(configs), tuner.best_config, self._decision(tuner))
+        return found
+
+    def _seen(self, tuner: Any) -> set[str]:
+        found: set[str] = tuner.__dict__.setdefault("_watched_contexts", set())
+        return found
+
+    def _take_winner(
+        self,
+        tuner: Any,
+        name: str,
+        configs: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        taken: dict[str, Any],
+    ) -> Any:
+        """Launch the harvest's winner; the floor's clock: one compilation, one launch, one short timing."""
+        row = self.winners.get(name)
+        wanted = None if row is None else config_key(row["config"])
+        config = next((c for c in configs if config_key(config_record(c)) == wanted), configs[0])
+        taken[name] = config
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        found = self._launch(tuner, config, args, kwargs)
+        torch.cuda.synchronize()
+        if self.given["arm"] == "floor" and row is not None:
+            again = partial(self._launch, tuner, config, args, kwargs)
+            triton.testing.do_bench(again, warmup=2, rep=10)
+            self._write(name, time.perf_counter() - begin, len(configs), config, {})
+        return found
+
+    def _launch(self, tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Launch one config; a list of one is launched without a decision, whoever serves."""
+        every, tuner.configs = tuner.configs, [config]
+        try:
+            return self._run(tuner, *args, **kwargs)
+        finally:
+            tuner.configs = every
+
+    def _decision(self, tuner: Any) -> dict[str, Any]:
+        parts = tuner.__dict__.get("_forecast")
+        last = parts[0].last if parts else None
+        timings = getattr(tuner, "configs_timings", None) or {}
+        times = {c: t[0] if isinstance(t, list | tuple) else t for c, t in timings.items()}
+        best = sorted(times, key=times.__getitem__)[:TOP]
+        row: dict[str, Any] = {"best": [config_record(c) for c in best if times[c] != float("inf")]}
+        if last is None:
+            return row
+        known = last.to_json()
+        row |= {name: known.get(name) for name in ("problem", "measured", "known", "trusted", "refused")}
+        row |= {"risk": last.stated_risk, "evidence": str(last.evidence), "ms": last.median_ms}
+        row |= {"cost": known.get("cost"), "reason": last.reason[:300], "rounds": list(last.rounds)}
+        return row | {"times": self.times.to_json()}
+
+    def _write(self, name: str, wall: float, n: int, config: Any, more: dict[str, Any]) -> None:
+        row = {"id": name, "arm": self.given["arm"], "wall_s": round(wall, 4), "n": n}
+        row |= {"config": config_record(config), **more}
+        with self._out.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row, default=str) + "\n")
+        self.decided += 1
+
+
+def run_workloads(given: dict[str, Any], watched: Any) -> None:
+    """Run all workloads, and say after each how long it took; one that fails costs itself alone."""
+    start = time.perf_counter()
+    for name, work in workloads(given.get("only") or ()).items():
+        begin, before = time.perf_counter(), watched.decided
+        if begin - start > given["seconds"]:
+            print(f"time is up before {name}", flush=True)
+            break
+        watched.workload = name
+        torch.manual_seed(0)
+        try:
+            work()
+            torch.cuda.synchronize()
+        except Exception:
+            print(f"FAILED {name}: {traceback.format_exc(limit=-3)[-1200:]}", flush=True)
+        done = time.perf_counter()
+        print(
+            f"{given['arm']} {name}: {watched.decided - before} decisions, {done - begin:.1f} s, "
+            f"at {done - start:.0f} s",
+            flush=True,
+        )
+        torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Run one arm."""
+    given: dict[str, Any] = json.loads(sys.argv[1])
+    torch.zeros(1, device="cuda")
+    watched = WatchedDecisions(given)
+    watched.install()
+    run_workloads(given, watched)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Claim: on kernels of public libraries, decisions cost a fraction of the time that `triton.autotune` takes.
+
+    python -m benchmarks.tuning.libraries harvest --out FOLDER [--wheels FOLDER]
+    python -m benchmarks.tuning.libraries pick --arm forecast --out FOLDER [--cores 4] [--wheels FOLDER]
+
+Runs public operations of fla-core, liger-kernel and flag_gems (`benchmarks.tuning.library_workloads`), forward and
+backward, and writes a line for every decision that a tuner makes on the way: what it chose, and the wall seconds of
+the call that decided. Every arm is a fresh process with an empty store and an empty Triton cache. `harvest` measures
+everything, and leaves a table of it without source or IR text; it is the arm `exhaustive` on all cores.
+
+The arms of `pick`: `forecast` (this project's default), `exhaustive` (its mode that measures everything), `triton`
+(`triton.autotune`, on a sample of contexts), `before` (as `forecast`, by the packages of another checkout,
+`--before FOLDER`, which any other stage may take, too), and `floor` (the harvest's winner alone: compiled, launched
+and timed once). `triton` and `floor` read the harvest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.child_processes import child_environment
+from benchmarks.lib.environment import ROOT
+from benchmarks.lib.libraries.contexts import by_context, read_rows
+from benchmarks.lib.libraries.tables import write_text_free
+from benchmarks.lib.result_files import say
+from forecast_autotune.records.table import write_tables
+from forecast_autotune.store import Store
+
+REQUIREMENTS = (
+    "fla-core==0.6.0",
+    "flash-linear-attention==0.6.0",
+    "liger-kernel==0.8.5",
+    "flag_gems==5.0.2",
+    "einops",
+    "sqlalchemy==2.0.48",
+)
+"""The libraries, and what they import that an environment with torch and transformers may lack."""
+
+ARMS = ("forecast", "exhaustive", "triton", "before", "floor")
+MODES = {"exhaustive": "exhaustive", "harvest": "exhaustive"}
+UNSERVED = ("triton", "floor")
+PACKAGE_FOLDERS = ("", "integrations", "harness", "train")
+"""Folders of a checkout that hold its import packages."""
+GRACE_S = 60.0
+"""A workload that started in time may take this much longer."""
+
+
+def main() -> None:
+    """Run one stage."""
+    a = _arguments()
+    a.out.mkdir(parents=True, exist_ok=True)
+    scratch = a.scratch or Path(tempfile.gettempdir()) / "library-benchmark"
+    scratch.mkdir(parents=True, exist_ok=True)
+    site = install_libraries(scratch / "site", a.wheels)
+    if a.stage == "harvest":
+        home = run_arm(a, "harvest", scratch, site)
+        tables = list(Store(home / "store").tables(None, None))
+        if a.keep_texts is not None:
+            write_tables(a.keep_texts, tables)
+        count = write_text_free(tables, a.out / "harvest_table.jsonl.gz", len(os.sched_getaffinity(0)))
+        say(f"table: {count} measurements of {len(tables)} problems")
+    else:
+        run_arm(a, a.arm, scratch, site)
+
+
+def _arguments() -> Namespace:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("stage", choices=("harvest", "pick"))
+    made.add_argument("--out", type=Path, required=True, help="the folder of all stages' files")
+    made.add_argument("--arm", choices=ARMS, default="forecast")
+    made.add_argument("--wheels", type=Path, help="a folder of wheels, for a machine without network")
+    made.add_argument(
+        "--before", type=Path, help="a checkout of this project, whose packages this stage takes"
+    )
+    made.add_argument("--only", nargs="+", default=[], metavar="NAME", help="workloads, or how they begin")
+    made.add_argument("--seconds", type=float, default=480.0, help="no workload starts later than this")
+    made.add_argument("--workers", type=int, default=0, help="compilations at a time (default: one a core)")
+    made.add_argument("--cores", type=int, default=0, help="cores that the arm may use (default: all)")
+    made.add_argument("--seed", type=int, default=0, help="of the sample that arm `triton` decides")
+    made.add_argument("--keep-texts", type=Path, help="harvest: a private table file with source and IR, too")
+    made.add_argument("--scratch", type=Path, help="where stores and caches go (default: a temporary folder)")
+    a = made.parse_args()
+    if a.stage == "pick" and a.arm == "before" and a.before is None:
+        made.error("--arm before needs --before FOLDER, a checkout to compare with")
+    if a.stage == "pick" and a.arm in UNSERVED and not (a.out / "harvest.jsonl").is_file():
+        made.error(f"--arm {a.arm} needs harvest.jsonl in {a.out}: run the stage harvest first")
+    return a
+
+
+def install_libraries(site: Path, wheels: Path | None) -> Path:
+    """The libraries in a folder of their own, by pip, once; from `wheels` if given. Returns the folder."""
+    done = site / ".complete"
+    if done.is_file():
+        return site
+    shutil.rmtree(site, ignore_errors=True)
+    local = [] if wheels is None else ["--no-index", *map(str, sorted(wheels.glob("*.whl")))]
+    what = local or list(REQUIREMENTS)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), *what]
+    subprocess.run(command, check=True)
+    done.touch()
+    return site
+
+
+def run_arm(a: Namespace, arm: str, scratch: Path, site: Path) -> Path:
+    """Run all workloads in a fresh process as one arm; returns the folder of its store and its cache."""
+    cores = sorted(os.sched_getaffinity(0))
+    name = arm if not a.cores or a.cores >= len(cores) else f"{arm}_{a.cores}cores"
+    home = (scratch / name).absolute()
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    out = a.out / f"{name}.jsonl"
+    out.unlink(missing_ok=True)
+    given: dict[str, Any] = {"arm": arm, "out": str(out.absolute()), "seconds": a.seconds, "only": a.only}
+    if (a.out / "harvest.jsonl").is_file() and arm != "harvest":
+        given["harvest"] = str((a.out / "harvest.jsonl").absolute())
+    if arm == "triton":
+        harvested = by_context(read_rows(a.out / "harvest.jsonl"))
+        given["contexts"] = affordable_sample(harvested, 0.8 * a.seconds, a.seed)
+    environment = arm_environment(a, arm, home, site)
+    command = [sys.executable]
+    if arm not in UNSERVED:
+        command += ["-m", "forecast_autotune", "run"]
+    command += ["-m", "benchmarks.lib.libraries.watching", json.dumps(given)]
+    begin = time.perf_counter()
+    allowed = cores[: a.cores] if a.cores else cores
+    child = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=home,
+        start_new_session=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, allowed),
+    )
+    try:
+        child.wait(a.seconds + GRACE_S)
+    except subprocess.TimeoutExpired:
+        say(f"{name}: given up after {a.seconds + GRACE_S:.0f} s")
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    rows = list(read_rows(out))
+    wall = sum(row["wall_s"] for row in rows)
+    say(f"{name}: {len(rows)} decisions in {wall:.1f} s, {time.perf_counter() - begin:.0f} s with all else")
+    return home
+
+
+def arm_environment(a: Namespace, arm: str, home: Path, site: Path) -> dict[str, str]:
+    """The environment of an arm's process: empty caches, the libraries, and the packages it is to import."""
+    checkouts = [ROOT] if a.before is None else [a.before.absolute(), ROOT]
+    paths = [str(top / folder) for top in checkouts for folder in PACKAGE_FOLDERS if (top / folder).is_dir()]
+    inherited = os.environ.get("PYTHONPATH", "")
+    more = {
+        "PYTHONPATH": os.pathsep.join(p for p in (*paths, str(site), inherited) if p),
+        "FLAGGEMS_CACHE_DIR": str(home / "flag_gems"),
+        "FLA_CACHE_MODE": "disabled",
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if arm in MODES:
+        more["FORECAST_AUTOTUNE_MODE"] = MODES[arm]
+    if a.workers and arm not in UNSERVED:
+        more["FORECAST_AUTOTUNE_WORKERS"] = str(a.workers)
+    return child_environment(home, **more)
+
+
+TIMING_S = 0.15
+"""What `triton.autotune` takes to time a config, about."""
+
+
+def affordable_sample(harvested: Mapping[str, Mapping[str, Any]], seconds: float, seed: int) -> list[str]:
+    """Contexts by lot, as many as one after the other fit into so many seconds without this project.
+
+    A context's seconds are those of its compilations in the harvest, and of as many timings.
+    """
+    names = sorted(harvested)
+    random.Random(seed).shuffle(names)
+    chosen: list[str] = []
+    for name in names:
+        row = harvested[name]
+        seconds -= float((row.get("cost") or {}).get("compile_s", 0.0)) + TIMING_S * row["n"]
+        if seconds < 0:
+            break
+        chosen.append(name)
+    return chosen
+
+
+if __name__ == "__main__":
+    main()
