@@ -13,8 +13,8 @@ from typing import Any
 
 from forecast_autotune.records import Candidate, Outcome
 from forecast_integrations.triton.call import outcome_of
+from forecast_integrations.triton.compile.first_launch import FirstLaunch
 from forecast_integrations.triton.compile.forked_children import ForkedChild, ForkedChildren
-from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs
 from forecast_integrations.triton.compile.protocol import CompileResult
 
 _STRAGGLER_FACTOR = 5.0
@@ -35,11 +35,11 @@ class ForkPool:
         workers: int,
         timeout_s: float,
         patient: bool = True,
-        stubs: LauncherStubs | None = None,
+        first_launch: FirstLaunch | None = None,
     ) -> None:
         """`timeout_s` is the most a compilation may take; an impatient pool gives up earlier.
 
-        `stubs` are built besides, and are ready (or given up) before the first binary is handed out.
+        What the `first_launch` needs is prepared besides, before the first binary is handed out.
         """
         self.compile_s = 0.0
         self.finished = 0
@@ -50,14 +50,14 @@ class ForkPool:
         self._submitted: set[Candidate] = set()
         self._children = ForkedChildren()
         self._ended: deque[CompileResult] = deque()
-        self._stubs = stubs
+        self._first_launch = first_launch
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
         """Queue candidates not submitted before; starts as many as there are free workers."""
         fresh = [c for c in dict.fromkeys(candidates) if c not in self._submitted]
         self._submitted.update(fresh)
-        if self._stubs is not None:
-            self._stubs.start(fresh)
+        if self._first_launch is not None:
+            self._first_launch.start(fresh)
         self._waiting.extend(fresh)
         self._fill()
 
@@ -66,9 +66,11 @@ class ForkPool:
         while True:
             self._fill()
             if self._ended:
-                if self._stubs is not None and self._ended[0].outcome is None:
-                    self._stubs.wait()
+                if self._first_launch is not None and self._ended[0].outcome is None:
+                    self._first_launch.wait()
                 return self._ended.popleft()
+            if self._first_launch is not None:
+                self._first_launch.use_idle_time()
             if self._listen(0.25):
                 # Only a silent child can hang: others may have waited long for us to listen.
                 continue
@@ -96,8 +98,8 @@ class ForkPool:
         """Kill the children: what they were compiling is not wanted any more."""
         self._waiting.clear()
         self._children.close()
-        if self._stubs is not None:
-            self._stubs.close()
+        if self._first_launch is not None:
+            self._first_launch.close()
 
     def _listen(self, timeout_s: float) -> bool:
         ended, answered = self._children.finished(timeout_s)
@@ -115,6 +117,8 @@ class ForkPool:
 
     def _attempt(self, candidate: Candidate) -> dict[str, Any]:
         """What a child does."""
+        if self._first_launch is not None:
+            self._first_launch.enter_child()
         begin = time.perf_counter()
         answer: dict[str, Any] = {}
         try:

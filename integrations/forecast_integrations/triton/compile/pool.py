@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.compile.first_launch import FirstLaunch
 from forecast_integrations.triton.compile.fork import ForkPool
-from forecast_integrations.triton.compile.launcher_stubs import LauncherStubs
 from forecast_integrations.triton.compile.protocol import CompilePool
 from forecast_integrations.triton.compile.threads import ThreadPool
 
@@ -82,7 +82,7 @@ def make_pool(
 ) -> CompilePool:
     """`how` is `fork`, `threads`, or `auto`: children where they can hand their binaries over.
 
-    Children also build the launcher stubs of a `call`, if one is given.
+    With a `call`, children also prepare what its first launch needs besides binaries.
     """
     from triton import knobs
 
@@ -91,8 +91,8 @@ def make_pool(
         how = "fork" if can_fork() and not knobs.compilation.always_compile else "threads"
     if how == "threads":
         return ThreadPool(compile_one, workers, timeout_s, _device_selector())
-    stubs = None if call is None else LauncherStubs(call, timeout_s)
-    return ForkPool(without_device(compile_one), workers, timeout_s, patient, stubs)
+    first_launch = None if call is None else FirstLaunch(call, timeout_s)
+    return ForkPool(without_device(compile_one), workers, timeout_s, patient, first_launch)
 
 
 def without_device(function: Callable[..., Any]) -> Callable[..., Any]:
