@@ -16,7 +16,8 @@ from triton.backends.nvidia import compiler
 
 from forecast_autotune import disable_torch_compile, enable_torch_compile
 from forecast_autotune.store import Store
-from forecast_integrations.inductor.hooks.assembler import VARIABLE, SharedAssembler
+from forecast_integrations.inductor.assembler_releases import VARIABLE, inductor_compiles_twice
+from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
 
 @pytest.fixture
@@ -88,3 +89,18 @@ def test_a_torch_that_looks_elsewhere_is_told_apart(wheel: Path, monkeypatch: py
     assembler = SharedAssembler()
     assembler.share()
     assert assembler.missing == ["compile_tasks._set_triton_ptxas_path"]
+
+
+def test_without_us_each_choice_is_compiled_twice_where_the_releases_differ(wheel: Path) -> None:
+    assert not inductor_compiles_twice()
+    with enable_torch_compile(store=Store(None)):
+        assert inductor_compiles_twice()
+    assert not inductor_compiles_twice()
+
+
+def test_one_assembler_that_the_user_names_compiles_once(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "/opt/mine/ptxas")
+    with enable_torch_compile(store=Store(None)):
+        assert not inductor_compiles_twice()

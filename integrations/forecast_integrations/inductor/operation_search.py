@@ -14,7 +14,9 @@ from forecast_autotune.settings import Mode
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.tuning.llm_effect import LLMEffect
 from forecast_autotune.tuning.task import TuningTask, utc_now
+from forecast_integrations.inductor.assembler_releases import inductor_compiles_twice
 from forecast_integrations.inductor.choices.pool import ChoicePool
+from forecast_integrations.inductor.inductor_seconds import OperationSeconds, inductor_seconds_saved
 from forecast_integrations.inductor.session import TuningSession
 
 MIN_CHOICES = 2
@@ -57,6 +59,7 @@ class OperationSearch:
         self.begin = time.perf_counter()
         self.forecast_s = self.measure_s = 0.0
         self.compile_s = 0.0
+        self.seconds = OperationSeconds()
         self.compiled: set[Candidate] = set()
         self._plan = Plan((), "", 1.0)
         self._forecasts: Forecasts | None = None
@@ -242,7 +245,6 @@ class OperationSearch:
                 ((self._forecasts.p_fail >= REFUSED) & ~self.candidates.mask_of(self.measured)).sum()
             )
         untimed = len(self.candidates) - len(self.measured) - refused
-        each = (self.compile_s + self.measure_s) / len(fresh) if fresh else 0.0
         evidence = Evidence.MEASURED if chosen in fresh else Evidence.STORED if timed else Evidence.FORECAST
         asked = self._llm.record(None if self._forecasts is None else self._forecasts.consultation)
         why = self.rounds[-1] if self.rounds else "everything is measured"
@@ -259,7 +261,7 @@ class OperationSearch:
             trusted=max(0, untimed),
             refused=refused,
             median_ms=timed.ms if timed is not None and timed.ok else None,
-            saved_s=max(0, untimed + refused) * each,
+            saved_s=self._saved_s(fresh),
             cost=Cost(
                 time.perf_counter() - self.begin,
                 self.forecast_s,
@@ -276,6 +278,22 @@ class OperationSearch:
             self.session.snapshot.decide(self.problem, decision)
         return decision
 
+    def _saved_s(self, fresh: Sequence[Candidate]) -> float:
+        """What Inductor would have taken on top; 0 where that is not known."""
+        # In a wider space than Inductor's own nobody knows what it would have listed.
+        if self.session.settings.mode is not Mode.TUNE or self.session.exhaustive_space or not fresh:
+            return 0.0
+        seconds = {c: self.tried[c].compile_s for c in fresh}
+        return inductor_seconds_saved(
+            self.candidates,
+            {c: s for c, s in seconds.items() if s is not None},
+            [c for c in self.candidates if c not in self.resolved],
+            self.seconds,
+            forecast_s=self.forecast_s,
+            workers=compile_workers(),
+            compiles_twice=inductor_compiles_twice(),
+        )
+
     def _risk(self, untimed: int) -> float:
         stored = self.session.snapshot.decision(self.problem) if self.predecided is not None else None
         if stored is not None and stored.chosen == self.predecided:
@@ -290,8 +308,11 @@ class OperationSearch:
 
 def _batch_size(count: int) -> int:
     """Candidates of a further round, of so many."""
-    if count <= LONG_LIST:
-        return MIN_BATCH
+    return MIN_BATCH if count <= LONG_LIST else max(MIN_BATCH, min(MAX_BATCH, compile_workers()))
+
+
+def compile_workers() -> int:
+    """How many choices Inductor compiles at once."""
     from torch._inductor import config
 
-    return max(MIN_BATCH, min(MAX_BATCH, int(config.compile_threads or 1)))
+    return int(config.compile_threads or 1)

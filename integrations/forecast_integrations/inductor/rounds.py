@@ -61,7 +61,10 @@ def tune_in_rounds(
         while search.resolved.issuperset(map(candidate_of, timings)) and (extra := _next_choices(search)):
             search.measure_s += time.perf_counter() - start
             start = time.perf_counter()
+            timed_before = search.seconds.benchmark
             timings.update(_measure_round(measure, extra, prepare))
+            timed = search.seconds.benchmark - timed_before
+            search.seconds.later_rounds += time.perf_counter() - start - timed
     except Exception as error:
         session.warn_once("measure another round", error)
     search.measure_s += time.perf_counter() - start

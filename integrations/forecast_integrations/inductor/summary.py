@@ -71,7 +71,8 @@ class TorchCompileSummary:
             f"{self.considered} choices considered",
             f"{self.compiled} compiled and timed",
             f"{self.trusted} trusted",
-            f"about {self.saved_s:.0f} s saved",
         ]
+        if self.saved_s >= 1:
+            parts.append(f"about {self.saved_s:.0f} s saved")
         model = f"; {self.llm.line()}" if self.llm.decisions else ""
         return f"forecast_autotune torch.compile: {', '.join(parts)}; {self.timings} timings stored{model}"

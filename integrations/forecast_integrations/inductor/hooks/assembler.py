@@ -12,11 +12,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from forecast_integrations.inductor.assembler_releases import VARIABLE
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.hooks.patches import PatchSet
-
-VARIABLE = "TRITON_PTXAS_PATH"
-"""Where Triton looks for an assembler first; compile workers set it for themselves."""
 
 
 class SharedAssembler(PatchSet):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -197,9 +198,12 @@ def _benchmark(original: AnyFunction, context: HookContext) -> AnyFunction:
         if session is not None and session.settings.mode is not Mode.LISTEN:
             with _failures_reported(session, "wake the device"):
                 warm_up_cuda()
+        begin = time.perf_counter()
         timings: ChoiceTimings = original(self, choices, *args, **kwargs)
         if context.session is not None and not context.thread.paused:
             context.thread.pending.times.update(timings)
+            if (search := pruning.search_of(choices)) is not None:
+                search.seconds.add_benchmark(time.perf_counter() - begin, len(choices))
         return timings
 
     return benchmark

@@ -1,0 +1,65 @@
+"""What Inductor would have taken to tune an operation in its own way, less what was spent on it here.
+
+Inductor compiles all choices of an operation in its pool of processes while it lowers the rest of the graph, and
+then times them one after the other. Seconds of workers run side by side: their sum is nobody's waiting time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from forecast_autotune.records import Candidate
+from forecast_autotune.tuning.host_seconds import forecast_compile_seconds
+
+TEMPLATE_PREFIX = "triton::"
+"""Begins the variants of choices that are compiled in the pool."""
+RECOMPILE_RATIO = 1.0
+"""Seconds for a choice that the process compiles once more by itself, per second that a worker took, where the
+assemblers' releases differ (see `hooks.assembler`): 0.15 to 0.9 s per choice in `benchmarks.inductor.tuning_time`
+(torch 2.11, CUDA 13, H200), which is what workers report of such choices."""
+
+
+@dataclass
+class OperationSeconds:
+    """Where the seconds of one operation went, in wall time."""
+
+    benchmark: float = 0.0
+    """Timing choices."""
+    benchmarked: int = 0
+    """How many were timed in that."""
+    later_rounds: float = 0.0
+    """Waiting for compilations of rounds after the first, which Inductor does not have."""
+
+    def add_benchmark(self, seconds: float, choices: int) -> None:
+        """Count one benchmark of so many choices."""
+        self.benchmark += seconds
+        self.benchmarked += choices
+
+
+def inductor_seconds_saved(
+    candidates: Sequence[Candidate],
+    compiled: Mapping[Candidate, float],
+    left_out: Collection[Candidate],
+    spent: OperationSeconds,
+    *,
+    forecast_s: float,
+    workers: int,
+    compiles_twice: bool,
+) -> float:
+    """Seconds that Inductor would have taken on top for all `candidates`; 0 where nothing can be said of it.
+
+    `compiled` is seconds that a worker took per compiled choice, `left_out` what was neither compiled nor timed,
+    `forecast_s` what forecasts took. `workers` compile at once. With `compiles_twice` the process compiles each
+    choice again by itself, alone, which Inductor does unless workers and process share an assembler. Little is
+    claimed of lists that fit the pool: what is compiled besides takes the time of all work over all workers.
+    """
+    templates = [c for c in candidates if c.variant.startswith(TEMPLATE_PREFIX)]
+    forecast = forecast_compile_seconds(templates, compiled)
+    if forecast is None or not spent.benchmarked:
+        return 0.0
+    seconds = dict(zip(templates, map(float, forecast), strict=True))
+    pool = sum(s for c, s in seconds.items() if c in left_out) / max(1, workers)
+    alone = RECOMPILE_RATIO * sum(seconds.values()) if compiles_twice else 0.0
+    timing = len(left_out) * spent.benchmark / spent.benchmarked
+    return max(0.0, pool + alone + timing - spent.later_rounds - forecast_s)

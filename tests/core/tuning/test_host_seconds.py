@@ -1,0 +1,130 @@
+"""What the host tool would have taken: against recorded compilations, and where nothing may be claimed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from importlib.resources import as_file, files
+
+import pytest
+
+from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.records.table import Table, read_tables
+from forecast_autotune.tuning.host_seconds import (
+    HOST_COMPILE_RATIO,
+    HOST_TIMING_S,
+    STUB_S,
+    forecast_compile_seconds,
+    seconds_saved,
+    triton_autotune_seconds,
+)
+
+PROBLEM = Problem.of(Kernel("k"), [], Device("somewhere"), toolchain={"triton": "3.6.0"})
+
+
+def candidate(block: int, warps: int = 4, variant: str = "base") -> Candidate:
+    return Candidate(Config.of({"BLOCK": block}, num_warps=warps), variant)
+
+
+def timed(c: Candidate, compile_s: float | None, ms: float | None = 0.01, protocol: str = "") -> Measurement:
+    outcome = Outcome.OUT_OF_RESOURCES if ms is None else Outcome.OK
+    return Measurement(PROBLEM.id, c, outcome, ms, compile_s=compile_s, protocol=protocol)
+
+
+LISTED = [candidate(32 * 2**i, warps) for i in range(5) for warps in (1, 2)]
+MEASURED = {c: timed(c, 0.4) for c in LISTED[:4]}
+
+
+def recorded() -> list[Table]:
+    with as_file(files("forecast_autotune") / "assets" / "tables" / "h200.jsonl.gz") as path:
+        tables = list(read_tables(path))
+    return [t for t in tables if sum(m.compile_s or 0.0 for m in t.measurements) > 10.0]
+
+
+def test_recorded_compilations_are_forecast_from_the_nine_fastest_configs() -> None:
+    errors = []
+    for table in recorded():
+        ran = sorted((m for m in table.by_candidate().values() if m.ok), key=lambda m: m.ms)
+        seconds = {m.candidate: m.compile_s or 0.0 for m in ran}
+        forecast = forecast_compile_seconds(
+            list(seconds), {m.candidate: seconds[m.candidate] for m in ran[:9]}
+        )
+        naive = len(ran) * sum(m.compile_s or 0.0 for m in ran[:9]) / 9
+        if forecast is not None:
+            true = sum(seconds.values())
+            errors.append((abs(math.log2(forecast.sum() / true)), abs(math.log2(naive / true))))
+    ours, of_means = (sum(column) / len(errors) for column in zip(*errors, strict=True))
+    assert len(errors) >= 15
+    assert ours < 0.45 < of_means
+
+
+def test_what_was_compiled_keeps_its_seconds() -> None:
+    forecast = forecast_compile_seconds(LISTED, {c: 0.1 * (i + 1) for i, c in enumerate(LISTED[:4])})
+    assert forecast is not None
+    assert list(forecast[:4]) == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_triton_compiles_and_times_one_after_the_other() -> None:
+    predicted = triton_autotune_seconds(LISTED, MEASURED, triton="3.9.0")
+    assert predicted == pytest.approx(10 * 0.4 * HOST_COMPILE_RATIO + 10 * HOST_TIMING_S, rel=0.1)
+    with_stub = triton_autotune_seconds(LISTED, MEASURED, triton="3.8.1")
+    assert predicted is not None
+    assert with_stub == pytest.approx(predicted + STUB_S)
+
+
+def test_what_cannot_run_is_compiled_but_not_timed() -> None:
+    all_run = triton_autotune_seconds(LISTED, MEASURED)
+    some_fail = triton_autotune_seconds(LISTED, MEASURED, failing=2)
+    assert all_run is not None
+    assert some_fail is not None
+    assert all_run - some_fail == pytest.approx(2 * (HOST_TIMING_S + 7 * 0.01 / 1000))
+    failed = {**MEASURED, LISTED[4]: timed(LISTED[4], 0.4, None)}
+    measured_failure = triton_autotune_seconds(LISTED, failed)
+    assert measured_failure is not None
+    assert measured_failure < all_run
+
+
+def test_with_binaries_at_hand_triton_only_times() -> None:
+    ready = {c: timed(c, 0.0) for c in LISTED[:4]}
+    assert triton_autotune_seconds(LISTED, ready) == pytest.approx(
+        10 * (HOST_TIMING_S + 7 * 0.01 / 1000), rel=1e-6
+    )
+
+
+def test_long_kernels_take_longer_to_time() -> None:
+    slow = {c: timed(c, 0.0, 50.0) for c in LISTED[:4]}
+    assert triton_autotune_seconds(LISTED, slow) == pytest.approx(10 * (HOST_TIMING_S + 0.35), rel=1e-6)
+
+
+def test_nothing_is_predicted_without_three_compilations_or_for_far_larger_tiles() -> None:
+    assert triton_autotune_seconds(LISTED, dict(list(MEASURED.items())[:2])) is None
+    far = [*LISTED[:4], *(candidate(2**20, 1) for _ in range(1)), candidate(2**19, 1)]
+    assert triton_autotune_seconds(far, MEASURED) is None
+
+
+def test_a_saving_is_what_triton_takes_on_top() -> None:
+    predicted = triton_autotune_seconds(LISTED, MEASURED, triton="3.6.0")
+    assert predicted is not None
+    assert seconds_saved(PROBLEM, LISTED, MEASURED, wall_s=1.0) == pytest.approx(predicted - 1.0)
+    assert seconds_saved(PROBLEM, LISTED, MEASURED, wall_s=1e6) == 0.0
+
+
+def test_other_sources_are_not_charged_to_triton() -> None:
+    other = [candidate(c.config.kwargs[0][1], variant="v") for c in LISTED]  # type: ignore[arg-type]
+    both = seconds_saved(PROBLEM, [*LISTED, *other], MEASURED, wall_s=0.0)
+    assert both == seconds_saved(PROBLEM, LISTED, MEASURED, wall_s=0.0)
+
+
+def test_what_was_known_before_saves_nothing() -> None:
+    known = LISTED[4:7]
+    fewer = seconds_saved(PROBLEM, LISTED, MEASURED, known=[*known, *MEASURED], wall_s=0.0)
+    assert fewer == pytest.approx(
+        seconds_saved(PROBLEM, [c for c in LISTED if c not in known], MEASURED, wall_s=0.0)
+    )
+
+
+def test_nothing_is_claimed_of_other_languages_and_of_a_users_benchmark() -> None:
+    other = replace(PROBLEM, kernel=Kernel("k", "helion"))
+    assert seconds_saved(other, LISTED, MEASURED, wall_s=0.0) == 0.0
+    own = {c: timed(c, 0.4, protocol="user-do-bench") for c in LISTED[:4]}
+    assert seconds_saved(PROBLEM, LISTED, own, wall_s=0.0) == 0.0
