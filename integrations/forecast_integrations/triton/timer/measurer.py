@@ -120,8 +120,7 @@ class TritonMeasurer:
             return []  # each of them ran before; the single timings stand
         finally:
             self._timing_s += time.perf_counter() - begin
-        protocol = self._timer.protocol + "-turns"
-        return [self._ok(c, t, protocol, None, {}) for c, t in zip(candidates, times, strict=True)]
+        return [self._ok(c, t, None, {}, "-turns") for c, t in zip(candidates, times, strict=True)]
 
     def spent(self) -> MeasuringCost:
         """Seconds so far; `timing_s` is wall time spent on the device."""
@@ -160,7 +159,7 @@ class TritonMeasurer:
             return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, {**facts, "message": message})
         self._best_ms = min(self._best_ms, statistics.median(times))
         self._timed.add(candidate)
-        return self._ok(candidate, times, self._timer.protocol, seconds, facts)
+        return self._ok(candidate, times, seconds, facts)
 
     def _failed(
         self, candidate: Candidate, error: Exception, seconds: float | None, facts: dict[str, object]
@@ -192,11 +191,13 @@ class TritonMeasurer:
         self,
         candidate: Candidate,
         times: list[float],
-        protocol: str,
         seconds: float | None,
         extra: dict[str, object],
+        protocol_end: str = "",
     ) -> Measurement:
         low, middle, high = quantiles(times)
+        if self._timer.is_host_bound(candidate):
+            extra = {**extra, "host_bound": True}
         return Measurement(
             self._problem,
             candidate,
@@ -206,7 +207,7 @@ class TritonMeasurer:
             high,
             repeats=len(times),
             compile_s=seconds,
-            protocol=protocol,
+            protocol=self._timer.protocol_of(candidate) + protocol_end,
             at=utc_now(),
             extra=extra,
         )

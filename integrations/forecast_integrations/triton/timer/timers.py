@@ -3,6 +3,9 @@
 The protocol of `EventTimer` is `do_bench`'s (L2 flushed before each launch, device events around it) with
 these differences: hooks run outside the timed region, launches that the host queued too late do not
 count, a candidate that cannot win stops after a few launches, and finalists are timed in turns.
+
+Launches below 30 us are recorded as device graphs behind pauses (protocol `graph-`, see
+`forecast_autotune.timing`): the L2 is flushed before each replay, and what is timed is the replay less its pause.
 """
 
 from __future__ import annotations
@@ -16,12 +19,27 @@ from functools import partial
 from typing import Any
 
 from forecast_autotune.records import Candidate
+from forecast_autotune.timing.pauses import CLOCK_INTERVAL_S, SHORT_LAUNCH_S, mean_without_strays
+from forecast_autotune.timing.recorded_launches import DeviceEvent
 from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.protocols import Times
+from forecast_integrations.triton.timer.short_launches import TimedLaunch, record_launches
 from forecast_integrations.triton.timer.warmup import IDLE_S, keep_busy
 
 _MOST_FLUSHES = 8
 """Flushes between launches at most, for hosts that cannot keep ahead of the device."""
+_FIRST_FLUSHES = 2
+"""Flushes before the first launch of many: the host queues the next one meanwhile."""
+_FLUSH_MS = 0.08
+"""What flushing 256 MB costs on a fast card."""
+_LONG_MS = 1.0
+"""Beyond this a launch is told by few repetitions: neither the clock nor the first launch matters to it."""
+_FEWEST_LAUNCHES, _FEWEST_LONG, _FEWEST_RECORDED = 7, 3, 3
+"""Launches of a look, those of long kernels, and rounds over all pauses of recorded ones."""
+_MOST_FINELY = 8
+"""Finalists that are recorded behind twice as many pauses: some 3 ms each, and memory of the device."""
+_HOPELESS_AT_ONCE = 1.5
+"""Times hopeless: so slow that a single launch of a long kernel is enough, disturbed or not."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +89,14 @@ class UserBenchmarkTimer:
             return [low, low, middle, high, high] if low <= middle <= high else [middle]
         return values[:1]
 
+    def protocol_of(self, candidate: Candidate) -> str:
+        """The same for all: what the function does is not known."""
+        return self.protocol
+
+    def is_host_bound(self, candidate: Candidate) -> bool:
+        """Not known of a benchmark function."""
+        return False
+
     def is_alive(self) -> bool:
         """The benchmark function has its own view of the device."""
         return True
@@ -87,8 +113,17 @@ class EventTimer:
 
         self._call, self._lengths = call, lengths
         self._interface = driver.active.get_device_interface()
-        self._flush, self.protocol = self._flusher(driver)
+        self._flush, cache_state = self._flusher(driver)
+        self.protocol = f"events-{cache_state}-2"
+        """Of launches that are not recorded."""
+        self._recorded_protocol = f"graph-{cache_state}-1"
         self._estimates: dict[Candidate, float] = {}
+        """Milliseconds of one launch, roughly."""
+        self._first_ms: dict[Candidate, float] = {}
+        self._protocols: dict[Candidate, str] = {}
+        self._host_bound: set[Candidate] = set()
+        self._recorded: dict[Candidate, list[TimedLaunch]] = {}
+        """Of contenders: their finals replay the same graphs."""
         self._flushes = 1
         self._busy = -math.inf
         """When it was last seen at work, by `time.perf_counter`."""
@@ -98,10 +133,18 @@ class EventTimer:
 
         try:
             cache = driver.active.get_empty_cache_for_benchmark()
-            return lambda: driver.active.clear_cache(cache), "events-l2flush-2"
+            return lambda: driver.active.clear_cache(cache), "l2flush"
         except torch.cuda.OutOfMemoryError:
             # The application took the memory first (a KV cache, say): a warm cache is better than none.
-            return lambda: None, "events-noflush"
+            return lambda: None, "noflush"
+
+    def protocol_of(self, candidate: Candidate) -> str:
+        """How the latest times of a candidate were taken."""
+        return self._protocols.get(candidate, self.protocol)
+
+    def is_host_bound(self, candidate: Candidate) -> bool:
+        """Whether its latest times hold waits for the host, which cannot queue it as fast as the device runs."""
+        return candidate in self._host_bound
 
     def _event(self) -> Any:
         return self._interface.Event(enable_timing=True)
@@ -111,72 +154,146 @@ class EventTimer:
         self._call.launch_once(candidate)
         done = self._event()
         done.record()
-        limit = time.perf_counter() + timeout_s
+        begin = time.perf_counter()
         pause = 0.0
         while not done.query():
-            if time.perf_counter() > limit:
+            if time.perf_counter() > begin + timeout_s:
                 raise TimeoutError(f"no answer from the device after {timeout_s:g} s")
             time.sleep(pause)
             pause = min(0.01, pause + 1e-5)
+        self._first_ms[candidate] = 1e3 * (time.perf_counter() - begin)
 
     def time_adaptively(self, candidate: Candidate, best_ms: float) -> list[float] | None:
-        """Milliseconds per launch: few for a candidate that cannot win, many for a contender."""
+        """Milliseconds per launch: few for a candidate that cannot win, many for a contender.
+
+        Of a recorded one, milliseconds per round: the mean of as many launches as there are pauses.
+        """
         if time.perf_counter() - self._busy > IDLE_S:
             keep_busy(self._flush, self._interface.synchronize)
         lengths = self._lengths
-        self._launches([candidate], 1)
-        times = self._launches([candidate], 5)[0]
-        # The fastest of five decides whether it is hopeless: a disturbance only ever adds time.
+        self._protocols[candidate] = self.protocol
+        hopeless_ms = lengths.hopeless * best_ms + 1e3 * CLOCK_INTERVAL_S
+        times = self._estimate(candidate, hopeless_ms)
+        # The fastest of them decides whether it is hopeless: a disturbance only ever adds time.
         estimate = self._estimates[candidate] = max(min(times), 1e-3)
-        if estimate > lengths.hopeless * best_ms:
+        if estimate > hopeless_ms:
             return times
-        times = self._launches([candidate], _repeat_count(lengths.look_ms, estimate, 7))[0]
+        if min(estimate, best_ms) <= 1e3 * SHORT_LAUNCH_S and (ways := self._record(candidate)):
+            times, each_ms, least = [], len(ways) * (estimate + _FLUSH_MS), _FEWEST_RECORDED
+        else:
+            ways, each_ms = [self._plain(candidate)], estimate + _FLUSH_MS
+            least = _FEWEST_LONG if estimate >= _LONG_MS else _FEWEST_LAUNCHES
+        times = self._extend(times, candidate, ways, max(least, int(lengths.look_ms / each_ms)))
         if statistics.median(times) > lengths.contender * best_ms:
+            self._recorded.pop(candidate, None)
             return times
-        more = _repeat_count(lengths.full_ms - lengths.look_ms, estimate, 7)
-        return times + self._launches([candidate], more)[0]
+        return self._extend(times, candidate, ways, max(least, int(lengths.full_ms / each_ms)))
+
+    def _extend(
+        self, times: list[float], candidate: Candidate, ways: Sequence[TimedLaunch], count: int
+    ) -> list[float]:
+        """`times` and as many more as make `count` of them, 200 at most."""
+        more = min(count, 200) - len(times)
+        return times + self._rounds([candidate], [ways], more)[0] if more > 0 else times
+
+    def _estimate(self, candidate: Candidate, hopeless_ms: float) -> list[float]:
+        """Milliseconds of a few launches."""
+        if self._first_ms.get(candidate, 0.0) < _LONG_MS:
+            times = self._launches([candidate], 6)[0]
+            return times[1:] or times
+        times = self._launches([candidate], 1)[0]
+        if times[0] > _HOPELESS_AT_ONCE * hopeless_ms:
+            return times
+        return times + self._launches([candidate], 1)[0]
 
     def in_turns(self, candidates: Sequence[Candidate]) -> list[list[float]]:
-        """Interleaved launches, so that drifting clocks meet all candidates alike."""
-        slowest = max(self._estimates.get(c, 1.0) for c in candidates)
-        return self._launches(candidates, _repeat_count(self._lengths.compare_ms, slowest, 10))
+        """Milliseconds per launch (or round, see `time_adaptively`) of each candidate.
+
+        Launches are interleaved, so that drifting clocks meet all candidates alike. All are recorded or none.
+        """
+        for candidate in candidates:
+            if candidate not in self._estimates:
+                self._estimates[candidate] = min(self._launches([candidate], 3)[0])
+        estimates = [self._estimates[c] for c in candidates]
+        each_ms, ways, least = max(estimates) + _FLUSH_MS, [], 10
+        if max(estimates) >= _LONG_MS:
+            least = 5
+        if min(estimates) <= 1e3 * SHORT_LAUNCH_S:
+            for candidate in candidates:
+                if not (found := self._record(candidate, finely=len(candidates) <= _MOST_FINELY)):
+                    break
+                ways.append(found)
+        recorded = len(ways) == len(candidates)
+        if recorded:
+            each_ms, least = each_ms * len(ways[0]), _FEWEST_RECORDED
+        else:
+            ways = [[self._plain(c)] for c in candidates]
+        self._protocols |= dict.fromkeys(candidates, self._recorded_protocol if recorded else self.protocol)
+        rounds = min(200, max(least, int(self._lengths.compare_ms / each_ms)))
+        return self._rounds(candidates, ways, rounds)
+
+    def _record(self, candidate: Candidate, *, finely: bool = False) -> list[TimedLaunch]:
+        """The candidate behind pauses, behind twice as many if `finely`; none where it cannot be recorded."""
+        ways = self._recorded.get(candidate)
+        if ways is None:
+            ways = record_launches(self._call, candidate, self._flush)
+        if ways and finely:
+            more = record_launches(self._call, candidate, self._flush, between=True)
+            ways = ways + more if more else None
+        if not ways:
+            return []
+        if not finely:
+            self._recorded[candidate] = ways
+        self._protocols[candidate] = self._recorded_protocol
+        return ways
+
+    def _plain(self, candidate: Candidate) -> TimedLaunch:
+        return TimedLaunch(self._call.launcher(candidate))
 
     def _launches(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        """Milliseconds of `rounds` launches of each candidate, in turns."""
+        """Milliseconds of `rounds` launches of each candidate, in turns and not recorded."""
+        return self._rounds(candidates, [[self._plain(c)] for c in candidates], rounds)
+
+    def _rounds(
+        self, candidates: Sequence[Candidate], ways: Sequence[Sequence[TimedLaunch]], rounds: int
+    ) -> list[list[float]]:
+        """Milliseconds of each candidate in `rounds`, in each of which it is launched in all of its ways."""
         while True:
-            slots = self._queue(candidates, rounds)
+            slots = self._queue(candidates, ways, rounds)
             self._interface.synchronize()
             self._busy = time.perf_counter()
-            clean = [[(start, end) for start, end, late in slot if not late] for slot in slots]
-            if all(2 * len(valid) >= rounds for valid in clean) or self._flushes >= _MOST_FLUSHES:
+            late = [sum(late for *_, late in slot) for slot in slots]
+            slow = {c for c, n, slot in zip(candidates, late, slots, strict=True) if 2 * n > len(slot)}
+            if not slow or self._flushes >= _MOST_FLUSHES:
                 break
             self._flushes *= 2  # the device outran the host: give it more to do between launches
-        return [
-            [start.elapsed_time(end) for start, end in (valid or [(s, e) for s, e, _ in slot])]
-            for valid, slot in zip(clean, slots, strict=True)
-        ]
+        self._host_bound = (self._host_bound - set(candidates)) | slow
+        return [_round_ms(slot, own) for slot, own in zip(slots, ways, strict=True)]
 
-    def _queue(self, candidates: Sequence[Candidate], rounds: int) -> list[list[tuple[Any, Any, bool]]]:
+    def _queue(
+        self, candidates: Sequence[Candidate], ways: Sequence[Sequence[TimedLaunch]], rounds: int
+    ) -> list[list[tuple[DeviceEvent, DeviceEvent, bool]]]:
         """Queue launches between events; the third entry tells whether a launch came late.
 
         If the device has passed the first event before the launch is queued, it waited for the host,
         and the wait would count as kernel time.
         """
         call, flush = self._call, self._flush
-        launchers = [call.launcher(c) for c in candidates]
         hooked = [call.has_hooks(c) for c in candidates]
-        events = [[(self._event(), self._event()) for _ in range(rounds)] for _ in candidates]
-        slots: list[list[tuple[Any, Any, bool]]] = [[] for _ in candidates]
-        for _ in range(4):
+        count = max(map(len, ways))
+        events = [[(self._event(), self._event()) for _ in range(rounds * count)] for _ in candidates]
+        slots: list[list[tuple[DeviceEvent, DeviceEvent, bool]]] = [[] for _ in candidates]
+        for _ in range(_FIRST_FLUSHES):
             flush()
-        for i in range(rounds):
+        for i in range(rounds * count):
             for j, candidate in enumerate(candidates):
                 full = call.run_before_hooks(candidate) if hooked[j] else None
+                launch = ways[j][i % count].launch
                 for _ in range(self._flushes):
                     flush()
                 start, end = events[j][i]
                 start.record()
-                launchers[j]()
+                launch()
                 late = start.query()
                 end.record()
                 slots[j].append((start, end, late))
@@ -193,10 +310,22 @@ class EventTimer:
         return True
 
     def close(self) -> None:
-        """Free the flush buffer."""
+        """Free the flush buffer and what was recorded."""
         self._flush = lambda: None
+        self._recorded.clear()
 
 
-def _repeat_count(budget_ms: float, estimate_ms: float, least: int) -> int:
-    # 0.08 ms: what flushing 256 MB costs on a fast card.
-    return max(least, min(200, int(budget_ms / (estimate_ms + 0.08))))
+def _round_ms(
+    slot: Sequence[tuple[DeviceEvent, DeviceEvent, bool]], ways: Sequence[TimedLaunch]
+) -> list[float]:
+    """Milliseconds per round: a launch that was not late, or the mean of those behind all pauses."""
+    count = len(ways)
+    if count == 1:
+        clean = [(start, end) for start, end, late in slot if not late]
+        return [start.elapsed_time(end) for start, end in clean or [(s, e) for s, e, _ in slot]]
+    # A late one is a stray if it waited for long, and as good as the others otherwise.
+    seconds = [
+        1e-3 * start.elapsed_time(end) - ways[i % count].extra_s for i, (start, end, _) in enumerate(slot)
+    ]
+    means = [mean_without_strays(seconds[i : i + count]) for i in range(0, len(seconds), count)]
+    return [1e3 * max(mean, 1e-7) for mean in means]

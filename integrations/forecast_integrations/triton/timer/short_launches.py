@@ -1,0 +1,145 @@
+"""Candidates whose launches are recorded as device graphs behind pauses, and those that cannot be.
+
+A recording that fails may leave the user's process with a random generator that believes to be recorded. So what
+could fail is asked for before, and after the first failure nothing is recorded in this process any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from forecast_autotune.records import Candidate
+from forecast_autotune.timing.pauses import pause_lengths, pause_seconds
+from forecast_autotune.timing.recorded_launches import DeviceEvent, GraphRecorder, RecordedGraph
+from forecast_integrations.triton.call import KernelCall
+
+_CALIBRATION_ROUNDS = 4
+"""Replays behind each pause, to know what a pause costs: 6 ms of the device's time, once a process."""
+
+
+@dataclass(frozen=True)
+class TimedLaunch:
+    """One way to launch a candidate once between two events."""
+
+    launch: Callable[[], object]
+    extra_s: float = 0.0
+    """Seconds between the events that are not the candidate's: a pause."""
+
+
+class ShortLaunchRecorder:
+    """Records launches on one device; made once a process, as it has to find what pauses cost there."""
+
+    def __init__(self, interface: Any, flush: Callable[[], None]) -> None:
+        self._recorder = GraphRecorder(interface)
+
+        def timed_replay(graph: RecordedGraph) -> tuple[DeviceEvent, DeviceEvent]:
+            start, end = (interface.Event(enable_timing=True) for _ in range(2))
+            flush()
+            start.record()
+            graph.replay()
+            end.record()
+            return start, end
+
+        self._pause_cost_s = self._recorder.pause_cost(
+            timed_replay, interface.synchronize, _CALIBRATION_ROUNDS
+        )
+
+    def record(self, launch: Callable[[], object], *, between: bool = False) -> list[TimedLaunch]:
+        """The launch behind every pause of `pause_lengths`; each was replayed once, so that the device holds it."""
+        found = []
+        for pause in pause_lengths(between=between):
+            graph, _ = self._recorder.record(launch, pause)
+            graph.replay()
+            found.append(TimedLaunch(graph.replay, pause_seconds(pause) + self._pause_cost_s))
+        return found
+
+
+_RECORDERS: WeakKeyDictionary[Any, dict[int, ShortLaunchRecorder | None]] = WeakKeyDictionary()
+"""By driver and device of this process; None for one that cannot record, or once failed to."""
+_NEEDED = ("CUDAGraph", "Stream", "stream", "current_stream", "graph_pool_handle", "_sleep")
+
+
+def _recorder_of(driver: Any, flush: Callable[[], None]) -> ShortLaunchRecorder | None:
+    """The active device's recorder; made where it is asked for first."""
+    made, device = _RECORDERS.setdefault(driver, {}), int(driver.get_current_device())
+    if device not in made:
+        made[device] = None
+        interface = driver.get_device_interface()
+        # Elsewhere a pause has other cycles.
+        if driver.get_current_target().backend == "cuda" and all(hasattr(interface, n) for n in _NEEDED):
+            with suppress(RuntimeError):
+                made[device] = ShortLaunchRecorder(interface, flush)
+    return made[device]
+
+
+def record_launches(
+    call: KernelCall, candidate: Candidate, flush: Callable[[], None], *, between: bool = False
+) -> list[TimedLaunch] | None:
+    """Launches of a candidate that has run before, recorded behind pauses; None where they cannot be.
+
+    Not recorded is what does more at a launch than to launch: hooks of the user's or of a profiler, memory taken
+    for the kernel, variants with code of their own on the host, kernels that are interpreted.
+    """
+    from triton.runtime.driver import driver
+
+    active = driver.active
+    launch = _bare_launch(call, candidate)
+    if launch is None or (recorder := _recorder_of(active, flush)) is None:
+        return None
+    try:
+        return recorder.record(launch, between=between)
+    except Exception:
+        # Whatever it was: launches that are not recorded need none of this.
+        _RECORDERS[active][int(active.get_current_device())] = None
+        return None
+
+
+def _bare_launch(call: KernelCall, candidate: Candidate) -> Callable[[], object] | None:
+    """A launch that asks the device for nothing; it is made once to see whether it is one."""
+    import triton
+    from triton.runtime.autotuner import Heuristics
+    from triton.runtime.jit import JITFunction
+
+    if candidate.variant in call.functions or call.has_hooks(candidate) or _has_launch_hooks(triton):
+        return None
+    function: Any = call.function(candidate)
+    keywords = call.launch_keywords(candidate)
+    while isinstance(function, Heuristics):  # they may read tensors
+        named = dict(zip(function.arg_names, call.args, strict=False))
+        for name, value in function.values.items():
+            keywords[name] = value({**named, **keywords})
+        function = function.fn
+    if not isinstance(function, JITFunction) or getattr(function, "pre_run_hooks", None):
+        return None
+    grid = _RememberedGrid(keywords["grid"])
+    keywords["grid"] = grid if callable(keywords["grid"]) else keywords["grid"]
+
+    def launch() -> object:
+        return function.run(*call.args, **keywords)
+
+    metadata: Any = getattr(launch(), "metadata", None)
+    takes_memory = any(getattr(metadata, name, 0) for name in ("global_scratch_size", "profile_scratch_size"))
+    return None if metadata is None or takes_memory else launch
+
+
+class _RememberedGrid:
+    """A user's function for the grid, called once: it may read tensors."""
+
+    def __init__(self, given: Any) -> None:
+        self._given, self._found = given, None
+
+    def __call__(self, meta: Any) -> Any:
+        if self._found is None:
+            self._found = self._given(meta)
+        return self._found
+
+
+def _has_launch_hooks(triton: Any) -> bool:
+    """Whether anybody listens to launches, a profiler for instance. Triton has a chain of them since 3.4."""
+    runtime = getattr(getattr(triton, "knobs", None), "runtime", None)
+    hooks = [getattr(runtime, name, None) for name in ("launch_enter_hook", "launch_exit_hook")]
+    return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)

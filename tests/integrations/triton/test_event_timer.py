@@ -1,0 +1,197 @@
+"""How candidates are timed, on a device that is read every 1.2 us: steps, flushes, launches and what is recorded."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from forecast_autotune import autotune
+from forecast_autotune.records import Candidate
+from forecast_integrations.triton import describe
+from forecast_integrations.triton.call import KernelCall
+from forecast_integrations.triton.timer import timers
+from forecast_integrations.triton.timer.timers import EventTimer
+from tests.integrations.null import double, fresh, launch, tables
+from tests.integrations.stepped import SteppedDevice, stepped_device
+
+MICROSECONDS = {1: 5.0, 2: 5.3, 4: 12.0, 8: 50.0, 16: 500.0, 32: 5000.0}
+"""Of a launch, by the number of warps."""
+
+
+def by_warps(metadata: Any) -> float:
+    return 1e-3 * MICROSECONDS[metadata.num_warps]
+
+
+@pytest.fixture
+def device(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppedDevice]:
+    monkeypatch.setattr(timers, "keep_busy", lambda step, wait: None)
+    with stepped_device(by_warps) as made:
+        yield made
+
+
+def call_of(kernel: Any = double, **options: Any) -> tuple[KernelCall, dict[int, Candidate]]:
+    """A call of a kernel with one candidate for every number of warps."""
+    listed = [
+        triton.Config({"BLOCK": 128}, num_warps=w, **({"pre_hook": options["hook"]} if options else {}))
+        for w in MICROSECONDS
+    ]
+    tuner = autotune(listed, ["n"], store=False)(fresh(kernel))
+    x = torch.empty(4096)
+    configs = describe.configs_by_candidate(listed)
+    given = {"grid": lambda meta: (triton.cdiv(4096, meta["BLOCK"]),), "warmup": False}
+    call = KernelCall(tuner, (x, x, 4096), given, configs)
+    return call, {candidate.config.num_warps: candidate for candidate in configs}
+
+
+def looked_at(timer: EventTimer, candidate: Candidate, best_ms: float = math.inf) -> float:
+    """Median microseconds of a look, as the measurer does it."""
+    timer.first(candidate, 10.0)
+    times = timer.time_adaptively(candidate, best_ms)
+    assert times
+    return 1e3 * statistics.median(times)
+
+
+def test_a_look_tells_5_from_5_3_microseconds_and_events_alone_do_not(device: SteppedDevice) -> None:
+    call, by = call_of()
+    timer = EventTimer(call)
+    fast, slow = looked_at(timer, by[1]), looked_at(timer, by[2])
+    assert slow - fast == pytest.approx(0.3, abs=0.08)
+    # Half an interval is in every time, as it is, on average, in those that events give.
+    assert fast == pytest.approx(5.6, abs=0.2)
+    assert {timer.protocol_of(by[n]) for n in (1, 2)} == {"graph-l2flush-1"}
+    plain = timer._launches([by[1], by[2]], 40)
+    assert statistics.median(plain[0]) == statistics.median(plain[1])
+
+
+def test_finalists_are_told_apart_in_turns_however_many_pauses(device: SteppedDevice) -> None:
+    call, by = call_of()
+    timer = EventTimer(call)
+    fast, slow = (1e3 * statistics.median(t) for t in timer.in_turns([by[1], by[2]]))
+    assert slow - fast == pytest.approx(0.3, abs=0.04)
+    assert timer.protocol_of(by[1]) == "graph-l2flush-1"
+    captures = device.cuda.captures
+    timer.in_turns([by[1], by[2]])
+    assert device.cuda.captures == captures + 2 * 16, "every finalist behind sixteen pauses"
+
+
+def test_every_replay_is_behind_a_flush(device: SteppedDevice) -> None:
+    call, by = call_of()
+    timer = EventTimer(call)
+    looked_at(timer, by[1])
+    replays, flushes = device.cuda.replays, device.flushes
+    timer._extend([], by[1], timer._recorded[by[1]], 5)
+    assert device.cuda.replays - replays == 5 * 8
+    assert device.flushes - flushes == 5 * 8 + 2
+
+
+def test_longer_launches_are_not_recorded(device: SteppedDevice) -> None:
+    call, by = call_of()
+    timer = EventTimer(call)
+    assert looked_at(timer, by[8]) == pytest.approx(50.0, abs=1.2)
+    assert timer.protocol_of(by[8]) == "events-l2flush-2"
+    assert device.cuda.captures == 0
+    # Beside a short one, what is not hopeless is timed as that one is: 50 us against 29.
+    looked_at(timer, by[8], 0.029)
+    assert timer.protocol_of(by[8]) == "graph-l2flush-1"
+    timer.in_turns([by[16], by[8]])
+    assert {timer.protocol_of(by[n]) for n in (8, 16)} == {"events-l2flush-2"}
+
+
+@pytest.mark.parametrize("reason", ["hook", "profiler", "scratch"])
+def test_what_cannot_be_recorded_is_timed_by_events(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    call, by = call_of(hook=lambda kwargs: None) if reason == "hook" else call_of()
+    if reason == "profiler":
+        monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [lambda *args: None])
+    if reason == "scratch":
+        kernel: Any = call.compile(by[1])
+        kernel.metadata = kernel.metadata._replace(global_scratch_size=512)
+    timer = EventTimer(call)
+    assert looked_at(timer, by[1]) == pytest.approx(6.0, abs=0.01)
+    assert timer.protocol_of(by[1]) == "events-l2flush-2"
+    assert device.cuda.captures == 0
+
+
+def test_after_a_recording_that_failed_none_is_tried(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, by = call_of()
+    looked_at(EventTimer(call), by[1])
+    plain = device.launcher_cls
+
+    def launcher(src: object, metadata: Any) -> Any:
+        launch = plain(src, metadata)
+
+        def waits(*args: object) -> None:
+            device.cuda.synchronize()
+            launch(*args)
+
+        return waits
+
+    device.launcher_cls = launcher
+    other, also = call_of()  # compiled anew, and so with launchers that wait
+    timer = EventTimer(other)
+    assert looked_at(timer, also[1]) == pytest.approx(6.0, abs=0.01)
+    captures = device.cuda.captures
+    assert looked_at(timer, also[2]) == pytest.approx(6.0, abs=0.01)
+    assert {timer.protocol_of(also[n]) for n in (1, 2)} == {"events-l2flush-2"}
+    assert device.cuda.captures == captures
+
+
+def test_a_host_that_cannot_keep_ahead_is_noticed(device: SteppedDevice) -> None:
+    call, by = call_of()
+    timer = EventTimer(call)
+    looked_at(timer, by[8])
+    assert not timer.is_host_bound(by[8])
+    device.cuda.host_is_slow = lambda: True
+    looked_at(timer, by[8])
+    assert timer.is_host_bound(by[8])
+    device.cuda.host_is_slow = lambda: False
+    looked_at(timer, by[8])
+    assert not timer.is_host_bound(by[8])
+
+
+@pytest.mark.parametrize(
+    ("warps", "hopeless_ms", "contender_ms"),
+    [(1, 1.0, 14.0), (8, 1.5, 12.0), (16, 5.0, 14.0), (32, 12.0, 22.0)],
+)
+def test_a_candidate_costs_milliseconds(
+    device: SteppedDevice, warps: int, hopeless_ms: float, contender_ms: float
+) -> None:
+    """Of the device's time: a candidate that cannot win, and one that may."""
+    call, by = call_of()
+    timer = EventTimer(call)
+    timer.first(by[1], 10.0)
+    looked_at(timer, by[1])  # what is made once a process
+    true_ms = 1e-3 * MICROSECONDS[warps]
+
+    def spent(best_ms: float) -> float:
+        begin = device.cuda.now_s
+        timer._first_ms[by[warps]] = true_ms  # the made-up clock is not the host's
+        timer.time_adaptively(by[warps], best_ms)
+        return 1e3 * (device.cuda.now_s - begin) + true_ms
+
+    assert spent(0.1 * true_ms - 0.0005 if warps == 1 else 0.1 * true_ms) < hopeless_ms
+    assert spent(true_ms) < contender_ms
+
+
+def test_a_decision_over_short_kernels_picks_the_fastest(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
+    listed = [triton.Config({"BLOCK": 128}, num_warps=w) for w in (2, 1, 4, 8)]
+    tuner = autotune(listed, ["n"], store=tmp_path / "store")(fresh(double))
+    launch(tuner)
+    assert tuner.best_config.num_warps == 1
+    (table,) = tables(tmp_path / "store")
+    protocols = {(m.candidate.config.num_warps, m.protocol) for m in table.measurements}
+    assert (1, "graph-l2flush-1-turns") in protocols
+    assert (8, "events-l2flush-2") in protocols, "hopeless after a few launches, which nobody records"
+    assert all(m.repeats >= 3 for m in table.measurements)
