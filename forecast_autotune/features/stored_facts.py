@@ -6,35 +6,20 @@ another version are passed over, as if nothing had been kept.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from functools import lru_cache
 from typing import Any
 
-from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.features.ttir.extraction import FeatureError, extract_facts
-from forecast_autotune.features.ttir.facts import TtirFacts
-from forecast_autotune.records import Argument, Candidate, Problem, digest
+from forecast_autotune.features.candidate_list import CandidateList, Grid
+from forecast_autotune.features.traced_texts import facts_of_text
+from forecast_autotune.features.ttir.facts import TtirFacts, facts_from_json, facts_to_json
+from forecast_autotune.records import Candidate, Problem, digest
 from forecast_autotune.records.problem import FACTS
-
-Grid = tuple[int, ...] | None
 
 _SEMANTICS_VERSION = 1
 """Counts up when a fact is read otherwise; new and renamed facts change the version by themselves."""
 VERSION = f"{_SEMANTICS_VERSION}-{digest([f.name for f in fields(TtirFacts)])[:8]}"
-
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(TtirFacts)}
-
-
-@lru_cache(maxsize=4096)
-def cached_facts(text: str, arguments: tuple[Argument, ...], grid: Grid) -> TtirFacts | None:
-    """`ttir.facts`, remembered; None for text that cannot be read."""
-    try:
-        return extract_facts(text, arguments, grid)
-    except FeatureError:
-        return None
 
 
 def collect_facts(
@@ -57,11 +42,11 @@ def collect_facts(
     found: dict[tuple[str, Grid], TtirFacts] = {}
     for row in units.first.tolist():
         name, grid = names[keys[row]], units.grids[row]
-        if (text := ttir.get(name)) is None or (name, grid) in found:
+        if name not in ttir or (name, grid) in found:
             continue
         if time.perf_counter() > end:
             break
-        if (one := cached_facts(text, problem.arguments, grid)) is not None:
+        if (one := facts_of_text(ttir, name, problem.arguments, grid)) is not None:
             found[name, grid] = one
     return {"version": VERSION, "units": [_encode_unit(*unit, one) for unit, one in found.items()]}
 
@@ -83,8 +68,7 @@ def has_facts(problem: Problem) -> bool:
 
 
 def _encode_unit(assignment: str, grid: Grid, one: TtirFacts) -> list[Any]:
-    told = {name: value for name, value in vars(one).items() if value != _DEFAULTS[name]}
-    return [assignment, None if grid is None else list(grid), told]
+    return [assignment, None if grid is None else list(grid), facts_to_json(one)]
 
 
 def _decode_units(data: Any) -> dict[tuple[str, Grid], TtirFacts]:
@@ -97,25 +81,7 @@ def _decode_units(data: Any) -> dict[tuple[str, Grid], TtirFacts]:
         try:
             assignment, grid, told = unit
             where = None if grid is None else tuple(int(n) for n in grid)
-            found[str(assignment), where] = _decode_facts(told)
+            found[str(assignment), where] = facts_from_json(told)
         except (TypeError, ValueError, KeyError, OverflowError, AttributeError):
             continue
     return found
-
-
-def _decode_facts(told: Mapping[str, Any]) -> TtirFacts:
-    """Raises `ValueError`, `TypeError` or `KeyError` for anything but numbers under known names."""
-    given: dict[str, Any] = {}
-    for name, value in told.items():
-        if name == "dot_shapes":
-            given[name] = tuple((int(m), int(n), int(k), _number(share)) for m, n, k, share in value)
-        else:
-            kind = type(_DEFAULTS[name])
-            given[name] = kind(_number(value))
-    return TtirFacts(**given)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"a fact is a finite number, got {value!r}")
-    return value

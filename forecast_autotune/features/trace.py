@@ -6,6 +6,8 @@ the text is what a real launch with these arguments would compile. Triton is imp
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +70,12 @@ def trace_many(
             yield key, tracer.text(args, {**kwargs, **assignment})
         except FeatureError as error:
             yield key, error
+
+
+def load_front_end() -> None:
+    """Import what Triton needs for a first trace (30 ms), if there is a Triton; no later trace waits for it."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("triton.compiler.code_generator")
 
 
 @dataclass(frozen=True)

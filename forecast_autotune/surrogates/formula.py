@@ -21,6 +21,8 @@ import numpy.typing as npt
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.devices import is_known_device as device_known
+from forecast_autotune.features.stored_facts import facts_by_unit
+from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.surrogates.calibration import calibration_group, shipped_calibration
@@ -261,11 +263,11 @@ class AnalyticSurrogate:
         """Formula and parts at the relative's own problem, or flat where this problem's are not known.
 
         A store keeps no IR, except of a harvest: the same assignments have the same here, to be read with
-        the relative's arguments and grids.
+        the relative's arguments and grids where its record has no facts.
         """
         names = [m.candidate for m in rows]
         grids = {m.candidate: m.grid for m in rows if m.grid is not None}
-        texts = {**ttir, **relative.problem.ttir}
+        texts = _texts_of_relative(relative.problem, names, grids, ttir)
         there = self.prior(Query(relative.problem, names, grids, ttir=texts))
         if there.informed == before.informed:
             return there
@@ -293,6 +295,22 @@ class AnalyticSurrogate:
             if likelihood > best:
                 best, choice = likelihood, scale * factor
         return choice
+
+
+def _texts_of_relative(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    grids: Mapping[Candidate, tuple[int, ...]],
+    ttir: Mapping[str, str],
+) -> Mapping[str, str]:
+    """The relative's own texts, and those of `ttir` that it has no facts of: to read one takes milliseconds."""
+    kept = facts_by_unit(problem)
+    needed = {
+        name
+        for c in candidates
+        if ((name := assignment_of(c)), grids.get(c, problem.grid)) not in kept and name in ttir
+    }
+    return {**{name: ttir[name] for name in needed}, **problem.ttir}
 
 
 def _failures(

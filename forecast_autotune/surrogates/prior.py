@@ -15,8 +15,8 @@ from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.cost import NUMERIC_FACTS, PARTS, VERSION, CostBreakdown, FactColumns, costs
 from forecast_autotune.features.devices import DeviceSpec, device_spec
 from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
-from forecast_autotune.features.stored_facts import cached_facts as read_facts
 from forecast_autotune.features.stored_facts import facts_by_unit as kept
+from forecast_autotune.features.traced_texts import facts_of_text
 from forecast_autotune.features.ttir.extraction import TtirFacts
 from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.surrogates.protocol import Array
@@ -140,8 +140,9 @@ def _read_facts(
     known: dict[int, TtirFacts] = {}
     for unit, row in enumerate(units.first.tolist()):
         name, grid = names[keys[row]], units.grids[row]
-        text = ttir.get(name)
-        read = stored.get((name, grid)) if text is None else read_facts(text, problem.arguments, grid)
+        read = (
+            facts_of_text(ttir, name, problem.arguments, grid) if name in ttir else stored.get((name, grid))
+        )
         if read is not None:
             known[unit] = read
     return known

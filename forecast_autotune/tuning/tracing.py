@@ -3,12 +3,15 @@ spread sample of a large one, then whatever the forecasts think best.
 
 Of a large one, too, what tells which meta-parameters are inert (`features.inert_parameters`): what differs from
 a traced assignment in these alone need not be traced.
+
+A tracer that works in the background is started and polled; any other is called, and waited for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +19,43 @@ import numpy.typing as npt
 from forecast_autotune.features.candidate_list import CandidateList, Codes
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
-from forecast_autotune.features.stored_facts import cached_facts
+from forecast_autotune.features.traced_texts import TracedTexts, cached_facts
+from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import Candidate, Problem
 
 Tracer = Callable[[Sequence[Candidate]], Mapping[str, str]]
-"""TTIR by assignment key, for the candidates asked for."""
+"""TTIR by assignment key, for the candidates asked for: one of every assignment and launch grid."""
 FactReader = Callable[[Candidate, str], TtirFacts | None]
 """The facts of a candidate's TTIR; None for text that cannot be read."""
+
+
+@runtime_checkable
+class BackgroundTracer(Protocol):
+    """A tracer that need not be waited for."""
+
+    def __call__(self, wanted: Sequence[Candidate]) -> Mapping[str, str]:
+        """Trace, and wait for it."""
+        ...
+
+    def start(self, wanted: Sequence[Candidate]) -> None:
+        """Begin to trace; returns at once. Texts come out of `poll`."""
+        ...
+
+    def poll(self, timeout_s: float) -> Mapping[str, str]:
+        """Texts that have come since the last time; waits for so many seconds at most while none have."""
+        ...
+
+    @property
+    def outstanding(self) -> int:
+        """Assignments that were asked for and are neither traced yet nor known to fail."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is outstanding; it may be asked for again."""
+        ...
+
 
 FIRST_GUESS_TRACES = 3
 """Traced before the first compilation starts; one costs about 15 ms with parsing, and holds the GIL."""
@@ -36,8 +67,27 @@ DISTINCT_TRACE_LIMIT = 128
 """Where inert meta-parameters leave no more than so many assignments that differ, one of each is traced."""
 TRACES_PER_ROUND = 16
 """Assignments of the best forecasts that are traced whenever the forecasts change."""
+_POLL_S = 0.25
+"""Longest wait for the background at a time."""
 PROBED_ASSIGNMENTS = 2
 """Assignments around which each meta-parameter is varied by itself, to its first and its last value."""
+
+
+class LaunchFacts:
+    """The facts of candidates' TTIR as it runs at one problem."""
+
+    def __init__(self, problem: Problem, grids: Mapping[Candidate, tuple[int, ...]]) -> None:
+        """`grids` are the launch grids that depend on the candidate."""
+        self.problem, self.grids = problem, grids
+        self.texts = TracedTexts(problem.arguments)
+        """TTIR by assignment, with the facts that came along with it."""
+
+    def __call__(self, candidate: Candidate, text: str) -> TtirFacts | None:
+        """The facts of a candidate's text; None for text that cannot be read."""
+        grid = self.grids.get(candidate, self.problem.grid)
+        if (name := assignment_of(candidate)) in self.texts:
+            return self.texts.facts(name, self.problem.arguments, grid)
+        return cached_facts(text, self.problem.arguments, grid)
 
 
 class LazyTraces:
@@ -46,15 +96,67 @@ class LazyTraces:
     def __init__(
         self,
         candidates: Sequence[Candidate],
-        trace: Tracer | None,
+        trace: Tracer | BackgroundTracer | None,
         read: FactReader | None = None,
     ) -> None:
         """Without `trace` there is no IR; without `read`, no meta-parameter is found to be inert."""
-        self.texts: dict[str, str] = {}
+        self._facts = read if isinstance(read, LaunchFacts) else None
+        self.texts = TracedTexts() if self._facts is None else self._facts.texts
         self._candidates = CandidateList.of(candidates)
         self._trace, self._read = trace, read
         self._asked: set[int] = set()
         """Assignments, as `CandidateList.assignments` numbers them."""
+
+    def facts(self, row: int) -> TtirFacts | None:
+        """The facts of the candidate in this row; None where no readable IR of it has come in."""
+        names, keys = self._candidates.assignments
+        name, candidate = names[keys[row]], self._candidates[row]
+        if self._read is None or name not in self.texts:
+            return None
+        if self._facts is None:
+            return self._read(candidate, self.texts[name])
+        problem = self._facts.problem
+        return self.texts.facts(name, problem.arguments, self._facts.grids.get(candidate, problem.grid))
+
+    @property
+    def outstanding(self) -> int:
+        """Assignments that are being traced in the background."""
+        return self._trace.outstanding if isinstance(self._trace, BackgroundTracer) else 0
+
+    def start_initial(self) -> bool:
+        """Begin with the first traces in the background, if the tracer can; whether any are under way.
+
+        `trace_initial` completes them. Of a large list, the neighbours that show which meta-parameters are inert
+        are traced along.
+        """
+        if not isinstance(self._trace, BackgroundTracer):
+            return False
+        wanted = list(self._initial_assignments)
+        if len(self._candidates.assignments[0]) > FULL_TRACE_LIMIT and self._read is not None:
+            wanted = list(dict.fromkeys([*wanted, *self._probe_assignments]))
+        return self._start(wanted)
+
+    def start_best(self, order: npt.NDArray[np.intp]) -> bool:
+        """`trace_best` in the background, if the tracer can: whether anything is under way."""
+        return self._start(self._best_untraced(order))
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Take in what has come from the background, waiting for it for so long; True if anything has."""
+        if not isinstance(self._trace, BackgroundTracer):
+            return False
+        came = self._trace.poll(timeout_s)
+        self.texts.merge(came)
+        return bool(came)
+
+    def finish(self) -> None:
+        """Wait for everything that is being traced in the background."""
+        while self.outstanding:
+            self.poll(_POLL_S)
+
+    def close(self) -> None:
+        """Give up what is being traced in the background."""
+        if isinstance(self._trace, BackgroundTracer):
+            self._trace.close()
 
     def trace_first_guess(self) -> CandidateList:
         """Trace a few assignments that cover the space; the candidates that have their IR then.
@@ -82,38 +184,32 @@ class LazyTraces:
         count = len(self._candidates.assignments[0])
         self._trace_assignments(range(count) if everything else self._initial_assignments)
         if count > FULL_TRACE_LIMIT and not everything and self._read is not None:
-            self._find_inert_parameters(self._read)
+            self._find_inert_parameters()
 
     def trace_best(self, order: npt.NDArray[np.intp]) -> bool:
         """Trace the best-ranked candidates not traced yet; True if anything new came in."""
+        before = len(self.texts)
+        self._trace_assignments(self._best_untraced(order))
+        return len(self.texts) > before
+
+    def _best_untraced(self, order: npt.NDArray[np.intp]) -> list[int]:
         names, keys = self._candidates.assignments
         if self._trace is None or len(self._asked) >= len(names):
-            return False
+            return []
         done = [i for i in self._asked if names[i] in self.texts]
         left = ~np.isin(self._fact_classes, self._fact_classes[done])
         left[list(self._asked)] = False
         ranked = keys[order]
         ranked = ranked[left[ranked]]
         best = np.sort(np.unique(self._fact_classes[ranked], return_index=True)[1])
-        before = len(self.texts)
-        self._trace_assignments(ranked[best][:TRACES_PER_ROUND].tolist())
-        return len(self.texts) > before
+        wanted: list[int] = ranked[best][:TRACES_PER_ROUND].tolist()
+        return wanted
 
-    def _find_inert_parameters(self, read: FactReader) -> None:
+    def _find_inert_parameters(self) -> None:
         """Find the inert meta-parameters. What is left of the space is traced whole if it is small."""
         columns = trace_parameters(self._candidates)
-        self._trace_assignments(
-            list(
-                dict.fromkeys(
-                    i
-                    for base in self._initial_assignments[:PROBED_ASSIGNMENTS]
-                    for i in self._neighbours(base)
-                )
-            )
-        )
-        names = self._candidates.assignments[0]
-        traced = [(self._first_rows[i], self.texts[names[i]]) for i in self._asked if names[i] in self.texts]
-        known = {row: facts for row, text in traced if (facts := read(self._candidates[row], text))}
+        self._trace_assignments(self._probe_assignments)
+        known = {row: facts for i in self._asked if (facts := self.facts(row := self._first_rows[i]))}
         inert = find_inert(columns, np.array(list(known), dtype=np.intp), list(known.values()))
         if not inert:
             return
@@ -133,6 +229,12 @@ class LazyTraces:
             rows = np.flatnonzero(np.logical_and.reduce([~same[name], *others]))
             found |= dict.fromkeys(keys[rows[[0, -1]]].tolist() if len(rows) else ())
         return list(found)
+
+    @cached_property
+    def _probe_assignments(self) -> list[int]:
+        """What tells which meta-parameters are inert: neighbours of the first few."""
+        bases = self._initial_assignments[:PROBED_ASSIGNMENTS]
+        return list(dict.fromkeys(i for base in bases for i in self._neighbours(base)))
 
     @cached_property
     def _initial_assignments(self) -> Sequence[int]:
@@ -164,20 +266,33 @@ class LazyTraces:
         return rows
 
     def _trace_assignments(self, assignments: Sequence[int]) -> None:
+        self.finish()
         fresh = [i for i in assignments if i not in self._asked]
         if self._trace is None or not fresh:
             return
-        self.texts.update(self._trace(self._examples(fresh)))
+        self.texts.merge(self._trace(self._units_of(fresh)))
         self._asked.update(fresh)
 
+    def _start(self, assignments: Sequence[int]) -> bool:
+        fresh = [i for i in assignments if i not in self._asked]
+        if isinstance(self._trace, BackgroundTracer) and fresh:
+            self._trace.start(self._units_of(fresh))
+            self._asked.update(fresh)
+        return self.outstanding > 0
 
-def fact_reader(problem: Problem, grids: Mapping[Candidate, tuple[int, ...]]) -> FactReader:
+    def _units_of(self, assignments: Sequence[int]) -> list[Candidate]:
+        """A candidate of each launch grid that these assignments have, as far as grids are known here."""
+        if self._facts is None:
+            return self._examples(assignments)
+        units = self._candidates.units(self._facts.grids, self._facts.problem.grid)
+        keys = self._candidates.assignments[1]
+        wanted = set(assignments)
+        return [self._candidates[row] for row in units.first.tolist() if int(keys[row]) in wanted]
+
+
+def fact_reader(problem: Problem, grids: Mapping[Candidate, tuple[int, ...]]) -> LaunchFacts:
     """Reads TTIR as it runs at this problem; `grids` are the launch grids that depend on the candidate."""
-
-    def read(candidate: Candidate, text: str) -> TtirFacts | None:
-        return cached_facts(text, problem.arguments, grids.get(candidate, problem.grid))
-
-    return read
+    return LaunchFacts(problem, grids)
 
 
 def farthest_point_sample(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -113,3 +116,29 @@ class TtirFacts:
     """Loops whose trip count was assumed."""
     ops: int = 0
     """Operations in the module's text."""
+
+
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(TtirFacts)}
+
+
+def facts_to_json(facts: TtirFacts) -> dict[str, Any]:
+    """What `facts_from_json` reads: every fact that is not its default, by name."""
+    return {name: value for name, value in vars(facts).items() if value != _DEFAULTS[name]}
+
+
+def facts_from_json(told: Mapping[str, Any]) -> TtirFacts:
+    """Raises `ValueError`, `TypeError` or `KeyError` for anything but numbers under known names."""
+    given: dict[str, Any] = {}
+    for name, value in told.items():
+        if name == "dot_shapes":
+            given[name] = tuple((int(m), int(n), int(k), _number(share)) for m, n, k, share in value)
+        else:
+            kind = type(_DEFAULTS[name])
+            given[name] = kind(_number(value))
+    return TtirFacts(**given)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"a fact is a finite number, got {value!r}")
+    return value

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forecast_autotune.errors import CaptureError, FrozenMissError
+from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.policy import Policy
 from forecast_autotune.records import Candidate, Decision, Kernel, Measurement, Problem
 from forecast_autotune.settings import Budget, Mode, Settings
@@ -101,7 +102,7 @@ class TuningEngine:
     _running: threading.local = field(default_factory=threading.local)
     _compiled: dict[str, set[Candidate]] = field(default_factory=dict)
     """Candidates compiled in this process, by the kind of arguments (`describe.call_kind`) and device."""
-    _traced: dict[str, dict[str, str]] = field(default_factory=dict)
+    _traced: dict[str, TracedTexts] = field(default_factory=dict)
     """TTIR texts by the kind of arguments, then by assignment."""
 
     def __post_init__(self) -> None:
@@ -226,10 +227,10 @@ class TuningEngine:
     def _task(self, call: KernelCall, problem: Problem, mark: str, workers: int) -> tuple[TuningTask, str]:
         tuner, named, grid = call.tuner, call.arguments(), call.grid
         kind = describe.call_kind(problem, tuner.fn)
-        known = self._traced.setdefault(kind, {})
-        trace = None if _is_interpreted() else make_tracer(call, known, workers)
-        task = TuningTask(problem, LazyCandidates(call.configs), trace=trace, fingerprint=mark)
-        task.grids = LazyGrids(lambda: candidate_grids(call, grid, named))
+        known = self._traced.setdefault(kind, TracedTexts())
+        grids = LazyGrids(lambda: candidate_grids(call, grid, named))
+        trace = None if _is_interpreted() else make_tracer(call, known, workers, problem, grids)
+        task = TuningTask(problem, LazyCandidates(call.configs), grids, trace, mark)
         task.sources = LazySources(problem.kernel.source, call.functions)
         return task, kind
 

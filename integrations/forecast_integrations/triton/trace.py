@@ -1,65 +1,269 @@
-"""TTIR of a live call's candidates: remembered, and traced in children when there are many."""
+"""TTIR of a live call's candidates: remembered, and traced and read in children.
+
+A child answers with what its parent needs for a forecast, the facts, and with the compressed text for later
+shapes. To trace or to read a long kernel takes tens of milliseconds, in which the parent can do something else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from forecast_autotune.features.trace import trace_many
+from forecast_autotune.features.candidate_list import Grid
+from forecast_autotune.features.trace import load_front_end, trace_many
+from forecast_autotune.features.traced_texts import CompressedText, TracedTexts, decode_facts, encode_facts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.parser import FeatureError
-from forecast_autotune.records import Candidate
+from forecast_autotune.records import Argument, Candidate, Problem
 from forecast_integrations.triton.call import KernelCall
-from forecast_integrations.triton.compile.forked_children import run_in_children
+from forecast_integrations.triton.compile.forked_children import ForkedChildren, run_in_children
 from forecast_integrations.triton.compile.pool import can_fork, without_device
 
-TraceFunction = Callable[[Sequence[Candidate]], Mapping[str, str]]
-
-_MIN_FOR_CHILDREN = 6
-"""Fewer assignments than this are traced here: a fork costs about as much as a trace."""
+_MAX_DIRECT_CHILDREN = 4
+"""More than so many are started by children: a fork holds up whoever makes it for milliseconds."""
+_READ_HERE_CHARACTERS = 15_000
+"""Text that is read sooner than a child is started: about 3 ms."""
 _TIMEOUT_S = 20.0
 """Children that take longer are given up, and their share is traced here."""
+_POLL_S = 0.25
 
 
-def make_tracer(call: KernelCall, known: dict[str, str], workers: int) -> TraceFunction:
-    """A function from candidates to TTIR by assignment key.
+@dataclass(frozen=True)
+class _TraceJob:
+    """One assignment to trace, and to read at these launch grids."""
+
+    name: str
+    candidate: Candidate
+    grids: tuple[Grid, ...]
+    text: str | CompressedText | None
+    """Where it was traced before, and is only to be read."""
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What a child does with its share of the jobs; it answers for each by name."""
+
+    call: KernelCall
+    arguments: tuple[Argument, ...] | None
+    """None: texts are traced and not read."""
+
+    def answer(self, jobs: Sequence[_TraceJob]) -> dict[str, list[Any] | None]:
+        """[compressed text, its length, facts as `encode_facts` gives them]; None where there is no TTIR."""
+        texts: dict[str, str | CompressedText | None] = {job.name: job.text for job in jobs}
+        texts |= self.traced([job for job in jobs if job.text is None])
+        found: dict[str, list[Any] | None] = {}
+        for job in jobs:
+            text = texts[job.name]
+            if text is None:
+                found[job.name] = None
+                continue
+            whole = text.expand() if isinstance(text, CompressedText) else text
+            told = [] if self.arguments is None else encode_facts(whole, self.arguments, job.grids)
+            packed = CompressedText.of(whole) if job.text is None else None
+            found[job.name] = [packed and packed.data, packed and packed.characters, told]
+        return found
+
+    def traced(self, jobs: Sequence[_TraceJob]) -> dict[str, str | None]:
+        """Texts by assignment; None where there is none."""
+        call = self.call
+        kwargs = {k: v for k, v in call.kwargs.items() if k not in ("grid", "warmup")}
+        own = [job for job in jobs if job.candidate.variant not in call.functions]
+        values = [dict(call.configs[job.candidate].kwargs) for job in own]
+        texts: list[str | FeatureError] = [
+            text for _, text in trace_many(call.tuner.fn, call.args, kwargs, values)
+        ]
+        others = [job for job in jobs if job.candidate.variant in call.functions]
+        texts += [_trace_variant(call, job.candidate) for job in others]
+        return {
+            job.name: text if isinstance(text, str) else None
+            for job, text in zip([*own, *others], texts, strict=True)
+        }
+
+
+class ChildTracer:
+    """Traces candidates of one call, in children where that pays; a `tuning.tracing.BackgroundTracer`."""
+
+    def __init__(
+        self,
+        call: KernelCall,
+        known: MutableMapping[str, str],
+        workers: int,
+        problem: Problem | None = None,
+        grids: Mapping[Candidate, tuple[int, ...]] | None = None,
+    ) -> None:
+        """Texts are remembered in `known`; at most `workers` children trace at once, none if that is one.
+
+        With `problem`, its facts come along, for `grids` that depend on the candidate.
+        """
+        self._call, self._known, self._workers = call, known, workers
+        self._problem, self._grids = problem, grids or {}
+        self._reader = _Reader(call, None if problem is None else problem.arguments)
+        self._children: ForkedChildren | None = None
+        self._in_children: dict[str, _TraceJob] = {}
+        self._left: dict[str, _TraceJob] = {}
+        """To be done in this process, when somebody waits."""
+        self._done = self._no_texts()
+
+    def __call__(self, wanted: Sequence[Candidate]) -> TracedTexts:
+        """TTIR by assignment, traced before this returns; what cannot be traced is left out."""
+        self._queue(wanted)
+        self._start_children(least=2)
+        while self._in_children:
+            self._listen(_POLL_S)
+        self._work_here(len(self._left))
+        return self.poll(0.0)
+
+    def start(self, wanted: Sequence[Candidate]) -> None:
+        """Begin to trace in children; without those, `poll` traces one assignment at a time."""
+        self._queue(wanted)
+        self._start_children(least=1)
+
+    def poll(self, timeout_s: float) -> TracedTexts:
+        """Texts and facts that have come since the last time, waiting for some for at most `timeout_s` seconds."""
+        limit = time.perf_counter() + timeout_s
+        while self._in_children and self._children is not None:
+            wait = 0.0 if len(self._done) or self._left else max(0.0, limit - time.perf_counter())
+            self._listen(wait)
+            if wait == 0.0:
+                break
+        if self._left and not len(self._done):
+            self._work_here(1)
+        done, self._done = self._done, self._no_texts()
+        return done
+
+    @property
+    def outstanding(self) -> int:
+        """Assignments that have no answer yet."""
+        return len(self._in_children) + len(self._left)
+
+    def close(self) -> None:
+        """Kill the children and forget what was asked."""
+        if self._children is not None:
+            self._children.close()
+            self._children = None
+        self._in_children.clear()
+        self._left.clear()
+
+    def _no_texts(self) -> TracedTexts:
+        return TracedTexts(() if self._problem is None else self._problem.arguments)
+
+    def _queue(self, wanted: Sequence[Candidate]) -> None:
+        """Jobs for what is wanted; what is known and need not be read is done at once."""
+        by_name: dict[str, list[Candidate]] = {}
+        for candidate in wanted:
+            by_name.setdefault(assignment_of(candidate), []).append(candidate)
+        for name, some in by_name.items():
+            if self._call.depends_on_call(some[0]):
+                self._known.pop(name, None)
+            text = _stored(self._known, name)
+            if text is not None and self._problem is None:
+                self._done.add(name, text)
+                continue
+            grid = None if self._problem is None else self._problem.grid
+            grids = tuple(dict.fromkeys(self._grids.get(c, grid) for c in some))
+            self._left[name] = _TraceJob(name, some[0], grids, text)
+
+    def _start_children(self, least: int) -> None:
+        """Hand what is left to children if that pays: for `least` traces, or for long texts to read."""
+        traces = sum(job.text is None for job in self._left.values())
+        characters = sum(_length(job.text) for job in self._left.values())
+        few = traces < least and characters <= _READ_HERE_CHARACTERS
+        if few or self._workers < 2 or not can_fork():
+            return
+        try:
+            answer = without_device(self._reader.answer)
+        except RuntimeError:  # no driver here: a child could not know the target
+            return
+        jobs = list(self._left.values())
+        shares = [jobs[i :: self._workers] for i in range(min(self._workers, len(jobs)))]
+        self._children = self._children or ForkedChildren()
+        direct = min(_MAX_DIRECT_CHILDREN, len(shares))
+        for i in range(direct):
+            group = shares[i::direct]
+            mine = [job for share in group for job in share]
+            with contextlib.suppress(OSError):
+                self._children.start(mine, partial(_answer_together, answer, group))
+                for job in mine:
+                    self._in_children[job.name] = self._left.pop(job.name)
+        if traces:
+            # After the fork, as children that need it now load it side by side; those to come find it here.
+            load_front_end()
+
+    def _listen(self, timeout_s: float) -> None:
+        """Hear children for that long at most. What one could not answer for is left for this process."""
+        assert self._children is not None
+        ended = self._children.finished(timeout_s)[0]
+        for child, _ in ended:
+            with contextlib.suppress(ValueError):
+                self._take(child.answer())
+            self._leave(child.tag)
+        for child in self._children.overdue(_TIMEOUT_S):
+            self._children.kill(child)
+            self._leave(child.tag)
+        if not len(self._children):
+            self._children.close()
+            self._children = None
+
+    def _leave(self, jobs: Iterable[_TraceJob]) -> None:
+        for job in jobs:
+            if (kept := self._in_children.pop(job.name, None)) is not None:
+                self._left[job.name] = kept
+
+    def _work_here(self, count: int) -> None:
+        """Do so many of the jobs that are left in this process."""
+        jobs = [self._left.pop(name) for name in list(self._left)[:count]]
+        traced = self._reader.traced([job for job in jobs if job.text is None])
+        for job in jobs:
+            text = job.text
+            if text is None and (new := traced[job.name]) is not None:
+                text = self._known[job.name] = new
+            if text is not None:
+                self._done.add(job.name, text)
+                for grid in job.grids if self._problem is not None else ():
+                    self._done.facts(job.name, self._done.arguments, grid)
+
+    def _take(self, answers: Mapping[str, list[Any] | None]) -> None:
+        for name, answer in answers.items():
+            self._in_children.pop(name, None)
+            if answer is None:
+                continue
+            data, characters, told = answer
+            if data is not None:
+                _store(self._known, name, CompressedText(data, characters))
+            text = _stored(self._known, name)
+            if text is not None:
+                self._done.add(name, text, decode_facts(told))
+
+
+def make_tracer(
+    call: KernelCall,
+    known: MutableMapping[str, str],
+    workers: int,
+    problem: Problem | None = None,
+    grids: Mapping[Candidate, tuple[int, ...]] | None = None,
+) -> ChildTracer:
+    """A function from candidates to TTIR by assignment key; see `ChildTracer`.
 
     Texts are remembered in `known`: another shape of the same kind has the same ones. An assignment that
     cannot be traced is left out.
     """
+    return ChildTracer(call, known, workers, problem, grids)
 
-    def some(candidates: Sequence[Candidate]) -> dict[str, str | None]:
-        kwargs = {k: v for k, v in call.kwargs.items() if k not in ("grid", "warmup")}
-        own = [c for c in candidates if c.variant not in call.functions]
-        values = [dict(call.configs[c].kwargs) for c in own]
-        texts = [text for _, text in trace_many(call.tuner.fn, call.args, kwargs, values)]
-        others = [c for c in candidates if c.variant in call.functions]
-        texts += [_trace_variant(call, c) for c in others]
-        return {
-            assignment_of(c): text if isinstance(text, str) else None
-            for c, text in zip([*own, *others], texts, strict=True)
-        }
 
-    def trace(wanted: Sequence[Candidate]) -> dict[str, str]:
-        keyed = {assignment_of(c): c for c in wanted}
-        for key, c in keyed.items():
-            if call.depends_on_call(c):
-                known.pop(key, None)
-        missing = {key: c for key, c in keyed.items() if key not in known}
-        if len(missing) >= _MIN_FOR_CHILDREN and workers > 1 and can_fork():
-            if not known:
-                # The first one here warms what every child would otherwise warm for itself.
-                key, first = next(iter(missing.items()))
-                del missing[key]
-                _store_texts(known, some([first]))
-            for texts in _trace_in_children(some, list(missing.values()), workers):
-                _store_texts(known, texts)
-                missing = {k: c for k, c in missing.items() if k not in texts}
-        # What no child could answer for is traced here.
-        _store_texts(known, some(list(missing.values())))
-        return {key: known[key] for key in keyed if key in known}
-
-    return trace
+def _answer_together(
+    answer: Callable[[Sequence[_TraceJob]], dict[str, Any]], shares: Collection[Sequence[_TraceJob]]
+) -> dict[str, Any]:
+    """The answers to several shares, in a child each."""
+    if len(shares) == 1:
+        return answer(next(iter(shares)))
+    found: dict[str, Any] = {}
+    for part in run_in_children([partial(answer, share) for share in shares], _TIMEOUT_S, nice=0):
+        found |= part
+    return found
 
 
 def _trace_variant(call: KernelCall, candidate: Candidate) -> str | FeatureError:
@@ -73,18 +277,20 @@ def _trace_variant(call: KernelCall, candidate: Candidate) -> str | FeatureError
     return text
 
 
-def _store_texts(known: dict[str, str], texts: Mapping[str, str | None]) -> None:
-    known.update((key, text) for key, text in texts.items() if text is not None)
+def _stored(known: MutableMapping[str, str], name: str) -> str | CompressedText | None:
+    if name not in known:
+        return None
+    return known.stored(name) if isinstance(known, TracedTexts) else known[name]
 
 
-def _trace_in_children(
-    some: Callable[[Sequence[Candidate]], dict[str, str | None]],
-    candidates: Sequence[Candidate],
-    workers: int,
-) -> Iterator[dict[str, str | None]]:
-    try:
-        apart = without_device(some)
-    except RuntimeError:  # no driver here: a child could not know the target
-        return
-    shares = min(workers, -(-len(candidates) // 2))
-    yield from run_in_children([partial(apart, candidates[i::shares]) for i in range(shares)], _TIMEOUT_S)
+def _store(known: MutableMapping[str, str], name: str, text: CompressedText) -> None:
+    if isinstance(known, TracedTexts):
+        known.add(name, text)
+    else:
+        known[name] = text.expand()
+
+
+def _length(text: str | CompressedText | None) -> int:
+    if text is None:
+        return 0
+    return text.characters if isinstance(text, CompressedText) else len(text)

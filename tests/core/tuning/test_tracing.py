@@ -142,3 +142,73 @@ def test_a_spread_covers_the_space() -> None:
     assert len(corners) == 4
     assert farthest_point_sample(grid, 9) == chosen
     assert len(farthest_point_sample(grid[:4], 9)) == 4
+
+
+class Background(Tracer):
+    """Answers one assignment a poll, and counts."""
+
+    def __init__(self, without: Sequence[Candidate] = ()) -> None:
+        super().__init__(without)
+        self.waiting: list[Candidate] = []
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.waiting)
+
+    def start(self, wanted: Sequence[Candidate]) -> None:
+        self.waiting += wanted
+
+    def poll(self, timeout_s: float) -> Mapping[str, str]:
+        return self([self.waiting.pop(0)]) if self.waiting else {}
+
+    def close(self) -> None:
+        self.waiting.clear()
+
+
+def test_traces_come_in_from_the_background_each_once() -> None:
+    candidates, tracer = blocks(5), Background()
+    traces = LazyTraces(candidates, tracer)
+    assert traces.start_initial()
+    assert traces.outstanding == 5
+    assert traces.texts == {}, "nobody has waited yet"
+    assert traces.poll()
+    assert len(traces.texts) == 1
+    assert traces.start_initial(), "still under way"
+    traces.finish()
+    assert (len(traces.texts), traces.outstanding) == (5, 0)
+    assert not traces.poll()
+    assert not traces.start_initial()
+    traces.trace_initial()
+    assert sorted(tracer.asked) == sorted(key(c) for c in candidates)
+
+
+def test_whoever_waits_gets_what_the_background_had_begun() -> None:
+    candidates, tracer = blocks(3 * FULL_TRACE_LIMIT), Background()
+    traces = LazyTraces(candidates, tracer)
+    traces.start_initial()
+    traces.trace_initial()
+    assert traces.outstanding == 0
+    assert len(traces.texts) == SPREAD_TRACES == len(set(tracer.asked)) == len(tracer.asked)
+    order = np.arange(len(candidates))[::-1]
+    assert traces.start_best(order)
+    assert traces.outstanding == TRACES_PER_ROUND
+    traces.finish()
+    assert len(traces.texts) == SPREAD_TRACES + TRACES_PER_ROUND
+
+
+def test_what_is_given_up_leaves_nothing_outstanding() -> None:
+    tracer = Background()
+    traces = LazyTraces(blocks(5), tracer)
+    traces.start_initial()
+    traces.close()
+    assert traces.outstanding == 0
+    assert tracer.asked == []
+
+
+def test_a_tracer_that_can_only_be_called_has_no_background() -> None:
+    traces = LazyTraces(blocks(5), Tracer())
+    assert not traces.start_initial()
+    assert not traces.poll()
+    traces.close()
+    traces.trace_initial()
+    assert len(traces.texts) == 5

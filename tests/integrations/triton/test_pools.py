@@ -12,6 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from forecast_autotune.features.trace import trace_many
+from forecast_autotune.features.traced_texts import CompressedText, TracedTexts
+from forecast_autotune.features.ttir.extraction import assignment_of, extract_facts
 from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.call import KernelCall
@@ -160,3 +163,71 @@ def test_many_assignments_are_traced_in_children_with_the_same_texts() -> None:
         assert texts == alone == known
         known[next(iter(known))] = "remembered"
         assert "remembered" in make_tracer(call, known, workers=3)(candidates).values()
+
+
+def test_facts_come_from_children_with_their_texts() -> None:
+    """What children read is what this process reads; a further shape is read again, not traced."""
+    with null_device():
+        call, candidates = traced_call()
+        problem = describe.describe(
+            _scale, describe.kernel_record(_scale), call.arguments(), ("64",), call.grid
+        )
+        grids = {c: (64 // block(c) + 1, 1, 1) for c in candidates}
+        known = TracedTexts()
+        tracer = make_tracer(call, known, 3, problem, grids)
+        tracer.start(candidates)
+        assert tracer.outstanding == 8
+        texts = TracedTexts(problem.arguments)
+        while tracer.outstanding:
+            texts.merge(tracer.poll(5.0))
+        assert len(tracer.poll(0.0)) == 0
+        assert len(texts) == len(known) == 8
+        alone = make_tracer(call, {}, 1, problem, grids)(candidates)
+        assert alone == texts
+        for c in candidates:
+            name, grid = assignment_of(c), grids[c]
+            mine = extract_facts(alone[name], problem.arguments, grid)
+            assert texts.facts(name, problem.arguments, grid) == mine
+            assert mine.load_bytes == 4 * block(c)
+        name = assignment_of(candidates[0])
+        known.add(name, CompressedText.of("no module"))
+        again = make_tracer(call, known, 3, problem, grids)(candidates)
+        assert again[name] == "no module", "remembered"
+        assert again.facts(name, problem.arguments, grids[candidates[0]]) is None
+
+
+def test_more_traces_than_children_are_shared_out_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree of children, one of which dies: its share is traced here."""
+    parent = os.getpid()
+
+    def some_die(fn: Any, args: Any, kwargs: Any, assignments: Any) -> Any:
+        if os.getpid() != parent and any(a["BLOCK"] == 64 for a in assignments):
+            os._exit(3)
+        return trace_many(fn, args, kwargs, assignments)
+
+    monkeypatch.setattr("forecast_integrations.triton.trace.trace_many", some_die)
+    with null_device():
+        call, candidates = traced_call()
+        tracer = make_tracer(call, {}, 7)
+        tracer.start(candidates)
+        found = TracedTexts()
+        while tracer.outstanding:
+            found.merge(tracer.poll(5.0))
+        assert len(found) == len(candidates)
+        tracer.start(candidates[:0])
+        assert tracer.outstanding == 0
+
+
+def test_a_tracer_that_is_closed_leaves_no_child() -> None:
+    with null_device():
+        call, candidates = traced_call()
+        tracer = make_tracer(call, {}, 2)
+        tracer.start(candidates)
+        assert tracer._children is not None
+        pids = [child.pid for child in tracer._children._running.values()]
+        assert len(pids) == 2
+        tracer.close()
+        assert tracer.outstanding == 0
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)

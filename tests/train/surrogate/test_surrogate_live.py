@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.features import stored_facts
+from forecast_autotune.features import stored_facts, traced_texts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import Mode, Settings
@@ -213,7 +213,7 @@ def test_memory_only_stores_keep_facts_too() -> None:
 def test_what_nobody_has_read_in_time_is_left_out() -> None:
     table = TABLES[0]
     rows = list(table.by_candidate())
-    stored_facts.cached_facts.cache_clear()
+    traced_texts.cached_facts.cache_clear()
     found = stored_facts.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=-1.0)
     assert found == {"version": stored_facts.VERSION, "units": []}
     whole = stored_facts.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=60.0)

@@ -43,7 +43,9 @@ class ForkedChild:
 class ForkedChildren:
     """The running children of one owner, who must `close` it."""
 
-    def __init__(self) -> None:
+    def __init__(self, nice: int = _NICE) -> None:
+        """`nice` is how much further children yield than whoever starts them."""
+        self._nice = nice
         self._running: dict[int, ForkedChild] = {}
         self._selector = selectors.DefaultSelector()
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -117,7 +119,7 @@ class ForkedChildren:
             if os.getppid() != parent:
                 os._exit(1)
         with contextlib.suppress(OSError):
-            os.nice(_NICE)
+            os.nice(self._nice)
 
     def _forget(self, child: ForkedChild) -> int:
         self._selector.unregister(child.pipe)
@@ -129,12 +131,15 @@ class ForkedChildren:
             return 0
 
 
-def run_in_children(tasks: Sequence[Callable[[], object]], timeout_s: float) -> Iterator[Any]:
+def run_in_children(
+    tasks: Sequence[Callable[[], object]], timeout_s: float, nice: int = _NICE
+) -> Iterator[Any]:
     """Run all tasks at once, a child each; yield the answers as they come, none for a task that failed.
 
-    Tasks for which no child can be started, or that take longer than `timeout_s`, yield nothing.
+    Tasks for which no child can be started, or that take longer than `timeout_s`, yield nothing. A child's own
+    children yield to it no further with `nice` 0.
     """
-    children = ForkedChildren()
+    children = ForkedChildren(nice)
     try:
         for task in tasks:
             with contextlib.suppress(OSError):
