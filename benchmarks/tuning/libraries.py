@@ -2,6 +2,7 @@
 
     python -m benchmarks.tuning.libraries harvest --out FOLDER [--wheels FOLDER]
     python -m benchmarks.tuning.libraries pick --arm forecast --out FOLDER [--cores 4] [--wheels FOLDER]
+    python -m benchmarks.tuning.libraries retime --out FOLDER [--wheels FOLDER]
 
 Runs public operations of fla-core, liger-kernel and flag_gems (`benchmarks.tuning.library_workloads`), forward and
 backward, and writes a line for every decision that a tuner makes on the way: what it chose, and the wall seconds of
@@ -11,7 +12,8 @@ everything, and leaves a table of it without source or IR text; it is the arm `e
 The arms of `pick`: `forecast` (this project's default), `exhaustive` (its mode that measures everything), `triton`
 (`triton.autotune`, on a sample of contexts), `before` (as `forecast`, by the packages of another checkout,
 `--before FOLDER`, which any other stage may take, too), and `floor` (the harvest's winner alone: compiled, launched
-and timed once). `triton` and `floor` read the harvest.
+and timed once). `triton` and `floor` read the harvest. `retime` times the choices of all arms whose files lie in
+FOLDER, with the harvest's best three, side by side; on the machine of the harvest it finds their binaries.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from benchmarks.lib.environment import ROOT
 from benchmarks.lib.libraries.contexts import by_context, read_rows
 from benchmarks.lib.libraries.tables import write_text_free
 from benchmarks.lib.result_files import say
+from benchmarks.lib.waiting_processes import copy_missing
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
 
@@ -51,7 +54,7 @@ REQUIREMENTS = (
 
 ARMS = ("forecast", "exhaustive", "triton", "before", "floor")
 MODES = {"exhaustive": "exhaustive", "harvest": "exhaustive"}
-UNSERVED = ("triton", "floor")
+UNSERVED = ("triton", "floor", "retime")
 PACKAGE_FOLDERS = ("", "integrations", "harness", "train")
 """Folders of a checkout that hold its import packages."""
 GRACE_S = 60.0
@@ -73,12 +76,12 @@ def main() -> None:
         count = write_text_free(tables, a.out / "harvest_table.jsonl.gz", len(os.sched_getaffinity(0)))
         say(f"table: {count} measurements of {len(tables)} problems")
     else:
-        run_arm(a, a.arm, scratch, site)
+        run_arm(a, "retime" if a.stage == "retime" else a.arm, scratch, site)
 
 
 def _arguments() -> Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("stage", choices=("harvest", "pick"))
+    made.add_argument("stage", choices=("harvest", "pick", "retime"))
     made.add_argument("--out", type=Path, required=True, help="the folder of all stages' files")
     made.add_argument("--arm", choices=ARMS, default="forecast")
     made.add_argument("--wheels", type=Path, help="a folder of wheels, for a machine without network")
@@ -90,6 +93,7 @@ def _arguments() -> Namespace:
     made.add_argument("--workers", type=int, default=0, help="compilations at a time (default: one a core)")
     made.add_argument("--cores", type=int, default=0, help="cores that the arm may use (default: all)")
     made.add_argument("--seed", type=int, default=0, help="of the sample that arm `triton` decides")
+    made.add_argument("--rounds", type=int, default=15, help="retime: launches of each config")
     made.add_argument("--keep-texts", type=Path, help="harvest: a private table file with source and IR, too")
     made.add_argument("--scratch", type=Path, help="where stores and caches go (default: a temporary folder)")
     a = made.parse_args()
@@ -129,6 +133,10 @@ def run_arm(a: Namespace, arm: str, scratch: Path, site: Path) -> Path:
     if arm == "triton":
         harvested = by_context(read_rows(a.out / "harvest.jsonl"))
         given["contexts"] = affordable_sample(harvested, 0.8 * a.seconds, a.seed)
+    if arm == "retime":
+        picks = {path.stem: str(path.absolute()) for path in sorted(a.out.glob("*.jsonl")) if path != out}
+        given |= {"picks": picks, "rounds": a.rounds}
+        join_caches(scratch, home / "triton")
     environment = arm_environment(a, arm, home, site)
     command = [sys.executable]
     if arm not in UNSERVED:
@@ -155,6 +163,13 @@ def run_arm(a: Namespace, arm: str, scratch: Path, site: Path) -> Path:
     wall = sum(row["wall_s"] for row in rows)
     say(f"{name}: {len(rows)} decisions in {wall:.1f} s, {time.perf_counter() - begin:.0f} s with all else")
     return home
+
+
+def join_caches(scratch: Path, to: Path) -> None:
+    """Copy what the arms have compiled on this machine into one Triton cache."""
+    for cache in sorted(scratch.glob("*/triton")):
+        if cache != to:
+            shutil.copytree(cache, to, copy_function=copy_missing, dirs_exist_ok=True)
 
 
 def arm_environment(a: Namespace, arm: str, home: Path, site: Path) -> dict[str, str]:

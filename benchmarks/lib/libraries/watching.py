@@ -5,7 +5,8 @@
 
 JSON is an object: `out` (a file of JSON lines), `seconds` (no workload starts later), `only` (names), `arm`, and
 where winners are known from a harvest `harvest` (its file) and `contexts` (ids that this arm decides; elsewhere
-the winner is taken). Arms that this file does not decide itself (`floor`) need winners, too.
+the winner is taken). Arm `floor` decides nothing: it launches winners. Arm `retime` times what others chose, side by
+side; `picks` are their files by arm, `rounds` how often.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
+from benchmarks.lib import devices
 from benchmarks.lib.libraries.contexts import (
     by_context,
     config_key,
@@ -34,6 +36,7 @@ from benchmarks.lib.libraries.contexts import (
     read_rows,
 )
 from benchmarks.lib.libraries.progress_times import ProgressTimes
+from benchmarks.lib.libraries.retiming import RetimedChoices
 from benchmarks.tuning.library_workloads import workloads
 
 TOP = 3
@@ -56,15 +59,6 @@ class WatchedDecisions:
         assert served == (given["arm"] not in ("triton", "floor")), "the arm is served by the wrong tuner"
         if served:
             self.times.watch()
-
-    def install(self) -> None:
-        """From here on, tuners of this process are watched."""
-        watched = self
-
-        def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-            return watched.call(tuner, args, kwargs)
-
-        Autotuner.run = run
 
     def call(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of a tuner."""
@@ -150,7 +144,7 @@ class WatchedDecisions:
         self.decided += 1
 
 
-def run_workloads(given: dict[str, Any], watched: Any) -> None:
+def run_workloads(given: dict[str, Any], watched: WatchedDecisions | RetimedChoices) -> None:
     """Run all workloads, and say after each how long it took; one that fails costs itself alone."""
     start = time.perf_counter()
     for name, work in workloads(given.get("only") or ()).items():
@@ -177,9 +171,14 @@ def run_workloads(given: dict[str, Any], watched: Any) -> None:
 def main() -> None:
     """Run one arm."""
     given: dict[str, Any] = json.loads(sys.argv[1])
-    torch.zeros(1, device="cuda")
-    watched = WatchedDecisions(given)
-    watched.install()
+    devices.warm_up_device("cuda")
+    watched: WatchedDecisions | RetimedChoices
+    watched = RetimedChoices(given) if given["arm"] == "retime" else WatchedDecisions(given)
+
+    def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        return watched.call(tuner, args, kwargs)
+
+    Autotuner.run = run
     run_workloads(given, watched)
 
 
