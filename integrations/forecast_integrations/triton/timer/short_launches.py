@@ -82,30 +82,40 @@ def record_launches(
     """Launches of a candidate that has run before, recorded behind pauses; None where they cannot be.
 
     Not recorded is what does more at a launch than to launch: hooks of the user's or of a profiler, memory taken
-    for the kernel, variants with code of their own on the host, kernels that are interpreted.
+    for the kernel, variants with code of their own on the host, kernels that are interpreted. Arguments that the
+    tuner itself clears or restores are cleared and restored around replays, too.
     """
     from triton.runtime.driver import driver
 
     active = driver.active
-    launch = _bare_launch(call, candidate)
-    if launch is None or (recorder := _recorder_of(active, flush)) is None:
+    if not _may_be_recorded(call, candidate) or (recorder := _recorder_of(active, flush)) is None:
         return None
+    full = call.run_before_hooks(candidate)
     try:
-        return recorder.record(launch, between=between)
+        launch = _bare_launch(call, candidate)
+        return None if launch is None else recorder.record(launch, between=between)
     except Exception:
         # Whatever it was: launches that are not recorded need none of this.
         _RECORDERS[active][int(active.get_current_device())] = None
         return None
+    finally:
+        call.run_after_hook(full)
+
+
+def _may_be_recorded(call: KernelCall, candidate: Candidate) -> bool:
+    """Whether nobody but the tuner itself does anything at a launch."""
+    import triton
+
+    tuner = call.tuner
+    hooked = call.configs[candidate].pre_hook or tuner.user_defined_pre_hook or tuner.user_defined_post_hook
+    return not (hooked or candidate.variant in call.functions or _has_launch_hooks(triton))
 
 
 def _bare_launch(call: KernelCall, candidate: Candidate) -> Callable[[], object] | None:
     """A launch that asks the device for nothing; it is made once to see whether it is one."""
-    import triton
     from triton.runtime.autotuner import Heuristics
     from triton.runtime.jit import JITFunction
 
-    if candidate.variant in call.functions or call.has_hooks(candidate) or _has_launch_hooks(triton):
-        return None
     function: Any = call.function(candidate)
     keywords = call.launch_keywords(candidate)
     while isinstance(function, Heuristics):  # they may read tensors
