@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Problem
+from forecast_autotune.surrogates.calibration import shipped_calibration
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, shipped_model
+from forecast_autotune.surrogates.learned import (
+    LearnedModel,
+    LearnedSurrogate,
+    has_shipped_model,
+    shipped_model,
+)
 from forecast_autotune.surrogates.pooled import PooledSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
 
@@ -28,10 +34,20 @@ class DefaultSurrogate:
 
     def __init__(self, single: Surrogate | None = None, pooled: PooledSurrogate | None = None) -> None:
         """`single` answers what `pooled` does not; by default the learned one, or the bare formula."""
-        model = shipped_model()
-        self.single = single or (AnalyticSurrogate() if model is None else LearnedSurrogate(model))
+        self._given = single
         self.pooled = pooled or PooledSurrogate()
-        self.version = "+".join(f"{s.name}-{s.version}" for s in (self.single, self.pooled))
+        first = single or (LearnedSurrogate if has_shipped_model() else AnalyticSurrogate)
+        self.version = "+".join(f"{s.name}-{s.version}" for s in (first, self.pooled))
+
+    @cached_property
+    def single(self) -> Surrogate:
+        """What answers where no tables can be pooled; the shipped model is read when first asked for."""
+        model = shipped_model() if self._given is None else None
+        return self._given or (AnalyticSurrogate() if model is None else LearnedSurrogate(model))
+
+    def load(self) -> None:
+        """Read what a first forecast reads (10 ms): for a moment in which something else is waited for."""
+        shipped_calibration(f"{self.single.name}/{self.single.version}")
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates of the query."""

@@ -202,5 +202,13 @@ def combine_failure_odds(formula: Array, forest: Array) -> Array:
 @cache
 def shipped_model() -> LearnedModel | None:
     """The model inside the package; None when there is none (the formula then stands alone)."""
-    path = Path(str(files("forecast_autotune") / "assets" / "surrogate.npz"))
-    return LearnedModel.load(path) if path.is_file() else None
+    return LearnedModel.load(_shipped_path()) if has_shipped_model() else None
+
+
+def has_shipped_model() -> bool:
+    """Whether the package has a model inside."""
+    return _shipped_path().is_file()
+
+
+def _shipped_path() -> Path:
+    return Path(str(files("forecast_autotune") / "assets" / "surrogate.npz"))

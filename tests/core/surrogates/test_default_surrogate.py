@@ -96,3 +96,12 @@ def test_a_model_that_cannot_be_read_costs_a_warning_and_nothing_else(tmp_path: 
     with pytest.warns(UserWarning, match="using the shipped model"):
         found = default_surrogate(path)
     assert found.version == default_surrogate().version
+
+
+def test_the_shipped_model_is_read_when_it_is_needed() -> None:
+    """Its name and version are known before; what is loaded ahead is what a forecast would load."""
+    fresh = DefaultSurrogate()
+    assert "single" not in vars(fresh)
+    assert fresh.version == f"{fresh.single.name}-{fresh.single.version}+pooled-{fresh.pooled.version}"
+    fresh.load()
+    assert fresh.single.model is shipped_model()  # type: ignore[attr-defined]
