@@ -165,28 +165,17 @@ def test_a_run_forecasts_what_it_has_not_seen(
 ) -> None:
     from benchmarks.llm import distilled_sources as script
 
-    o = script.options(
-        [
-            "--model",
-            str(folder),
-            "--out",
-            str(tmp_path),
-            "--folds",
-            "2",
-            "--longest",
-            "96",
-            "--epochs",
-            "1",
-            "--rank",
-            "2",
-            "--device",
-            "cpu",
-            "--rate",
-            "0.1",
-            "--reward-epochs",
-            "3",
-        ]
-    )
+    given = {
+        "model": folder,
+        "out": tmp_path,
+        "folds": 2,
+        "longest": 96,
+        "epochs": 1,
+        "rank": 2,
+        "device": "cpu",
+    }
+    given |= {"rate": 0.1, "reward-epochs": 3}
+    o = script.options([part for name, value in given.items() for part in (f"--{name}", str(value))])
     monkeypatch.setattr(script, "chosen_examples", lambda _: EXAMPLES)
     monkeypatch.setattr(script, "_held", [])
     o.work.mkdir()
