@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -147,7 +148,8 @@ class FactColumns:
         for i, f in enumerate(every):
             for j, shape in enumerate(f.dot_shapes):
                 dots[i, j] = shape
-        return cls({n: np.array([float(getattr(f, n)) for f in every]) for n in NUMERIC_FACTS}, dots)
+        numbers = np.array(list(map(_NUMBERS, every)), dtype=float).reshape(len(every), len(NUMERIC_FACTS))
+        return cls(dict(zip(NUMERIC_FACTS, np.ascontiguousarray(numbers.T), strict=True)), dots)
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
@@ -158,6 +160,7 @@ class FactColumns:
 
 NUMERIC_FACTS = tuple(f.name for f in fields(TtirFacts) if f.name != "dot_shapes")
 """The fields of `TtirFacts` that are plain numbers."""
+_NUMBERS = attrgetter(*NUMERIC_FACTS)
 
 
 def _uses_warp_groups(facts: FactColumns, warps: Array, warp_groups: bool) -> npt.NDArray[np.bool_]:

@@ -94,7 +94,8 @@ class Store:
 
         First up to `limit` of this device class, most similar first: same source hash before others, then
         the distance of `similar.distance`. Then, unless `limit` is 0, the most similar one of the same
-        source of each other device class, as far as their logs are quick to read (`elsewhere`).
+        source of each other device class, as far as their logs are quick to read (`elsewhere`). Kept facts come
+        with those of this device class.
         """
         from forecast_autotune.surrogates.protocol import Relative
 
@@ -105,7 +106,8 @@ class Store:
             others = nearest_relatives(problem, self._other_device_directories(problem)) if limit > 0 else []
         tables = [t for t in tables if any(m.ok for m in t.measurements)]
         tables.sort(key=lambda t: nearness_key(problem, t.problem))
-        return [Relative(t.problem, tuple(t.measurements)) for t in tables[: max(limit, 0)]] + others
+        near = [_with_extra(t, FACTS, self.facts(t.problem)) for t in tables[: max(limit, 0)]]
+        return [Relative(t.problem, tuple(t.measurements)) for t in near] + others
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
         """Commit one measurement: on return, a kill cannot lose it (a power cut can, until `sync`).
@@ -145,8 +147,8 @@ class Store:
             return self._directory(problem).facts(problem.id)
 
     def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:
-        """Keep what refits read of a problem, in place of what was kept: one small file, never read by a
-        decision. Raises `RecordError` for values that JSON cannot hold."""
+        """Keep what refits and relatives' decisions read of a problem, in place of what was kept: one small
+        file. Raises `RecordError` for values that JSON cannot hold."""
         with self._mutex:
             self._directory(problem).put_facts(problem.id, facts)
 

@@ -48,8 +48,12 @@ class Forest:
     def _children_follow_parents(self) -> bool:
         """Whether children come after their parents, so that a walk from a root always ends."""
         own = np.arange(len(self.feature), dtype=np.int32)
-        near, far = np.minimum(self.left, self.right), np.maximum(self.left, self.right)
-        return bool(((self.feature < 0) | ((near > own) & (far < len(own)))).all())
+        good = self.feature < 0
+        later = (self.left > own) & (self.right > own)
+        later &= self.left < len(own)
+        later &= self.right < len(own)
+        good |= later
+        return bool(good.all())
 
     def __call__(self, features: Array) -> Array:
         """Predictions of every tree, [n, trees], for features [n, width]."""
@@ -146,7 +150,7 @@ class Forest:
         left = f"{prefix}_left"
         made["left"] = arrays[left] if left in arrays else _implied_left_children(made["feature"])
         if len(made["value"]) == 1:
-            made["value"] = np.full(len(made["feature"]), made["value"][0])
+            made["value"] = np.broadcast_to(made["value"], made["feature"].shape)
         return cls(**made)
 
 

@@ -28,6 +28,7 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.features.feature_vectors import VERSION as VECTOR
 from forecast_autotune.features.feature_vectors import feature_matrix
+from forecast_autotune.surrogates.array_files import read_arrays
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
@@ -98,26 +99,24 @@ class LearnedModel:
     def load(cls, path: Path) -> LearnedModel:
         """Read what `save` wrote. Raises `RecordError` for anything else, naming the remedy."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                head = json.loads(str(arrays["head"]))
-                if head["vector"] != VECTOR:
-                    raise RecordError(f"it was fitted to features {head['vector']!r}, these are {VECTOR!r}")
-                failure = Forest.of(arrays, "f") if "f_roots" in arrays else None
-                met = (
-                    TrainingCorpus(arrays["c_points"], arrays["c_kernels"]) if "c_points" in arrays else None
-                )
-                given = dict(head["hyper"])
-                hyper = Hyperparameters(**{**given, "part_slopes": tuple(given["part_slopes"])})
-                return cls(
-                    tuple(head["names"]),
-                    Forest.of(arrays, "r"),
-                    Forest.of(arrays, "k"),
-                    failure,
-                    hyper,
-                    float(head["weight"]),
-                    head["about"],
-                    met,
-                )
+            arrays = read_arrays(path)
+            head = json.loads(str(arrays["head"]))
+            if head["vector"] != VECTOR:
+                raise RecordError(f"it was fitted to features {head['vector']!r}, these are {VECTOR!r}")
+            failure = Forest.of(arrays, "f") if "f_roots" in arrays else None
+            met = TrainingCorpus(arrays["c_points"], arrays["c_kernels"]) if "c_points" in arrays else None
+            given = dict(head["hyper"])
+            hyper = Hyperparameters(**{**given, "part_slopes": tuple(given["part_slopes"])})
+            return cls(
+                tuple(head["names"]),
+                Forest.of(arrays, "r"),
+                Forest.of(arrays, "k"),
+                failure,
+                hyper,
+                float(head["weight"]),
+                head["about"],
+                met,
+            )
         except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise RecordError(
                 f"{path}: no model of this release ({error}); fit one with "

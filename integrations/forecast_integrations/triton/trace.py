@@ -23,7 +23,7 @@ from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.compile.forked_children import ForkedChildren, run_in_children
 from forecast_integrations.triton.compile.pool import can_fork, without_device
 
-_MAX_DIRECT_CHILDREN = 4
+_MAX_DIRECT_CHILDREN = 2
 """More than so many are started by children: a fork holds up whoever makes it for milliseconds."""
 _READ_HERE_CHARACTERS = 15_000
 """Text that is read sooner than a child is started: about 3 ms."""

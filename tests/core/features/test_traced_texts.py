@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from forecast_autotune.features import traced_texts
 from forecast_autotune.features.stored_facts import collect_facts
@@ -15,8 +16,9 @@ from forecast_autotune.features.traced_texts import (
     facts_of_text,
 )
 from forecast_autotune.features.ttir.facts import TtirFacts
+from forecast_autotune.records.problem import FACTS
 from forecast_autotune.surrogates.default import default_surrogate
-from forecast_autotune.surrogates.protocol import Query
+from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.tuning.replay import load, shipped_tables
 
 TABLE = max(load(shipped_tables()), key=lambda table: len(table.problem.ttir))
@@ -66,17 +68,50 @@ def test_a_merge_takes_facts_of_the_same_arguments() -> None:
     assert same.facts(NAME, ARGUMENTS, None) != MARKED, "what was read of a text is forgotten with it"
 
 
-def test_a_forecast_and_a_store_read_no_text_that_came_with_its_facts() -> None:
-    """The same forecast from facts alone: the texts here could not be expanded."""
-    problem, candidates, grids = TABLE.problem, list(TABLE.by_candidate()), TABLE.grids()
+def facts_alone() -> TracedTexts:
+    """The facts of the table's candidates beside texts that could not be expanded."""
+    problem, grids = TABLE.problem, TABLE.grids()
     texts = TracedTexts(problem.arguments)
-    every = {grids.get(c, problem.grid) for c in candidates}
+    every = {grids.get(c, problem.grid) for c in TABLE.by_candidate()}
     for name, text in TEXTS.items():
         facts = {grid: traced_texts.cached_facts(text, problem.arguments, grid) for grid in every}
         texts.add(name, CompressedText("not base64 of anything", len(text)), facts)
+    return texts
+
+
+def test_a_forecast_and_a_store_read_no_text_that_came_with_its_facts() -> None:
+    problem, candidates, grids = TABLE.problem, list(TABLE.by_candidate()), TABLE.grids()
+    texts = facts_alone()
     here = default_surrogate().forecast(Query(problem, candidates, grids, ttir=TEXTS))
     there = default_surrogate().forecast(Query(problem, candidates, grids, ttir=texts))
     assert there.mean.tobytes() == here.mean.tobytes()
     assert there.sd.tobytes() == here.sd.tobytes()
     kept = collect_facts(problem, candidates, grids, texts, within_s=60.0)
     assert kept == collect_facts(problem, candidates, grids, TEXTS, within_s=60.0)
+
+
+def test_a_relative_is_read_from_the_facts_that_are_kept_of_it() -> None:
+    """The same forecast as from texts, which a store does not keep: those of the asked problem stand for them."""
+    candidates, grids = list(TABLE.by_candidate()), TABLE.grids()
+    name = TABLE.problem.kernel.name
+    other = next(
+        t
+        for t in load(shipped_tables())
+        if t.problem.kernel.name == name and t.problem.id != TABLE.problem.id
+    )
+    rows = tuple(replace(m, grid=other.grids().get(m.candidate)) for m in other.measurements[:20])
+    kept = collect_facts(
+        other.problem, [m.candidate for m in rows], other.grids(), other.problem.ttir, within_s=60.0
+    )
+    bare = replace(other.problem, ttir={})
+    means = [
+        default_surrogate().forecast(Query(TABLE.problem, candidates, grids, (), [relative], texts)).mean
+        for relative, texts in (
+            (Relative(other.problem, rows), TEXTS),
+            (Relative(bare, rows), TEXTS),
+            (Relative(replace(bare, extra={FACTS: kept}), rows), facts_alone()),
+        )
+    ]
+    assert means[0].tobytes() == means[1].tobytes() == means[2].tobytes()
+    alone = default_surrogate().forecast(Query(TABLE.problem, candidates, grids, ttir=TEXTS)).mean
+    assert means[0].tobytes() != alone.tobytes(), "a relative counts"

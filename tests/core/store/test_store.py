@@ -241,6 +241,15 @@ def test_relatives_are_ordered_by_source_then_size(store: Store) -> None:
     assert store.relatives(asked, limit=0) == []
 
 
+def test_relatives_come_with_the_facts_that_are_kept_of_them(store: Store) -> None:
+    asked, other = problem(1024), problem(2048)
+    store.add(other, measured(other, 16))
+    store.put_facts(other, {"version": "any", "units": []})
+    (found,) = store.relatives(asked)
+    assert found.problem.extra["facts"] == {"version": "any", "units": []}
+    assert found.problem == other
+
+
 def test_two_unknown_sources_are_not_the_same_source(store: Store) -> None:
     asked, far, near = problem(1024, source=""), problem(8192, source=""), problem(2048, source="bb")
     for p in (far, near):
