@@ -25,8 +25,8 @@ from forecast_integrations.triton.compile.pool import can_fork, without_device
 
 _MAX_DIRECT_CHILDREN = 2
 """More than so many are started by children: a fork holds up whoever makes it for milliseconds."""
-_READ_HERE_CHARACTERS = 15_000
-"""Text that is read sooner than a child is started: about 3 ms."""
+_READ_HERE_CHARACTERS = 40_000
+"""Text that is read sooner than children are started, have read it and are heard: 4 to 8 ms."""
 _TIMEOUT_S = 20.0
 """Children that take longer are given up, and their share is traced here."""
 _POLL_S = 0.25
