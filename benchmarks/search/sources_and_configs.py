@@ -47,7 +47,7 @@ from benchmarks.lib.surrogates_without import surrogates_by_family
 from benchmarks.lib.variants.variant_forecasts import file_digest
 from benchmarks.search.equal_budget import summary
 from forecast_autotune.records.table import Table, read_tables
-from forecast_harness.search.forecasters.recorded import SourceJudgement
+from forecast_autotune.variants.judgement import SourceJudgement
 from forecast_harness.search.records import SearchSettings
 
 

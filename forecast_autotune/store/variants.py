@@ -135,7 +135,8 @@ def with_checks(variant: Variant, checks: Sequence[Check]) -> Variant:
 def _merge_checks(known: Variant | None, variant: Variant) -> Variant:
     if known is None or known.source != variant.source:
         return variant
-    return with_checks(replace(variant, checks=known.checks), variant.checks)
+    judgement = variant.judgement or known.judgement
+    return with_checks(replace(variant, checks=known.checks, judgement=judgement), variant.checks)
 
 
 def _digest(variant: Variant) -> str:

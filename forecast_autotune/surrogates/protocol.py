@@ -19,6 +19,7 @@ from forecast_autotune.records import Candidate, LLMConsultation, Measurement, P
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
+    from forecast_autotune.variants.judgement import SourceJudgement
 
 Array = npt.NDArray[np.float64]
 
@@ -60,6 +61,8 @@ class Query:
     """A guess among a few candidates, to have something to do: the question itself follows at once."""
     once: bool = False
     """Nothing will be measured, so there is no later question: what is slow to know is worth waiting for."""
+    judgements: Mapping[str, SourceJudgement] = field(default_factory=dict)
+    """What a language model expects of other sources, by variant, where it was asked."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class TaskForecaster:
         self.traces = LazyTraces(self.candidates, task.trace, fact_reader(task.problem, task.grids))
         """The IR that queries hold; whoever wants forecasts decides how much of it there is."""
         self._surrogate, self._sources, self._advice = surrogate, task.sources, task.advice
+        self._judgements = task.judgements
 
     @property
     def name(self) -> str:
@@ -58,5 +59,6 @@ class TaskForecaster:
             self._advice,
             provisional,
             once,
+            self._judgements,
         )
         return validate_forecasts(self._surrogate.forecast(query), candidates)

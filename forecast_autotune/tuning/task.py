@@ -20,6 +20,7 @@ from forecast_autotune.surrogates.protocol import Array, Forecasts, Relative
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
+    from forecast_autotune.variants.judgement import SourceJudgement
 
 
 class TuningStore(Protocol):
@@ -102,6 +103,8 @@ class TuningTask:
     """Source by variant, where it is known."""
     advice: Advice | None = None
     """What a language model wrote of the kernel's source; by default what the store has."""
+    judgements: Mapping[str, SourceJudgement] = field(default_factory=dict)
+    """What a language model expects of other sources, by variant."""
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""

@@ -24,6 +24,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Extra, digest
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import read_name
+from forecast_autotune.variants.judgement import SourceJudgement
 
 SCHEMA = 1
 
@@ -83,6 +84,8 @@ class Variant(Record, tag="variant", schema=SCHEMA):
     configs: tuple[Config, ...] = ()
     """Its own configs; empty: the base's."""
     checks: tuple[Check, ...] = ()
+    judgement: SourceJudgement | None = field(default=None, metadata=json_option(omit_null=True))
+    """What a language model expects of it, against the base; None where none was asked."""
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod

@@ -32,7 +32,7 @@ from forecast_autotune.records import Candidate, Config, Device, Kernel, Measure
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.surrogates.learned import shipped_model
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
-from forecast_harness.search.forecasters.recorded import SourceJudgement, source_digest
+from forecast_autotune.variants.judgement import SourceJudgement, source_digest
 from forecast_harness.search.forecasters.variant_tracing import most_promising
 from forecast_harness.search.history.events import NodeJob
 from forecast_harness.search.records import Node, SearchSettings

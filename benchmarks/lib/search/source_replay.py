@@ -38,8 +38,9 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome, digest
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Query, Surrogate
+from forecast_autotune.variants.judgement import SourceJudgement
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.search.forecasters.recorded import RecordedForecaster, SourceJudgement
+from forecast_harness.search.forecasters.recorded import RecordedForecaster
 from forecast_harness.search.forecasters.triton import TritonForecaster
 from forecast_harness.search.forecasters.variant_tracing import (
     ConfigForecasts,

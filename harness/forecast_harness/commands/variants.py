@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from forecast_autotune.store.variants import without_checks
 from forecast_autotune.tuning.task import utc_now
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.contract import read_contract
+from forecast_autotune.variants.judgement import SourceJudgement, read_judgements, source_digest
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.commands.judge import build_plan, open_lane
 from forecast_harness.variants.user_kernel import UserKernel, is_covered
@@ -49,10 +51,12 @@ def _make(options: argparse.Namespace, output: Output) -> int:
         provider().check(options.llm)
     target, store = UserKernel.of(options.what), open_store(options)
     made, refused = _collect_variants(options, target, store)
-    for variant in made:
-        store.put_variant(variant)
     asked = bool(options.mechanical or options.sources or options.llm)
     found = made if asked else store.variants(target.kernel.source_sha256)
+    if options.judgements is not None:
+        found = _judged(found, read_judgements(Path(options.judgements)))
+    for variant in found if asked or options.judgements is not None else ():
+        store.put_variant(variant)
     for text in refused:
         output.remark(f"refused: {text}")
     results: list[tuple[Variant, VariantVerification]] = []
@@ -64,6 +68,7 @@ def _make(options: argparse.Namespace, output: Output) -> int:
         "base_sha256": target.kernel.source_sha256,
         "new": [v.name for v in made],
         "refused": refused,
+        "judged": [v.name for v in found if v.judgement is not None],
         "verified": [
             {"name": v.name, **r.verdict.to_json(), "checks": [c.to_json() for c in r.checks]}
             for v, r in results
@@ -72,6 +77,11 @@ def _make(options: argparse.Namespace, output: Output) -> int:
     }
     output.emit(data, *_render_results(target, made, found, results, store))
     return 0
+
+
+def _judged(variants: Sequence[Variant], told: Mapping[str, SourceJudgement]) -> list[Variant]:
+    """The variants with what is said of their sources; those that nothing is said of stay as they are."""
+    return [replace(v, judgement=told.get(source_digest(v.source), v.judgement)) for v in variants]
 
 
 def _collect_variants(
@@ -158,8 +168,6 @@ def _verify_variants(
     options: argparse.Namespace, output: Output, target: UserKernel, store: Store, found: Sequence[Variant]
 ) -> list[tuple[Variant, VariantVerification]]:
     """Verify for every kind of call that is known, what has no check on this device yet."""
-    from dataclasses import replace
-
     from forecast_harness.variants.verify import VARIANT_PLAN, survey, verify_variant
 
     subjects = target.subjects(store)

@@ -232,6 +232,9 @@ class TuningEngine:
         trace = None if _is_interpreted() else make_tracer(call, known, workers, problem, grids)
         task = TuningTask(problem, LazyCandidates(call.configs), grids, trace, mark)
         task.sources = LazySources(problem.kernel.source, call.functions)
+        if self.options.settings().advice != "off":
+            told = {name: kernel.judgement for name, kernel in call.functions.items()}
+            task.judgements = {name: judged for name, judged in told.items() if judged is not None}
         return task, kind
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from forecast_autotune.variants.entry import CallGrid, Grid
+from forecast_autotune.variants.judgement import SourceJudgement
 
 Arguments: TypeAlias = Sequence[object]
 """Positional arguments of a kernel call."""
@@ -76,6 +77,8 @@ class VariantKernel(Protocol):
 
     depends_on_call: bool
     """Whether what it compiles to depends on more of the call than the kind of its arguments."""
+    judgement: SourceJudgement | None
+    """What a language model expects of it, if one was asked."""
 
     @property
     def source(self) -> str:

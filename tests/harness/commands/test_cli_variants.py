@@ -17,6 +17,7 @@ from forecast_autotune.commands import main
 from forecast_autotune.records import Candidate, Config, Device, Measurement, Outcome, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Variant
+from forecast_autotune.variants.judgement import SourceJudgement, source_digest
 from forecast_harness.variants.kernel_file import import_file
 from tests.core.captured_output import Capture, shown
 from tests.harness.variant_kernels import tensor
@@ -92,6 +93,30 @@ def test_from_files_to_verified_variants(kernel: str, tmp_path: Path, capsys: Ca
     # What has a check is not verified again.
     assert variants(kernel, "--json") == 0
     assert shown(capsys)["verified"] == []
+
+
+def test_judgements_of_sources_are_kept_with_the_variants(
+    kernel: str, tmp_path: Path, capsys: Capture
+) -> None:
+    good = write(tmp_path, "good.py", GOOD)
+    told = {
+        "source_sha256": source_digest(GOOD),
+        "log2_ratio": -0.2,
+        "sd": 0.1,
+        "p_wrong": 0.05,
+        "model": "m",
+    }
+    answers = write(tmp_path, "answers.jsonl", json.dumps(told) + "\n")
+    assert variants(kernel, "--from", good, "--no-verify", "--judgements", answers, "--json") == 0
+    said = shown(capsys)
+    assert said["judged"] == said["new"]
+    told["log2_ratio"] = 0.4
+    write(tmp_path, "answers.jsonl", json.dumps(told) + "\n")
+    assert variants(kernel, "--no-verify", "--judgements", answers) == 0
+    assert [v.judgement for v in stored(tmp_path)] == [SourceJudgement(0.4, 0.1, 0.05, "m")]
+    broken = write(tmp_path, "broken.jsonl", '{"sd": 1}')
+    assert variants(kernel, "--no-verify", "--judgements", broken) == 2
+    assert "line 1: a judgement has source_sha256" in capsys.readouterr().err
 
 
 def test_listing_and_showing(kernel: str, tmp_path: Path, capsys: Capture) -> None:

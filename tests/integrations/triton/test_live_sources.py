@@ -15,6 +15,7 @@ from forecast_autotune.llm.gate import GateDecision, GateInputs
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.factory import open_backend, with_language_model
 from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_autotune.variants.judgement import SourceJudgement
 from forecast_integrations.triton import describe
 from forecast_integrations.triton.lazy_candidates import LazySources
 from forecast_integrations.triton.variants.loading import AlternativeKernel
@@ -47,6 +48,18 @@ def test_a_live_query_has_the_source_of_every_variant(device: Any) -> None:
     first, last = surrogate.queries[0].sources, surrogate.queries[-1].sources
     assert dict(first) == {"base": describe.kernel_record(double).source, variant.name: FAST}
     assert dict(last) == {"base": first["base"], "mine": describe.kernel_record(twice).source}
+
+
+def test_a_live_query_has_what_is_expected_of_stored_variants(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surrogate, told = Curious(), SourceJudgement(-0.3, 0.1)
+    judged = replace(record(FAST, checked()), judgement=told)
+    call(tuned([judged], mode="tune", surrogate=surrogate))
+    assert surrogate.queries[0].judgements == {judged.name: told}
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ADVICE", "off")
+    call(tuned([judged], mode="tune", surrogate=surrogate))
+    assert surrogate.queries[-1].judgements == {}
 
 
 def test_without_variants_there_is_the_base_alone(device: Any) -> None:

@@ -31,7 +31,8 @@ def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
 
         return LLMNodeForecaster(provider().backend(spec.removeprefix("llm:")), _without_llm("auto", target))
     if spec.startswith("recorded:"):
-        from forecast_harness.search.forecasters.recorded import RecordedForecaster, read_judgements
+        from forecast_autotune.variants.judgement import read_judgements
+        from forecast_harness.search.forecasters.recorded import RecordedForecaster
 
         judgements = read_judgements(Path(spec.removeprefix("recorded:")))
         return RecordedForecaster(judgements, _without_llm("auto", target))

@@ -7,14 +7,11 @@ run were off by in common.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from forecast_autotune.errors import SettingsError
+from forecast_autotune.variants.judgement import SourceJudgement, source_digest
 from forecast_harness.search.history.events import Forecasted, NodeForecastRequest
 from forecast_harness.search.interfaces import Forecaster
 from forecast_harness.search.records import Node, NodeForecast
@@ -26,55 +23,15 @@ _MOST_ERRORS = 2.0
 """Standard deviations that one result moves the others by at most."""
 
 
-@dataclass(frozen=True)
-class SourceJudgement:
-    """What is expected of a source."""
-
-    log2_ratio: float
-    """log2(its best time / the first seed's); negative is faster."""
-    sd: float
-    p_wrong: float
-
-
-def source_digest(text: str) -> str:
-    """What a judgement is filed under: sha256 of the text."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def read_judgements(path: Path) -> dict[str, SourceJudgement]:
-    """Judgements by `source_digest`: JSON Lines with `source_sha256`, `log2_ratio`, `sd` and `p_wrong`.
-
-    Raises `SettingsError` for a file that cannot be read, and for a line that is anything else.
-    """
-    found = {}
-    try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                one = json.loads(line)
-                said = SourceJudgement(float(one["log2_ratio"]), float(one["sd"]), float(one["p_wrong"]))
-                if not (math.isfinite(said.log2_ratio) and 0 < said.sd < math.inf and 0 <= said.p_wrong <= 1):
-                    raise ValueError(f"figures out of range: {said}")
-                found[str(one["source_sha256"])] = said
-            except (ValueError, KeyError, TypeError) as error:
-                raise SettingsError(
-                    f"{path}, line {number}: a judgement has source_sha256, log2_ratio, sd > 0 and p_wrong in "
-                    f"[0, 1] ({error!r})"
-                ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(
-            f"{path}: no judgements can be read ({error}); give a file of JSON Lines"
-        ) from error
-    return found
-
-
 class RecordedForecaster:
     """See the module. A pure function of the question and the file."""
 
     def __init__(self, judgements: Mapping[str, SourceJudgement], base: Forecaster) -> None:
         self._judgements, self._base = judgements, base
-        content = repr(sorted((key, vars(said)) for key, said in judgements.items()))
+        figures = ("log2_ratio", "sd", "p_wrong")
+        content = repr(
+            sorted((key, {f: getattr(said, f) for f in figures}) for key, said in judgements.items())
+        )
         self.name = f"recorded-1-{source_digest(content)[:8]}+{base.name}"
 
     def forecast(self, question: NodeForecastRequest) -> Forecasted:

@@ -30,6 +30,7 @@ from forecast_autotune.variants import Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.entry import CallGrid, Grid, KernelEntry, known
 from forecast_autotune.variants.entry import signature as parameters_of
+from forecast_autotune.variants.judgement import SourceJudgement
 from forecast_integrations.triton.call import outcome_of
 from forecast_integrations.triton.describe import heuristic_layers, to_config
 from forecast_integrations.triton.protocols import (
@@ -100,6 +101,8 @@ class AlternativeKernel:
         """What `run` does, for a caller who has all keywords in a dict of its own."""
         return self.kernel.run(*args, **given)
 
+    judgement: SourceJudgement | None = None
+    """What a language model expects of it, if one was asked."""
     depends_on_call = False
     """Whether what it compiles to depends on more of the call than `describe.kind` tells."""
 
@@ -129,7 +132,7 @@ class LoadedVariant(AlternativeKernel):
         self, variant: Variant, entry: KernelEntry, base: KernelFunction, covers: CoversCall
     ) -> None:
         """`base` is the tuner's function; its heuristics serve parameters that the variant has as well."""
-        self.variant, self.entry = variant, entry
+        self.variant, self.entry, self.judgement = variant, entry, variant.judgement
         self._names = tuple(base.arg_names)
         self._takes = frozenset((*entry.parameters, *entry.meta))
         layers = [

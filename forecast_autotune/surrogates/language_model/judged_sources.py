@@ -1,0 +1,151 @@
+"""Judgements of sources in the process: each source's configs move together, as far as it was judged.
+
+A surrogate that reads IR knows configs of one source well and tells sources apart badly; who reads sources does the
+opposite. So what is believed of a judged source's level is a mean of both, whose error is an offset of its own,
+shared by its configs: a column of the Gaussian process per source, which measurements correct in closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from forecast_autotune.features.candidate_list import CandidateList, Codes
+from forecast_autotune.records import is_base_variant
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.learned import LearnedSurrogate
+from forecast_autotune.surrogates.prior import Prior
+from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
+from forecast_autotune.variants.judgement import SourceJudgement
+
+VERSION = "judged-1"
+
+
+@dataclass(frozen=True)
+class JudgementWeights:
+    """How far judgements of sources are followed; fitted to recorded sources of all kernels."""
+
+    learned: float = 0.19
+    """Share of the learned difference between a source's best config and the base's that stays."""
+    judged: float = 0.62
+    """Share of the judged difference that is believed besides."""
+    stated: float = 0.3
+    """Spread (log2) of a source's offset, per stated standard deviation ..."""
+    disagreement: float = 0.1
+    """... and per log2 by which both differ."""
+    common: float = 0.1
+    """Spread of what judgements of one kernel's sources are off by in common."""
+    most: float = 1.5
+    """Differences (log2) beyond this are not told apart."""
+
+
+class JudgedSurrogate(AnalyticSurrogate):
+    """See the module. Made for one decision's questions."""
+
+    def __init__(
+        self,
+        base: AnalyticSurrogate,
+        judgements: Mapping[str, SourceJudgement],
+        informed: bool,
+        weights: JudgementWeights | None = None,
+    ) -> None:
+        """`judgements` by variant; `informed`: whether `base` has IR to read."""
+        self.weights = weights or JudgementWeights()
+        speaker = base if informed or not isinstance(base, LearnedSurrogate) else AnalyticSurrogate()
+        self.variants = tuple(sorted(judgements))
+        h = speaker.hyper
+        slopes = (*h.part_slopes, *[1.0] * (1 + len(self.variants)))
+        super().__init__(replace(h, part_slopes=slopes), relatives=base.relatives, rows=base.rows)
+        self.base, self.judgements, self.informed = base, dict(judgements), informed
+        self.name, self.trees = speaker.name, speaker.trees
+        self.version = speaker.version
+        self._offsets: dict[str, tuple[float, float]] = {}
+        """By judged variant: what its configs are moved by, and the spread of the rest; of the decision's problem."""
+        self._last: tuple[Prior, Prior] | None = None
+
+    def prior(self, query: Query) -> Prior:
+        """The belief of the base, each judged source moved as a whole."""
+        plain = self.base.prior(query)
+        if self._last is not None and self._last[0] is plain:
+            return self._last[1]
+        found = self._moved(query, plain)
+        self._last = plain, found
+        return found
+
+    def _moved(self, query: Query, plain: Prior) -> Prior:
+        column = CandidateList.of(query.candidates).columns["variant"]
+        floor = float(plain.mean.min())
+        believed = self.hyper.compress(plain.mean, floor)
+        if not self._offsets:
+            self._offsets = self._offsets_of(column.values, column.codes, believed)
+        shifts = np.zeros(len(column.values))
+        columns = np.zeros((len(column.values), 1 + len(self.variants)))
+        for code, variant in enumerate(column.values):
+            if variant in self._offsets:
+                shifts[code], spread = self._offsets[variant]
+                columns[code, 0] = self.weights.common
+                columns[code, 1 + self.variants.index(variant)] = spread
+        bent = believed + shifts[column.codes]
+        parts = np.concatenate([plain.parts, columns[column.codes]], axis=1)
+        leaves = plain.leaves if self.trees else None
+        return replace(plain, mean=self.hyper.expand(bent, float(bent.min())), parts=parts, leaves=leaves)
+
+    def _offsets_of(
+        self, variants: tuple[str, ...], codes: Codes, believed: Array
+    ) -> dict[str, tuple[float, float]]:
+        level = {v: float(believed[codes == code].min()) for code, v in enumerate(variants)}
+        base = min((s for v, s in level.items() if is_base_variant(v)), default=math.nan)
+        if not math.isfinite(base):
+            return {}
+        w, found = self.weights, {}
+        for variant in self.variants:
+            if variant not in level:
+                continue
+            told = self.judgements[variant]
+            learned = min(w.most, max(-w.most, level[variant] - base))
+            judged = min(w.most, max(-w.most, told.log2_ratio))
+            wanted = w.learned * learned + w.judged * judged
+            spread = math.hypot(w.stated * told.sd, w.disagreement * (learned - judged))
+            found[variant] = wanted - (level[variant] - base), spread
+        return found
+
+
+def judged_forecasts(
+    base: AnalyticSurrogate, query: Query, weights: JudgementWeights | None = None
+) -> Forecasts:
+    """Forecasts that follow the query's judgements of sources as far as measurements bear them out."""
+    query = replace(query, candidates=CandidateList.of(query.candidates))
+    listed = CandidateList.of(query.candidates).columns["variant"].values
+    told = {name: query.judgements[name] for name in listed if name in query.judgements}
+    before = base.prior(query)
+    if not told:
+        return base.answer(query, before)
+    surrogate = _judged(base, told, before.informed, weights)
+    found = surrogate.answer(query, surrogate.prior(query))
+    return replace(found, reason=f"{found.reason}; {len(told)} sources judged")
+
+
+def _judged(
+    base: AnalyticSurrogate,
+    judgements: Mapping[str, SourceJudgement],
+    informed: bool,
+    weights: JudgementWeights | None,
+) -> JudgedSurrogate:
+    last = _LATEST.get(base)
+    if (
+        last is not None
+        and last.informed is informed
+        and last.judgements == judgements
+        and weights in (None, last.weights)
+    ):
+        return last
+    made = JudgedSurrogate(base, judgements, informed, weights)
+    _LATEST[base] = made
+    return made
+
+
+_LATEST: WeakKeyDictionary[AnalyticSurrogate, JudgedSurrogate] = WeakKeyDictionary()
