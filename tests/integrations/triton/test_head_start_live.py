@@ -55,9 +55,10 @@ def test_the_first_compilation_starts_before_the_rest_is_traced(
     tuned = tuner()
     launch(tuned)
     kinds = [kind for kind, _ in events]
-    assert kinds[:2] == ["submit", "compile"]
-    assert "trace" in kinds, "six of ten assignments were left to trace in children"
-    assert events[0] == ("submit", 2), "half of the workers"
+    first = kinds.index("submit")
+    assert kinds[first + 1] == "compile"
+    assert "trace" in kinds[first:], "seven of ten assignments were left to trace in children"
+    assert events[first] == ("submit", 2), "half of the workers"
     assert tuned.decision.measured <= binaries() <= tuned.decision.measured + 2 + 4
 
 
