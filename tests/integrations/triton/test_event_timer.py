@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +17,16 @@ from forecast_integrations.triton import describe
 from forecast_integrations.triton.call import KernelCall
 from forecast_integrations.triton.timer import timers
 from forecast_integrations.triton.timer.timers import EventTimer
+from forecast_integrations.triton.timer.warmup import IDLE_S
 from tests.integrations.null import double, fresh, launch, tables
 from tests.integrations.stepped import SteppedDevice, stepped_device
 
 MICROSECONDS = {1: 5.0, 2: 5.3, 4: 12.0, 8: 50.0, 16: 500.0, 32: 5000.0}
 """Of a launch, by the number of warps."""
+
+
+WARM_UP = 40
+"""Flushes of a warm-up."""
 
 
 def by_warps(metadata: Any) -> float:
@@ -30,7 +35,7 @@ def by_warps(metadata: Any) -> float:
 
 @pytest.fixture
 def device(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppedDevice]:
-    monkeypatch.setattr(timers, "keep_busy", lambda step, wait: None)
+    monkeypatch.setattr(timers, "keep_busy", lambda step, wait: [step() for _ in range(WARM_UP)] and WARM_UP)
     with stepped_device(by_warps) as made:
         yield made
 
@@ -169,6 +174,25 @@ def test_after_a_recording_that_failed_none_is_tried(
     assert looked_at(timer, also[2]) == pytest.approx(6.0, abs=0.01)
     assert {timer.protocol_of(also[n]) for n in (1, 2)} == {"events-l2flush-2"}
     assert device.cuda.captures == captures
+
+
+def test_a_device_that_was_kept_awake_is_not_warmed_up_again(device: SteppedDevice) -> None:
+    call, by = call_of()
+    timer = EventTimer(call)
+
+    def flushes_of(act: Callable[[], object]) -> int:
+        before = device.flushes
+        act()
+        return device.flushes - before
+
+    assert flushes_of(timer.stay_awake) == WARM_UP
+    assert flushes_of(timer.stay_awake) == 0, "it has been at work just now"
+    timer._busy -= 0.6 * IDLE_S
+    assert flushes_of(timer.stay_awake) == WARM_UP
+    timer.first(by[8], 10.0)
+    awake = flushes_of(lambda: timer.time_adaptively(by[8], 1e-3))
+    timer._busy -= 1.1 * IDLE_S
+    assert flushes_of(lambda: timer.time_adaptively(by[8], 1e-3)) == awake + WARM_UP
 
 
 def test_a_host_that_cannot_keep_ahead_is_noticed(device: SteppedDevice) -> None:

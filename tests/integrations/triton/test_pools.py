@@ -231,3 +231,15 @@ def test_a_tracer_that_is_closed_leaves_no_child() -> None:
         for pid in pids:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
+
+
+def test_who_waits_for_children_may_use_the_time() -> None:
+    made = ForkPool(lambda candidate: time.sleep(0.6), 1, 10.0)
+    calls: list[float] = []
+    made.while_waiting = lambda: calls.append(time.perf_counter())
+    try:
+        made.submit(ITEMS[:1])
+        assert made.next().outcome is None
+    finally:
+        made.close()
+    assert len(calls) >= 2

@@ -12,10 +12,10 @@ from forecast_integrations.triton.timer import warmup
 def test_a_device_is_busy_for_as_long_as_asked_and_waited_for() -> None:
     log: list[str] = []
     begin = time.perf_counter()
-    warmup.keep_busy(lambda: log.append("step"), lambda: log.append("wait"), 0.005)
+    steps = warmup.keep_busy(lambda: log.append("step"), lambda: log.append("wait"), 0.005)
     assert time.perf_counter() - begin >= 0.005
     assert log[-1] == "wait"
-    assert log.count("step") == 50 * log.count("wait")
+    assert log.count("step") == 50 * log.count("wait") == steps
 
 
 def test_no_device_is_opened_for_it() -> None:

@@ -51,6 +51,7 @@ class ForkPool:
         self._children = ForkedChildren()
         self._ended: deque[CompileResult] = deque()
         self._first_launch = first_launch
+        self.while_waiting: Callable[[], object] = lambda: None
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
         """Queue candidates not submitted before; starts as many as there are free workers."""
@@ -71,6 +72,7 @@ class ForkPool:
                 return self._ended.popleft()
             if self._first_launch is not None:
                 self._first_launch.use_idle_time()
+            self.while_waiting()
             if self._listen(0.25):
                 # Only a silent child can hang: others may have waited long for us to listen.
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,8 @@ class CompilePool(Protocol):
     """Whether timing is undisturbed while compilations run."""
     compile_s: float
     finished: int
+    while_waiting: Callable[[], object]
+    """Called in `next` about four times a second, where that disturbs no compilation; does nothing unless set."""
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
         """Queue candidates not submitted before, in order."""

@@ -41,6 +41,7 @@ class ThreadPool:
         self._submitted: set[Candidate] = set()
         self._threads = 0
         self._closed = False
+        self.while_waiting: Callable[[], object] = lambda: None
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
         """Queue candidates not submitted before, in order."""

@@ -14,6 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,6 +90,9 @@ class UserBenchmarkTimer:
             return [low, low, middle, high, high] if low <= middle <= high else [middle]
         return values[:1]
 
+    def stay_awake(self) -> None:
+        """Nothing: the function warms the device up itself, or means not to."""
+
     def protocol_of(self, candidate: Candidate) -> str:
         """The same for all: what the function does is not known."""
         return self.protocol
@@ -127,6 +131,8 @@ class EventTimer:
         self._flushes = 1
         self._busy = -math.inf
         """When it was last seen at work, by `time.perf_counter`."""
+        self._warm_up_flushes = 0
+        """Flushes that take as long as a warm-up; 0 while that is not known."""
 
     def _flusher(self, driver: Any) -> tuple[Callable[[], None], str]:
         import torch
@@ -151,6 +157,7 @@ class EventTimer:
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """Launch once and wait, at most `timeout_s`. Raises TimeoutError when it does not come back."""
+        self._interface.synchronize()  # what `stay_awake` queued is not the candidate's
         self._call.launch_once(candidate)
         done = self._event()
         done.record()
@@ -163,13 +170,28 @@ class EventTimer:
             pause = min(0.01, pause + 1e-5)
         self._first_ms[candidate] = 1e3 * (time.perf_counter() - begin)
 
+    def stay_awake(self) -> None:
+        """Give the device work while compilations are waited for, so that none has to warm it up later.
+
+        Queued and not waited for, but for the first time: a host with few cores needs them to compile.
+        """
+        if time.perf_counter() - self._busy < IDLE_S / 2:
+            return
+        with suppress(RuntimeError):  # a broken context shows in the next launch, which somebody waits for
+            if not self._warm_up_flushes:
+                self._warm_up_flushes = keep_busy(self._flush, self._interface.synchronize)
+            else:
+                for _ in range(self._warm_up_flushes):
+                    self._flush()
+        self._busy = time.perf_counter()
+
     def time_adaptively(self, candidate: Candidate, best_ms: float) -> list[float] | None:
         """Milliseconds per launch: few for a candidate that cannot win, many for a contender.
 
         Of a recorded one, milliseconds per round: the mean of as many launches as there are pauses.
         """
         if time.perf_counter() - self._busy > IDLE_S:
-            keep_busy(self._flush, self._interface.synchronize)
+            self._warm_up_flushes = keep_busy(self._flush, self._interface.synchronize)
         lengths = self._lengths
         self._protocols[candidate] = self.protocol
         hopeless_ms = lengths.hopeless * best_ms + 1e3 * CLOCK_INTERVAL_S

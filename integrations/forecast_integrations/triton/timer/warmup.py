@@ -16,13 +16,16 @@ IDLE_S = 0.5
 _BYTES = 64 << 20
 
 
-def keep_busy(step: Callable[[], object], wait: Callable[[], object], seconds: float = WARM_UP_S) -> None:
-    """Keep a device busy with `step`s for a moment; `wait` waits for all of them."""
+def keep_busy(step: Callable[[], object], wait: Callable[[], object], seconds: float = WARM_UP_S) -> int:
+    """Keep a device busy with `step`s for a moment; `wait` waits for all of them. Returns how many it took."""
     limit = time.perf_counter() + seconds
+    steps = 0
     while time.perf_counter() < limit:
         for _ in range(50):
             step()
+        steps += 50
         wait()
+    return steps
 
 
 def warm_up_cuda() -> None:
