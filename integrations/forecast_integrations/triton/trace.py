@@ -27,8 +27,9 @@ _MAX_DIRECT_CHILDREN = 2
 """More than so many are started by children: a fork holds up whoever makes it for milliseconds."""
 _READ_HERE_CHARACTERS = 40_000
 """Text that is read sooner than children are started, have read it and are heard: 4 to 8 ms."""
-_TIMEOUT_S = 20.0
-"""Children that take longer are given up, and their share is traced here."""
+_TIMEOUT_S, _TIMEOUT_PER_JOB_S = 20.0, 2.0
+"""Children that take longer are given up, and their share is traced here. Cores are shared, and long kernels
+take a quarter of a second each where nobody else has work."""
 _POLL_S = 0.25
 
 
@@ -202,8 +203,9 @@ class ChildTracer:
                 self._take(child.answer())
             self._leave(child.tag)
         for child in self._children.overdue(_TIMEOUT_S):
-            self._children.kill(child)
-            self._leave(child.tag)
+            if child in self._children.overdue(_timeout_s(child.tag)):
+                self._children.kill(child)
+                self._leave(child.tag)
         if not len(self._children):
             self._children.close()
             self._children = None
@@ -261,9 +263,15 @@ def _answer_together(
     if len(shares) == 1:
         return answer(next(iter(shares)))
     found: dict[str, Any] = {}
-    for part in run_in_children([partial(answer, share) for share in shares], _TIMEOUT_S, nice=0):
+    limit_s = max(map(_timeout_s, shares))
+    for part in run_in_children([partial(answer, share) for share in shares], limit_s, nice=0):
         found |= part
     return found
+
+
+def _timeout_s(jobs: Sequence[_TraceJob]) -> float:
+    """Seconds for a child with these jobs; one that shares them out has more of them than any it starts."""
+    return _TIMEOUT_S + _TIMEOUT_PER_JOB_S * len(jobs)
 
 
 def _trace_variant(call: KernelCall, candidate: Candidate) -> str | FeatureError:

@@ -243,3 +243,21 @@ def test_who_waits_for_children_may_use_the_time() -> None:
     finally:
         made.close()
     assert len(calls) >= 2
+
+
+def test_children_that_hang_are_given_up_and_their_share_is_traced_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = os.getpid()
+
+    def hangs_in_children(fn: Any, args: Any, kwargs: Any, assignments: Any) -> Any:
+        if os.getpid() != parent and any(a["BLOCK"] == 64 for a in assignments):
+            time.sleep(60)
+        return trace_many(fn, args, kwargs, assignments)
+
+    monkeypatch.setattr("forecast_integrations.triton.trace.trace_many", hangs_in_children)
+    monkeypatch.setattr("forecast_integrations.triton.trace._TIMEOUT_S", 1.0)
+    monkeypatch.setattr("forecast_integrations.triton.trace._TIMEOUT_PER_JOB_S", 0.1)
+    with null_device():
+        call, candidates = traced_call()
+        assert len(make_tracer(call, {}, 2)(candidates)) == len(candidates)
