@@ -17,6 +17,7 @@ from forecast_autotune.policy import (
     stated_risk,
     time_exhausted,
 )
+from forecast_autotune.policy.including_refused import IncludingRefused
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, MeasuringCost, Plan
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.protocol import Forecasts, Surrogate
@@ -63,6 +64,8 @@ def tune(
     chosen = policy or RiskBounded()
     if settings.mode in (Mode.EXHAUSTIVE, Mode.LISTEN):
         chosen = Exhaustive()
+    elif task.hears_failures:
+        chosen = IncludingRefused(chosen)
     mark = task.settings_digest(settings, chosen)
     if settings.mode is Mode.DETERMINISTIC:
         reason = "deterministic mode: no clock, no store"

@@ -105,6 +105,8 @@ class TuningTask:
     """What a language model wrote of the kernel's source; by default what the store has."""
     judgements: Mapping[str, SourceJudgement] = field(default_factory=dict)
     """What a language model expects of other sources, by variant."""
+    hears_failures: bool = False
+    """Whether somebody hears of candidates that fail, so that those refused as sure to fail are tried as well."""
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""

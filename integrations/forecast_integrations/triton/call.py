@@ -69,6 +69,10 @@ class KernelCall:
             or tuner.restore_value
         )
 
+    def hears_failures(self) -> bool:
+        """Whether hooks of the user's surround every try of a config, the failing ones included."""
+        return bool(self.tuner.user_defined_pre_hook or self.tuner.user_defined_post_hook)
+
     def run_before_hooks(self, candidate: Candidate) -> dict[str, object]:
         """Run the hooks that precede a launch; returns what the hooks after it want."""
         config = self.configs[candidate]

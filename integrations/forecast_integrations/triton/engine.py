@@ -231,6 +231,7 @@ class TuningEngine:
         grids = LazyGrids(lambda: candidate_grids(call, grid, named))
         trace = None if _is_interpreted() else make_tracer(call, known, workers, problem, grids)
         task = TuningTask(problem, LazyCandidates(call.configs), grids, trace, mark)
+        task.hears_failures = call.hears_failures()
         task.sources = LazySources(problem.kernel.source, call.functions)
         if self.options.settings().advice != "off":
             told = {name: kernel.judgement for name, kernel in call.functions.items()}

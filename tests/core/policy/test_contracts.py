@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded
+from forecast_autotune.policy.including_refused import IncludingRefused
 from forecast_autotune.records import Candidate
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -31,6 +32,11 @@ class TestAnalytic(SurrogateContract):
 class TestRiskBounded(PolicyContract):
     def make(self) -> Policy:
         return RiskBounded()
+
+
+class TestIncludingRefused(PolicyContract):
+    def make(self) -> Policy:
+        return IncludingRefused(RiskBounded())
 
 
 class TestExhaustive(PolicyContract):

@@ -159,6 +159,7 @@ class ForkPool:
             except BaseException as error:
                 result.error = error
             return result
+        result.raised = True
         outcome = Outcome(answer["outcome"])
         result.outcome = Outcome.COMPILE_ERROR if outcome is Outcome.RUNTIME_ERROR else outcome
         return result

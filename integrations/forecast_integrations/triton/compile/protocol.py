@@ -20,6 +20,8 @@ class CompileResult:
     message: str = ""
     error: BaseException | None = None
     """An error that is the caller's rather than the config's; to be raised."""
+    raised: bool = False
+    """Whether the compiler raised an exception, which another compilation would raise again; else it hung or died."""
 
 
 class CompilePool(Protocol):

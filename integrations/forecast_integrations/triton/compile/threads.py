@@ -115,6 +115,7 @@ class ThreadPool:
                 result.message = f"{type(error).__name__}: {error}"[:2000]
                 result.outcome = Outcome.COMPILE_ERROR if outcome is Outcome.RUNTIME_ERROR else outcome
                 result.error = error if outcome is None else None
+                result.raised = True
             result.seconds = time.perf_counter() - begin
             if self._running.pop(candidate, None) is None:
                 continue  # left behind as hung: its outcome is already recorded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
@@ -141,6 +142,8 @@ class TritonMeasurer:
         if compiled.error is not None:
             raise compiled.error
         if compiled.outcome is not None:
+            if compiled.raised and (self._call.hears_failures() or isinstance(self._timer, UserBenchmarkTimer)):
+                self._repeat_failure(candidate)
             return self._no_time(candidate, compiled.outcome, seconds, {"message": compiled.message})
         self._say(candidate)
         facts: dict[str, object] = {}
@@ -161,6 +164,11 @@ class TritonMeasurer:
         self._best_ms = min(self._best_ms, statistics.median(times))
         self._timed.add(candidate)
         return self._ok(candidate, times, seconds, facts)
+
+    def _repeat_failure(self, candidate: Candidate) -> None:
+        """Launch what failed to compile: the user's hooks or benchmark function hear of it, as under Triton."""
+        with contextlib.suppress(Exception), self._guard(candidate):
+            self._timer.first(candidate, self._timeout_s)
 
     def _failed(
         self, candidate: Candidate, error: Exception, seconds: float | None, facts: dict[str, object]
