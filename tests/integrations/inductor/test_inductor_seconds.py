@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from forecast_autotune.records import Candidate, Config
+from forecast_autotune.records import Candidate, Config, Decision, Evidence
 from forecast_integrations.inductor.inductor_seconds import OperationSeconds, inductor_seconds_saved
+from forecast_integrations.inductor.summary import TorchCompileSummary
 
 LIBRARY = Candidate(Config(), "aten::mm")
 TEMPLATES = [
@@ -53,3 +54,12 @@ def test_nothing_is_claimed_without_three_compilations_or_a_benchmark() -> None:
             TEMPLATES, compiled, TEMPLATES[4:], spent, forecast_s=0.0, workers=16, compiles_twice=True
         )
         assert found == 0.0
+
+
+@pytest.mark.parametrize(("saved_s", "said"), [(0.0, False), (12.4, True)])
+def test_the_line_at_exit_names_a_saving_where_there_is_one(saved_s: float, said: bool) -> None:
+    summary = TorchCompileSummary()
+    decision = Decision("p", LIBRARY, Evidence.MEASURED, "why", 0.1, 0.02, 21, 5, saved_s=saved_s)
+    summary.add_decision("mm", decision, say=False)
+    assert ("saved" in summary.line()) is said
+    assert ("about 12 s saved" in summary.line()) is said
