@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 
 from forecast_autotune import Space, autotune
@@ -311,3 +312,13 @@ def test_an_argument_beats_the_variable(device: Any, monkeypatch: pytest.MonkeyP
     tuner = tuned(mode="tune", budget=Budget(measurements=3))
     launch(tuner)
     assert tuner.decision.measured == 3
+
+
+def test_a_kernel_under_heuristics_is_compiled_in_children(device: Any) -> None:
+    """Triton's heuristics cannot compile without a launch before 3.6; tuning launches what it has compiled."""
+    kernel = triton.heuristics({"BLOCK": lambda given: 64 * given["num_warps"]})(fresh(twice))
+    listed = [triton.Config({}, num_warps=warps) for warps in (2, 4, 8)]
+    tuner = autotune(configs=listed, key=["n"], store=False, mode="exhaustive")(kernel)
+    x = torch.empty(4096)
+    tuner[(1,)](x, x, 4096)
+    assert tuner.decision.measured == tuner.decision.cost.compiled == binaries() == 3

@@ -56,7 +56,7 @@ class KernelCall:
         """Compile without launching; returns Triton's CompiledKernel."""
         current = self.launch_keywords(candidate)
         current.pop("warmup", None)
-        return self.function(candidate).warmup(*self.args, **current)
+        return warmup_of(self.function(candidate))(*self.args, **current)
 
     def has_hooks(self, candidate: Candidate) -> bool:
         """Whether anything has to run before or after a timed launch of this candidate."""
@@ -99,6 +99,11 @@ class KernelCall:
     def run_after_hook(self, full: dict[str, object], exception: BaseException | None = None) -> None:
         """Run the hook that follows a launch."""
         self.tuner.post_hook(full, exception=exception)
+
+
+def warmup_of(function: KernelFunction | VariantKernel) -> Callable[..., object]:
+    """What compiles a kernel without a launch. Heuristics have no method for it before Triton 3.6."""
+    return getattr(function, "warmup", None) or partial(function.run, warmup=True)
 
 
 def outcome_of(error: BaseException) -> Outcome | None:

@@ -31,7 +31,7 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.entry import CallGrid, Grid, KernelEntry, known
 from forecast_autotune.variants.entry import signature as parameters_of
 from forecast_autotune.variants.judgement import SourceJudgement
-from forecast_integrations.triton.call import outcome_of
+from forecast_integrations.triton.call import outcome_of, warmup_of
 from forecast_integrations.triton.describe import heuristic_layers, to_config
 from forecast_integrations.triton.protocols import (
     Arguments,
@@ -93,7 +93,7 @@ class AlternativeKernel:
         self.name = name
         self.kernel = kernel
         self.run: Callable[..., Any] = kernel.run
-        self.warmup: Callable[..., Any] = getattr(kernel, "warmup", kernel.run)
+        self.warmup: Callable[..., Any] = warmup_of(kernel)
         self.covers: CoversCall = _covers_every_call
         """Whether it may be launched for a call."""
 
