@@ -5,8 +5,8 @@
 Runs the installed Triton's `test_autotuner.py` twice, each time in a process of its own with empty caches: under
 plain pytest, and under `forecast-autotune run -m pytest`. Prints a table of both, and ends with 1 if a test passes
 without us alone. The file is fetched from Triton's repository, of the release installed (`--tests FILE` where
-there is no network); it is not kept. `--null` runs it on a null device: nothing is computed there, so that tests
-of results fail under both, while what is called, cached and printed is as on a device.
+there is no network); it is not kept. `--null` runs it on a null device: nothing is computed there and no
+result compared, while what is called, cached and printed is as on a device.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ import pytest
 
 if os.environ.get("NULL_DEVICE"):
     import torch
+    import triton
+    import triton.testing
     from forecast_integrations.triton.null_device import null_device
 
     active = null_device()
     active.__enter__()  # for as long as the process lives: what is skipped is decided at collection
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    # What else a test asks for is looked at although nothing was computed.
+    torch.testing.assert_close = triton.testing.assert_close = lambda *values, **options: None
 
 @pytest.fixture
 def device():
