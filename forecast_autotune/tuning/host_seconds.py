@@ -38,6 +38,9 @@ MIN_COMPILED = 3
 MAX_EXTRAPOLATED_SHARE = 0.5
 """Most of the predicted compile seconds that may fall to configs with far larger tiles per thread than any that
 was compiled: their seconds grow without bounds where registers spill."""
+COMPILE_CPU_S = "compile_cpu_s"
+"""In a measurement's `extra`: seconds of processors for its compilation. A compilation among more children than
+there are free cores waits for one, which one after the other they would not."""
 USER_BENCHMARK = "user-do-bench"
 """Protocol of times that a user's own benchmark function took."""
 _CACHED_S = 0.03
@@ -110,14 +113,21 @@ def triton_autotune_seconds(
         return None
     failed = failing + sum(not m.ok for m in measured.values())
     timing = max(0, len(candidates) - failed) * (HOST_TIMING_S + HOST_RUNS * statistics.median(ran) / 1000.0)
-    seconds = {c: m.compile_s for c, m in measured.items() if m.compile_s is not None}
-    compiled = {c: s for c, s in seconds.items() if s >= _CACHED_S}
+    compiled = {c: s for c, m in measured.items() if (s := _seconds_alone(m)) >= _CACHED_S}
     if len(compiled) * 2 < len(measured):
         return timing
     forecast = forecast_compile_seconds(candidates, compiled)
     if forecast is None:
         return None
     return timing + HOST_COMPILE_RATIO * float(forecast.sum()) + (STUB_S if _builds_stubs(triton) else 0.0)
+
+
+def _seconds_alone(m: Measurement) -> float:
+    """Seconds of a compilation that nothing waits beside: those of its processors, where they were counted."""
+    computed = m.extra.get(COMPILE_CPU_S)
+    if isinstance(computed, int | float) and not isinstance(computed, bool):
+        return min(float(computed), m.compile_s or 0.0)
+    return m.compile_s or 0.0
 
 
 def _builds_stubs(release: str) -> bool:

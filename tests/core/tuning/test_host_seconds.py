@@ -91,6 +91,13 @@ def test_with_binaries_at_hand_triton_only_times() -> None:
     )
 
 
+def test_waiting_for_a_core_is_not_charged_to_triton() -> None:
+    crowded = {c: replace(m, compile_s=1.2, extra={"compile_cpu_s": 0.4}) for c, m in MEASURED.items()}
+    assert triton_autotune_seconds(LISTED, crowded) == pytest.approx(
+        triton_autotune_seconds(LISTED, MEASURED)
+    )
+
+
 def test_long_kernels_take_longer_to_time() -> None:
     slow = {c: timed(c, 0.0, 50.0) for c in LISTED[:4]}
     assert triton_autotune_seconds(LISTED, slow) == pytest.approx(10 * (HOST_TIMING_S + 0.35), rel=1e-6)
