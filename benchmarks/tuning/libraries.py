@@ -4,7 +4,7 @@
     python -m benchmarks.tuning.libraries pick --arm forecast --out FOLDER [--cores 4] [--wheels FOLDER]
     python -m benchmarks.tuning.libraries retime --out FOLDER [--wheels FOLDER]
 
-Runs public operations of fla-core, liger-kernel and flag_gems (`benchmarks.tuning.library_workloads`), forward and
+Runs public operations of fla-core, liger-kernel and flag_gems (`benchmarks.lib.libraries.workloads`), forward and
 backward, and writes a line for every decision that a tuner makes on the way: what it chose, and the wall seconds of
 the call that decided. Every arm is a fresh process with an empty store and an empty Triton cache. `harvest` measures
 everything, and leaves a table of it without source or IR text; it is the arm `exhaustive` on all cores.
@@ -183,6 +183,7 @@ def arm_environment(a: Namespace, arm: str, home: Path, site: Path) -> dict[str,
         "FLA_CACHE_MODE": "disabled",
         "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",  # the libraries' own; thousands of lines
     }
     if arm in MODES:
         more["FORECAST_AUTOTUNE_MODE"] = MODES[arm]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.features.stored_facts import collect_facts
-from forecast_autotune.records import Measurement
+from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.records.problem import FACTS
 from forecast_autotune.records.table import Table, write_tables
 
@@ -33,8 +33,20 @@ def text_free(table: Table) -> Table:
     return replace(
         table,
         problem=replace(problem, kernel=kernel, ttir={}, extra=extra),
-        measurements=[_without_text(m) for m in table.measurements],
+        measurements=[_without_text(m) for m in one_row_per_candidate(table)],
     )
+
+
+def one_row_per_candidate(table: Table) -> list[Measurement]:
+    """The row that counts of each candidate (timed side by side, if it was), with its seconds of compilation.
+
+    A time taken side by side is of a binary that was compiled before: the seconds are in an earlier row.
+    """
+    compile_s: dict[Candidate, float] = {}
+    for m in table.measurements:
+        if m.compile_s is not None:
+            compile_s.setdefault(m.candidate, m.compile_s)
+    return [replace(m, compile_s=compile_s.get(c)) for c, m in table.by_candidate().items()]
 
 
 def _without_text(m: Measurement) -> Measurement:

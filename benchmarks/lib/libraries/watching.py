@@ -37,7 +37,7 @@ from benchmarks.lib.libraries.contexts import (
 )
 from benchmarks.lib.libraries.progress_times import ProgressTimes
 from benchmarks.lib.libraries.retiming import RetimedChoices
-from benchmarks.tuning.library_workloads import workloads
+from benchmarks.lib.libraries.workloads import workloads
 
 TOP = 3
 """Configs of a harvest that are timed again beside the choices."""

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.tuning.library_workloads.tensors import DEVICE, random_floats, random_tensor, run_backward
+from benchmarks.lib.libraries.workloads.tensors import DEVICE, random_floats, random_tensor, run_backward
 
 
 def dynamic_tanh(rows: int, width: int) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.tuning.library_workloads.tensors import DEVICE, random_floats, random_tensor
+from benchmarks.lib.libraries.workloads.tensors import DEVICE, random_floats, random_tensor
 
 
 def layer_norm(rows: int, width: int) -> None:
