@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +47,13 @@ def trace_many(
     fn: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    assignments: Sequence[Mapping[str, Any]],
+    assignments: Iterable[Mapping[str, Any]],
     *,
     target: Any = None,
 ) -> Iterator[tuple[str, str | FeatureError]]:
     """Trace one config's constexprs after another: (`assignment_key`, text or why there is none).
 
-    Lazy and in order, so a caller with a deadline may stop at any time. Raises nothing: what is
+    Lazy and in order, also in drawing `assignments`: a caller with a deadline may stop at any time. Raises nothing: what is
     wrong with the kernel itself is yielded for every assignment.
     """
     tracer: _KernelTracer | FeatureError

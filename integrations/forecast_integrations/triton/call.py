@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +11,10 @@ from typing import cast
 
 from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.variants.entry import CallGrid
-from forecast_integrations.triton.protocols import KernelFunction, LaunchConfig, Tuner, VariantKernel
+from forecast_integrations.triton.protocols import KernelFunction, LaunchConfig, Tuner, VariantKernel, is_descriptor
+
+_DESCRIPTORS = threading.Lock()
+"""Descriptors are shared by all candidates of a call: threads compile those one at a time."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,29 @@ class KernelCall:
         """Compile without launching; returns Triton's CompiledKernel."""
         current = self.launch_keywords(candidate)
         current.pop("warmup", None)
-        return warmup_of(self.function(candidate))(*self.args, **current)
+        compiler = warmup_of(self.function(candidate))
+        if not self.has_set_descriptors(candidate):
+            return compiler(*self.args, **current)
+        with _DESCRIPTORS:
+            self.set_descriptors(candidate)
+            return compiler(*self.args, **current)
+
+    def has_set_descriptors(self, candidate: Candidate) -> bool:
+        """Whether host-side descriptors may have other blocks under this candidate than the caller gave them."""
+        hooked = self.configs[candidate].pre_hook is not None
+        return hooked and any(map(is_descriptor, self.arguments().values()))
+
+    def set_descriptors(self, candidate: Candidate) -> None:
+        """Let a config's `pre_hook` set the blocks of host-side descriptors, as it does before a launch.
+
+        Such a kernel compiles, and has its IR, for these blocks alone. Without a descriptor nothing is run: a hook
+        may well touch the device, which whoever compiles must not. Never raises: a hook that fails here fails
+        again before the launch.
+        """
+        hook = self.configs[candidate].pre_hook
+        if hook is not None and self.has_set_descriptors(candidate):
+            with contextlib.suppress(Exception):
+                hook({**self.named_arguments(), **self.launch_keywords(candidate)})
 
     def has_hooks(self, candidate: Candidate) -> bool:
         """Whether anything has to run before or after a timed launch of this candidate."""

@@ -68,14 +68,18 @@ class _Reader:
             found[job.name] = [packed and packed.data, packed and packed.characters, told]
         return found
 
+    def _assignment(self, job: _TraceJob) -> dict[str, object]:
+        """The meta-parameters of a job; host-side descriptors are set for it, as it is traced next."""
+        self.call.set_descriptors(job.candidate)
+        return dict(self.call.configs[job.candidate].kwargs)
+
     def traced(self, jobs: Sequence[_TraceJob]) -> dict[str, str | None]:
         """Texts by assignment; None where there is none."""
         call = self.call
         kwargs = {k: v for k, v in call.kwargs.items() if k not in ("grid", "warmup")}
         own = [job for job in jobs if job.candidate.variant not in call.functions]
-        values = [dict(call.configs[job.candidate].kwargs) for job in own]
         texts: list[str | FeatureError] = [
-            text for _, text in trace_many(call.tuner.fn, call.args, kwargs, values)
+            text for _, text in trace_many(call.tuner.fn, call.args, kwargs, map(self._assignment, own))
         ]
         others = [job for job in jobs if job.candidate.variant in call.functions]
         texts += [_trace_variant(call, job.candidate) for job in others]
