@@ -3,6 +3,8 @@
     python -m benchmarks.tuning.libraries harvest --out FOLDER [--wheels FOLDER]
     python -m benchmarks.tuning.libraries pick --arm forecast --out FOLDER [--cores 4] [--wheels FOLDER]
     python -m benchmarks.tuning.libraries retime --out FOLDER [--wheels FOLDER]
+    python -m benchmarks.tuning.libraries report --folders FOLDER... --out benchmarks/results/libraries.json
+    python -m benchmarks.tuning.libraries pack --folders FOLDER... --out benchmarks/data/libraries_h200.jsonl.gz
 
 Runs public operations of fla-core, liger-kernel and flag_gems (`benchmarks.lib.libraries.workloads`), forward and
 backward, and writes a line for every decision that a tuner makes on the way: what it chose, and the wall seconds of
@@ -14,6 +16,9 @@ The arms of `pick`: `forecast` (this project's default), `exhaustive` (its mode 
 `--before FOLDER`, which any other stage may take, too), and `floor` (the harvest's winner alone: compiled, launched
 and timed once). `triton` and `floor` read the harvest. `retime` times the choices of all arms whose files lie in
 FOLDER, with the harvest's best three, side by side; on the machine of the harvest it finds their binaries.
+
+`report` joins what the stages left in some folders into a result file; of several rows of an arm and a context that of
+the last folder counts. `pack` joins the harvests' tables, a row per candidate. Both need no device.
 """
 
 from __future__ import annotations
@@ -35,9 +40,9 @@ from typing import Any
 
 from benchmarks.lib.child_processes import child_environment
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.libraries.contexts import by_context, read_rows
-from benchmarks.lib.libraries.tables import write_text_free
-from benchmarks.lib.result_files import say
+from benchmarks.lib.libraries.contexts import ENVIRONMENT, by_context, read_rows
+from benchmarks.lib.libraries.tables import pack_tables, write_text_free
+from benchmarks.lib.result_files import ResultFile, say
 from benchmarks.lib.waiting_processes import copy_missing
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
@@ -54,6 +59,7 @@ REQUIREMENTS = (
 
 ARMS = ("forecast", "exhaustive", "triton", "before", "floor")
 MODES = {"exhaustive": "exhaustive", "harvest": "exhaustive"}
+JOINING = ("report", "pack")
 UNSERVED = ("triton", "floor", "retime")
 PACKAGE_FOLDERS = ("", "integrations", "harness", "train")
 """Folders of a checkout that hold its import packages."""
@@ -64,6 +70,9 @@ GRACE_S = 60.0
 def main() -> None:
     """Run one stage."""
     a = _arguments()
+    if a.stage in JOINING:
+        report(a) if a.stage == "report" else say(f"table: {pack_tables(a.folders, a.out)} measurements")
+        return
     a.out.mkdir(parents=True, exist_ok=True)
     scratch = a.scratch or Path(tempfile.gettempdir()) / "library-benchmark"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -81,8 +90,9 @@ def main() -> None:
 
 def _arguments() -> Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("stage", choices=("harvest", "pick", "retime"))
-    made.add_argument("--out", type=Path, required=True, help="the folder of all stages' files")
+    made.add_argument("stage", choices=("harvest", "pick", "retime", *JOINING))
+    made.add_argument("--out", type=Path, required=True, help="the folder of all stages' files, or the file")
+    made.add_argument("--folders", type=Path, nargs="+", default=[], help="report, pack: folders of stages")
     made.add_argument("--arm", choices=ARMS, default="forecast")
     made.add_argument("--wheels", type=Path, help="a folder of wheels, for a machine without network")
     made.add_argument(
@@ -101,7 +111,26 @@ def _arguments() -> Namespace:
         made.error("--arm before needs --before FOLDER, a checkout to compare with")
     if a.stage == "pick" and a.arm in UNSERVED and not (a.out / "harvest.jsonl").is_file():
         made.error(f"--arm {a.arm} needs harvest.jsonl in {a.out}: run the stage harvest first")
+    if a.stage in JOINING and not a.folders:
+        made.error(f"{a.stage} needs --folders FOLDER..., the --out of other stages")
     return a
+
+
+def report(a: Namespace) -> None:
+    """Join the arms' files into a result file."""
+    from benchmarks.lib.libraries.comparison import compact_rows, compare_arms, read_arms
+
+    arms = read_arms(a.folders)
+    found = ResultFile(Namespace(out=a.out, stage=a.stage, folders=a.folders), "libraries")
+    runs = {
+        f"{folder.name}/{path.stem}": json.loads(path.read_text(encoding="utf-8"))
+        for folder in a.folders
+        for path in sorted(folder.glob("*" + ENVIRONMENT))
+    }
+    ours = [run["environment"] for name, run in runs.items() if name.endswith("/forecast")]
+    found.data["environment"] |= ours[-1] if ours else {}
+    found.data["raw"] = {"runs": runs, "contexts": compact_rows(arms)}
+    found.finish(compare_arms(arms))
 
 
 def install_libraries(site: Path, wheels: Path | None) -> Path:

@@ -10,6 +10,9 @@ from typing import Any
 ContextId = str
 """JSON of [workload, kernel, [key values and dtypes as text]]: the same whoever tunes."""
 
+ENVIRONMENT = ".environment.json"
+"""How the file beside an arm's ends that says where and with what it ran."""
+
 
 def context_id(workload: str, tuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ContextId:
     """The context of one call of a tuner, from what `triton.autotune` makes its key of."""

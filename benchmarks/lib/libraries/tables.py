@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.libraries.contexts import read_rows
 from forecast_autotune.features.stored_facts import collect_facts
 from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.records.problem import FACTS
-from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.records.table import Table, read_tables, write_tables
 
 LONGEST_READING_S = 20.0
 """For the IR of one problem; what is not read by then has no facts."""
@@ -38,15 +40,19 @@ def text_free(table: Table) -> Table:
 
 
 def one_row_per_candidate(table: Table) -> list[Measurement]:
-    """The row that counts of each candidate (timed side by side, if it was), with its seconds of compilation.
+    """The row that counts of each candidate (timed side by side, if it was), with what compiling it said.
 
-    A time taken side by side is of a binary that was compiled before: the seconds are in an earlier row.
+    A time taken side by side is of a binary that was compiled before: its seconds and sizes are in an earlier row.
     """
-    compile_s: dict[Candidate, float] = {}
+    compiled: dict[Candidate, Measurement] = {}
     for m in table.measurements:
         if m.compile_s is not None:
-            compile_s.setdefault(m.candidate, m.compile_s)
-    return [replace(m, compile_s=compile_s.get(c)) for c, m in table.by_candidate().items()]
+            compiled.setdefault(m.candidate, m)
+    found = []
+    for candidate, m in table.by_candidate().items():
+        first = compiled.get(candidate, m)
+        found.append(replace(m, compile_s=first.compile_s, extra={**first.extra, **m.extra}))
+    return found
 
 
 def _without_text(m: Measurement) -> Measurement:
@@ -60,3 +66,27 @@ def write_text_free(tables: Sequence[Table], out: Path, processes: int) -> int:
     """Write tables to a file without any text of the kernels; returns the number of measurements."""
     with ProcessPoolExecutor(max(1, processes)) as pool:
         return write_tables(out, list(pool.map(text_free, tables)))
+
+
+def pack_tables(folders: Sequence[Path], out: Path) -> int:
+    """Join the tables that harvests left in folders, a row per candidate; returns the number of measurements.
+
+    A problem's label is the workload that met it. Of a problem that was harvested twice, and of
+    its decision, that of the last folder counts. Raises `ValueError` where a problem holds source or IR.
+    """
+    packed: dict[str, Table] = {}
+    for folder in folders:
+        workloads = {
+            str(row.get("problem")): json.loads(row["id"])[0] for row in read_rows(folder / "harvest.jsonl")
+        }
+        for table in read_tables(folder / "harvest_table.jsonl.gz"):
+            problem = table.problem
+            if problem.kernel.source or problem.ttir:
+                raise ValueError(
+                    f"{folder}: problem {problem.id} ({problem.kernel.name}) holds source or IR, which must not be "
+                    "packed: give a folder whose harvest_table.jsonl.gz the stage harvest wrote"
+                )
+            if problem.id in workloads:
+                labelled = replace(problem, extra={**problem.extra, "label": workloads[problem.id]})
+                packed[problem.id] = Table(labelled, one_row_per_candidate(table))
+    return write_tables(out, list(packed.values()))

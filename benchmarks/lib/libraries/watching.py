@@ -27,7 +27,9 @@ import triton
 from triton.runtime.autotuner import Autotuner
 
 from benchmarks.lib import devices
+from benchmarks.lib.environment import environment
 from benchmarks.lib.libraries.contexts import (
+    ENVIRONMENT,
     by_context,
     config_key,
     config_record,
@@ -172,6 +174,9 @@ def main() -> None:
     """Run one arm."""
     given: dict[str, Any] = json.loads(sys.argv[1])
     devices.warm_up_device("cuda")
+    options = {k: v for k, v in given.items() if k in ("arm", "seconds", "only", "rounds")}
+    about = {"environment": environment(), "options": options}
+    Path(given["out"]).with_suffix(ENVIRONMENT).write_text(json.dumps(about) + "\n", encoding="utf-8")
     watched: WatchedDecisions | RetimedChoices
     watched = RetimedChoices(given) if given["arm"] == "retime" else WatchedDecisions(given)
 

@@ -1,0 +1,216 @@
+"""What the arms' files say together: wall seconds in common contexts, parts of the cost, and regret side by side.
+
+Ratios are of sums of wall seconds over the contexts that both arms decided. Intervals are 95 %, by bootstrap over
+kernels: contexts of one kernel hang together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.lib.libraries.contexts import ContextId, read_rows
+from forecast_train.evaluation.bootstrap import cluster_bootstrap
+
+ArmRows = Mapping[ContextId, Mapping[str, Any]]
+"""Decisions of one arm by context."""
+
+HARVEST, RETIME, FLOOR, OURS = "harvest", "retime", "floor", "forecast"
+CLASSES = ((1, 8), (9, 16), (17, 32), (33, math.inf))
+"""Shortest and longest list of a class."""
+TOLERANCE = 0.02
+COST_PARTS = ("forecast_s", "compile_s", "timing_s")
+_PLACES = 5
+
+Figures = dict[str, Any]
+_Floats = npt.NDArray[np.float64]
+
+
+def read_arms(folders: Sequence[Path]) -> dict[str, dict[ContextId, dict[str, Any]]]:
+    """Decisions by arm (the name of the file) and context; of several rows, that of the last folder.
+
+    The harvest measures everything: it is the arm `exhaustive` in contexts that no file of that name has.
+    Raises `ValueError` where no folder holds a row.
+    """
+    arms: dict[str, dict[ContextId, dict[str, Any]]] = {}
+    for path in (p for folder in folders for p in sorted(folder.glob("*.jsonl"))):
+        rows = arms.setdefault("exhaustive" if path.stem == HARVEST else path.stem, {})
+        own: dict[ContextId, dict[str, Any]] = {}
+        for row in read_rows(path):
+            own.setdefault(str(row["id"]), row)
+        rows |= own
+    if not any(arms.values()):
+        raise ValueError(
+            f"no *.jsonl with rows in {', '.join(map(str, folders))}: give folders of the other stages' --out"
+        )
+    return arms
+
+
+def kernel_of(context: ContextId) -> str:
+    """Library and kernel of a context."""
+    workload, kernel, _ = json.loads(context)
+    return f"{str(workload).partition('/')[0]}/{kernel}"
+
+
+def list_class(n: int) -> str:
+    """The class of a list of `n` configs, as text."""
+    low, high = next(c for c in CLASSES if c[0] <= n <= c[1])
+    return f"{low}-{high}" if math.isfinite(high) else f">{low - 1}"
+
+
+def compare_arms(arms: Mapping[str, ArmRows]) -> Figures:
+    """All figures: `arms`, `ratios` (others' wall seconds / ours), `contexts_in_common`, `noise`."""
+    deciding = {name: rows for name, rows in arms.items() if not name.startswith(RETIME) and rows}
+    retimed = arms.get(RETIME, {})
+    found: Figures = {"arms": {}, "ratios": {}, "contexts_in_common": {}}
+    floor = deciding.get(FLOOR, {})
+    for name, rows in deciding.items():
+        found["arms"][name] = arm_figures(rows)
+        if name != FLOOR and (common := sorted(set(rows) & set(floor))):
+            found["arms"][name]["over_floor"] = _over_floor(rows, floor, common)
+        if regret := regret_figures(name, rows, retimed):
+            found["arms"][name]["regret"] = regret
+    for name, rows in deciding.items():
+        for other, others in deciding.items():
+            if name < other:
+                found["contexts_in_common"][f"{name} & {other}"] = len(set(rows) & set(others))
+        ours = OURS + _suffix(name)
+        if name not in (ours, FLOOR) and set(rows) & set(deciding.get(ours, {})):
+            found["ratios"][f"{name}/{ours}"] = wall_ratio(rows, deciding[ours])
+    if retimed:
+        again = [abs(math.log(row["again_ms"] / row["ms"][0])) for row in retimed.values()]
+        found["noise"] = round(math.exp(statistics.median(again)) - 1, _PLACES)
+    return found
+
+
+def _suffix(name: str) -> str:
+    """What follows the arm in a file's name: `_4cores`."""
+    _, mark, cores = name.partition("_")
+    return mark + cores
+
+
+def arm_figures(rows: ArmRows) -> Figures:
+    """Of one arm by itself: wall seconds, the longest parts of the cost, and how much was measured."""
+    walls = [float(row["wall_s"]) for row in rows.values()]
+    costs = [row["cost"] for row in rows.values() if row.get("cost")]
+    found: Figures = {
+        "contexts": len(rows),
+        "kernels": len({kernel_of(c) for c in rows}),
+        "candidates": sum(row["n"] for row in rows.values()),
+        "median_candidates": statistics.median(row["n"] for row in rows.values()),
+        "wall_s": round(sum(walls), 3),
+        "median_s": round(statistics.median(walls), 4),
+    }
+    if costs:
+        found["measured"] = sum(row.get("measured") or 0 for row in rows.values())
+        found |= {part: round(sum(cost.get(part) or 0.0 for cost in costs), 3) for part in COST_PARTS}
+    return found
+
+
+def wall_ratio(others: ArmRows, ours: ArmRows) -> Figures:
+    """Wall seconds of another arm over ours in the contexts of both: all, and by the length of the list."""
+    common = sorted(set(others) & set(ours))
+    found = _ratio(others, ours, common)
+    found["by_length"] = {}
+    for low, high in CLASSES:
+        chosen = [c for c in common if low <= ours[c]["n"] <= high]
+        if chosen:
+            found["by_length"][list_class(low)] = _ratio(others, ours, chosen)
+    return found
+
+
+def _ratio(others: ArmRows, ours: ArmRows, common: Sequence[ContextId]) -> Figures:
+    theirs, mine = _walls(others, common), _walls(ours, common)
+    return {
+        "contexts": len(common),
+        "other_s": round(float(theirs.sum()), 3),
+        "ours_s": round(float(mine.sum()), 3),
+        "slower_contexts": int((mine > theirs).sum()),
+        **_interval("ratio", lambda rows: float(theirs[rows].sum() / mine[rows].sum()), common),
+    }
+
+
+def _over_floor(rows: ArmRows, floor: ArmRows, common: Sequence[ContextId]) -> Figures:
+    logs = np.log(_walls(rows, common) / _walls(floor, common))
+    return {
+        "contexts": len(common),
+        **_interval("geomean", lambda chosen: math.exp(float(logs[chosen].mean())), common),
+    }
+
+
+def regret_figures(arm: str, rows: ArmRows, retimed: ArmRows) -> Figures:
+    """How much slower an arm's choices are than the best of their context, timed side by side; shares.
+
+    Empty where none of its choices was timed again.
+    """
+    names = (arm, HARVEST) if arm == "exhaustive" else (arm,)
+    regrets: dict[ContextId, float] = {}
+    for context, row in retimed.items():
+        place = next((row["arms"][name] for name in names if name in row["arms"]), None)
+        if place is not None and context in rows:
+            regrets[context] = row["ms"][place] / min(row["ms"]) - 1
+    if not regrets:
+        return {}
+    common = sorted(regrets)
+    values = np.array([regrets[c] for c in common])
+    risks = [rows[c]["risk"] for c in common if rows[c].get("risk") is not None]
+    found: Figures = {
+        "contexts": len(common),
+        "worst": round(float(values.max()), _PLACES),
+        **_interval("geomean", lambda chosen: float(np.expm1(np.log1p(values[chosen]).mean())), common),
+        **{
+            f"beyond_{key}": value
+            for key, value in _interval(
+                "share", lambda chosen: float((values[chosen] > TOLERANCE).mean()), common
+            ).items()
+        },
+    }
+    if risks:
+        found["stated_risk"] = round(statistics.mean(risks), _PLACES)
+    return found
+
+
+def _walls(rows: ArmRows, contexts: Sequence[ContextId]) -> _Floats:
+    return np.array([float(rows[c]["wall_s"]) for c in contexts])
+
+
+def _interval(
+    name: str, statistic: Callable[[npt.NDArray[np.intp]], float], contexts: Sequence[ContextId]
+) -> Figures:
+    """`name`, and its interval as `low` and `high`: None where there is but one kernel."""
+    made = cluster_bootstrap(statistic, [kernel_of(c) for c in contexts])
+    found: Figures = {name: round(made.value, _PLACES)}
+    for end, value in (("low", made.low), ("high", made.high)):
+        found[end] = None if math.isnan(value) else round(value, _PLACES)
+    return found
+
+
+def compact_rows(arms: Mapping[str, ArmRows]) -> list[Figures]:
+    """A row per context with what each arm took and chose, and the times side by side."""
+    found = []
+    for context in sorted({c for rows in arms.values() for c in rows}):
+        workload, kernel, key = json.loads(context)
+        row: Figures = {"workload": workload, "kernel": kernel, "key": " ".join(key), "arms": {}}
+        for name, rows in arms.items():
+            if context not in rows:
+                continue
+            if name.startswith(RETIME):
+                kept = {k: rows[context][k] for k in ("ms", "again_ms", "arms")}
+                row["retimed"] = json.dumps(kept)
+                continue
+            own = rows[context]
+            row["n"] = own["n"]
+            cost = own.get("cost") or {}
+            shown = {"wall_s": own["wall_s"], "measured": own.get("measured"), "risk": own.get("risk")}
+            shown |= {part: cost.get(part) for part in COST_PARTS} | {"config": own["config"]}
+            kept = {k: round(v, 4) if isinstance(v, float) else v for k, v in shown.items() if v is not None}
+            row["arms"][name] = json.dumps(kept)
+        found.append(row)
+    return found

@@ -1,0 +1,172 @@
+"""The libraries benchmark: what its report says of arms' rows, and what is packed of a harvest's table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.lib.environment import ROOT
+from benchmarks.lib.libraries.comparison import compact_rows, compare_arms, list_class, read_arms
+from benchmarks.lib.libraries.tables import one_row_per_candidate, pack_tables, text_free
+from benchmarks.lib.libraries.workloads import LIBRARIES
+from forecast_autotune.records import Measurement, Outcome
+from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.replay import load
+
+
+def context(kernel: str, key: str = "64", workload: str = "fla/norm") -> str:
+    return json.dumps([workload, kernel, [key]])
+
+
+def write_arm(folder: Path, arm: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps({"config": {"B": 1}, "n": 4, **row}) + "\n" for row in rows)
+    (folder / f"{arm}.jsonl").write_text(text)
+
+
+def decisions(walls: Mapping[str, float], **more: Any) -> list[dict[str, Any]]:
+    return [{"id": name, "wall_s": wall, **more} for name, wall in walls.items()]
+
+
+A, B, C = context("a"), context("b"), context("c")
+
+
+def test_ratios_are_of_contexts_that_both_arms_decided(tmp_path: Path) -> None:
+    write_arm(tmp_path, "forecast", decisions({A: 1.0, B: 2.0}))
+    write_arm(tmp_path, "before", decisions({A: 4.0, B: 5.0, C: 100.0}))
+    found = compare_arms(read_arms([tmp_path]))
+    ratio = found["ratios"]["before/forecast"]
+    assert (ratio["contexts"], ratio["other_s"], ratio["ours_s"], ratio["ratio"]) == (2, 9.0, 3.0, 3.0)
+    assert (ratio["low"], ratio["high"]) == (2.5, 4.0), "the ends are those of either kernel drawn twice"
+    assert ratio["slower_contexts"] == 0
+    assert found["contexts_in_common"] == {"before & forecast": 2}
+    assert found["arms"]["before"]["median_s"] == 5.0
+
+
+def test_ratios_are_told_apart_by_the_length_of_lists(tmp_path: Path) -> None:
+    long = [{"id": C, "wall_s": 1.0, "n": 40}]
+    write_arm(tmp_path, "forecast", [*decisions({A: 2.0}), *long])
+    write_arm(tmp_path, "exhaustive", [*decisions({A: 1.0}), {**long[0], "wall_s": 8.0}])
+    ratio = compare_arms(read_arms([tmp_path]))["ratios"]["exhaustive/forecast"]
+    assert {name: (r["contexts"], r["ratio"]) for name, r in ratio["by_length"].items()} == {
+        "1-8": (1, 0.5),
+        ">32": (1, 8.0),
+    }
+    assert ratio["slower_contexts"] == 1
+    assert ratio["by_length"]["1-8"]["low"] is None, "one kernel has no interval"
+
+
+@pytest.mark.parametrize(("n", "said"), [(2, "1-8"), (8, "1-8"), (9, "9-16"), (32, "17-32"), (33, ">32")])
+def test_classes_of_lists(n: int, said: str) -> None:
+    assert list_class(n) == said
+
+
+def test_arms_on_fewer_cores_are_compared_with_ours_on_as_many(tmp_path: Path) -> None:
+    write_arm(tmp_path, "forecast", decisions({A: 1.0}))
+    write_arm(tmp_path, "forecast_4cores", decisions({A: 2.0}))
+    write_arm(tmp_path, "exhaustive_4cores", decisions({A: 6.0}))
+    assert {name: r["ratio"] for name, r in compare_arms(read_arms([tmp_path]))["ratios"].items()} == {
+        "exhaustive_4cores/forecast_4cores": 3.0
+    }
+
+
+def test_the_harvest_is_the_exhaustive_arm_and_later_folders_count(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_arm(first, "harvest", decisions({A: 8.0, B: 8.0}))
+    write_arm(first, "forecast", decisions({A: 4.0}))
+    write_arm(second, "forecast", decisions({A: 1.0, B: 1.0}))
+    arms = read_arms([first, second])
+    assert {name: sorted(row["wall_s"] for row in rows.values()) for name, rows in arms.items()} == {
+        "exhaustive": [8.0, 8.0],
+        "forecast": [1.0, 1.0],
+    }
+    with pytest.raises(ValueError, match=r"no \*\.jsonl with rows"):
+        read_arms([tmp_path / "third"])
+
+
+def test_regret_is_of_times_taken_side_by_side(tmp_path: Path) -> None:
+    cost = {"forecast_s": 0.25, "compile_s": 3.0, "timing_s": 0.5}
+    write_arm(tmp_path, "harvest", decisions({A: 2.0, B: 2.0}, risk=0.0, cost=cost, measured=4))
+    write_arm(tmp_path, "forecast", decisions({A: 1.0, B: 1.0}, risk=0.25, cost=cost, measured=2))
+    write_arm(tmp_path, "floor", decisions({A: 0.5, B: 0.25}))
+    rows = [
+        {"id": A, "ms": [1.0, 1.21], "again_ms": 1.0, "arms": {"harvest": 0, "forecast": 1}},
+        {"id": B, "ms": [2.0], "again_ms": 2.0, "arms": {"harvest": 0, "forecast": 0}},
+    ]
+    write_arm(tmp_path, "retime", rows)
+    found = compare_arms(read_arms([tmp_path]))
+    regret = found["arms"]["forecast"]["regret"]
+    assert regret["geomean"] == pytest.approx(0.1)
+    assert (regret["beyond_share"], regret["stated_risk"]) == (0.5, 0.25)
+    assert (regret["low"], regret["high"]) == (0.0, pytest.approx(0.21))
+    assert found["arms"]["exhaustive"]["regret"]["geomean"] == 0.0
+    assert "regret" not in found["arms"]["floor"]
+    assert found["noise"] == 0.0
+    assert found["arms"]["forecast"]["over_floor"]["geomean"] == pytest.approx(math.sqrt(8), abs=1e-5)
+    assert found["arms"]["forecast"]["forecast_s"] == 0.5
+    (row, _) = compact_rows(read_arms([tmp_path]))
+    assert json.loads(row["retimed"])["ms"] == [1.0, 1.21]
+    assert json.loads(row["arms"]["forecast"])["wall_s"] == 1.0
+
+
+SECRET = "a line of the kernel"
+
+
+def harvested() -> Table:
+    """A small table with source, whose first candidate was timed again in turns: the binary was there."""
+    table = example_table((32, 64), (4,))
+    kernel = replace(table.problem.kernel, source=SECRET)
+    rows = [
+        replace(m, compile_s=s, extra={"registers": 32})
+        for m, s in zip(table.measurements, (0.5, 0.75), strict=True)
+    ]
+    rows[1] = Measurement(
+        rows[1].problem,
+        rows[1].candidate,
+        Outcome.COMPILE_ERROR,
+        compile_s=0.75,
+        extra={"message": f"SomeError: {SECRET}"},
+    )
+    again = Measurement(rows[0].problem, rows[0].candidate, Outcome.OK, median_ms=1.25, protocol="turns")
+    return Table(replace(table.problem, kernel=kernel, ttir={"BLOCK=32": SECRET}), [*rows, again])
+
+
+def test_a_candidate_has_one_row_with_its_last_time_and_its_compilation() -> None:
+    one, two = one_row_per_candidate(harvested())
+    assert (one.median_ms, one.protocol, one.compile_s, one.extra["registers"]) == (1.25, "turns", 0.5, 32)
+    assert (two.outcome, two.compile_s) == (Outcome.COMPILE_ERROR, 0.75)
+
+
+def test_what_is_packed_holds_no_text_and_can_be_replayed(tmp_path: Path) -> None:
+    table = harvested()
+    write_arm(tmp_path, "harvest", [{"id": A, "wall_s": 1.0, "problem": table.problem.id}])
+    out, harvest = tmp_path / "packed.jsonl", tmp_path / "harvest_table.jsonl.gz"
+    write_tables(harvest, [table])
+    with pytest.raises(ValueError, match="source or IR"):
+        pack_tables([tmp_path], out)
+    write_tables(harvest, [text_free(table)])
+    assert pack_tables([tmp_path], out) == 2
+    assert SECRET not in out.read_text()
+    (packed,) = load([out])
+    assert packed.problem.extra["label"] == "fla/norm"
+    assert [m.compile_s for m in packed.measurements] == [0.5, 0.75]
+    assert packed.measurements[1].extra["error"] == "SomeError"
+
+
+def test_the_packed_harvest_holds_facts_and_times_alone() -> None:
+    tables = load([ROOT / "benchmarks" / "data" / "libraries_h200.jsonl.gz"])
+    assert len(tables) >= 80
+    for table in tables:
+        problem = table.problem
+        assert not problem.kernel.source
+        assert not problem.ttir
+        assert problem.extra["label"].partition("/")[0] in LIBRARIES
+        assert all(m.compile_s is not None and "message" not in m.extra for m in table.measurements)
+        assert len(table.by_candidate()) == len(table.measurements), "a row per candidate"
